@@ -1,0 +1,59 @@
+"""Holdfast keeps a training run alive: snapshot, replicate, restore bit for bit.
+
+Public names are loaded on first use, so that ``import holdfast`` costs milliseconds and imports
+neither torch nor grpc.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.checkpointer import Checkpointer, Restored, SaveHandle
+    from holdfast.policy import (
+        AnyOf,
+        Auto,
+        EverySeconds,
+        EverySteps,
+        Never,
+        OnPreemption,
+        Replicas,
+    )
+    from holdfast.state import State
+    from holdfast.state.loader import ResumableLoader
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AnyOf",
+    "Auto",
+    "Checkpointer",
+    "EverySeconds",
+    "EverySteps",
+    "Never",
+    "OnPreemption",
+    "Replicas",
+    "Restored",
+    "ResumableLoader",
+    "SaveHandle",
+    "State",
+]
+
+_HOME = {
+    "Checkpointer": "holdfast.checkpointer",
+    "Restored": "holdfast.checkpointer",
+    "SaveHandle": "holdfast.checkpointer",
+    "ResumableLoader": "holdfast.state.loader",
+    "State": "holdfast.state",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME.get(name, "holdfast.policy")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""The shared kernel: words and rules that need no I/O, no clock and no torch."""

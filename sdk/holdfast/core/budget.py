@@ -1,0 +1,61 @@
+"""How much arena memory a node needs for a job, written out as a sum (P8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.core.units import format_bytes
+
+SLOTS_PER_RANK = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """``slots x (own + incoming) + restore``, all in bytes.
+
+    ``own_bytes`` are the segments of this node's ranks at one step; ``incoming_bytes`` the copies
+    it holds for others; ``restore_bytes`` what its ranks fetch beyond those to restore.
+    """
+
+    slots: int
+    own_bytes: int
+    incoming_bytes: int
+    restore_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum."""
+        return self.slots * (self.own_bytes + self.incoming_bytes) + self.restore_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.slots} slots x ({format_bytes(self.own_bytes)} own + "
+            f"{format_bytes(self.incoming_bytes)} incoming copies) + "
+            f"{format_bytes(self.restore_bytes)} to restore = {format_bytes(self.total_bytes)}"
+        )
+
+
+def memory_need(
+    *,
+    own_bytes: int,
+    checkpoint_bytes: int,
+    replicas: int,
+    nodes_count: int,
+    slots: int = SLOTS_PER_RANK,
+) -> MemoryNeed:
+    """Return what one node needs when every rank restores the whole checkpoint (plain DDP).
+
+    Args:
+        own_bytes: Segments of this node's ranks at one step.
+        checkpoint_bytes: Segments of all ranks at one step.
+        replicas: Copies beside the owner's, as asked for.
+        nodes_count: Nodes of the job; copies are cut to one less.
+        slots: Slots per segment.
+    """
+    incoming = own_bytes * min(replicas, max(nodes_count - 1, 0))
+    return MemoryNeed(
+        slots=slots,
+        own_bytes=own_bytes,
+        incoming_bytes=incoming,
+        restore_bytes=max(checkpoint_bytes - own_bytes - incoming, 0),
+    )

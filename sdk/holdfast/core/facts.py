@@ -1,0 +1,216 @@
+"""What agents report and what metadata answers: the values both sides reason about.
+
+Each class has the name and the fields of a message in ``proto/holdfast/v1``; ``rpc.codec`` turns
+one into the other by those names. Inventories and views are *levels*: each is whole, replaces
+the one before, and losing one loses nothing.
+
+Units: bytes, seconds; ``step`` counts optimizer steps completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from holdfast.core.ids import CheckpointId, ShardId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A sealed segment as everybody knows it; the same wherever a copy lies."""
+
+    id: ShardId
+    job: str
+    world_size: int
+    plan_hash: str
+    length_bytes: int
+    root_digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A live node as others reach it; ``domain`` empty means that it fails alone."""
+
+    node: str
+    rpc_address: str
+    data_address: str
+    domain: str = ""
+
+
+class HeldState(IntEnum):
+    """Whether a held copy may be served."""
+
+    UNSPECIFIED = 0
+    SEALED = 1
+    QUARANTINED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldShard:
+    """One copy on the reporting node; ``owner`` is the node whose trainer wrote it."""
+
+    shard: Shard
+    state: HeldState
+    owner: str
+    slot_incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """What one rank's session is doing; ``ready_decision`` 0 means not ready for any."""
+
+    job: str
+    run: str
+    generation: int
+    rank: int
+    step: int = 0
+    step_s: float = 0.0
+    save_interval_s: float = 0.0
+    wants_save: bool = False
+    live: bool = True
+    ready_decision: int = 0
+    loaded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonedStep:
+    """A step that will never be whole in this generation: all drop their segments of it."""
+
+    run: str
+    step: int
+    generation: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSource:
+    """A node whose bytes did not match, as seen while fetching for ``decision``."""
+
+    shard: ShardId
+    node: str
+    decision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """All that one agent holds and all ranks it serves; newer by (incarnation, sequence)."""
+
+    node: Peer
+    incarnation: int
+    sequence: int
+    budget_bytes: int = 0
+    used_bytes: int = 0
+    shards: tuple[HeldShard, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
+    abandoned: tuple[AbandonedStep, ...] = ()
+    bad_sources: tuple[BadSource, ...] = ()
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupersedeRule:
+    """Left by a confirmed restore: a checkpoint later than it and older in generation is void."""
+
+    after_step: int
+    below_generation: int
+
+    def covers(self, checkpoint: CheckpointId) -> bool:
+        """Tell whether ``checkpoint`` may no longer be chosen."""
+        return (
+            checkpoint.step > self.after_step and checkpoint.generation < self.below_generation
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A checkpoint whose level is a fact; ``local`` is implied."""
+
+    checkpoint: CheckpointId
+    replicated: bool = False
+
+
+class DecisionState(IntEnum):
+    """How far metadata has got with a restore; only CONFIRMED never changes."""
+
+    UNSPECIFIED = 0
+    PENDING = 1
+    PROPOSED = 2
+    CONFIRMED = 3
+    LOST = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What an attempt should restore; ``fresh`` means that there is no checkpoint of the job."""
+
+    number: int
+    state: DecisionState
+    generation: int
+    fresh: bool = False
+    checkpoint: CheckpointId | None = None
+    shards: tuple[Shard, ...] = ()
+    reason: str = ""
+
+
+class WantReason(IntEnum):
+    """Why a node should fetch a copy; restores come first."""
+
+    UNSPECIFIED = 0
+    RESTORE = 1
+    REPAIR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """A copy that this node should fetch, and the nodes that have one."""
+
+    shard: Shard
+    sources: tuple[str, ...]
+    reason: WantReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What a node needs to know of one run; see ``NodeView``.
+
+    ``ring`` lists the nodes of the attempt in placement order. ``keep_from`` is the newest
+    checkpoint committed at the policy's level: slots of older ones may be freed.
+    """
+
+    run: str
+    job: str
+    generation: int
+    world_size: int
+    ring: tuple[str, ...] = ()
+    replicas: int = 0
+    domain_spread: bool = False
+    committed: tuple[Committed, ...] = ()
+    keep_from: CheckpointId | None = None
+    pinned: tuple[CheckpointId, ...] = ()
+    superseded: tuple[SupersedeRule, ...] = ()
+    abandoned: tuple[AbandonedStep, ...] = ()
+    announced_step: int = 0
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """Everything a node acts on, as of one transaction of the catalogue."""
+
+    version: str
+    nodes: tuple[Peer, ...] = ()
+    runs: tuple[RunView, ...] = ()
+    wants: tuple[Want, ...] = ()
+    incarnation_min: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """News for people: never the ground of a decision."""
+
+    kind: str
+    severity: str
+    message: str
+    job: str = ""
+    context: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,81 @@
+"""What an agent tells a rank's session: the values of ``agent.proto`` that both sides use.
+
+A ``SessionView`` is a level like every view: whole, versioned, replaced by the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.core.facts import AbandonedStep, Decision, Event, Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLease:
+    """A slot this session may write, until it closes it; see ``core.slots`` for file names."""
+
+    slot: str
+    incarnation: int
+    length_bytes: int
+    plan_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLevels:
+    """How far one saved step has got, as the agent knows it."""
+
+    step: int
+    sealed: bool = False
+    local: bool = False
+    replicated: bool = False
+    durable: bool = False
+    abandoned: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSegment:
+    """One verified segment to load from; kept until the session says that it has loaded."""
+
+    shard: Shard
+    file_name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreView:
+    """The decision and, once it is confirmed and all is here, where to load from."""
+
+    decision: Decision
+    ready: bool = False
+    segments: tuple[LocalSegment, ...] = ()
+    decide_s: float = 0.0
+    fetch_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionView:
+    """Everything a rank acts on."""
+
+    version: str
+    fenced: bool = False
+    leases: tuple[SlotLease, ...] = ()
+    steps: tuple[StepLevels, ...] = ()
+    announced_step: int = 0
+    restore: RestoreView | None = None
+    degraded: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionUpdate:
+    """What a rank tells its agent; the newest wins, repeats are harmless."""
+
+    session: str
+    step: int = 0
+    step_s: float = 0.0
+    save_interval_s: float = 0.0
+    wants_save: bool = False
+    abandoned: tuple[AbandonedStep, ...] = ()
+    closed_slots: tuple[str, ...] = ()
+    loaded: bool = False
+    events: tuple[Event, ...] = ()

@@ -1,0 +1,93 @@
+"""Channels: how to reach a service, and calls that raise our errors and never wait for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from holdfast.core.retry import Backoff
+from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.rpc.protocol import HEADER, PROTOCOL
+from holdfast.rpc.status import from_rpc_error
+
+SOCKET_PATH_BYTES_MAX = 107
+MESSAGE_BYTES_MAX = 64 << 20
+
+_METADATA = ((HEADER, str(PROTOCOL)),)
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+T = TypeVar("T")
+
+
+def unix_target(path: Path) -> str:
+    """Return the gRPC target of a unix socket.
+
+    Raises:
+        InvalidRequestError: the path is longer than the kernel takes; use a shorter folder.
+    """
+    length = len(str(path).encode())
+    if length > SOCKET_PATH_BYTES_MAX:
+        raise InvalidRequestError(
+            f"socket path {path} has {length} bytes, the kernel takes {SOCKET_PATH_BYTES_MAX}; "
+            f"choose a shorter folder"
+        )
+    return f"unix:{path}"
+
+
+def sync_channel(target: str) -> grpc.Channel:
+    """Return a channel for the SDK's rpc thread; the caller closes it."""
+    return grpc.insecure_channel(target, options=OPTIONS)
+
+
+def async_channel(target: str) -> grpc.aio.Channel:
+    """Return a channel for a service's loop; the caller closes it."""
+    return grpc.aio.insecure_channel(target, options=OPTIONS)
+
+
+def call(method: Callable[..., T], request: object, *, timeout_s: float, **context: object) -> T:
+    """Call a sync stub method with a deadline.
+
+    Raises:
+        CheckpointError: what the other side raised, or what its silence means.
+    """
+    try:
+        return method(request, timeout=timeout_s, metadata=_METADATA)
+    except grpc.RpcError as cause:
+        raise from_rpc_error(cause, **context) from cause
+
+
+async def call_async(
+    method: Callable[..., Awaitable[T]], request: object, *, timeout_s: float, **context: object
+) -> T:
+    """Call an async stub method with a deadline; errors as in ``call``."""
+    try:
+        return await method(request, timeout=timeout_s, metadata=_METADATA)
+    except grpc.RpcError as cause:
+        raise from_rpc_error(cause, **context) from cause
+
+
+def retrying(attempt: Callable[[], T], backoff: Backoff, sleep: Callable[[float], Any]) -> T:
+    """Return what ``attempt`` returns, trying again after errors that say they are retryable.
+
+    Raises:
+        CheckpointError: the last one, or the first that is not retryable.
+    """
+    for wait_s in backoff.waits():
+        try:
+            return attempt()
+        except CheckpointError as error:
+            if not error.retryable:
+                raise
+            sleep(wait_s)
+    return attempt()

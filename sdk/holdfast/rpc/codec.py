@@ -1,0 +1,93 @@
+"""Messages to core values and back, by field names.
+
+A core dataclass has the name and fields of its message, so one rule converts all: ``tuple`` is
+repeated, ``X | None`` is an optional message, ``IntEnum`` is an enum by number, ``Mapping`` is a
+map. ``tests/contract/test_codec.py`` checks every pair.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from enum import IntEnum
+from functools import cache
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from holdfast.errors import InvalidRequestError
+
+V = TypeVar("V")
+M = TypeVar("M", bound=Message)
+
+
+def to_message(value: object, message_type: type[M]) -> M:
+    """Return ``value`` as a message of ``message_type``; None and empty fields stay unset."""
+    return message_type(**_keywords(value))
+
+
+def from_message(message: Message, value_type: type[V]) -> V:
+    """Return ``message`` as a ``value_type``.
+
+    Raises:
+        InvalidRequestError: the values do not form one, e.g. an enum number from the future.
+    """
+    try:
+        arguments = {name: read(message) for name, read in _readers(value_type)}
+        return value_type(**arguments)
+    except (TypeError, ValueError) as cause:
+        raise InvalidRequestError(f"malformed {type(message).__name__}: {cause}") from cause
+
+
+def _keywords(value: object) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for spec in fields(value):  # type: ignore[arg-type]
+        item = getattr(value, spec.name)
+        if item is not None:
+            arguments[spec.name] = _plain(item)
+    return arguments
+
+
+def _plain(item: object) -> object:
+    if isinstance(item, tuple):
+        return [_plain(part) for part in item]
+    if isinstance(item, Mapping):
+        return dict(item)
+    if hasattr(item, "__dataclass_fields__"):
+        return _keywords(item)
+    return item
+
+
+@cache
+def _readers(value_type: type[object]) -> tuple[tuple[str, Callable[[Message], object]], ...]:
+    hints = typing.get_type_hints(value_type)
+    return tuple(
+        (spec.name, _reader(spec.name, hints[spec.name]))
+        for spec in fields(value_type)  # type: ignore[arg-type]
+    )
+
+
+def _reader(name: str, hint: Any) -> Callable[[Message], object]:
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        convert = _converter(typing.get_args(hint)[0])
+        return lambda message: tuple(convert(part) for part in getattr(message, name))
+    if origin in (typing.Union, types.UnionType):
+        convert = _converter(next(t for t in typing.get_args(hint) if t is not type(None)))
+        return lambda message: (
+            convert(getattr(message, name)) if message.HasField(name) else None
+        )
+    if origin is not None and issubclass(origin, Mapping):
+        return lambda message: dict(getattr(message, name))
+    convert = _converter(hint)
+    return lambda message: convert(getattr(message, name))
+
+
+def _converter(hint: Any) -> Callable[[Any], object]:
+    if hasattr(hint, "__dataclass_fields__"):
+        return lambda message: from_message(message, hint)
+    if isinstance(hint, type) and issubclass(hint, IntEnum):
+        return hint
+    return lambda value: value

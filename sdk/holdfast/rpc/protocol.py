@@ -1,0 +1,34 @@
+"""The protocol number that travels with every call (F94).
+
+A caller sends the one it speaks; a server refuses what it does not understand with
+UnsupportedFormatError, which says on which side to upgrade.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import UnsupportedFormatError
+
+HEADER = "holdfast-protocol"
+PROTOCOL = 1
+PROTOCOL_MIN = 1
+
+
+def check(spoken: str | None) -> None:
+    """Refuse a caller whose protocol number is not one this side understands.
+
+    Raises:
+        UnsupportedFormatError: no number, or one outside ``PROTOCOL_MIN..PROTOCOL``.
+    """
+    if spoken is None or not spoken.isdigit():
+        raise UnsupportedFormatError("caller names no protocol: not a Holdfast client")
+    number = int(spoken)
+    if number < PROTOCOL_MIN:
+        raise UnsupportedFormatError(
+            f"caller speaks protocol {number}, this side {PROTOCOL_MIN}..{PROTOCOL}: "
+            f"upgrade the caller"
+        )
+    if number > PROTOCOL:
+        raise UnsupportedFormatError(
+            f"caller speaks protocol {number}, this side {PROTOCOL_MIN}..{PROTOCOL}: "
+            f"upgrade this service"
+        )
