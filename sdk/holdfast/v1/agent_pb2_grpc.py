@@ -438,6 +438,11 @@ class ReplicationStub:
                 request_serializer=holdfast_dot_v1_dot_agent__pb2.SuspectRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_agent__pb2.SuspectResponse.FromString,
                 _registered_method=True)
+        self.Verify = channel.unary_unary(
+                '/holdfast.v1.Replication/Verify',
+                request_serializer=holdfast_dot_v1_dot_agent__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_agent__pb2.VerifyResponse.FromString,
+                _registered_method=True)
 
 
 class ReplicationServicer:
@@ -471,6 +476,13 @@ class ReplicationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Verify(self, request, context):
+        """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -493,6 +505,11 @@ def add_ReplicationServicer_to_server(servicer, server):
                     servicer.Suspect,
                     request_deserializer=holdfast_dot_v1_dot_agent__pb2.SuspectRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_agent__pb2.SuspectResponse.SerializeToString,
+            ),
+            'Verify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=holdfast_dot_v1_dot_agent__pb2.VerifyRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_agent__pb2.VerifyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -604,6 +621,33 @@ class Replication:
             '/holdfast.v1.Replication/Suspect',
             holdfast_dot_v1_dot_agent__pb2.SuspectRequest.SerializeToString,
             holdfast_dot_v1_dot_agent__pb2.SuspectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replication/Verify',
+            holdfast_dot_v1_dot_agent__pb2.VerifyRequest.SerializeToString,
+            holdfast_dot_v1_dot_agent__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

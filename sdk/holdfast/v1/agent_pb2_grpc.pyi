@@ -150,6 +150,8 @@ class ReplicationStub:
     """What a fetcher must know before it fetches: incarnation and part digests."""
     Suspect: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SuspectRequest, _agent_pb2.SuspectResponse]
     """"What you served did not match": the holder hashes its copy again, quarantines it if it is bad."""
+    Verify: _grpc.UnaryUnaryMultiCallable[_agent_pb2.VerifyRequest, _agent_pb2.VerifyResponse]
+    """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people."""
 
 @_typing.type_check_only
 class ReplicationAsyncStub(ReplicationStub):
@@ -163,6 +165,8 @@ class ReplicationAsyncStub(ReplicationStub):
     """What a fetcher must know before it fetches: incarnation and part digests."""
     Suspect: _aio.UnaryUnaryMultiCallable[_agent_pb2.SuspectRequest, _agent_pb2.SuspectResponse]  # type: ignore[assignment]
     """"What you served did not match": the holder hashes its copy again, quarantines it if it is bad."""
+    Verify: _aio.UnaryUnaryMultiCallable[_agent_pb2.VerifyRequest, _agent_pb2.VerifyResponse]  # type: ignore[assignment]
+    """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people."""
 
 class ReplicationServicer(metaclass=_abc_1.ABCMeta):
     """Agent to agent, over TCP. Owner and backup talk directly; metadata may be down."""
@@ -197,5 +201,13 @@ class ReplicationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.SuspectResponse, _abc.Awaitable[_agent_pb2.SuspectResponse]]:
         """"What you served did not match": the holder hashes its copy again, quarantines it if it is bad."""
+
+    @_abc_1.abstractmethod
+    def Verify(
+        self,
+        request: _agent_pb2.VerifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.VerifyResponse, _abc.Awaitable[_agent_pb2.VerifyResponse]]:
+        """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people."""
 
 def add_ReplicationServicer_to_server(servicer: ReplicationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
