@@ -56,13 +56,13 @@ class CheckpointError(Exception):
 
     Args:
         message: One lower-case clause with the values that matter.
-        context: Ids this error concerns (``run=``, ``step=``, ``rank=``, ``node=`` …); kept as text.
+        context: Ids this error concerns (``run=``, ``step=``, ``rank=`` …); kept as text.
     """
 
     kind: ClassVar[str] = "checkpoint"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, **context: object) -> None:
+    def __init__(self, message: str, /, **context: object) -> None:
         super().__init__(message)
         self.message = message
         self.context: dict[str, str] = {key: str(value) for key, value in context.items()}
@@ -77,9 +77,7 @@ class CheckpointError(Exception):
         return (_rebuild, (type(self), self.message, self.context))
 
 
-def _rebuild(
-    cls: type[CheckpointError], message: str, context: dict[str, str]
-) -> CheckpointError:
+def _rebuild(cls: type[CheckpointError], message: str, context: dict[str, str]) -> CheckpointError:
     return cls(message, **context)
 
 

@@ -42,7 +42,14 @@ class Box:
         return tuple(o + n for o, n in zip(self.offsets, self.lengths, strict=True))
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """Return the slices that select this box from an array that holds ``outer``."""
+        """Return the slices that select this box from an array that holds ``outer``.
+
+        Raises:
+            ValueError: it does not lie inside ``outer``.
+        """
+        edges = zip(self.offsets, self.stops, outer.offsets, outer.stops, strict=True)
+        if any(begin < base or end > stop for begin, end, base, stop in edges):
+            raise ValueError(f"{self} does not lie inside {outer}")
         return tuple(
             slice(begin - base, end - base)
             for begin, end, base in zip(self.offsets, self.stops, outer.offsets, strict=True)

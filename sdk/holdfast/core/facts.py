@@ -117,9 +117,7 @@ class SupersedeRule:
 
     def covers(self, checkpoint: CheckpointId) -> bool:
         """Tell whether ``checkpoint`` may no longer be chosen."""
-        return (
-            checkpoint.step > self.after_step and checkpoint.generation < self.below_generation
-        )
+        return checkpoint.step > self.after_step and checkpoint.generation < self.below_generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ WORLD_SIZE_MAX = 1_000_000
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RUN = re.compile(r"[a-z0-9]{1,32}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _SESSION = re.compile(r"[0-9a-f]{32}")
 
 
@@ -107,7 +108,7 @@ def shard_id(key: str) -> ShardId:
         InvalidRequestError: not five parts, or a number that is not one.
     """
     parts = key.split("/")
-    if len(parts) != 5 or not all(p.isascii() and p.isdigit() for p in parts[1:]):
+    if len(parts) != 5 or not all(_NUMBER.fullmatch(part) for part in parts[1:]):
         raise InvalidRequestError(f"shard key {key[:80]!r} is not run/step/generation/rank/volume")
     step, generation, rank, volume = map(int, parts[1:])
     return ShardId(run_id(parts[0]), Step(step), Generation(generation), Rank(rank), volume)

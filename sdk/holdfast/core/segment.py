@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ HEADER_BYTES_MAX = 100_000_000
 TENSORS_COUNT_MAX = 1_000_000
 NAME_LENGTH_MAX = 1_024
 DIMS_COUNT_MAX = 64
+PLAN_HASH_LENGTH_MAX = 64
 ALIGNMENT_BYTES = 64
 
 ITEM_BYTES: dict[str, int] = {
@@ -43,9 +45,13 @@ _GENERATION_DIGITS = 10
 _PREFIX = struct.Struct("<Q")
 _VERSION, _JOB, _RUN, _STEP, _GENERATION, _RANK, _WORLD, _VOLUME, _PLAN, _PARENT = (
     f"holdfast.{word}"
-    for word in "version job run step generation rank world_size volume plan parent".split()
+    for word in (
+        *("version", "job", "run", "step", "generation"),
+        *("rank", "world_size", "volume", "plan", "parent"),
+    )
 )
 _SHARDING = "DCP_SHARDING_INFO"
+_METADATA_KEY = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +129,10 @@ def header_template(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> H
     Raises:
         InvalidRequestError: a limit of the format is exceeded, or a name stands twice.
     """
+    _check_specs(specs)
+    _check_plan_hash(identity.plan_hash)
     ordered = sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype])
-    _check_specs(ordered)
-    table: dict[str, object] = {"__metadata__": _metadata(identity, ordered)}
+    table: dict[str, object] = {_METADATA_KEY: _metadata(identity, ordered)}
     ends: list[int] = []
     offset = 0
     for spec in ordered:
@@ -146,9 +153,7 @@ def header_template(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> H
         for spec, end in zip(ordered, ends, strict=True)
     )
     spots = {key: _spot(data, key) for key in (_STEP, _GENERATION, _PARENT)}
-    return HeaderTemplate(
-        data=data, entries=entries, length_bytes=len(data) + offset, _spots=spots
-    )
+    return HeaderTemplate(data=data, entries=entries, length_bytes=len(data) + offset, _spots=spots)
 
 
 def header_length(prefix: bytes) -> int:
@@ -179,13 +184,10 @@ def parse_header(data: bytes | memoryview, length_bytes: int) -> SegmentHeader:
     data_begin = header_length(head)
     if data_begin > length_bytes or data_begin > len(data):
         raise ManifestError(f"header of {data_begin} bytes in a segment of {length_bytes}")
-    try:
-        table = json.loads(bytes(data[8:data_begin]), object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as cause:
-        raise ManifestError(f"header is not JSON: {cause}") from cause
-    if not isinstance(table, dict):
-        raise ManifestError("header is not a JSON object")
-    metadata = _string_map(table.pop("__metadata__", None))
+    if data_begin % ALIGNMENT_BYTES:
+        raise ManifestError(f"data begin at byte {data_begin}, no multiple of {ALIGNMENT_BYTES}")
+    table = _json_object(bytes(data[8:data_begin]), "header")
+    metadata = _string_map(table.pop(_METADATA_KEY, None))
     if len(table) > TENSORS_COUNT_MAX:
         raise ManifestError(f"{len(table)} tensors exceed {TENSORS_COUNT_MAX}")
     sharding = _sharding(metadata)
@@ -205,12 +207,16 @@ def _check_specs(specs: Sequence[TensorSpec]) -> None:
         raise InvalidRequestError(f"{len(specs)} tensors exceed {TENSORS_COUNT_MAX}")
     seen: set[str] = set()
     for spec in specs:
+        if not _usable(spec.fqn) or spec.fqn == _METADATA_KEY:
+            raise InvalidRequestError(f"tensor name {spec.fqn[:80]!r} is not usable")
         if spec.fqn in seen:
             raise InvalidRequestError(f"tensor {spec.fqn!r} stands twice in one segment")
-        if not 0 < len(spec.fqn) <= NAME_LENGTH_MAX or spec.fqn == "__metadata__":
-            raise InvalidRequestError(f"tensor name {spec.fqn[:80]!r} is not usable")
+        if spec.dtype not in ITEM_BYTES:
+            raise InvalidRequestError(f"tensor {spec.fqn!r} has the unknown dtype {spec.dtype!r}")
         if len(spec.shape) > DIMS_COUNT_MAX:
             raise InvalidRequestError(f"tensor {spec.fqn!r} has {len(spec.shape)} dims")
+        if not _inside(spec.box.offsets, spec.box.lengths, spec.shape):
+            raise InvalidRequestError(f"tensor {spec.fqn!r} has a box outside its shape")
         seen.add(spec.fqn)
 
 
@@ -265,8 +271,7 @@ def _spot(data: bytes, key: str) -> int:
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ManifestError(f"key {twice[:80]!r} stands twice in the header")
     return table
 
@@ -278,19 +283,41 @@ def _string_map(raw: object) -> dict[str, str]:
 
 
 def _sharding(metadata: Mapping[str, str]) -> dict[str, object]:
+    text = metadata.get(_SHARDING, "").encode(errors="replace")
+    return _json_object(text, _SHARDING)
+
+
+def _json_object(text: bytes, what: str) -> dict[str, object]:
+    if text[:1] != b"{":
+        raise ManifestError(f"{what} is not a JSON object")
     try:
-        table = json.loads(metadata.get(_SHARDING, ""), object_pairs_hook=_no_duplicates)
+        table: dict[str, object] = json.loads(text.decode(), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as cause:
-        raise ManifestError(f"{_SHARDING} is not JSON: {cause}") from cause
-    if not isinstance(table, dict):
-        raise ManifestError(f"{_SHARDING} is not a JSON object")
+        raise ManifestError(f"{what} is not JSON: {cause}") from cause
     return table
+
+
+def _usable(fqn: str) -> bool:
+    return 0 < len(fqn) <= NAME_LENGTH_MAX and fqn.isprintable()
+
+
+def _inside(offsets: Sequence[int], lengths: Sequence[int], shape: Sequence[int]) -> bool:
+    return len(offsets) == len(lengths) == len(shape) and all(
+        offset + length <= total
+        for offset, length, total in zip(offsets, lengths, shape, strict=True)
+    )
+
+
+def _check_plan_hash(text: str) -> str:
+    if not (0 < len(text) <= PLAN_HASH_LENGTH_MAX and text.isascii() and text.isprintable()):
+        raise InvalidRequestError(f"plan hash {text[:PLAN_HASH_LENGTH_MAX]!r} is not usable")
+    return text
 
 
 def _entry(fqn: str, raw: object, sharding: Mapping[str, object], base: int) -> TensorEntry:
     place = sharding.get(fqn)
-    if not 0 < len(fqn) <= NAME_LENGTH_MAX:
-        raise ManifestError(f"tensor name of {len(fqn)} characters")
+    if not _usable(fqn):
+        raise ManifestError(f"tensor name {fqn[:80]!r} of {len(fqn)} characters is not usable")
     if not isinstance(raw, dict) or not isinstance(place, dict):
         raise ManifestError(f"tensor {fqn!r} has no description or no place")
     dtype = raw.get("dtype")
@@ -300,19 +327,21 @@ def _entry(fqn: str, raw: object, sharding: Mapping[str, object], base: int) -> 
     offsets = _integers(fqn, place.get("saved_offsets"))
     shape = _integers(fqn, place.get("global_shape", list(lengths)))
     span = _integers(fqn, raw.get("data_offsets"))
-    if not len(lengths) == len(offsets) == len(shape) or len(span) != 2:
-        raise ManifestError(f"tensor {fqn!r} has {len(lengths)} lengths, {len(offsets)} offsets")
-    if any(o + n > total for o, n, total in zip(offsets, lengths, shape, strict=True)):
+    if not _inside(offsets, lengths, shape):
         raise ManifestError(f"tensor {fqn!r} has a box outside its shape {shape}")
+    if len(span) != 2:
+        raise ManifestError(f"tensor {fqn!r} has {len(span)} data offsets, not 2")
     if span[1] - span[0] != ITEM_BYTES[dtype] * math.prod(lengths):
         raise ManifestError(f"tensor {fqn!r} has {span[1] - span[0]} bytes for shape {lengths}")
+    if span[0] % ITEM_BYTES[dtype]:
+        raise ManifestError(f"tensor {fqn!r} begins at {span[0]}, not aligned for {dtype}")
     spec = TensorSpec(fqn=fqn, dtype=dtype, shape=shape, box=Box(offsets, lengths))
     return TensorEntry(spec=spec, begin=base + span[0], end=base + span[1])
 
 
 def _integers(fqn: str, raw: object) -> tuple[int, ...]:
     if not isinstance(raw, list) or len(raw) > DIMS_COUNT_MAX:
-        raise ManifestError(f"tensor {fqn!r} has a list of numbers that is none")
+        raise ManifestError(f"tensor {fqn!r} has no list of at most {DIMS_COUNT_MAX} numbers")
     if any(type(n) is not int or not 0 <= n < 1 << 63 for n in raw):
         raise ManifestError(f"tensor {fqn!r} has a number outside 0..2^63")
     return tuple(raw)
@@ -334,8 +363,6 @@ def _identity(metadata: Mapping[str, str]) -> SegmentIdentity:
     if version != str(FORMAT_VERSION):
         raise UnsupportedFormatError(f"segment has format {version[:20]!r}, not {FORMAT_VERSION}")
     try:
-        parent_text = metadata[_PARENT]
-        parent = None if parent_text.startswith("-") else parent_text.split(".")
         return SegmentIdentity(
             id=ShardId(
                 run_id(metadata[_RUN]),
@@ -346,11 +373,18 @@ def _identity(metadata: Mapping[str, str]) -> SegmentIdentity:
             ),
             job=job_name(metadata[_JOB]),
             world_size=_number(metadata[_WORLD]),
-            plan_hash=metadata[_PLAN][:64],
-            parent=(_number(parent[0]), _number(parent[1])) if parent else None,
+            plan_hash=_check_plan_hash(metadata[_PLAN]),
+            parent=_parent(metadata[_PARENT]),
         )
-    except (KeyError, IndexError, InvalidRequestError) as cause:
+    except (KeyError, InvalidRequestError) as cause:
         raise ManifestError(f"segment does not say whose it is: {cause}") from cause
+
+
+def _parent(text: str) -> tuple[int, int] | None:
+    if text == _parent_text(None):
+        return None
+    step, _, generation = text.partition(".")
+    return _number(step), _number(generation)
 
 
 def _number(text: str) -> int:
@@ -361,6 +395,4 @@ def _number(text: str) -> int:
 
 def blob_spec(fqn: str, capacity_bytes: int) -> TensorSpec:
     """Return the spec of a text blob: a ``U8`` tensor of fixed capacity."""
-    return TensorSpec(
-        fqn=fqn, dtype="U8", shape=(capacity_bytes,), box=whole((capacity_bytes,))
-    )
+    return TensorSpec(fqn=fqn, dtype="U8", shape=(capacity_bytes,), box=whole((capacity_bytes,)))

@@ -1,8 +1,9 @@
 """State that is not tensors, as JSON that gives back exactly what went in.
 
-A *tree* is nested dicts, lists, tuples and sets of numbers, strings, bytes and None; tensors are taken
-out and leave their name behind. What only pickle could express is refused by name: nothing that
-is loaded can execute. Dict order, key types, tuples, bytes, NaN and infinities survive.
+A *tree* is nested dicts, lists, tuples and sets of numbers, strings, bytes and None; tensors are
+taken out and leave their name behind. What only pickle could express is refused by name: nothing
+that is loaded can execute. Dict order, key types, tuples, bytes, NaN and infinities survive;
+subclasses of dict, list and tuple come back as the plain type.
 
 A JSON object with one key that begins with ``$`` is a marker; dicts that would look like one, or
 whose keys are not strings, are written as ``{"$dict": [[key, value], ...]}``.
@@ -13,16 +14,20 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from holdfast.errors import InvalidRequestError, ManifestError
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 DEPTH_MAX = 64
+INT_BITS_MAX = 4_096
+"""Longer integers are refused: Python itself refuses to read their digits back."""
+
+Leaf: TypeAlias = Callable[[object, str], str | None]
 
 
-def encode(tree: object, *, path: str, leaf: Callable[[object, str], str | None]) -> Json:
+def encode(tree: object, *, path: str, leaf: Leaf) -> Json:
     """Return ``tree`` as JSON; tensors become references.
 
     Args:
@@ -46,29 +51,20 @@ def decode(value: Json, *, leaf: Callable[[str], object]) -> object:
     return _decode(value, leaf, 0)
 
 
-def _encode(  # noqa: PLR0911 - one line per kind of value
-    value: object, path: str, leaf: Callable[[object, str], str | None], depth: int
-) -> Json:
+def _encode(value: object, path: str, leaf: Leaf, depth: int) -> Json:
     if depth > DEPTH_MAX:
-        raise InvalidRequestError(f"state {path!r} is nested deeper than {DEPTH_MAX}")
-    if value is None or isinstance(value, bool | str) and type(value) in (bool, str):
-        return value
-    if type(value) is int:
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"$float": str(value)}
-    if isinstance(value, bytes | bytearray):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, complex):
-        return {"$complex": [repr(value.real), repr(value.imag)]}
+        raise InvalidRequestError(f"state {path!r} is nested deeper than {DEPTH_MAX}", key=path)
     if isinstance(value, Mapping):
         return _encode_dict(value, path, leaf, depth)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        items = [_encode(v, f"{path}.{i}", leaf, depth + 1) for i, v in enumerate(value)]
+        items = [_encode(item, f"{path}.{i}", leaf, depth + 1) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     if isinstance(value, set | frozenset):
-        members = [_encode(v, path, leaf, depth + 1) for v in sorted(value, key=repr)]
-        return {"$set": members}
+        members = [_encode(item, path, leaf, depth + 1) for item in sorted(value, key=repr)]
+        return {"$set" if isinstance(value, set) else "$frozenset": members}
+    write = _SCALARS.get(type(value))
+    if write is not None:
+        return write(value, path)
     name = leaf(value, path)
     if name is not None:
         return {"$ref": name}
@@ -79,16 +75,32 @@ def _encode(  # noqa: PLR0911 - one line per kind of value
     )
 
 
-def _encode_dict(
-    value: Mapping[object, object],
-    path: str,
-    leaf: Callable[[object, str], str | None],
-    depth: int,
-) -> Json:
+def _encode_int(value: int, path: str) -> Json:
+    if value.bit_length() > INT_BITS_MAX:
+        raise InvalidRequestError(
+            f"state {path!r} holds an integer of {value.bit_length()} bits, "
+            f"more than {INT_BITS_MAX}",
+            key=path,
+        )
+    return value
+
+
+_SCALARS: dict[type, Callable[[Any, str], Json]] = {
+    type(None): lambda value, _: value,
+    bool: lambda value, _: value,
+    str: lambda value, _: value,
+    int: _encode_int,
+    float: lambda value, _: value if math.isfinite(value) else {"$float": str(value)},
+    complex: lambda value, _: {"$complex": [repr(value.real), repr(value.imag)]},
+    bytes: lambda value, _: {"$bytes": base64.b64encode(value).decode()},
+    bytearray: lambda value, _: {"$bytearray": base64.b64encode(value).decode()},
+}
+
+
+def _encode_dict(value: Mapping[object, object], path: str, leaf: Leaf, depth: int) -> Json:
     if all(type(key) is str and not key.startswith("$") for key in value):
         return {
-            str(key): _encode(item, f"{path}.{key}", leaf, depth + 1)
-            for key, item in value.items()
+            str(key): _encode(item, f"{path}.{key}", leaf, depth + 1) for key, item in value.items()
         }
     return {
         "$dict": [
@@ -114,28 +126,50 @@ def _decode(value: Json, leaf: Callable[[str], object], depth: int) -> object:
     return {key: _decode(item, leaf, depth + 1) for key, item in value.items()}
 
 
-def _decode_marker(
-    marker: str, body: Json, leaf: Callable[[str], object], depth: int
-) -> object:
+def _decode_marker(marker: str, body: Json, leaf: Callable[[str], object], depth: int) -> object:
+    if marker == "$ref" and isinstance(body, str):
+        return leaf(body)
+    read = _MARKERS.get(marker)
+    if read is None:
+        raise ManifestError(f"state has the unknown marker {marker[:40]!r}")
+    kind, build = read
+    if not isinstance(body, kind):
+        raise ManifestError(f"state has a malformed {marker}: {type(body).__name__}")
+    parts = [_decode(item, leaf, depth + 1) for item in body] if isinstance(body, list) else body
     try:
-        if marker == "$ref" and isinstance(body, str):
-            return leaf(body)
-        if marker == "$float" and body in ("nan", "inf", "-inf"):
-            return float(str(body))
-        if marker == "$bytes" and isinstance(body, str):
-            return base64.b64decode(body, validate=True)
-        if isinstance(body, list):
-            if marker == "$complex":
-                real, imag = map(str, body)
-                return complex(float(real), float(imag))
-            if marker == "$dict":
-                pairs = [_decode(pair, leaf, depth + 1) for pair in body]
-                return {key: item for key, item in pairs}  # type: ignore[misc]
-            items = [_decode(item, leaf, depth + 1) for item in body]
-            if marker == "$tuple":
-                return tuple(items)
-            if marker == "$set":
-                return set(items)
+        return build(parts)
     except (TypeError, ValueError) as cause:
         raise ManifestError(f"state has a malformed {marker}: {cause}") from cause
-    raise ManifestError(f"state has the unknown marker {marker[:40]!r}")
+
+
+def _float(text: str) -> float:
+    if text not in ("nan", "inf", "-inf"):
+        raise ValueError(f"{text[:40]!r} is written as a number")
+    return float(text)
+
+
+def _complex(parts: list[Any]) -> complex:
+    real, imag = parts
+    return complex(float(real), float(imag))
+
+
+def _dict(pairs: list[Any]) -> dict[object, object]:
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise ValueError("not a list of pairs")
+    return dict(pairs)
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+_MARKERS: dict[str, tuple[type[str | list[Json]], Callable[[Any], object]]] = {
+    "$float": (str, _float),
+    "$complex": (list, _complex),
+    "$bytes": (str, _bytes),
+    "$bytearray": (str, lambda text: bytearray(_bytes(text))),
+    "$tuple": (list, tuple),
+    "$set": (list, set),
+    "$frozenset": (list, frozenset),
+    "$dict": (list, _dict),
+}

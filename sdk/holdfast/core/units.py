@@ -7,7 +7,9 @@ import re
 from holdfast.errors import InvalidRequestError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
+_SIZE = re.compile(
+    r"\s*([0-9]{1,15})(\.[0-9]{1,6})?\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE | re.ASCII
+)
 
 
 def parse_bytes(text: str) -> int:
@@ -19,7 +21,8 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if not match:
         raise InvalidRequestError(f"{text!r} is not a size like 512M or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    unit = _UNITS[match[3].upper()]
+    return int(match[1]) * unit + int(float(match[2] or 0) * unit)
 
 
 def format_bytes(length_bytes: int) -> str:

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from holdfast.core.retry import Backoff
-from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.errors import CheckpointError, InvalidRequestError, UnavailableError
 from holdfast.rpc.protocol import HEADER, PROTOCOL
 from holdfast.rpc.status import from_rpc_error
 
@@ -65,6 +65,8 @@ def call(method: Callable[..., T], request: object, *, timeout_s: float, **conte
         return method(request, timeout=timeout_s, metadata=_METADATA)
     except grpc.RpcError as cause:
         raise from_rpc_error(cause, **context) from cause
+    except ValueError as cause:  # what grpc raises for a channel of ours that is closed
+        raise UnavailableError("channel is closed", **context) from cause
 
 
 async def call_async(
@@ -75,6 +77,8 @@ async def call_async(
         return await method(request, timeout=timeout_s, metadata=_METADATA)
     except grpc.RpcError as cause:
         raise from_rpc_error(cause, **context) from cause
+    except grpc.aio.UsageError as cause:
+        raise UnavailableError("channel is closed", **context) from cause
 
 
 def retrying(attempt: Callable[[], T], backoff: Backoff, sleep: Callable[[float], Any]) -> T:

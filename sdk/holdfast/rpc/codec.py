@@ -35,7 +35,7 @@ def from_message(message: Message, value_type: type[V]) -> V:
         InvalidRequestError: the values do not form one, e.g. an enum number from the future.
     """
     try:
-        arguments = {name: read(message) for name, read in _readers(value_type)}
+        arguments = {name: read(message) for name, read in _readers(value_type)}  # type: ignore[arg-type]
         return value_type(**arguments)
     except (TypeError, ValueError) as cause:
         raise InvalidRequestError(f"malformed {type(message).__name__}: {cause}") from cause
@@ -76,9 +76,7 @@ def _reader(name: str, hint: Any) -> Callable[[Message], object]:
         return lambda message: tuple(convert(part) for part in getattr(message, name))
     if origin in (typing.Union, types.UnionType):
         convert = _converter(next(t for t in typing.get_args(hint) if t is not type(None)))
-        return lambda message: (
-            convert(getattr(message, name)) if message.HasField(name) else None
-        )
+        return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
     if origin is not None and issubclass(origin, Mapping):
         return lambda message: dict(getattr(message, name))
     convert = _converter(hint)

@@ -12,6 +12,8 @@ HEADER = "holdfast-protocol"
 PROTOCOL = 1
 PROTOCOL_MIN = 1
 
+_DIGITS_MAX = 9
+
 
 def check(spoken: str | None) -> None:
     """Refuse a caller whose protocol number is not one this side understands.
@@ -19,7 +21,7 @@ def check(spoken: str | None) -> None:
     Raises:
         UnsupportedFormatError: no number, or one outside ``PROTOCOL_MIN..PROTOCOL``.
     """
-    if spoken is None or not spoken.isdigit():
+    if spoken is None or not (spoken.isascii() and spoken.isdigit() and len(spoken) <= _DIGITS_MAX):
         raise UnsupportedFormatError("caller names no protocol: not a Holdfast client")
     number = int(spoken)
     if number < PROTOCOL_MIN:

@@ -7,12 +7,19 @@ decides.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
 import grpc
+from google.protobuf.message import DecodeError
 
 from holdfast import errors
 from holdfast.v1 import common_pb2 as pb
 
 TRAILER = "holdfast-error-bin"
+MESSAGE_LENGTH_MAX = 1_500
+CONTEXT_COUNT_MAX = 16
+VALUE_LENGTH_MAX = 200
 
 _CODE = grpc.StatusCode
 
@@ -45,30 +52,69 @@ _BY_CODE = {code: error for error, (code, _) in reversed(STATUS.items())} | {
 
 
 def to_status(error: errors.CheckpointError) -> tuple[grpc.StatusCode, pb.ErrorDetail]:
-    """Return the status and the trailer of ``error``."""
-    code = STATUS.get(type(error), (_CODE.INTERNAL, 500))[0]
-    detail = pb.ErrorDetail(kind=error.kind, message=error.message, context=error.context)
-    return code, detail
+    """Return the status and the trailer of ``error``, cut to what gRPC metadata can carry."""
+    context = list(error.context.items())[:CONTEXT_COUNT_MAX]
+    detail = pb.ErrorDetail(
+        kind=error.kind,
+        message=_cut(error.message, MESSAGE_LENGTH_MAX),
+        context={key: _cut(value, VALUE_LENGTH_MAX) for key, value in context},
+    )
+    return _codes(error)[0], detail
 
 
 def http_code(error: errors.CheckpointError) -> int:
     """Return the HTTP code of ``error``."""
-    return STATUS.get(type(error), (_CODE.INTERNAL, 500))[1]
+    return _codes(error)[1]
 
 
 def from_rpc_error(error: grpc.RpcError, **context: object) -> errors.CheckpointError:
     """Return the error that the other side raised, or what its status means.
 
     Args:
-        error: As raised by a stub.
+        error: As raised by a stub, sync or async.
         context: What the caller knows, added where the other side was silent.
     """
-    code = error.code() if isinstance(error, grpc.Call) else _CODE.UNKNOWN
-    for key, value in (error.trailing_metadata() or ()) if isinstance(error, grpc.Call) else ():
+    outcome: object = error
+    if not isinstance(outcome, _Outcome):
+        return errors.InternalError(_first_line(str(error)), **context)
+    cls = _BY_CODE.get(outcome.code(), errors.InternalError)
+    detail = _detail(outcome.trailing_metadata())
+    if detail is None:
+        return cls(_first_line(outcome.details() or outcome.code().name), **context)
+    cls = _BY_KIND.get(detail.kind, cls)
+    return cls(detail.message, **{**context, **detail.context})
+
+
+@runtime_checkable
+class _Outcome(Protocol):
+    """What sync and async call errors share; grpc gives them no common class."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def details(self) -> str | None: ...
+
+    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+
+def _detail(trailer: Iterable[tuple[str, str | bytes]] | None) -> pb.ErrorDetail | None:
+    for key, value in trailer or ():
         if key == TRAILER and isinstance(value, bytes):
-            detail = pb.ErrorDetail.FromString(value)
-            cls = _BY_KIND.get(detail.kind, errors.InternalError)
-            return cls(detail.message, **{**{k: str(v) for k, v in context.items()}, **detail.context})
-    details = error.details() if isinstance(error, grpc.Call) else str(error)
-    cls = _BY_CODE.get(code, errors.InternalError)
-    return cls(str(details or code.name).splitlines()[0].lower(), **context)
+            try:
+                return pb.ErrorDetail.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+def _codes(error: errors.CheckpointError) -> tuple[grpc.StatusCode, int]:
+    known = (STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+    return next(known, (_CODE.INTERNAL, 500))
+
+
+def _cut(text: str, length_max: int) -> str:
+    shown = text if len(text) <= length_max else text[: length_max - 1] + "…"
+    return shown.encode(errors="replace").decode()
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[0].lower()

@@ -1,0 +1,1 @@
+"""What every service needs and none owns: a gRPC server, a runner, logging, ports."""

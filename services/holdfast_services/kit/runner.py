@@ -1,0 +1,66 @@
+"""Runs a service until it is told to stop: signals, logging, a bounded shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+from holdfast.errors import CheckpointError, InvalidRequestError, OutcomeUnknownError
+
+SHUTDOWN_S_MAX = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def configure_logging(service: str) -> None:
+    """Log to standard error, one line each; ``HOLDFAST_LOG`` sets the level (default INFO).
+
+    Raises:
+        InvalidRequestError: there is no such level.
+    """
+    level = os.environ.get("HOLDFAST_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise InvalidRequestError(f"HOLDFAST_LOG={level} is no level; use DEBUG, INFO or WARNING")
+    logging.basicConfig(
+        level=level,
+        stream=sys.stderr,
+        format=f"%(asctime)s.%(msecs)03d %(levelname)-7s {service} %(name)s: %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+
+
+def run(service: str, main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    """Run ``main(stop)`` on a fresh loop; SIGTERM and SIGINT set ``stop``.
+
+    Returns:
+        The exit code: 0 after a clean stop, 1 after an error, which is logged in one line.
+    """
+    try:
+        configure_logging(service)
+        asyncio.run(_supervise(main))
+    except CheckpointError as error:
+        log.error("%s", error)  # noqa: TRY400 - an operating error: its traceback says nothing
+        return 1
+    return 0
+
+
+async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    running = asyncio.ensure_future(main(stop))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    try:
+        async with asyncio.timeout(SHUTDOWN_S_MAX if stop.is_set() else None) as bound:
+            await running
+    except TimeoutError as cause:
+        if not bound.expired():
+            raise
+        raise OutcomeUnknownError(f"not stopped within {SHUTDOWN_S_MAX} s; given up") from cause
