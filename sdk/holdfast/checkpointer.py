@@ -1,0 +1,327 @@
+"""The facade a training script holds: restore once, then ``step`` at the end of every iteration.
+
+Joins the parts and owns none of their rules: *what* is saved is ``state``, *how* it is copied
+``snapshot``, *when* ``policy``, *whom we talk to* ``session``. The training thread makes no RPC
+here after ``restore()``; what it waits for, and how long at most, stands in the limits below.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from holdfast import attempt as launch
+from holdfast.core.budget import memory_need
+from holdfast.core.ids import job_name
+from holdfast.core.session import SessionView
+from holdfast.core.units import format_bytes
+from holdfast.embedded import agent_socket
+from holdfast.errors import (
+    CheckpointError,
+    ExhaustedError,
+    InvalidRequestError,
+    PreconditionError,
+)
+from holdfast.handle import Level, SaveHandle
+from holdfast.policy import EverySteps, Never, Policy, Replicas, grace_s
+from holdfast.preemption import Preemption
+from holdfast.restoring import Restored, restore
+from holdfast.saving import Saver
+from holdfast.session import Attempt, Session
+from holdfast.state.capture import Capture
+
+__all__ = ["Checkpointer", "Restored", "SaveHandle"]
+
+OPEN_S_MAX = 60.0
+RESTORE_S_MAX = 600.0
+CLOSE_S_MAX = 30.0
+
+OnFailure = Literal["degrade", "warn", "raise"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Steps as the training thread counts them; ``step_s`` is a moving average."""
+
+    step: int = -1
+    at_s: float = 0.0
+    step_s: float = 0.0
+
+    def advance(self, step: int, now_s: float) -> None:
+        """Note that ``step`` has been completed at ``now_s``."""
+        if self.at_s and step > self.step >= 0:
+            latest = (now_s - self.at_s) / (step - self.step)
+            self.step_s = latest if not self.step_s else 0.8 * self.step_s + 0.2 * latest
+        self.step, self.at_s = step, now_s
+
+
+class Checkpointer:
+    """Keeps the state of one training run safe; one per rank and run.
+
+    Args:
+        job: Name of the run; the same name after a restart finds it again.
+        state: What to save, by name: modules, optimizers, schedulers, loaders, anything with
+            ``state_dict``/``load_state_dict``, tensors, plain data, nested. Kept as ``state``;
+            restore fills it in place. Wrap (DDP, compile) and build optimizers before.
+        save: When to save to memory.
+        persist: When a saved step also goes to the object store; without effect until there is
+            one (a warning says so).
+        replicas: Copies on other nodes beside the owner's.
+        on_failure: ``degrade``: refuse before the first step, afterwards log, count and go on;
+            ``warn``: never refuse for lack of memory or lost checkpoints; ``raise``: a failed
+            save raises at the next call.
+        takeover: Replace another launch that trains this job now.
+        checksum: Where digests are made; ``seal``: by the agent when it seals.
+        rng: Capture the random state of Python, NumPy, torch and CUDA.
+
+    Raises:
+        InvalidRequestError: the name, a state value or a mesh that is not supported, by name.
+        ExhaustedError: the job's shards do not fit the node's budget; the sum is written out.
+        UnavailableError: no node agent answers.
+    """
+
+    def __init__(  # noqa: PLR0913 - the surface is fixed by interface.md
+        self,
+        job: str,
+        state: MutableMapping[str, object],
+        *,
+        save: Policy | None = None,
+        persist: Policy | None = None,
+        replicas: int | Replicas = 1,
+        on_failure: OnFailure = "degrade",
+        takeover: bool = False,
+        checksum: Literal["seal"] = "seal",
+        rng: bool = True,
+    ) -> None:
+        if on_failure not in ("degrade", "warn", "raise"):
+            raise InvalidRequestError(f"on_failure={on_failure!r} is not degrade, warn or raise")
+        if checksum != "seal":
+            raise InvalidRequestError(f"checksum={checksum!r} is not supported yet, only 'seal'")
+        self.state = state
+        self._job = job_name(job)
+        self._policy = save or EverySteps(1)
+        if persist is not None and not isinstance(persist, Never):
+            log.warning("job %s: no object tier yet: persist has no effect", job)
+        self._replicas = Replicas(replicas) if isinstance(replicas, int) else replicas
+        self._on_failure = on_failure
+        self._takeover = takeover
+        self._place = launch.place(os.environ)
+        self._pid = os.getpid()
+        self._capture = Capture(
+            state, rank=self._place.rank, world_size=self._place.world_size, rng=rng
+        )
+        socket = agent_socket(
+            os.environ,
+            world_size=self._place.world_size,
+            local_world_size=self._place.local_world_size,
+        )
+        self._session = Session(socket)
+        self._arena = self._admit()
+        self._saver: Saver | None = None
+        self._preemption: Preemption | None = None
+        self._progress = _Progress()
+        self._announced_answered = 0
+        self._paused = False
+        self._closed = False
+
+    def restore(self) -> Restored | None:
+        """Bring the run back to its newest whole checkpoint, in place; call it once, first.
+
+        After ``init_process_group``, after wrapping and building the optimizer, before the first
+        iteration and before ``iter(loader)``. Collective: it draws the attempt's name.
+
+        Returns:
+            What was restored, or None: the catalogue answered that the job has no checkpoint.
+
+        Raises:
+            UnavailableError: the catalogue could not be asked, or did not decide, in time
+                (``HOLDFAST_RESTORE_TIMEOUT`` seconds).
+            AlreadyExistsError: another launch trains this job now.
+            CorruptionError: checkpoints are known, none can be read; the message says why.
+        """
+        if self._saver is not None:
+            raise PreconditionError("restore() comes once, first", job=self._job)
+        timeout_s = float(os.environ.get("HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX))
+        attempt = Attempt(
+            job=self._job,
+            nonce=launch.nonce(os.environ, self._place),
+            launcher=launch.launcher(os.environ),
+            holder=launch.holder(),
+            takeover=self._takeover,
+            rank=self._place.rank,
+            world_size=self._place.world_size,
+            local_world_size=self._place.local_world_size,
+            replicas=self._replicas.count,
+            replica_domain=self._replicas.domain,
+        )
+        membership = self._session.open(attempt, self._arena, timeout_s=timeout_s)
+        self._saver = Saver(
+            capture=self._capture, session=self._session, attempt=attempt, membership=membership
+        )
+        self._session.start(self._on_view)
+        restored = restore(
+            self._session,
+            self._capture,
+            membership.arena,
+            timeout_s=timeout_s,
+            lost_is_fresh=self._on_failure == "warn",
+        )
+        if restored is not None:
+            self._progress.step = restored.step
+            self._saver.parent = (restored.step, restored.generation)
+        self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
+        atexit.register(self.close)
+        return restored
+
+    def step(self, step: int) -> SaveHandle | None:
+        """Say that ``step`` optimizer steps are done; saves when due. Last in the iteration.
+
+        A repeated ``step`` does nothing. Returns the handle of a save, None when none was due.
+
+        Raises:
+            PreconditionError: ``restore()`` was not called.
+            CheckpointError: with ``on_failure="raise"``, what went wrong in an earlier save.
+            SystemExit: after a signal, once the last save is in place (``OnPreemption``).
+        """
+        saver = self._require_saver()
+        if os.getpid() != self._pid or self._closed or step <= self._progress.step:
+            return None
+        self._raise_failure(saver)
+        self._progress.advance(step, time.monotonic())
+        saver.note_step(step)
+        wants_save = self._preemption is not None and self._preemption.asked
+        self._session.post(
+            step=step,
+            step_s=self._progress.step_s,
+            save_interval_s=self._policy.interval_s(saver.stall_s),
+            wants_save=wants_save,
+        )
+        announced = self._session.view.announced_step
+        due = self._policy.due(step) or step == announced
+        alone = wants_save and self._place.world_size == 1
+        handle = self.save(step) if (due or alone) and not self._paused else None
+        self._answer_late_announcement(announced, step)
+        if wants_save:
+            self._end_after(handle, saved=step == announced or alone)
+        return handle
+
+    def save(self, step: int) -> SaveHandle:
+        """Save now; on every rank at the same ``step``. Returns at once; see ``SaveHandle``."""
+        saver = self._require_saver()
+        if os.getpid() != self._pid:
+            raise PreconditionError("a forked child must not save", job=self._job)
+        if step > self._progress.step:
+            self._progress.advance(step, time.monotonic())
+        return saver.save(step)
+
+    def before_update(self) -> None:
+        """Wait until captured tensors may change: for updates without a torch Optimizer."""
+        self._require_saver().before_update()
+
+    def pause(self) -> None:
+        """Save nothing on ``step`` until ``resume``; on all ranks alike."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Save again when due."""
+        self._paused = False
+
+    def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
+        """Wait, bounded, for outstanding saves; end the session. Repeats do nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        deadline = time.monotonic() + timeout_s
+        if self._preemption is not None:
+            self._preemption.uninstall()
+        if self._saver is not None:
+            self._saver.close(deadline - time.monotonic())
+        self._session.close(timeout_s=max(1.0, deadline - time.monotonic()))
+        self._capture.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _admit(self) -> Path:
+        """Return the node's arena, after checking that the job fits its budget (P8)."""
+        node = self._session.describe(OPEN_S_MAX)
+        estimate = self._capture.estimate()
+        need = memory_need(
+            own_bytes=estimate.own_bytes * self._place.local_world_size,
+            checkpoint_bytes=estimate.checkpoint_bytes,
+            replicas=self._replicas.count,
+            nodes_count=self._place.nodes_count,
+        )
+        if need.total_bytes > node.budget_bytes:
+            error = ExhaustedError(
+                f"job {self._job} does not fit the arena of node {node.node}: {need}, budget "
+                f"{format_bytes(node.budget_bytes)}; raise HOLDFAST_BUDGET or keep fewer copies",
+                job=self._job,
+                node=node.node,
+            )
+            if self._on_failure != "warn":
+                self._session.close(timeout_s=1.0)
+                raise error
+            log.warning("%s", error)
+        return Path(node.arena)
+
+    def _on_view(self, view: SessionView) -> None:
+        """On the watch thread: leases and levels, as the agent knows them."""
+        if self._saver is not None:
+            self._saver.on_view(view)
+
+    def _require_saver(self) -> Saver:
+        if self._saver is None:
+            raise PreconditionError(
+                "call restore() before the first step: it finds the run and fences old trainers",
+                job=self._job,
+            )
+        return self._saver
+
+    def _raise_failure(self, saver: Saver) -> None:
+        failure = saver.take_failure()
+        if failure is not None and self._on_failure == "raise":
+            raise failure
+
+    def _answer_late_announcement(self, announced: int, step: int) -> None:
+        """A rank that hears of a save too late says so, once, and all drop that step."""
+        saver = self._require_saver()
+        if 0 < announced < step and announced > self._announced_answered:
+            self._announced_answered = announced
+            if not saver.has_saved(announced):
+                saver.abandon(announced, "announced too late for this rank")
+        elif announced == step:
+            self._announced_answered = announced
+
+    def _end_after(self, handle: SaveHandle | None, *, saved: bool) -> None:
+        """After a signal: end once the agreed step is safe, or the grace period is over."""
+        assert self._preemption is not None
+        left_s = self._preemption.left_s
+        if not saved and left_s > 0:
+            return
+        if handle is not None and left_s > 0:
+            level: Level = "replicated" if self._replicas.count else "local"
+            try:
+                handle.wait(level, timeout_s=left_s)
+            except CheckpointError as error:
+                log.warning("job %s ends without its last save: %s", self._job, error)
+        self.close(timeout_s=max(1.0, self._preemption.left_s))
+        self._preemption.finish()

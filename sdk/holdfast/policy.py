@@ -1,0 +1,175 @@
+"""When a step is saved, and how many copies of it are kept.
+
+Small values that users combine. A policy answers three questions and decides nothing by itself:
+``due`` is a function of the step alone, so all ranks agree without a word; ``interval_s`` and
+``signals`` are wishes that become a step number which metadata announces to all ranks.
+
+Knows nothing of ranks, clocks or torch. Units: seconds, optimizer steps.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from dataclasses import dataclass
+
+from holdfast.errors import InvalidRequestError
+
+__all__ = [
+    "AnyOf",
+    "Auto",
+    "EverySeconds",
+    "EverySteps",
+    "Never",
+    "OnPreemption",
+    "Policy",
+    "Replicas",
+]
+
+
+class Policy:
+    """When to save; the base answers "never" to all three questions."""
+
+    def due(self, step: int) -> bool:
+        """Tell whether ``step`` is saved, on every rank alike."""
+        del step
+        return False
+
+    def interval_s(self, stall_s: float) -> float:
+        """Return the seconds wanted between announced saves; 0 for none.
+
+        Args:
+            stall_s: What a save has cost the training thread lately.
+        """
+        del stall_s
+        return 0.0
+
+    def signals(self) -> frozenset[signal.Signals]:
+        """Return the signals that ask for a last save before the process ends."""
+        return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Never(Policy):
+    """No saves but those asked for by ``Checkpointer.save``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EverySteps(Policy):
+    """Every ``steps`` optimizer steps: those that are multiples of it."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InvalidRequestError(f"EverySteps takes at least 1, not {self.steps}")
+
+    def due(self, step: int) -> bool:
+        """Tell whether ``step`` is a multiple."""
+        return step % self.steps == 0
+
+
+@dataclass(frozen=True, slots=True)
+class EverySeconds(Policy):
+    """Every ``seconds`` of wall time, at a step that all ranks are told in advance."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise InvalidRequestError(f"EverySeconds takes more than 0, not {self.seconds}")
+
+    def interval_s(self, stall_s: float) -> float:
+        """Return ``seconds``."""
+        del stall_s
+        return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Auto(Policy):
+    """As often as pays off: the interval that minimises stall plus expected lost work.
+
+    ``sqrt(2 x stall x mtbf)``, at least ``interval_s_min``; it follows the stall as measured.
+
+    Args:
+        mtbf_s: Mean time between failures of the whole job, seconds.
+        interval_s_min: Never more often than this.
+
+    Source: Young, "A first order approximation to the optimum checkpoint interval", CACM 1974.
+    """
+
+    mtbf_s: float = 4 * 3600.0
+    interval_s_min: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.mtbf_s > 0 and self.interval_s_min > 0):
+            raise InvalidRequestError("Auto takes times above 0")
+
+    def interval_s(self, stall_s: float) -> float:
+        """Return Young's interval for this stall."""
+        return max(self.interval_s_min, math.sqrt(2 * max(stall_s, 0.0) * self.mtbf_s))
+
+
+@dataclass(frozen=True, slots=True)
+class OnPreemption(Policy):
+    """Save once more when the process is told to end, then end as it would have.
+
+    The handler only sets a flag; the save happens at a step that all ranks agree on.
+
+    Args:
+        grace_s: Seconds from the signal after which the process ends without that save.
+    """
+
+    grace_s: float = 25.0
+
+    def signals(self) -> frozenset[signal.Signals]:
+        """Return SIGTERM and SIGINT."""
+        return frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class AnyOf(Policy):
+    """Save when any of ``policies`` says so."""
+
+    policies: tuple[Policy, ...]
+
+    def __init__(self, *policies: Policy) -> None:
+        object.__setattr__(self, "policies", policies)
+
+    def due(self, step: int) -> bool:
+        """Tell whether one of them is due."""
+        return any(policy.due(step) for policy in self.policies)
+
+    def interval_s(self, stall_s: float) -> float:
+        """Return the shortest wish; 0 when none has one."""
+        wishes = (policy.interval_s(stall_s) for policy in self.policies)
+        return min((wish for wish in wishes if wish > 0), default=0.0)
+
+    def signals(self) -> frozenset[signal.Signals]:
+        """Return all signals asked for."""
+        return frozenset().union(*(policy.signals() for policy in self.policies))
+
+
+def grace_s(policy: Policy) -> float:
+    """Return the grace period after a signal: the longest among the parts of ``policy``."""
+    parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+    graces = [part.grace_s for part in parts if isinstance(part, OnPreemption)]
+    return max(graces, default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Copies beside the owner's, on other nodes.
+
+    Args:
+        count: How many, >= 0; cut to the number of other nodes, with an event.
+        domain: When set (the label of a failure domain such as ``"rack"``), every copy and the
+            owner lie in different domains, as the agents' ``HOLDFAST_DOMAIN`` names them.
+    """
+
+    count: int
+    domain: str = ""
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise InvalidRequestError(f"replicas must be 0 or more, not {self.count}")

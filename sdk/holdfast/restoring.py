@@ -1,0 +1,123 @@
+"""The rank's side of a restore: wait for the decision, load what it names.
+
+Metadata decides and the agent fetches and verifies; a rank only waits, loads, and says that it
+has loaded. See architecture 4.8.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.core.facts import Decision, DecisionState
+from holdfast.core.session import RestoreView, SessionView
+from holdfast.errors import CorruptionError, StaleGenerationError, UnavailableError
+from holdfast.restore import LoadedSegments
+from holdfast.session import Session
+from holdfast.state.capture import Capture
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What was restored.
+
+    ``sources``: bytes by tier, ``memory`` or ``peer``. ``seconds``: ``decide`` (until metadata had
+    chosen), ``fetch`` (until all bytes were here and verified), ``load`` (into the tensors).
+    """
+
+    step: int
+    generation: int
+    sources: Mapping[str, int]
+    seconds: Mapping[str, float]
+    apply_rng: Callable[[], None]
+
+
+def restore(
+    session: Session,
+    capture: Capture,
+    arena: Path,
+    *,
+    timeout_s: float,
+    lost_is_fresh: bool,
+) -> Restored | None:
+    """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
+
+    Raises:
+        UnavailableError: no decision within ``timeout_s``.
+        StaleGenerationError: a newer attempt began meanwhile.
+        CorruptionError: checkpoints are known and none can be read, unless ``lost_is_fresh``.
+    """
+    view = session.wait_view(_settled, timeout_s=timeout_s)
+    if view is None:
+        raise UnavailableError(
+            f"no decision what to restore within {timeout_s:.0f} s: {_progress(session.view)}"
+        )
+    if view.fenced:
+        raise StaleGenerationError("a newer attempt of this job has begun: stop this one")
+    chosen = view.restore
+    assert chosen is not None
+    decision = chosen.decision
+    if decision.state is DecisionState.LOST and not lost_is_fresh:
+        raise CorruptionError(
+            f"the job has checkpoints, none can be read: {decision.reason}; to start over, use "
+            f'another job name or on_failure="warn"'
+        )
+    if decision.fresh or decision.state is DecisionState.LOST:
+        if decision.state is DecisionState.LOST:
+            log.warning("starting over, all checkpoints are lost: %s", decision.reason)
+        session.post(loaded=True)
+        return None
+    return _load(session, capture, arena, decision, chosen)
+
+
+def _load(
+    session: Session, capture: Capture, arena: Path, decision: Decision, chosen: RestoreView
+) -> Restored:
+    assert decision.checkpoint is not None
+    step = decision.checkpoint.step
+    started_s = time.monotonic()
+    located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
+    with LoadedSegments(located) as segments:
+        capture.load(segments, step=step)
+    session.post(loaded=True)
+    sources = Counter[str]()
+    for segment in chosen.segments:
+        sources[segment.source] += segment.shard.length_bytes
+    load_s = time.monotonic() - started_s
+    log.info(
+        "restored step %d from %s in %.2f s", step, dict(sources), load_s + chosen.fetch_s
+    )
+    return Restored(
+        step=step,
+        generation=decision.checkpoint.generation,
+        sources=dict(sources),
+        seconds={"decide": chosen.decide_s, "fetch": chosen.fetch_s, "load": load_s},
+        apply_rng=capture.apply_rng,
+    )
+
+
+def _settled(view: SessionView) -> bool:
+    """Tell whether the wait is over: fenced, lost, or confirmed and all of it here."""
+    if view.fenced:
+        return True
+    if view.restore is None:
+        return False
+    decision = view.restore.decision
+    if decision.state is DecisionState.LOST:
+        return True
+    return decision.state is DecisionState.CONFIRMED and (decision.fresh or view.restore.ready)
+
+
+def _progress(view: SessionView) -> str:
+    """Say how far it got, for the one who reads the error."""
+    if view.restore is None:
+        return "the agent has no decision yet"
+    decision = view.restore.decision
+    where = "all shards are here" if view.restore.ready else "shards are missing here"
+    return f"decision {decision.number} is {decision.state.name.lower()}, {where} {decision.reason}"

@@ -1,0 +1,266 @@
+"""One rank's saves: from "this step is due" to a closed slot, and what became of each.
+
+The training thread waits here for three things only, each bounded: the end of an earlier copy
+(``GATE_S_MAX``), a free slot (``BUSY_WAIT_S_MAX``; none at all after a save that found none), and
+the slots of a new plan (once per plan: its memory must be made first). Whatever fails, the step
+is abandoned for the attempt, said so, and training goes on (P4).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+
+from holdfast.core.budget import SLOTS_PER_RANK
+from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.session import SessionView
+from holdfast.errors import (
+    CheckpointError,
+    ExhaustedError,
+    PreconditionError,
+    StaleGenerationError,
+    UnavailableError,
+)
+from holdfast.handle import Level, SaveHandle
+from holdfast.session import Attempt, Membership, Reservation, Session
+from holdfast.snapshot.buffer import SlotBuffer
+from holdfast.snapshot.engine import CopyEngine, Snapshot
+from holdfast.snapshot.gate import Gate
+from holdfast.snapshot.plan import SavePlan, make_plan
+from holdfast.snapshot.pool import SlotPool
+from holdfast.state.capture import Capture
+
+GATE_S_MAX = 30.0
+BUSY_WAIT_S_MAX = 2.0
+NEW_PLAN_S_MAX = 30.0
+REFUSED_PLAN_S = 30.0
+HANDLES_COUNT_MAX = 64
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """See the module. ``parent`` is the (step, generation) that this attempt was restored from."""
+
+    def __init__(
+        self, *, capture: Capture, session: Session, attempt: Attempt, membership: Membership
+    ) -> None:
+        self.parent: tuple[int, int] | None = None
+        self.stall_s = 0.0
+        self._capture = capture
+        self._session = session
+        self._attempt = attempt
+        self._membership = membership
+        self._pool = SlotPool(membership.arena)
+        self._engine = CopyEngine(self._copied)
+        self._gate = Gate(capture.optimizers, self._engine, self._wait_for_copy)
+        self._plan: SavePlan | None = None
+        self._refused: tuple[float, CheckpointError] | None = None
+        self._handles: dict[int, SaveHandle] = {}
+        self._patience_s = BUSY_WAIT_S_MAX
+        self._fenced = False
+        self._failure: CheckpointError | None = None
+        self._warned_idle = self._warned_eager = False
+        levels: list[Level] = ["staged", "local", "replicated"]
+        self._reachable = frozenset(levels)
+
+    def save(self, step: int) -> SaveHandle:
+        """Snapshot the state as that of ``step``; the handle tells how it goes on."""
+        known = self._handles.get(step)
+        if known is not None:
+            return known
+        started_s = time.perf_counter()
+        handle = SaveHandle(step, reachable=self._reachable)
+        self._remember(handle)
+        buffer: SlotBuffer | None = None
+        try:
+            plan = self._ready_plan()
+            buffer = self._take_slot(plan)
+            self._begin(plan, buffer, step)
+        except CheckpointError as error:
+            if buffer is not None:
+                self._pool.put_back(buffer)
+            self.abandon(step, error.message, error)
+        handle.stall_s += time.perf_counter() - started_s
+        self.stall_s = handle.stall_s
+        return handle
+
+    def abandon(self, step: int, reason: str, error: CheckpointError | None = None) -> None:
+        """Give ``step`` up for all ranks of the attempt, and say so everywhere."""
+        failure = error or PreconditionError(reason, step=step)
+        handle = self._handles.get(step)
+        if handle is not None:
+            handle.fail(failure)
+        self._failure = failure
+        log.warning("step %d is not saved: %s; training goes on", step, reason)
+        self._session.post(
+            abandoned=AbandonedStep(
+                run=self._membership.run,
+                step=step,
+                generation=self._membership.generation,
+                reason=reason,
+            ),
+            event=self._event("save_abandoned", f"step {step} is not saved: {reason}", step),
+        )
+
+    def has_saved(self, step: int) -> bool:
+        """Tell whether this rank began to save ``step``."""
+        return step in self._handles
+
+    def before_update(self) -> None:
+        """Wait until nothing is being copied; the explicit gate."""
+        self._gate.before_update()
+
+    def note_step(self, step: int) -> None:
+        """Warn, once, when steps are counted and no optimizer moves."""
+        if self._gate.idle_since_last_step() and not self._warned_idle:
+            self._warned_idle = True
+            warnings.warn(
+                f"step({step}): no captured optimizer has stepped since the last call; step counts "
+                f"optimizer steps, not micro-batches",
+                stacklevel=3,
+            )
+
+    def take_failure(self) -> CheckpointError | None:
+        """Return what went wrong since the last call, once."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def on_view(self, view: SessionView) -> None:
+        """Take over the agent's news; on the watch thread."""
+        self._pool.offer(view.leases)
+        for levels in view.steps:
+            handle = self._handles.get(levels.step)
+            if handle is not None:
+                handle.learn(levels)
+        if view.fenced and not self._fenced:
+            self._fenced = True
+            self._failure = StaleGenerationError("a newer attempt of this job trains: stop here")
+            log.error("%s; nothing is saved any more", self._failure)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait, bounded, for the copy under way and for the newest save to get where it can."""
+        deadline = time.monotonic() + max(timeout_s, 0.0)
+        self._engine.wait(max(timeout_s, 0.0))
+        self._gate.uninstall()
+        newest = max(self._handles.values(), key=lambda handle: handle.step, default=None)
+        if newest is not None and not newest.ended and not self._session.lost_agent:
+            try:
+                newest.wait("replicated", timeout_s=max(0.0, deadline - time.monotonic()))
+            except CheckpointError as error:
+                log.warning("closing: %s", error)
+        self._engine.close()
+        self._pool.reset()
+
+    def _ready_plan(self) -> SavePlan:
+        """Return the plan of the state as it is now; a new one has its slots reserved."""
+        if self._fenced:
+            raise StaleGenerationError("a newer attempt of this job trains")
+        if not self._engine.wait(GATE_S_MAX):
+            raise UnavailableError(f"the copy of an earlier step hangs for {GATE_S_MAX:.0f} s")
+        plan = self._plan
+        if plan is None or not plan.is_current():
+            plan = self._plan = make_plan(
+                self._capture,
+                job=self._attempt.job,
+                run=self._membership.run,
+                generation=self._membership.generation,
+                rank=self._attempt.rank,
+                world_size=self._attempt.world_size,
+            )
+            self._refused = None
+            self._reserve(plan)
+        elif self._refused is not None:
+            since_s, error = self._refused
+            if time.monotonic() - since_s < REFUSED_PLAN_S:
+                raise error
+            self._reserve(plan)
+        return plan
+
+    def _reserve(self, plan: SavePlan) -> None:
+        self._pool.reset()
+        self._patience_s = NEW_PLAN_S_MAX
+        try:
+            self._session.reserve(
+                Reservation(
+                    plan_hash=plan.plan_hash,
+                    length_bytes=plan.length_bytes,
+                    slots=SLOTS_PER_RANK,
+                    checkpoint_bytes=self._capture.estimate().checkpoint_bytes,
+                )
+            )
+        except CheckpointError as error:
+            self._refused = (time.monotonic(), error)
+            raise
+        self._refused = None
+
+    def _take_slot(self, plan: SavePlan) -> SlotBuffer:
+        patience_s = 0.0 if self._session.lost_agent else self._patience_s
+        buffer = self._pool.acquire(plan.plan_hash, patience_s)
+        # One wait is enough to learn that protection is behind: until a slot is free again, later
+        # saves are given up at once instead of stopping the training thread each time.
+        self._patience_s = BUSY_WAIT_S_MAX if buffer is not None else 0.0
+        if buffer is None:
+            behind = self._session.lost_agent or self._session.view.degraded
+            raise ExhaustedError(
+                f"no free slot after {patience_s:.1f} s: "
+                f"{behind or 'earlier steps are not committed yet'}"
+            )
+        return buffer
+
+    def _begin(self, plan: SavePlan, buffer: SlotBuffer, step: int) -> None:
+        deferred = self._gate.trusted
+        if not deferred and self._capture.optimizers and not self._warned_eager and step > 2:
+            self._warned_eager = True
+            reason = "no optimizer step was seen between two saves: all is copied before returning"
+            self._session.post(event=self._event("save_eager", reason, step))
+        self._engine.begin(
+            plan,
+            buffer,
+            step=step,
+            generation=self._membership.generation,
+            parent=self.parent,
+            deferred=deferred,
+        )
+        self._gate.saved()
+
+    def _copied(self, snapshot: Snapshot) -> None:
+        """The copy has ended, well or not; on the copy thread (or the caller's, if all eager)."""
+        handle = self._handles.get(snapshot.step)
+        try:
+            if snapshot.error is not None:
+                raise snapshot.error
+            snapshot.buffer.close_slot()
+        except CheckpointError as error:
+            if snapshot.error is not None:
+                self._pool.put_back(snapshot.buffer)
+            else:
+                self._pool.forget(snapshot.buffer)
+            self.abandon(snapshot.step, error.message, error)
+            return
+        if handle is not None:
+            handle.reach("staged")
+        self._session.post(closed_slot=snapshot.buffer.lease.slot)
+
+    def _wait_for_copy(self) -> None:
+        """The gate: wait for the copy under way, at most ``GATE_S_MAX``, then give it up."""
+        started_s = time.perf_counter()
+        if not self._engine.wait(GATE_S_MAX):
+            self._engine.abandon(f"the copy did not end within {GATE_S_MAX:.0f} s")
+        waited_s = time.perf_counter() - started_s
+        newest = next(reversed(self._handles.values()), None)
+        if newest is not None:
+            newest.stall_s += waited_s
+            self.stall_s = newest.stall_s
+
+    def _remember(self, handle: SaveHandle) -> None:
+        self._handles[handle.step] = handle
+        while len(self._handles) > HANDLES_COUNT_MAX:
+            del self._handles[next(iter(self._handles))]
+
+    def _event(self, kind: str, message: str, step: int) -> Event:
+        context = {"step": str(step), "rank": str(self._attempt.rank)}
+        return Event(
+            kind=kind, severity="warning", message=message, job=self._attempt.job, context=context
+        )

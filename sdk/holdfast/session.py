@@ -1,0 +1,386 @@
+"""One rank's conversation with the agent of its node.
+
+Owns the channel, the session's lock file and the two rpc threads: *watch* (a long poll that
+keeps ``view`` current) and *update* (sends what the rank has to say). The training thread only
+calls ``post``, which sets fields and returns; it never waits for an answer.
+
+An agent that restarted knows nothing of the session (NotFoundError): it is opened and its slots
+reserved again, under the same session id and nonce, which every party treats as a repeat.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.ids import run_id
+from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.errors import (
+    AccessError,
+    CheckpointError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from holdfast.rpc.channel import call, sync_channel, unix_target
+from holdfast.rpc.codec import from_message, to_message
+from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1.agent_pb2_grpc import AgentStub
+
+CALL_S_MAX = 10.0
+WATCH_S = 10.0
+RETRY_S = 0.2
+PROGRESS_S = 0.1
+RESERVE_BYTES_PER_S_MIN = 200 << 20
+EVENTS_COUNT_MAX = 256
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What a rank says of itself when it opens its session."""
+
+    job: str
+    nonce: bytes
+    launcher: str
+    holder: str
+    takeover: bool
+    rank: int
+    world_size: int
+    local_world_size: int
+    replicas: int
+    replica_domain: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What the catalogue answered: the run, and this attempt's generation in it."""
+
+    run: str
+    generation: int
+    node: str
+    arena: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Slots asked of the agent; ``checkpoint_bytes`` are all ranks' segments of one step."""
+
+    plan_hash: str
+    length_bytes: int
+    slots: int
+    checkpoint_bytes: int
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """What the agent has not been told yet; levels are repeated, lists are sent once."""
+
+    step: int = 0
+    step_s: float = 0.0
+    save_interval_s: float = 0.0
+    wants_save: bool = False
+    loaded: bool = False
+    abandoned: list[AbandonedStep] = field(default_factory=list)
+    closed_slots: list[str] = field(default_factory=list)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_COUNT_MAX))
+
+    def message(self, session: str) -> SessionUpdate:
+        """Return everything as one update."""
+        return SessionUpdate(
+            session=session,
+            step=self.step,
+            step_s=self.step_s,
+            save_interval_s=self.save_interval_s,
+            wants_save=self.wants_save,
+            loaded=self.loaded,
+            abandoned=tuple(self.abandoned),
+            closed_slots=tuple(self.closed_slots),
+            events=tuple(self.events),
+        )
+
+    def delivered(self, update: SessionUpdate) -> None:
+        """Forget the lists that ``update`` carried; they stand at the front."""
+        del self.abandoned[: len(update.abandoned)]
+        del self.closed_slots[: len(update.closed_slots)]
+        for _ in range(min(len(update.events), len(self.events))):
+            self.events.popleft()
+
+
+class Session:
+    """See the module. Made per process; a forked child must not use it."""
+
+    def __init__(self, socket: Path) -> None:
+        self.id = secrets.token_hex(16)
+        self.view = SessionView(version="")
+        self.lost_agent: str = ""
+        self._channel = sync_channel(unix_target(socket))
+        self._stub = AgentStub(self._channel)
+        self._socket = socket
+        self._attempt: Attempt | None = None
+        self._reservation: Reservation | None = None
+        self._lock_descriptor = -1
+        self._outbox = _Outbox()
+        self._guard = threading.Lock()
+        self._opening = threading.Lock()
+        self._changed = threading.Condition()
+        self._wake = threading.Event()
+        self._urgent = threading.Event()
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def describe(self, timeout_s: float = CALL_S_MAX) -> pb.DescribeResponse:
+        """Return name, arena and budget of the node.
+
+        Raises:
+            UnavailableError: nobody answers on the socket within ``timeout_s``.
+        """
+        request = pb.DescribeRequest()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return call(self._stub.Describe, request, timeout_s=timeout_s)
+            except UnavailableError as error:
+                if time.monotonic() + RETRY_S > deadline:
+                    raise UnavailableError(
+                        f"no node agent answers on {self._socket}: {error.message}"
+                    ) from error
+            time.sleep(RETRY_S)
+
+    def open(self, attempt: Attempt, arena: Path, *, timeout_s: float) -> Membership:
+        """Register this rank; tries again while the agent or the catalogue is unreachable.
+
+        Raises:
+            AlreadyExistsError: another launch trains this job now; the message names it.
+            UnavailableError: not reachable within ``timeout_s``.
+        """
+        self._attempt = attempt
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._open(arena)
+            except (UnavailableError, OutcomeUnknownError) as error:
+                if time.monotonic() + RETRY_S > deadline:
+                    raise UnavailableError(
+                        f"job {attempt.job}: the catalogue could not be asked within "
+                        f"{timeout_s:.0f} s: {error.message}",
+                        job=attempt.job,
+                    ) from error
+            time.sleep(RETRY_S)
+
+    def start(self, on_view: Callable[[SessionView], None]) -> None:
+        """Start the rpc threads; ``on_view`` runs on the watch thread for each new view."""
+        for name, target in (("watch", lambda: self._watch(on_view)), ("update", self._update)):
+            thread = threading.Thread(target=target, name=f"holdfast-rpc-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Have the agent make the slots of a plan; leases follow in the view.
+
+        Raises:
+            ExhaustedError: they do not fit the node's budget; the sum is in the message.
+        """
+        self._reservation = reservation
+        try:
+            self._reserve(reservation)
+        except NotFoundError:
+            self._reopen()
+
+    def post(
+        self,
+        *,
+        step: int | None = None,
+        step_s: float | None = None,
+        save_interval_s: float | None = None,
+        wants_save: bool | None = None,
+        loaded: bool | None = None,
+        abandoned: AbandonedStep | None = None,
+        closed_slot: str | None = None,
+        event: Event | None = None,
+    ) -> None:
+        """Note what the agent should know and return; the update thread sends it."""
+        box = self._outbox
+        with self._guard:
+            box.step = box.step if step is None else step
+            box.step_s = box.step_s if step_s is None else step_s
+            if save_interval_s is not None:
+                box.save_interval_s = save_interval_s
+            box.wants_save = box.wants_save if wants_save is None else wants_save
+            box.loaded = box.loaded if loaded is None else loaded
+            if abandoned is not None:
+                box.abandoned.append(abandoned)
+            if closed_slot is not None:
+                box.closed_slots.append(closed_slot)
+            if event is not None:
+                box.events.append(event)
+        if loaded or wants_save or abandoned or closed_slot or event:
+            self._urgent.set()
+        self._wake.set()
+
+    def wait_view(
+        self, accept: Callable[[SessionView], bool], *, timeout_s: float
+    ) -> SessionView | None:
+        """Return the first view that ``accept`` takes, or None after ``timeout_s``."""
+        with self._changed:
+            if self._changed.wait_for(lambda: accept(self.view), timeout_s):
+                return self.view
+        return None
+
+    def close(self, *, timeout_s: float) -> None:
+        """Send what is left, end the session and the threads; bounded by ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        self._stopping.set()
+        self._urgent.set()
+        self._wake.set()
+        updating = [thread for thread in self._threads if thread.name.endswith("update")]
+        for thread in updating:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        try:
+            request = pb.CloseSessionRequest(session=self.id)
+            left_s = max(0.1, deadline - time.monotonic())
+            call(self._stub.CloseSession, request, timeout_s=min(left_s, CALL_S_MAX))
+        except CheckpointError as error:
+            log.info("session %s ended without its agent: %s", self.id, error)
+        self._channel.close()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
+
+    def _open(self, arena: Path) -> Membership:
+        assert self._attempt is not None
+        attempt = self._attempt
+        self._hold_lock(arena / "sessions" / self.id)
+        request = _open_request(self.id, attempt)
+        response = call(self._stub.OpenSession, request, timeout_s=CALL_S_MAX, job=attempt.job)
+        return Membership(
+            run=run_id(response.run),
+            generation=response.generation,
+            node=response.node,
+            arena=Path(response.arena),
+        )
+
+    def _hold_lock(self, path: Path) -> None:
+        """Hold the record lock by which the agent knows that this process lives."""
+        if self._lock_descriptor >= 0 and path.exists():
+            return
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(path, flags, 0o600)
+        except FileNotFoundError as cause:
+            raise UnavailableError(f"the agent's arena {path.parent.parent} is gone") from cause
+        except PermissionError as cause:
+            raise AccessError(f"the agent's arena belongs to another user: {cause}") from cause
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        previous, self._lock_descriptor = self._lock_descriptor, descriptor
+        if previous >= 0:
+            os.close(previous)
+
+    def _reserve(self, reservation: Reservation) -> None:
+        request = pb.ReserveRequest(
+            session=self.id,
+            plan_hash=reservation.plan_hash,
+            length_bytes=reservation.length_bytes,
+            slots=reservation.slots,
+            checkpoint_bytes=reservation.checkpoint_bytes,
+        )
+        work = reservation.length_bytes * reservation.slots
+        timeout_s = CALL_S_MAX + work / RESERVE_BYTES_PER_S_MIN
+        call(self._stub.Reserve, request, timeout_s=timeout_s)
+
+    def _reopen(self) -> None:
+        """Introduce this session to an agent that has forgotten it."""
+        with self._opening:
+            node = call(self._stub.Describe, pb.DescribeRequest(), timeout_s=CALL_S_MAX)
+            self._open(Path(node.arena))
+            if self._reservation is not None:
+                self._reserve(self._reservation)
+
+    def _watch(self, on_view: Callable[[SessionView], None]) -> None:
+        while not self._stopping.is_set():
+            request = pb.SessionWatchRequest(
+                session=self.id, version=self.view.version, wait_s=WATCH_S
+            )
+            try:
+                response = call(self._stub.Watch, request, timeout_s=WATCH_S + CALL_S_MAX)
+            except CheckpointError as error:
+                self._recover(error)
+                continue
+            self.lost_agent = ""
+            view = from_message(response, SessionView)
+            if view.version != self.view.version:
+                on_view(view)
+                with self._changed:
+                    self.view = view
+                    self._changed.notify_all()
+
+    def _recover(self, error: CheckpointError) -> None:
+        """After a failed watch: open again if forgotten, else wait before the next try."""
+        if self._stopping.is_set():
+            return
+        if isinstance(error, NotFoundError):
+            try:
+                self._reopen()
+            except CheckpointError as again:
+                error = again
+            else:
+                return
+        if not self.lost_agent:
+            log.warning("node agent lost, saves wait for it: %s", error)
+        self.lost_agent = str(error)
+        self._stopping.wait(RETRY_S)
+
+    def _update(self) -> None:
+        while True:
+            self._wake.wait()
+            self._urgent.wait(PROGRESS_S)  # progress is coalesced, everything else goes at once
+            self._wake.clear()
+            self._urgent.clear()
+            sent = self._send()
+            if self._stopping.is_set():
+                return
+            if not sent:
+                self._stopping.wait(RETRY_S)
+                self._wake.set()
+
+    def _send(self) -> bool:
+        with self._guard:
+            update = self._outbox.message(self.id)
+        try:
+            call(self._stub.Update, to_message(update, pb.UpdateRequest), timeout_s=CALL_S_MAX)
+        except CheckpointError as error:
+            log.debug("update not delivered: %s", error)
+            return False
+        with self._guard:
+            self._outbox.delivered(update)
+        return True
+
+
+def _open_request(session: str, attempt: Attempt) -> pb.OpenSessionRequest:
+    """Return the request that opens ``session`` for ``attempt``."""
+    return pb.OpenSessionRequest(
+        session=session,
+        job=attempt.job,
+        nonce=attempt.nonce,
+        launcher=attempt.launcher,
+        holder=attempt.holder,
+        takeover=attempt.takeover,
+        rank=attempt.rank,
+        world_size=attempt.world_size,
+        local_world_size=attempt.local_world_size,
+        replicas=attempt.replicas,
+        replica_domain=attempt.replica_domain,
+    )

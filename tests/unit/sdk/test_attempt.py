@@ -1,0 +1,61 @@
+"""Who this process is: place, nonce, launcher."""
+
+import pytest
+
+from holdfast import attempt
+from holdfast.errors import InvalidRequestError, PreconditionError
+
+
+def test_a_process_without_torchrun_is_the_only_rank():
+    assert attempt.place({}) == attempt.Place(rank=0, world_size=1, local_world_size=1)
+
+
+def test_torchruns_variables_give_the_place_and_the_nodes():
+    where = attempt.place({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"})
+
+    assert (where.rank, where.world_size, where.nodes_count) == (3, 8, 2)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3"},
+        {"RANK": "zero", "WORLD_SIZE": "2"},
+    ],
+)
+def test_a_contradictory_place_is_refused(environ):
+    with pytest.raises(InvalidRequestError, match="WORLD_SIZE"):
+        attempt.place(environ)
+
+
+def test_ranks_without_a_process_group_cannot_agree_on_a_nonce():
+    """Architecture 4.0: with several ranks and no name for the launch, restore() refuses."""
+    where = attempt.Place(rank=0, world_size=2, local_world_size=2)
+
+    with pytest.raises(PreconditionError, match="init_process_group"):
+        attempt.nonce({}, where)
+
+
+def test_a_named_attempt_has_one_nonce_on_every_rank():
+    places = [attempt.Place(rank=r, world_size=2, local_world_size=1) for r in (0, 1)]
+    nonces = {attempt.nonce({"HOLDFAST_ATTEMPT": "launch-17"}, where) for where in places}
+
+    assert len(nonces) == 1
+    assert len(nonces.pop()) == attempt.NONCE_BYTES
+
+
+def test_a_lone_process_is_a_new_attempt_each_time():
+    where = attempt.Place(rank=0, world_size=1, local_world_size=1)
+
+    assert attempt.nonce({}, where) != attempt.nonce({}, where)
+
+
+def test_torchruns_default_run_id_names_no_launch():
+    """Two launches with the default id are two launchers; a restart by one torchrun is the same."""
+    first = attempt.launcher({"TORCHELASTIC_RUN_ID": "none"})
+
+    assert first.startswith("parent:")
+    assert first == attempt.launcher({"TORCHELASTIC_RUN_ID": "none"})
+    assert attempt.launcher({"TORCHELASTIC_RUN_ID": "abc"}) == "torchrun:abc"
+    assert attempt.launcher({"HOLDFAST_LAUNCH": "x", "TORCHELASTIC_RUN_ID": "abc"}) == "launch:x"

@@ -1,0 +1,80 @@
+"""A save handle: levels rise, waits end at a level, an error or a deadline."""
+
+import threading
+
+import pytest
+
+from holdfast.core.session import StepLevels
+from holdfast.errors import ExhaustedError, InvalidRequestError, OutcomeUnknownError
+from holdfast.errors import PreconditionError
+from holdfast.handle import SaveHandle
+
+REACHABLE = frozenset({"staged", "local", "replicated"})
+
+
+def test_a_wait_is_met_by_a_stronger_level():
+    """F19"""
+    handle = SaveHandle(7, reachable=REACHABLE)
+    handle.learn(StepLevels(step=7, local=True, replicated=True))
+
+    assert handle.wait("local", timeout_s=0).level == "replicated"
+
+
+def test_weaker_news_does_not_lower_the_level():
+    handle = SaveHandle(7, reachable=REACHABLE)
+    handle.learn(StepLevels(step=7, local=True, replicated=True))
+    handle.learn(StepLevels(step=7, local=True))
+    handle.reach("staged")
+
+    assert handle.level == "replicated"
+
+
+def test_a_wait_wakes_when_the_level_is_reached_elsewhere():
+    handle = SaveHandle(7, reachable=REACHABLE)
+    waiter = threading.Thread(target=handle.wait, args=("local", 30))
+    waiter.start()
+    handle.learn(StepLevels(step=7, sealed=True, local=True))
+    waiter.join(30)
+
+    assert not waiter.is_alive()
+
+
+def test_an_abandoned_save_ends_every_wait_at_once():
+    """F61: what failed is named."""
+    handle = SaveHandle(7, reachable=REACHABLE)
+    handle.learn(StepLevels(step=7, abandoned=True, reason="rank 1 had no free slot"))
+
+    with pytest.raises(PreconditionError, match="rank 1 had no free slot"):
+        handle.wait("local")
+    assert handle.ended
+
+
+def test_a_level_that_this_step_is_not_due_for_is_refused_at_once():
+    handle = SaveHandle(7, reachable=REACHABLE)
+
+    with pytest.raises(PreconditionError, match="not due for durable"):
+        handle.wait("durable")
+
+
+def test_a_level_that_was_reached_stays_good_after_a_later_failure():
+    handle = SaveHandle(7, reachable=REACHABLE)
+    handle.reach("local")
+    handle.fail(ExhaustedError("no room for copies"))
+
+    assert handle.wait("local", timeout_s=0) is handle
+    with pytest.raises(PreconditionError, match="no room for copies"):
+        handle.wait("replicated", timeout_s=0)
+
+
+def test_a_deadline_says_how_far_it_got():
+    handle = SaveHandle(7, reachable=REACHABLE)
+    handle.reach("staged")
+
+    with pytest.raises(OutcomeUnknownError, match="step 7 is staged, not yet local"):
+        handle.wait("local", timeout_s=0)
+    assert issubclass(OutcomeUnknownError, TimeoutError)
+
+
+def test_an_unknown_level_is_refused():
+    with pytest.raises(InvalidRequestError, match="'saved'"):
+        SaveHandle(7, reachable=REACHABLE).wait("saved")

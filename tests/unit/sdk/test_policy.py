@@ -1,0 +1,52 @@
+"""Policies are values: due steps, announced intervals, signals."""
+
+import math
+import signal
+
+import pytest
+
+from holdfast import AnyOf, Auto, EverySeconds, EverySteps, Never, OnPreemption, Replicas
+from holdfast.errors import InvalidRequestError
+from holdfast.policy import grace_s
+
+
+def test_every_steps_is_due_at_multiples_only():
+    """F23"""
+    assert [step for step in range(1, 10) if EverySteps(3).due(step)] == [3, 6, 9]
+
+
+def test_any_of_joins_steps_intervals_and_signals():
+    """F22, F24"""
+    policy = AnyOf(EverySteps(4), EverySeconds(30), EverySeconds(10), OnPreemption(grace_s=7))
+
+    assert policy.due(8)
+    assert not policy.due(9)
+    assert policy.interval_s(0.0) == 10
+    assert policy.signals() == {signal.SIGTERM, signal.SIGINT}
+    assert grace_s(policy) == 7
+
+
+def test_never_asks_for_nothing():
+    policy = Never()
+
+    assert not any(policy.due(step) for step in range(100))
+    assert policy.interval_s(1.0) == 0
+    assert policy.signals() == frozenset()
+    assert grace_s(policy) == 0
+
+
+def test_auto_follows_youngs_formula_and_its_floor():
+    """The interval that minimises stall plus expected lost work: sqrt(2 x stall x mtbf)."""
+    policy = Auto(mtbf_s=7200, interval_s_min=5)
+
+    assert policy.interval_s(0.0) == 5
+    assert policy.interval_s(0.5) == pytest.approx(math.sqrt(7200))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: EverySteps(0), lambda: EverySeconds(0), lambda: Auto(mtbf_s=0), lambda: Replicas(-1)],
+)
+def test_values_that_mean_nothing_are_refused(make):
+    with pytest.raises(InvalidRequestError):
+        make()
