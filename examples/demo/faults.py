@@ -1,0 +1,56 @@
+"""The two faults: a rank that dies, and a node that dies with all its memory.
+
+Each returns the moment of the kill, in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import struct
+import time
+
+from cluster import Node
+
+
+def kill_rank(node: Node) -> float:
+    """Kill the training process of ``node``; its memory tier survives."""
+    at = time.time()
+    for pid in _children(node.pid):
+        os.kill(pid, signal.SIGKILL)
+    return at
+
+
+def kill_node(node: Node) -> float:
+    """Kill everything of ``node``: ranks, torchrun, agent, and the memory that the agent held.
+
+    The agent is frozen before its folder goes: as on a machine that loses power, it never sees it.
+    """
+    agent = _listener(node)
+    ranks = _children(node.pid)
+    at = time.time()
+    os.kill(agent, signal.SIGSTOP)
+    for pid in (*ranks, node.pid):
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(node.spec.arena)
+    os.kill(agent, signal.SIGKILL)
+    return at
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:  # noqa: PTH123
+        return [int(child) for child in children.read().split()]
+
+
+def _listener(node: Node) -> int:
+    """Return the process id behind the agent's socket, as the kernel knows it."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5.0)
+        connection.connect(str(node.spec.agent))
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
+    pid, _, _ = struct.unpack("3i", credentials)
+    return int(pid)
