@@ -45,12 +45,18 @@ class Journals:
 
     def recovered(self, killed_at: float) -> bool:
         """Tell whether every rank has completed a step since ``killed_at``."""
-        return all(self.of(rank, "step", after=killed_at) for rank in range(len(self.by_rank)))
+        return all(self.new_step(rank, killed_at) for rank in range(len(self.by_rank)))
+
+    def new_step(self, rank: int, killed_at: float) -> Event | None:
+        """Return the first step that ``rank`` completed after a restore later than the kill."""
+        restored = self.of(rank, "restored", after=killed_at)
+        steps = self.of(rank, "step", after=restored[0]["at"]) if restored else []
+        return steps[0] if steps else None
 
     def stall_ms_median(self) -> float:
         """Return the median over all steps and ranks of what a save kept training waiting."""
         steps = [e for rank in range(len(self.by_rank)) for e in self.of(rank, "step")]
-        stalls_s: list[float] = [e["stall_s"] for e in steps if e["stall_s"]]
+        stalls_s: list[float] = [e["stall_s"] for e in steps if e["stall_s"] is not None]
         return statistics.median(stalls_s) * 1e3
 
 
@@ -104,7 +110,8 @@ def recovery(kind: str, killed_at: float, journals: Journals) -> Recovery:
 
 def _attempt(journals: Journals, rank: int, killed_at: float) -> tuple[Event, ...]:
     """Return what led to the first step after the kill: start, restoring, restored, step."""
-    first_step = journals.of(rank, "step", after=killed_at)[0]
+    first_step = journals.new_step(rank, killed_at)
+    assert first_step is not None, f"rank {rank} has not recovered"
     before = [
         [e for e in journals.of(rank, kind) if e["at"] <= first_step["at"]][-1]
         for kind in ("start", "restoring", "restored")

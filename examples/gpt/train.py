@@ -98,7 +98,7 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             step += 1
-            stall_s = save.stall_s if save else 0.0  # of the step before: known only by now
+            stall_s = save.stall_s if save else None  # of the step before: known only by now
             save = ck.step(step)  # holdfast
             journal.write("step", {"step": step, "loss": loss.item().hex(), "stall_s": stall_s})
             if step == arguments.steps:
