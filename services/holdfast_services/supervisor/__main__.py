@@ -1,0 +1,111 @@
+"""``python -m holdfast_services.supervisor``: run, or erase, the embedded stack of one HOME.
+
+Exit codes: 0, 1 failed, 2 usage, 3 a stack already runs in this HOME.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from holdfast.errors import AlreadyExistsError, CheckpointError
+
+from holdfast_services.kit import runner
+from holdfast_services.supervisor import detach, logs
+from holdfast_services.supervisor import layout as places
+from holdfast_services.supervisor.children import specs
+from holdfast_services.supervisor.service import Supervisor
+from holdfast_services.supervisor.settings import Settings
+
+EXIT_FAILED, EXIT_USAGE, EXIT_RUNNING = 1, 2, 3
+
+
+def main() -> int:
+    """Return the exit code."""
+    try:
+        settings = Settings.from_args(sys.argv[1:], os.environ)
+    except CheckpointError as error:
+        return _refuse(error, EXIT_USAGE)
+    try:
+        places.private_folder(settings.home)
+        if settings.erase:
+            return _erase(settings)
+        return _detach(settings) if settings.detach else _run(settings, _tell_nobody)
+    except AlreadyExistsError as error:
+        return _refuse(error, EXIT_RUNNING)
+    except (CheckpointError, OSError) as error:
+        return _refuse(error, EXIT_FAILED)
+
+
+def _tell_nobody(_news: str) -> None:
+    """In the foreground the log is on the terminal."""
+
+
+def _refuse(error: object, code: int) -> int:
+    print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201 - this is a command line
+    return code
+
+
+def _erase(settings: Settings) -> int:
+    lock = places.take_lock(settings.home)
+    print(places.erase(settings.home))  # noqa: T201 - the bytes given back, for the caller
+    os.close(lock)
+    return 0
+
+
+def _detach(settings: Settings) -> int:
+    # Asked before the fork too; the lock itself is taken by the process that runs the stack.
+    holder = places.lock_holder(settings.home / "supervisor.lock")
+    if holder is not None:
+        raise AlreadyExistsError("a stack already runs here", home=settings.home, pid=holder)
+
+    def run(tell: detach.Tell) -> int:
+        try:
+            return _run(settings, tell)
+        except (CheckpointError, OSError) as error:
+            tell(str(error))
+            return EXIT_FAILED
+
+    news = detach.detached(run, output=settings.home / "log")
+    return 0 if news == detach.READY else _refuse(news, EXIT_FAILED)
+
+
+def _run(settings: Settings, tell: detach.Tell) -> int:
+    """Run the stack in this process until it is told to stop, or nobody needs it."""
+    home = settings.home
+    lock = places.take_lock(home)
+    level = settings.environ.get("HOLDFAST_LOG", "INFO").upper()
+    logs.configure(home / "log", level=level, to_terminal=not settings.detach)
+    layout = places.make_layout(
+        home, settings.nodes, port=settings.port, rest_port=settings.rest_port
+    )
+    layout.unpublish()  # a killed supervisor may have left its own
+
+    def publish() -> None:
+        layout.publish()
+        tell(detach.READY)
+
+    supervisor = Supervisor(
+        specs(layout, settings.environ),
+        idle_exit_s=settings.idle_exit_s,
+        sessions=layout.live_sessions,
+        publish=publish,
+    )
+
+    async def run(stop: asyncio.Event) -> None:
+        try:
+            await supervisor.run(stop)
+        except CheckpointError as error:
+            tell(str(error))
+            raise
+
+    try:
+        return runner.run("supervisor", run)
+    finally:
+        layout.unpublish()
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

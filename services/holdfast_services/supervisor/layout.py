@@ -1,0 +1,233 @@
+"""Where a stack keeps its things: HOME, arenas, sockets, ports, and ``stack.json``.
+
+::
+
+    HOME/  supervisor.lock  stack.json  log  metadata.db  <node>.sock
+    /dev/shm/holdfast-<uid>/<hash of HOME>/<node>/      arenas, 0700 all the way
+
+Without /dev/shm the arenas are in HOME/arena; with a HOME too long for a socket's path the
+sockets are beside the arenas.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import stat
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import AccessError, AlreadyExistsError, InvalidRequestError
+from holdfast.rpc.channel import SOCKET_PATH_BYTES_MAX
+
+SHM = Path("/dev/shm")  # noqa: S108 - the folders in it are made 0700 and checked
+HOST = "127.0.0.1"
+PORT_DEFAULT, REST_PORT_DEFAULT = 7300, 7380
+# Below the range that outgoing connections take (32768 up), so a port stays free for a restart.
+PORT_MIN, PORT_MAX = 20_000, 29_999
+
+_FLOCK = "hhqqi4x"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One agent's places; ports are chosen once, so that peers find a restarted agent again."""
+
+    name: str
+    socket: Path
+    arena: Path
+    rpc_port: int
+    data_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """All places of one stack."""
+
+    home: Path
+    arenas: Path
+    port: int
+    rest_port: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def address(self) -> str:
+        """Where the metadata service serves gRPC."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def rest_url(self) -> str:
+        """Where it serves REST and the dashboard."""
+        return f"http://{HOST}:{self.rest_port}"
+
+    def publish(self) -> None:
+        """Write ``stack.json``: readers see the whole of it or none."""
+        record = {
+            "pid": os.getpid(),
+            "address": self.address,
+            "rest_url": self.rest_url,
+            "log": str(self.home / "log"),
+            "nodes": [
+                {"name": node.name, "agent": str(node.socket), "arena": str(node.arena)}
+                for node in self.nodes
+            ],
+        }
+        temporary = self.home / "stack.json.new"
+        temporary.write_text(json.dumps(record, indent=1))
+        temporary.replace(self.home / "stack.json")
+
+    def unpublish(self) -> None:
+        """Remove ``stack.json``."""
+        (self.home / "stack.json").unlink(missing_ok=True)
+
+    def live_sessions(self) -> int:
+        """Return how many trainers hold the lock of their session file now."""
+        return sum(
+            lock_holder(file) is not None
+            for node in self.nodes
+            for file in (node.arena / "sessions").glob("*")
+        )
+
+
+def make_layout(home: Path, names: tuple[str, ...], *, port: int, rest_port: int) -> Layout:
+    """Return the places of a stack in ``home``, its folders made and its ports chosen.
+
+    Raises:
+        InvalidRequestError: a port that was asked for is in use, or no socket path is short enough.
+        AccessError: the arenas' folder belongs to somebody else.
+    """
+    arenas = arena_root(home)
+    private_folder(arenas.parent)
+    private_folder(arenas)
+    taken: set[int] = set()
+    first = PORT_MIN + int(_short_hash(home), 16) % (PORT_MAX - PORT_MIN)
+    grpc_port = _port(port, PORT_DEFAULT, first, taken)
+    http_port = _port(rest_port, REST_PORT_DEFAULT, first, taken)
+    nodes = tuple(
+        Node(
+            name=name,
+            socket=_socket_path(home, arenas, name),
+            arena=private_folder(arenas / name),
+            rpc_port=_free_port(first, taken),
+            data_port=_free_port(first, taken),
+        )
+        for name in names
+    )
+    return Layout(home=home, arenas=arenas, port=grpc_port, rest_port=http_port, nodes=nodes)
+
+
+def arena_root(home: Path) -> Path:
+    """Return the folder that holds the arenas of the stack in ``home``, and nothing else."""
+    if not SHM.is_dir():
+        return home / "arena"
+    return SHM / f"holdfast-{os.getuid()}" / _short_hash(home)
+
+
+def erase(home: Path) -> int:
+    """Remove the arenas and the catalogue that describes them; return the bytes given back.
+
+    The caller holds the lock, so nothing runs. They go together: a catalogue without the bytes
+    would have every job look for checkpoints that were thrown away on purpose.
+    """
+    root = arena_root(home)
+    freed_bytes = 0
+    if root.is_dir() and not root.is_symlink():
+        freed_bytes = sum(file.lstat().st_blocks * 512 for file in root.rglob("*"))
+        shutil.rmtree(root)
+    for leftover in (*home.glob("metadata.db*"), *home.glob("*.sock"), home / "stack.json"):
+        leftover.unlink(missing_ok=True)
+    return freed_bytes
+
+
+def private_folder(path: Path) -> Path:
+    """Make ``path`` a folder that only this user can enter, and return it.
+
+    Raises:
+        AccessError: it is there already and is not one (others can write to /dev/shm).
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise AccessError(f"{path} is not a folder of user {os.getuid()}; remove it")
+    path.chmod(0o700)
+    return path
+
+
+def take_lock(home: Path) -> int:
+    """Take the lock of the stack in ``home``, until this process ends; return the descriptor.
+
+    Raises:
+        AlreadyExistsError: another supervisor has it.
+    """
+    descriptor = os.open(home / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as cause:
+        holder = lock_holder(home / "supervisor.lock")
+        os.close(descriptor)
+        raise AlreadyExistsError("a stack already runs here", home=home, pid=holder) from cause
+    return descriptor
+
+
+def lock_holder(path: Path) -> int | None:
+    """Return the pid that holds the record lock on ``path``, or None; disturbs nobody.
+
+    Only asks (F_GETLK): trying to take the lock could make its rightful owner fail.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        found = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
+    finally:
+        os.close(descriptor)
+    kind, _, _, _, pid = struct.unpack(_FLOCK, found)
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def _short_hash(home: Path) -> str:
+    return hashlib.blake2b(os.fsencode(home.resolve()), digest_size=4).hexdigest()
+
+
+def _socket_path(home: Path, arenas: Path, name: str) -> Path:
+    for path in (home / f"{name}.sock", arenas / f"{name}.sock"):
+        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+            return path
+    raise InvalidRequestError(f"{home} is too long for a socket; choose a shorter --dir")
+
+
+def _port(asked: int, usual: int, first: int, taken: set[int]) -> int:
+    if asked and not _is_free(asked):
+        raise InvalidRequestError(f"port {asked} is in use; choose another, or 0 for any")
+    port = asked or (usual if _is_free(usual) else _free_port(first, taken))
+    taken.add(port)
+    return port
+
+
+def _free_port(first: int, taken: set[int]) -> int:
+    span = PORT_MAX - PORT_MIN + 1
+    for offset in range(span):
+        port = PORT_MIN + (first - PORT_MIN + offset) % span
+        if port not in taken and _is_free(port):
+            taken.add(port)
+            return port
+    raise InvalidRequestError(f"no free port in {PORT_MIN}..{PORT_MAX}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,77 @@
+"""What the supervisor is told on its command line and by ``HOLDFAST_*`` variables."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import InvalidRequestError
+
+NODES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One stack. Ports: 0 means any free one. ``idle_exit_s`` 0 means never.
+
+    ``environ`` is handed down to the children, with their own settings added.
+    """
+
+    home: Path
+    nodes: tuple[str, ...]
+    port: int
+    rest_port: int
+    idle_exit_s: float
+    detach: bool
+    erase: bool
+    environ: Mapping[str, str]
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+        """Parse the command line.
+
+        Raises:
+            SystemExit: the command line is wrong; argparse has said how.
+            InvalidRequestError: a number is out of range.
+        """
+        args = _parser().parse_args(argv)
+        if not 1 <= args.nodes <= NODES_MAX:
+            raise InvalidRequestError(f"--nodes must be 1..{NODES_MAX}, got {args.nodes}")
+        return cls(
+            home=args.dir.expanduser().absolute(),
+            nodes=tuple(f"node-{i}" for i in range(args.nodes)),
+            port=args.port,
+            rest_port=args.rest_port,
+            idle_exit_s=args.idle_exit,
+            detach=args.detach,
+            erase=args.erase,
+            environ=dict(environ),
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m holdfast_services.supervisor")
+    parser.add_argument("--dir", type=Path, required=True, help="HOLDFAST_HOME of this stack")
+    parser.add_argument("--nodes", type=int, default=1, help="node agents to run (default 1)")
+    parser.add_argument("--port", type=int, default=0, help="gRPC of the metadata service")
+    parser.add_argument("--rest-port", type=int, default=0, help="REST and dashboard")
+    parser.add_argument(
+        "--idle-exit",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="end when no trainer has lived for S seconds (default: never)",
+    )
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="run in the background; return once the stack is ready",
+    )
+    parser.add_argument(
+        "--erase",
+        action="store_true",
+        help="run nothing: remove the arenas and the catalogue of this HOME",
+    )
+    return parser
