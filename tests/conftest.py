@@ -1,0 +1,33 @@
+"""Chooses and seeds: a clean environment, and a marker for each test by its folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+HERE = Path(__file__).parent
+KINDS = ("unit", "contract", "property", "golden", "tidy", "integration", "e2e", "bench")
+
+for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+    del os.environ[name]
+
+settings.register_profile("holdfast", deadline=None, print_blob=True, derandomize=True)
+settings.load_profile("holdfast")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for kind in KINDS:
+        config.addinivalue_line("markers", f"{kind}: lies in tests/{kind}")
+    config.addinivalue_line("markers", "slow: takes more than ten seconds")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        kind = item.path.relative_to(HERE).parts[0]
+        if kind in KINDS:
+            item.add_marker(getattr(pytest.mark, kind))

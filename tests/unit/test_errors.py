@@ -1,0 +1,50 @@
+"""``holdfast.errors``: the tree, its kinds, its text."""
+
+import pickle
+
+import pytest
+from holdfast import errors
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_survives_pickling(cls):
+    """A data-loader worker or a launcher may send it to another process."""
+    error = pickle.loads(pickle.dumps(cls("no room", run="r1", step=3)))
+
+    assert (cls, "no room", {"run": "r1", "step": "3"}) == (
+        type(error),
+        error.message,
+        error.context,
+    )
+    assert "no room (run=r1 step=3)" == str(error)
+
+
+def test_kinds_are_unique():
+    assert len(CLASSES) == len({cls.kind for cls in CLASSES})
+
+
+def test_context_may_carry_any_key():
+    """Also those that are parameter names: the other side of a wire chooses them."""
+    error = errors.NotFoundError("gone", **{"message": "m", "self": "s", "cls": "c"})
+
+    assert {"message": "m", "self": "s", "cls": "c"} == error.context
+
+
+@pytest.mark.parametrize(
+    ("cls", "base"),
+    [
+        (errors.InvalidRequestError, ValueError),
+        (errors.NotFoundError, LookupError),
+        (errors.OutcomeUnknownError, TimeoutError),
+        (errors.ManifestError, errors.CorruptionError),
+        (errors.StaleGenerationError, errors.PreconditionError),
+    ],
+)
+def test_errors_are_caught_by_the_names_people_know(cls, base):
+    assert issubclass(cls, base)
+
+
+def test_only_what_may_be_repeated_is_retryable():
+    assert {"conflict", "unavailable"} == {cls.kind for cls in CLASSES if cls.retryable}
