@@ -1,0 +1,185 @@
+"""A real embedded stack for tests, and ranks to train on it: processes, sockets, tmpfs.
+
+Nothing here imports torch; a rank is a subprocess that runs ``trainer.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINER = Path(__file__).with_name("trainer.py")
+READY_S_MAX = 60.0
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Return a clean environment that finds both packages."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    paths = (str(ROOT / "sdk"), str(ROOT / "services"))
+    return {**clean, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **extra}
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = READY_S_MAX) -> Any:
+    """Return the first true value of ``condition``; fail with ``what`` after the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Stack:
+    """``holdfast up`` in a folder of its own."""
+
+    def __init__(self, home: Path, nodes: int, **settings: str) -> None:
+        self.home = home
+        self._settings = settings
+        self.holdfast("up", "--nodes", str(nodes), "--dir", str(home))
+        self.info = json.loads((home / "stack.json").read_text())
+
+    def holdfast(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run the command line against this stack."""
+        env = environment(HOLDFAST_HOME=str(self.home), **self._settings)
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli.main", *arguments],
+            env=env, capture_output=True, text=True, timeout=READY_S_MAX, check=False,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout + done.stderr + self.log()
+        return done
+
+    def node(self, index: int) -> Mapping[str, Any]:
+        """Return name, agent socket and arena of a node."""
+        node: Mapping[str, Any] = self.info["nodes"][index]
+        return node
+
+    def arena(self, index: int) -> Path:
+        """Return a node's arena folder."""
+        return Path(self.node(index)["arena"])
+
+    def rest(self, path: str) -> Any:
+        """Return the JSON at ``/api/v1/<path>``."""
+        request = urllib.request.Request(
+            f"{self.info['rest_url'].rstrip('/')}/api/v1/{path}",
+            headers={"Accept": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def pid(self, *words: str) -> int | None:
+        """Return the pid of the service of this stack whose environment has all ``words``."""
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                command = (folder / "cmdline").read_bytes()
+                environ = (folder / "environ").read_bytes()
+                mine = str(self.home).encode() in environ and b"holdfast_services" in command
+                if mine and all(w.encode() in command + environ for w in words):
+                    return int(folder.name)
+        return None
+
+    def agent_pid(self, index: int) -> int | None:
+        """Return the pid of a node's agent, None while it is down."""
+        return self.pid("holdfast_services.agent", f"HOLDFAST_NODE={self.node(index)['name']}")
+
+    def metadata_pid(self) -> int | None:
+        """Return the pid of the metadata service, None while it is down."""
+        return self.pid("holdfast_services.metadata")
+
+    def log(self) -> str:
+        """Return the end of the common log."""
+        path = self.home / "log"
+        return path.read_text(errors="replace")[-6000:] if path.exists() else ""
+
+    def ranks(
+        self, *arguments: str, world_size: int = 1, nodes: Sequence[int] = (0,), **extra: str
+    ) -> Ranks:
+        """Start one rank per entry, rank r on node ``nodes[r % len(nodes)]``."""
+        port = free_port()
+        local = max(1, -(-world_size // len(nodes)))
+        processes = []
+        for rank in range(world_size):
+            node = self.node(nodes[rank % len(nodes)])
+            env = environment(
+                HOLDFAST_AGENT=node["agent"], HOLDFAST_LAUNCH="test", RANK=str(rank),
+                WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(local),
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **extra,
+            )  # fmt: skip
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(TRAINER), *arguments],
+                    env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                )  # fmt: skip
+            )
+        return Ranks(processes)
+
+    def close(self) -> None:
+        """Stop everything, whatever state it is in."""
+        self.holdfast("down", check=False)
+
+
+class Ranks:
+    """The processes of one launch."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
+        self.processes = processes
+
+    def wait(self, timeout_s: float = 90.0) -> list[str]:
+        """Return what each rank printed; kill what is left at the deadline."""
+        deadline = time.monotonic() + timeout_s
+        outputs = []
+        for process in self.processes:
+            try:
+                left_s = max(0.1, deadline - time.monotonic())
+                outputs.append(process.communicate(timeout=left_s)[0])
+            except subprocess.TimeoutExpired:
+                process.kill()
+                outputs.append(process.communicate()[0] + "\n[killed at the deadline]")
+        return outputs
+
+    def succeed(self, timeout_s: float = 90.0) -> list[str]:
+        """Wait; every rank must have ended well."""
+        outputs = self.wait(timeout_s)
+        codes = [process.returncode for process in self.processes]
+        assert set(codes) == {0}, f"exit codes {codes}\n" + "\n---\n".join(outputs)
+        return outputs
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send every rank that still runs a signal."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+
+@contextlib.contextmanager
+def running_stack(nodes: int, **settings: str) -> Iterator[Stack]:
+    """Run a stack in a short temporary folder; stop it and remove the folder after."""
+    home = Path(tempfile.mkdtemp(prefix="hf-"))
+    stack: Stack | None = None
+    try:
+        stack = Stack(home, nodes, **settings)
+        yield stack
+    finally:
+        if stack is not None:
+            stack.close()
+        shutil.rmtree(home, ignore_errors=True)

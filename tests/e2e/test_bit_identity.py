@@ -1,0 +1,98 @@
+"""A run that was killed and came back ends with the same bits as one that was not.
+
+G8, G9; interleavings 10 and 11 of the failure model. Real processes, a real stack, SIGKILL.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.e2e.stack import Stack, running_stack
+
+STEPS = "20"
+KILL_AT = "14"
+
+
+@pytest.fixture(scope="module")
+def stack():
+    with running_stack(nodes=2) as running:
+        yield running
+
+
+def final(output: str) -> str:
+    """Return the fingerprint that a rank printed."""
+    found = re.search(r"^final ([0-9a-f]{64})$", output, re.MULTILINE)
+    assert found, output
+    return found[1]
+
+
+def restored(output: str) -> int:
+    """Return the step that a rank restored."""
+    found = re.search(r"^restored (\d+)", output, re.MULTILINE)
+    assert found, output
+    return int(found[1])
+
+
+def finals(stack: Stack, *arguments: str, **options) -> list[str]:
+    """Run to the end and return the fingerprint of every rank."""
+    return [final(text) for text in stack.ranks(*arguments, **options).succeed()]
+
+
+@pytest.mark.parametrize("scenario", ["adamw", "fused", "in_backward", "ema", "by_hand"])
+def test_one_process_comes_back_bit_identical(stack, scenario):
+    """Interleavings 10 and 11: every kind of update, dropout, BatchNorm, a shuffled loader that is
+    in the middle of its second epoch when the process dies."""
+    common = ("--scenario", scenario, "--steps", STEPS, "--save", "1", "--wait", "local")
+    expected = finals(stack, "--job", f"calm-{scenario}", *common)
+    killed = stack.ranks("--job", scenario, *common, "--kill-at", KILL_AT)
+    killed.wait()
+
+    [output] = stack.ranks("--job", scenario, *common).succeed()
+
+    assert restored(output) == int(KILL_AT) - 1
+    assert [final(output)] == expected
+
+
+@pytest.mark.parametrize("kill_at", ["12", "13"])
+def test_an_epoch_boundary_is_no_exception(stack, kill_at):
+    """A checkpoint of the last step of an epoch (12), and of the first of the next (13): the next
+    iterator draws from the restored generator exactly as the first run's did."""
+    job = f"boundary-{kill_at}"
+    common = ("--steps", STEPS, "--save", "1", "--wait", "local")
+    expected = finals(stack, "--job", f"calm-{job}", *common)
+    stack.ranks("--job", job, *common, "--kill-at", str(int(kill_at) + 1)).wait()
+
+    [output] = stack.ranks("--job", job, *common).succeed()
+
+    assert restored(output) == int(kill_at)
+    assert [final(output)] == expected
+
+
+def test_two_ddp_ranks_come_back_bit_identical_after_one_is_killed(stack):
+    """P5, F37: the ranks share the state between them; both load all of it."""
+    common = ("--steps", STEPS, "--save", "1", "--wait", "replicated")
+    places = {"world_size": 2, "nodes": (0, 1)}
+    expected = finals(stack, "--job", "calm-ddp", *common, **places)
+    killed = stack.ranks("--job", "ddp", *common, "--kill-at", KILL_AT, "--kill-ranks", "1", **places)
+    killed.wait()
+
+    outputs = stack.ranks("--job", "ddp", *common, **places).succeed()
+
+    assert [restored(text) for text in outputs] == [int(KILL_AT) - 1] * 2
+    assert [final(text) for text in outputs] == expected
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_ddp_run_goes_on_with_another_number_of_ranks(stack, world_size):
+    """F75, F76: parameters and optimizer state are those that were saved; per-rank state by rule."""
+    job = f"elastic-{world_size}"
+    common = ("--job", job, "--save", "1", "--wait", "replicated")
+    stack.ranks(*common, "--steps", "9", world_size=2, nodes=(0, 1)).succeed()
+
+    outputs = stack.ranks(
+        *common, "--steps", "12", world_size=world_size, nodes=(0, 1)[:world_size]
+    ).succeed()
+
+    assert [restored(text) for text in outputs] == [9] * world_size

@@ -1,0 +1,245 @@
+"""What fails while it trains: agents, metadata, memory, bytes, old trainers.
+
+Each test is a row of docs/explanation/failure-model.md. Real processes throughout.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stack import Stack, environment, running_stack, until
+from tests.e2e.test_bit_identity import final, finals, restored
+
+
+@pytest.fixture
+def stack():
+    with running_stack(nodes=2, HOLDFAST_NODE_LEASE_S="3") as running:
+        yield running
+
+
+def reader(process) -> list[str]:
+    """Collect a rank's lines while it runs."""
+    lines: list[str] = []
+    threading.Thread(
+        target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True
+    ).start()
+    return lines
+
+
+def step_seen(lines: list[str], step: int) -> bool:
+    return any(line.startswith(f"step {step} ") for line in list(lines))
+
+
+def levels(stack: Stack, job: str) -> dict[int, dict]:
+    """Return the checkpoints of a job by step, as REST shows them."""
+    return {row["step"]: row for row in stack.rest(f"jobs/{job}/checkpoints")["checkpoints"]}
+
+
+def segment_of(arena: Path, rank: int) -> Path:
+    """Return the newest sealed segment of ``rank`` in an arena."""
+    found = []
+    for path in arena.glob("*.seg"):
+        head = path.read_bytes()[:4096]
+        if f'"holdfast.rank":"{rank}"'.encode() in head:
+            step = re.search(rb'"holdfast.step":"(\d+)"', head)
+            found.append((int(step[1]), path))
+    return max(found)[1]
+
+
+def flip_a_byte(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        old = file.read(1)
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes([old[0] ^ 0xFF]))
+
+
+@pytest.mark.parametrize("victim", ["agent", "metadata"])
+def test_training_goes_on_without_agent_or_metadata_and_the_catalogue_catches_up(stack, victim):
+    """P4, G17, G18; interleaving 16: killed during a save, back under the supervisor."""
+    expected = finals(stack, "--job", "calm", "--steps", "40", "--wait", "")
+    ranks = stack.ranks("--job", "j", "--steps", "40", "--pause-s", "0.1")
+    lines = reader(ranks.processes[0])
+    until(lambda: step_seen(lines, 8), "step 8")
+    pid = stack.agent_pid(0) if victim == "agent" else stack.metadata_pid()
+    os.kill(pid, signal.SIGKILL)
+
+    assert ranks.processes[0].wait(60) == 0, lines
+    assert f"final {expected[0]}\n" in lines
+    until(lambda: 40 in levels(stack, "j"), "step 40 in the catalogue")
+
+
+def test_a_node_lost_with_its_memory_is_rebuilt_from_its_neighbour(stack):
+    """P5, F55, F67: agent and arena gone; the fresh agent fetches before its ranks ask."""
+    places = {"world_size": 2, "nodes": (0, 1)}
+    common = ("--job", "j", "--steps", "12", "--wait", "replicated")
+    expected = finals(stack, "--job", "calm", *common[2:], **places)
+    stack.ranks(*common, "--kill-at", "9", "--kill-ranks", "0", "1", **places).wait()
+    arena = stack.arena(1)
+    old = stack.agent_pid(1)
+    for path in arena.glob("*.*"):
+        path.unlink()
+    os.kill(old, signal.SIGKILL)
+
+    outputs = stack.ranks(*common, **places).succeed()
+
+    assert [restored(text) for text in outputs] == [8, 8]
+    assert [final(text) for text in outputs] == expected
+    assert re.search(r"^restored 8 \{.*'peer': \d+", outputs[1], re.MULTILINE), outputs[1]
+
+
+def test_a_flipped_byte_in_memory_is_found_and_survived(stack):
+    """P3, F70; interleaving 15: the copy on the other node is used, the bad one quarantined."""
+    places = {"world_size": 2, "nodes": (0, 1)}
+    common = ("--job", "j", "--steps", "10", "--wait", "replicated")
+    expected = finals(stack, "--job", "calm", *common[2:], **places)
+    stack.ranks(*common, "--kill-at", "8", "--kill-ranks", "0", "1", **places).wait()
+    flip_a_byte(segment_of(stack.arena(0), rank=0))
+
+    outputs = stack.ranks(*common, **places).succeed()
+
+    assert [restored(text) for text in outputs] == [7, 7]
+    assert [final(text) for text in outputs] == expected
+    assert "'peer'" in outputs[0]
+
+
+def test_when_the_last_source_is_corrupt_all_ranks_load_the_older_step(stack):
+    """F68, F69; interleaving 2: rank 0 could load the newer step, rank 1's last source is bad.
+
+    Without metadata nothing is committed, so an older committed step and a newer sealed one lie in
+    memory side by side; then every copy of rank 1's newer segment is damaged.
+    """
+    places = {"world_size": 2, "nodes": (0, 1)}
+    common = ("--job", "j", "--pause-s", "0.05")
+    ranks = stack.ranks(*common, "--steps", "400", **places)
+    lines = [reader(process) for process in ranks.processes]
+    until(lambda: all(step_seen(seen, 5) for seen in lines), "step 5")
+    supervisor = stack.pid("holdfast_services.supervisor")
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        os.kill(stack.metadata_pid(), signal.SIGKILL)
+        arenas = [stack.arena(0), stack.arena(1)]
+        until(lambda: newer_step_lies_everywhere(arenas), "a newer sealed step on both nodes")
+        ranks.kill()
+        ranks.wait()
+        newer = sealed_step(segment_of(arenas[0], rank=1))
+        for arena in arenas:
+            flip_a_byte(segment_of(arena, rank=1))
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+    outputs = stack.ranks(*common, "--steps", str(newer + 2), **places).succeed()
+
+    steps = {restored(text) for text in outputs}
+    assert len(steps) == 1, outputs
+    assert 0 < steps.pop() < newer
+
+
+def sealed_step(path: Path) -> int:
+    found = re.search(rb'"holdfast.step":"(\d+)"', path.read_bytes()[:4096])
+    assert found
+    return int(found[1])
+
+
+def newer_step_lies_everywhere(arenas: list[Path]) -> bool:
+    """Tell whether both ranks' segments of two steps, one newer, are sealed in both arenas."""
+    held = []
+    for arena in arenas:
+        try:
+            held.append(sorted(sealed_step(path) for path in arena.glob("*.seg")))
+        except OSError:
+            return False
+    return held[0] == held[1] and len(held[0]) == 4 and len(set(held[0])) == 2
+
+
+def test_a_stopped_old_trainer_that_wakes_up_writes_nowhere_anyone_reads(stack):
+    """P2, G12; interleaving 5: SIGSTOP, a successor takes over, SIGCONT."""
+    common = ("--job", "j", "--pause-s", "0.05")
+    expected = finals(stack, "--job", "calm", "--steps", "60", *common[2:])
+    old = stack.ranks(*common, "--steps", "400")
+    lines = reader(old.processes[0])
+    until(lambda: step_seen(lines, 10), "step 10")
+    old.kill(signal.SIGSTOP)
+    new = stack.ranks(*common, "--steps", "60", "--takeover", HOLDFAST_LAUNCH="second")
+    new_lines = reader(new.processes[0])
+    until(lambda: step_seen(new_lines, 20), "step 20 of the successor")
+    old.kill(signal.SIGCONT)
+
+    assert new.processes[0].wait(60) == 0, new_lines
+    assert f"final {expected[0]}\n" in new_lines
+    old.kill()
+    rows = levels(stack, "j")
+    newest = rows[max(step for step in rows if not rows[step].get("superseded"))]
+    assert newest["step"] == 60
+
+
+def test_a_second_launch_under_the_same_name_is_refused_while_the_first_lives(stack):
+    """G12; interleaving 12."""
+    first = stack.ranks("--job", "j", "--steps", "400", "--pause-s", "0.05")
+    lines = reader(first.processes[0])
+    until(lambda: step_seen(lines, 3), "step 3")
+
+    [output] = stack.ranks("--job", "j", "--steps", "5", HOLDFAST_LAUNCH="other").wait()
+
+    first.kill()
+    assert "refused already_exists" in output
+    assert "launch:test" in output or "pid" in output or ":" in output
+
+
+def test_without_metadata_a_start_is_an_error_never_no_checkpoint(stack):
+    stack.ranks("--job", "j", "--steps", "3", "--wait", "local").succeed()
+    os.kill(stack.pid("holdfast_services.supervisor"), signal.SIGSTOP)
+    os.kill(stack.metadata_pid(), signal.SIGKILL)
+    try:
+        [output] = stack.ranks("--job", "j", "--steps", "5", HOLDFAST_RESTORE_TIMEOUT="3").wait()
+    finally:
+        os.kill(stack.pid("holdfast_services.supervisor"), signal.SIGCONT)
+
+    assert "refused unavailable" in output
+    assert "restored" not in output
+
+
+def test_every_saved_step_of_a_time_trigger_is_whole_on_ranks_of_different_speed(stack):
+    """F22, F26; interleaving 9: rank 1 computes 3 x slower; the ranks meet in all-reduce."""
+    common = ("--job", "j", "--steps", "60", "--save", "seconds", "--pause-s", "0.03")
+    stack.ranks(*common, "--skew", "2", world_size=2, nodes=(0, 1)).succeed()
+
+    rows = levels(stack, "j")
+    assert rows, "no save was announced"
+    assert all(row["local_at"] for row in rows.values()), rows
+
+
+def test_sigterm_saves_once_more_on_all_ranks_and_ends_with_143(stack):
+    """F24, F27: both ranks save the same step, then end as they would have."""
+    places = {"world_size": 2, "nodes": (0, 1)}
+    common = ("--job", "j", "--save", "preemption", "--pause-s", "0.1")
+    ranks = stack.ranks(*common, "--steps", "600", **places)
+    lines = [reader(process) for process in ranks.processes]
+    until(lambda: all(step_seen(seen, 5) for seen in lines), "step 5")
+    ranks.kill(signal.SIGTERM)
+
+    assert [process.wait(60) for process in ranks.processes] == [143, 143], lines
+    outputs = stack.ranks(*common, "--steps", "1", **places).succeed()
+    steps = {restored(text) for text in outputs}
+    assert len(steps) == 1
+    assert steps.pop() >= 5
+
+
+def test_a_job_that_does_not_fit_is_refused_at_construction_with_the_sum():
+    """P8, F43"""
+    with running_stack(nodes=1, HOLDFAST_BUDGET="64KiB") as small:
+        [output] = small.ranks("--job", "j").wait()
+
+    assert "refused exhausted" in output
+    assert "2 slots x (" in output
+    assert " to restore = " in output
+
+
+def test_environment_is_clean():
+    assert not [key for key in environment() if key.startswith("HOLDFAST_")]

@@ -1,0 +1,235 @@
+"""A rank of the end-to-end tests: trains a small model that exercises one kind of state.
+
+Prints ``step <n>`` lines while it runs and, at the end, one ``final <sha256>`` over everything that
+training could have changed. ``--kill-at`` makes it SIGKILL itself at that step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import holdfast
+from holdfast.errors import CheckpointError
+
+WIDTH = 64
+SAMPLES = 96
+BATCH = 8
+
+
+class Net(nn.Module):
+    """Dropout makes RNG matter, BatchNorm writes buffers in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(16, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.3),
+            nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1),
+        )  # fmt: skip
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return one number per sample."""
+        output: torch.Tensor = self.layers(inputs)
+        return output
+
+
+def dataset() -> torch.utils.data.TensorDataset:
+    """Return the same samples in every process, without touching the global generator."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(SAMPLES, 16, generator=generator)
+    return torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).tanh())
+
+
+class Training:
+    """Model, update rule and loader of one scenario, and the mapping that is saved."""
+
+    def __init__(self, scenario: str) -> None:
+        self.scenario = scenario
+        net: nn.Module = Net()
+        distributed = dist.is_initialized()
+        self.model = nn.parallel.DistributedDataParallel(net) if distributed else net
+        loader = torch.utils.data.DataLoader(dataset(), batch_size=BATCH, shuffle=True)
+        self.loader = holdfast.ResumableLoader(loader)
+        self.state: dict[str, object] = {"model": self.model, "loader": self.loader}
+        self.gate: Callable[[], None] = lambda: None
+        self._update = getattr(self, f"_make_{scenario}")(net)
+
+    def update(self) -> None:
+        """Change the parameters by the scenario's rule; gradients are ready."""
+        self._update()
+
+    def _stepping(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        self.state["optimizer"] = optimizer
+
+        def update() -> None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return update
+
+    def _make_adamw(self, net: nn.Module) -> Callable[[], None]:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+        self.state["schedule"] = schedule
+        step = self._stepping(optimizer)
+
+        def update() -> None:
+            step()
+            schedule.step()
+
+        return update
+
+    def _make_fused(self, net: nn.Module) -> Callable[[], None]:
+        return self._stepping(torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True))
+
+    def _make_in_backward(self, net: nn.Module) -> Callable[[], None]:
+        optimizers = {
+            name: torch.optim.Adam([parameter], lr=1e-2)
+            for name, parameter in net.named_parameters()
+        }
+        for name, parameter in net.named_parameters():
+
+            def fire(p: torch.Tensor, optimizer: torch.optim.Optimizer = optimizers[name]) -> None:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+            parameter.register_post_accumulate_grad_hook(fire)
+        self.state["optimizers"] = optimizers
+        return lambda: None
+
+    def _make_ema(self, net: nn.Module) -> Callable[[], None]:
+        averaged = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
+        step = self._stepping(torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9))
+        self.state["ema"] = averaged
+
+        def update() -> None:
+            step()
+            averaged.update_parameters(net)
+
+        return update
+
+    def _make_by_hand(self, net: nn.Module) -> Callable[[], None]:
+        def update() -> None:
+            self.gate()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    assert parameter.grad is not None
+                    parameter.add_(parameter.grad, alpha=-1e-2 * random.random())
+                    parameter.grad = None
+
+        return update
+
+
+def endless(loader: holdfast.ResumableLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches, epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def fingerprint(training: Training) -> str:
+    """Return a digest of all that training could have changed."""
+    digest = hashlib.sha256()
+    holders = [v for v in training.state.values() if hasattr(v, "state_dict")]
+    extra = training.state.get("optimizers")
+    holders += list(extra.values()) if isinstance(extra, dict) else []
+    for holder in holders:
+        if not isinstance(holder, holdfast.ResumableLoader):
+            _absorb(digest, copy.deepcopy(holder.state_dict()))
+    digest.update(torch.get_rng_state().numpy().tobytes())
+    digest.update(repr(random.getstate()).encode())
+    return digest.hexdigest()
+
+
+def _absorb(digest: hashlib._Hash, value: object) -> None:
+    if isinstance(value, torch.Tensor):
+        digest.update(value.detach().contiguous().view(torch.uint8).numpy().tobytes()
+                      if value.ndim else repr(value.item()).encode())  # fmt: skip
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            digest.update(repr(key).encode())
+            _absorb(digest, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _absorb(digest, item)
+    else:
+        digest.update(repr(value).encode())
+
+
+def policy(text: str) -> holdfast.policy.Policy:
+    """Return the save policy that ``text`` names."""
+    if text == "seconds":
+        return holdfast.EverySeconds(0.3)
+    if text == "preemption":
+        return holdfast.OnPreemption(grace_s=20)
+    return holdfast.EverySteps(int(text))
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train to ``options.steps``; prints as the module says."""
+    torch.manual_seed(11)
+    random.seed(11)
+    torch.set_num_threads(1)
+    rank = int(os.environ.get("RANK", "0"))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    training = Training(options.scenario)
+    checkpointer = holdfast.Checkpointer(
+        options.job, training.state, save=policy(options.save), replicas=options.replicas,
+        takeover=options.takeover,
+    )  # fmt: skip
+    training.gate = checkpointer.before_update
+    restored = checkpointer.restore()
+    begin = restored.step if restored else 0
+    sources = dict(restored.sources) if restored else {}
+    print(f"restored {begin} {sources}", flush=True)
+    batches = endless(training.loader)
+    for step in range(begin + 1, options.steps + 1):
+        inputs, targets = next(batches)
+        loss = nn.functional.mse_loss(training.model(inputs), targets)
+        loss.backward()
+        if step == options.kill_at and rank in options.kill_ranks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        training.update()
+        time.sleep(options.pause_s * (1 + rank * options.skew))
+        handle = checkpointer.step(step)
+        if handle is not None and options.wait:
+            handle.wait(options.wait, timeout_s=30)
+        print(f"step {step} {handle.level if handle else '-'}", flush=True)
+    if options.save.isdigit():
+        checkpointer.close()
+    print(f"final {fingerprint(training)}", flush=True)
+
+
+def main() -> None:
+    """Parse, train; an error of ours ends in one line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job", default="job")
+    parser.add_argument("--scenario", default="adamw")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--save", default="1")
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--wait", default="")
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("--kill-at", type=int, default=0)
+    parser.add_argument("--kill-ranks", type=int, nargs="*", default=[0])
+    parser.add_argument("--takeover", action="store_true")
+    try:
+        train(parser.parse_args())
+    except CheckpointError as error:
+        print(f"refused {error.kind}: {error}", flush=True)
+        raise SystemExit(3) from None
+
+
+if __name__ == "__main__":
+    main()
