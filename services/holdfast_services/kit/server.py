@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -19,7 +19,7 @@ from holdfast.rpc.status import TRAILER, to_status
 
 log = logging.getLogger(__name__)
 
-_Handler = grpc.RpcMethodHandler[Any, Any]
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class _Edge(grpc.aio.ServerInterceptor):
