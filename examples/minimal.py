@@ -5,8 +5,9 @@ Nothing needs to be started: with no service configured Holdfast starts its own 
 
 from __future__ import annotations
 
-import holdfast
 import torch
+
+import holdfast
 
 STEPS = 1000
 

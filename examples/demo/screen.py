@@ -6,11 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Self
 
-from holdfast.core.units import format_bytes
 from report import PHASES, Recovery
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from holdfast.core.units import format_bytes
 
 LINE_EVERY_STEPS = 10
 

@@ -6,7 +6,6 @@ It runs as a child that ends when the demo ends, however that happens, unless it
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,9 @@ from cluster import LEASH, DemoError, NodeSpec
 
 START_S_MAX = 60.0
 STOP_S_MAX = 15.0
+DOWN_S_MAX = 30.0
 POLL_S = 0.05
+HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 
 
 class Stack:
@@ -39,10 +40,11 @@ class Stack:
     def __enter__(self) -> Self:
         self._home.mkdir(parents=True, exist_ok=True)
         leash = [] if self._keep else [sys.executable, str(LEASH), "SIGTERM"]
-        up = [sys.executable, "-m", "holdfast_services.supervisor"]
+        nodes = ("--nodes", str(self._nodes_count))
+        up = [*HOLDFAST, "up", "--foreground", "--dir", str(self._home), *nodes]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*leash, *up, "--dir", str(self._home), "--nodes", str(self._nodes_count)],
+                [*leash, *up],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -88,7 +90,5 @@ class Stack:
 
 def down(home: Path) -> None:
     """Stop whatever stack still runs in ``home`` and give its memory back."""
-    command = [sys.executable, "-m", "holdfast.cli.main", "down", "--dir", str(home), "--erase"]
-    subprocess.run(
-        command, env=dict(os.environ), timeout=STOP_S_MAX * 2, check=False, capture_output=True
-    )
+    command = [*HOLDFAST, "down", "--dir", str(home)]
+    subprocess.run(command, timeout=DOWN_S_MAX, check=False, capture_output=True)

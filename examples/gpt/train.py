@@ -12,13 +12,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import holdfast
 import torch
 import torch.distributed as dist
 from data import make_loader
 from journal import Journal, die_with_parent, fingerprints, process_started
 from model import GPT, SIZES
 from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
 
 LEARNING_RATE = 3e-4
 WARM_UP_STEPS = 10

@@ -1,0 +1,109 @@
+"""``python -m tests.bench``: measure Holdfast against its peers, write ``build/bench.json``.
+
+Each benchmark runs in a process of its own, with a stack of its own, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tests.bench.harness import machine
+
+MODULES = ("light", "stall", "snapshot", "restore", "fetch", "training", "memory")
+MODULE_S_MAX = 600.0
+
+
+def main() -> int:
+    """Run what was asked for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", default="", metavar="NAME", help="records that start with NAME")
+    parser.add_argument("--quick", action="store_true", help="smaller state: shows that it works")
+    parser.add_argument("--result", type=Path, default=Path("build/bench.json"))
+    parser.add_argument("--inside", metavar="MODULE", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.inside:
+        return _inside(arguments.inside, arguments)
+    records: list[dict[str, Any]] = [machine()]
+    failed = []
+    for module in MODULES:
+        names = importlib.import_module(f"tests.bench.{module}").NAMES
+        if not any(name.startswith(arguments.only) for name in names):
+            continue
+        print(f"{', '.join(names)} …", flush=True)
+        found = _measure(module, arguments)
+        records += found
+        if not found:
+            failed.append(module)
+    _print(records[1:])
+    _write(arguments.result, records, whole=not arguments.only)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _measure(module: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the records of one module, measured in a fresh process; none if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "records.json"
+        command = [sys.executable, "-W", "ignore", "-m", "tests.bench", "--inside", module]
+        command += ["--result", str(result), "--only", arguments.only]
+        command += ["--quick"] if arguments.quick else []
+        subprocess.run(command, timeout=MODULE_S_MAX, check=False)
+        if not result.exists():
+            return []
+        records: list[dict[str, Any]] = json.loads(result.read_text(encoding="utf-8"))
+        return records
+
+
+def _inside(module: str, arguments: argparse.Namespace) -> int:
+    measure = importlib.import_module(f"tests.bench.{module}").measure
+    records = [
+        record.as_json()
+        for record in measure(quick=arguments.quick)
+        if record.name.startswith(arguments.only)
+    ]
+    arguments.result.write_text(json.dumps(records), encoding="utf-8")
+    return 0
+
+
+def _print(records: Sequence[dict[str, Any]]) -> None:
+    table = Table()
+    for column in ("name", "value", "unit", "peer", "peer value", "ratio", "note"):
+        table.add_column(column, overflow="fold")
+    for record in records:
+        peer_value = record["peer_value"]
+        table.add_row(
+            record["name"],
+            f"{record['value']:.4g}",
+            record["unit"],
+            record["peer"],
+            "" if peer_value is None else f"{peer_value:.4g}",
+            f"{record['ratio']:.3g}",
+            record["note"],
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _write(path: Path, records: Sequence[dict[str, Any]], *, whole: bool) -> None:
+    """Write the records; a partial run replaces only those that it measured."""
+    kept: list[dict[str, Any]] = []
+    if not whole and path.exists():
+        new = {record["name"] for record in records}
+        old = json.loads(path.read_text(encoding="utf-8"))
+        kept = [record for record in old if record["name"] not in new]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([*records, *kept], indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""How long a save keeps the training thread waiting, beside DCP's and torch.save's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from tests.bench.harness import Record, faster, in_turn
+from tests.bench.subject import Saving, Subject, agent
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+
+NAMES = ("stall/dcp_async", "stall/torch_save_disk", "stall/10k_tensors")
+STEP_S = 0.5
+RUNS = 9
+WARM_UP = 4  # DCP reuses its memory from about the fourth save on
+
+
+def measure(*, quick: bool) -> Iterator[Record]:
+    """Yield the records; the disk is the one of the working directory."""
+    scale = 16 if quick else 1
+    Path("build").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir="build"))
+    try:
+        with agent():
+            yield from _measure(folder, scale)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _measure(folder: Path, scale: int) -> Iterator[Record]:
+    saving = Saving(Subject(tensors_count=201, length_bytes=(1 << 30) // scale), job="large")
+    dcp_async, dcp_s = _compare(saving, lambda: _dcp_async(saving.subject, folder / "dcp"))
+    yield faster(
+        "stall/dcp_async",
+        dcp_async,
+        dcp_s,
+        peer="dcp.async_save: the call alone",
+        length_bytes=saving.subject.length_bytes,
+        note="200 tensors, step longer than the copy; save() and the gate; target: 10 times",
+    )
+    torch_save, disk_s = _compare(saving, lambda: _torch_save(saving.subject, folder / "torch"))
+    yield faster(
+        "stall/torch_save_disk",
+        torch_save,
+        disk_s,
+        peer="torch.save, flush, fsync",
+        length_bytes=saving.subject.length_bytes,
+        note="200 tensors; target: 100 times",
+    )
+    saving.ck.close()
+    many = Saving(Subject(tensors_count=10_002, length_bytes=(1 << 28) // scale), job="many")
+    ours_s, many_s = _compare(many, lambda: _dcp_async(many.subject, folder / "many"))
+    yield faster(
+        "stall/10k_tensors",
+        ours_s,
+        many_s,
+        peer="dcp.async_save: the call alone",
+        length_bytes=many.subject.length_bytes,
+        note="10,000 tensors; target: 5 ms",
+    )
+    many.ck.close()
+
+
+def _compare(saving: Saving, peer: Callable[[], float]) -> tuple[list[float], list[float]]:
+    products_count = saving.subject.products_in(STEP_S)
+
+    def ours() -> float:
+        stall_s = saving.train_and_save(products_count)
+        saving.settle()
+        return stall_s
+
+    def theirs() -> float:
+        waited_s = peer()
+        saving.subject.compute(products_count)
+        saving.subject.optimizer.step()
+        return waited_s
+
+    return in_turn(ours, theirs, runs=RUNS, warm_up=WARM_UP)
+
+
+def _dcp_async(subject: Subject, folder: Path) -> float:
+    state = subject.state_dict()
+    started_s = time.perf_counter()
+    future = async_save(state, checkpoint_id=folder)
+    waited_s = time.perf_counter() - started_s
+    assert not isinstance(future, AsyncSaveResponse)
+    future.result()
+    return waited_s
+
+
+def _torch_save(subject: Subject, path: Path) -> float:
+    state = subject.state_dict()
+    started_s = time.perf_counter()
+    with path.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return time.perf_counter() - started_s

@@ -1,0 +1,48 @@
+"""The demo itself, with a model small enough for a test: both faults, the same modules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.e2e.stack import ROOT, environment
+
+DEMO = ROOT / "examples" / "demo" / "run.py"
+STEPS = 60
+DEMO_S_MAX = 240
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEMO_S_MAX + 30)
+def test_a_run_that_lost_a_rank_and_a_node_equals_one_that_lost_nothing(tmp_path):
+    """P5, G3, G8, G9: loss curve, parameters and optimizer state are equal bit by bit; at most one
+    step is lost to a kill in mid-step, and a lost node's memory comes from its peer.
+    """
+    result = tmp_path / "demo.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(DEMO), "--size", "tiny", "--steps", str(STEPS)),
+            *("--dir", str(tmp_path / "demo"), "--result", str(result)),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEMO_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(result.read_text())
+
+    assert found["bit_identical"] is True
+    assert found["steps"] == STEPS
+    rank_killed, node_lost = found["faults"]
+    assert rank_killed["kind"] == "rank_killed"
+    assert node_lost["kind"] == "node_lost"
+    assert all(fault["lost_steps"] <= 1 for fault in found["faults"])
+    assert rank_killed["sources"]["memory"] > 0
+    assert node_lost["sources"]["peer"] > 0
+    for fault in found["faults"]:
+        assert sum(fault["phases"].values()) == pytest.approx(fault["recovery_s"])
+    assert "bit-identical" in done.stdout
