@@ -111,14 +111,19 @@ class HeaderTemplate:
     def fill(self, *, step: int, generation: int, parent: tuple[int, int] | None) -> bytes:
         """Return the first ``len(data)`` bytes of the segment of this step."""
         header = bytearray(self.data)
-        for key, text in (
-            (_STEP, _step_text(step)),
-            (_GENERATION, _generation_text(generation)),
-            (_PARENT, _parent_text(parent)),
-        ):
-            begin = self._spots[key]
-            header[begin : begin + len(text)] = text.encode()
+        for begin, text in self.patches(step=step, generation=generation, parent=parent):
+            header[begin : begin + len(text)] = text
         return bytes(header)
+
+    def patches(
+        self, *, step: int, generation: int, parent: tuple[int, int] | None
+    ) -> tuple[tuple[int, bytes], ...]:
+        """Return what ``fill`` changes, as (position, bytes): all that differs between saves."""
+        return (
+            (self._spots[_STEP], _step_text(step).encode()),
+            (self._spots[_GENERATION], _generation_text(generation).encode()),
+            (self._spots[_PARENT], _parent_text(parent).encode()),
+        )
 
 
 def header_template(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> HeaderTemplate:

@@ -3,7 +3,9 @@
 A *tree* is nested dicts, lists, tuples and sets of numbers, strings, bytes and None; tensors are
 taken out and leave their name behind. What only pickle could express is refused by name: nothing
 that is loaded can execute. Dict order, key types, tuples, bytes, NaN and infinities survive;
-subclasses of dict, list and tuple come back as the plain type.
+subclasses of dict, list, tuple, int, float and str come back as the plain type, except Counter,
+OrderedDict and deque, which come back as they were. NumPy scalars and arrays are made by a
+function of the caller's: this module imports nothing that could.
 
 A JSON object with one key that begins with ``$`` is a marker; dicts that would look like one, or
 whose keys are not strings, are written as ``{"$dict": [[key, value], ...]}``.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -25,6 +28,8 @@ INT_BITS_MAX = 4_096
 """Longer integers are refused: Python itself refuses to read their digits back."""
 
 Leaf: TypeAlias = Callable[[object, str], str | None]
+MakeNumpy: TypeAlias = Callable[[str, tuple[int, ...] | None, bytes], object]
+"""Called as ``make(dtype, shape, data)``; shape None means a scalar."""
 
 
 def encode(tree: object, *, path: str, leaf: Leaf) -> Json:
@@ -42,27 +47,37 @@ def encode(tree: object, *, path: str, leaf: Leaf) -> Json:
     return _encode(tree, path, leaf, 0)
 
 
-def decode(value: Json, *, leaf: Callable[[str], object]) -> object:
-    """Return the tree that ``encode`` wrote; ``leaf(name)`` gives back what was taken out.
+def decode(value: Json, *, leaf: Callable[[str], object], numpy: MakeNumpy | None = None) -> object:
+    """Return the tree that ``encode`` wrote.
+
+    Args:
+        value: What ``encode`` returned.
+        leaf: Gives back what was taken out under a name.
+        numpy: Makes NumPy scalars and arrays; without it they are refused.
 
     Raises:
         ManifestError: a marker that is not one of ours, or nesting beyond ``DEPTH_MAX``.
     """
-    return _decode(value, leaf, 0)
+    return _decode(value, (leaf, numpy), 0)
 
 
 def _encode(value: object, path: str, leaf: Leaf, depth: int) -> Json:
     if depth > DEPTH_MAX:
         raise InvalidRequestError(f"state {path!r} is nested deeper than {DEPTH_MAX}", key=path)
+    if isinstance(value, Counter | OrderedDict):
+        marker = "$counter" if isinstance(value, Counter) else "$ordered"
+        return {marker: _encode_pairs(value, path, leaf, depth)}
     if isinstance(value, Mapping):
         return _encode_dict(value, path, leaf, depth)
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         items = [_encode(item, f"{path}.{i}", leaf, depth + 1) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, deque):
+        return {"$deque": [value.maxlen, _encode(list(value), path, leaf, depth + 1)]}
     if isinstance(value, set | frozenset):
         members = [_encode(item, path, leaf, depth + 1) for item in sorted(value, key=repr)]
         return {"$set" if isinstance(value, set) else "$frozenset": members}
-    write = _SCALARS.get(type(value))
+    write = _SCALARS.get(type(value)) or _scalar_writer(value)
     if write is not None:
         return write(value, path)
     name = leaf(value, path)
@@ -73,6 +88,29 @@ def _encode(value: object, path: str, leaf: Leaf, depth: int) -> Json:
         f"pickle could express; keep plain data and tensors there, or a state_dict()",
         key=path,
     )
+
+
+def _scalar_writer(value: object) -> Callable[[Any, str], Json] | None:
+    kind = type(value)
+    if kind.__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        return _encode_numpy
+    if isinstance(value, str):
+        # The base's own conversion: a subclass may print itself as something else.
+        return lambda value, _: str.__str__(value)
+    if isinstance(value, int):
+        return lambda value, path: _encode_int(int.__int__(value), path)
+    if isinstance(value, float):
+        return lambda value, path: _SCALARS[float](float.__float__(value), path)
+    return None
+
+
+def _encode_numpy(value: Any, path: str) -> Json:
+    dtype = str(value.dtype.str)
+    if value.dtype.hasobject or value.dtype.fields:
+        raise InvalidRequestError(f"state {path!r} holds a NumPy value of {value.dtype}", key=path)
+    # A scalar is not the same thing as an array without dims.
+    shape: Json = list(value.shape) if type(value).__name__ == "ndarray" else None
+    return {"$numpy": [dtype, shape, base64.b64encode(value.tobytes()).decode()]}
 
 
 def _encode_int(value: int, path: str) -> Json:
@@ -102,40 +140,47 @@ def _encode_dict(value: Mapping[object, object], path: str, leaf: Leaf, depth: i
         return {
             str(key): _encode(item, f"{path}.{key}", leaf, depth + 1) for key, item in value.items()
         }
-    return {
-        "$dict": [
-            [
-                _encode(key, f"{path} (key)", leaf, depth + 1),
-                _encode(item, f"{path}.{key}", leaf, depth + 1),
-            ]
-            for key, item in value.items()
+    return {"$dict": _encode_pairs(value, path, leaf, depth)}
+
+
+def _encode_pairs(value: Mapping[Any, object], path: str, leaf: Leaf, depth: int) -> list[Json]:
+    return [
+        [
+            _encode(key, f"{path} (key)", leaf, depth + 1),
+            _encode(item, f"{path}.{key}", leaf, depth + 1),
         ]
-    }
+        for key, item in value.items()
+    ]
 
 
-def _decode(value: Json, leaf: Callable[[str], object], depth: int) -> object:
+_Makers: TypeAlias = tuple[Callable[[str], object], MakeNumpy | None]
+
+
+def _decode(value: Json, make: _Makers, depth: int) -> object:
     if depth > 2 * DEPTH_MAX:
         raise ManifestError(f"state is nested deeper than {DEPTH_MAX}")
     if isinstance(value, list):
-        return [_decode(item, leaf, depth + 1) for item in value]
+        return [_decode(item, make, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     marker = next(iter(value), "")
     if len(value) == 1 and marker.startswith("$"):
-        return _decode_marker(marker, value[marker], leaf, depth)
-    return {key: _decode(item, leaf, depth + 1) for key, item in value.items()}
+        return _decode_marker(marker, value[marker], make, depth)
+    return {key: _decode(item, make, depth + 1) for key, item in value.items()}
 
 
-def _decode_marker(marker: str, body: Json, leaf: Callable[[str], object], depth: int) -> object:
+def _decode_marker(marker: str, body: Json, make: _Makers, depth: int) -> object:
     if marker == "$ref" and isinstance(body, str):
-        return leaf(body)
+        return make[0](body)
     read = _MARKERS.get(marker)
+    if marker == "$numpy" and make[1] is not None:
+        read = (list, _numpy_reader(make[1]))
     if read is None:
         raise ManifestError(f"state has the unknown marker {marker[:40]!r}")
     kind, build = read
     if not isinstance(body, kind):
         raise ManifestError(f"state has a malformed {marker}: {type(body).__name__}")
-    parts = [_decode(item, leaf, depth + 1) for item in body] if isinstance(body, list) else body
+    parts = [_decode(item, make, depth + 1) for item in body] if isinstance(body, list) else body
     try:
         return build(parts)
     except (TypeError, ValueError) as cause:
@@ -159,6 +204,19 @@ def _dict(pairs: list[Any]) -> dict[object, object]:
     return dict(pairs)
 
 
+def _deque(parts: list[Any]) -> deque[object]:
+    length, items = parts
+    return deque(items, length)
+
+
+def _numpy_reader(make: MakeNumpy) -> Callable[[list[Any]], object]:
+    def read(parts: list[Any]) -> object:
+        dtype, shape, data = parts
+        return make(dtype, None if shape is None else tuple(shape), _bytes(data))
+
+    return read
+
+
 def _bytes(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
@@ -172,4 +230,7 @@ _MARKERS: dict[str, tuple[type[str | list[Json]], Callable[[Any], object]]] = {
     "$set": (list, set),
     "$frozenset": (list, frozenset),
     "$dict": (list, _dict),
+    "$counter": (list, lambda pairs: Counter(_dict(pairs))),
+    "$ordered": (list, lambda pairs: OrderedDict(_dict(pairs))),
+    "$deque": (list, _deque),
 }

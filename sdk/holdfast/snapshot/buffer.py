@@ -1,0 +1,222 @@
+"""A leased slot, mapped into this process: tensors of the arena's memory to copy into.
+
+The file is opened once per process and holds a POSIX record lock while it may be written: the
+lock frees when the process dies, however it dies. No other descriptor of the file may ever be
+closed here, since that would free the lock too. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from holdfast.core.segment import TensorEntry
+from holdfast.core.session import SlotLease
+from holdfast.core.slots import SlotName, SlotState, slot_name
+from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
+from holdfast.snapshot.plan import SavePlan
+from holdfast.state.dtypes import TORCH
+
+_MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
+_MADV_POPULATE_WRITE = 23
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """The places of a plan's tensors in one buffer, in the plan's order."""
+
+    deferred: list[torch.Tensor]
+    eager: list[torch.Tensor]
+    live: dict[str, torch.Tensor]
+    blob: tuple[int, int]
+
+
+class SlotBuffer:
+    """One slot's memory; written between ``open`` or ``reuse`` and ``close_slot``.
+
+    Invariants: the mapping is as long as the file, and lives until ``drop``; the lock is held
+    exactly while the slot is ``writing``.
+    """
+
+    def __init__(self, arena: Path, lease: SlotLease, fd: int, memory: mmap.mmap) -> None:
+        self._arena = arena
+        self._fd = fd
+        self._map: mmap.mmap | None = memory
+        self._bytes = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
+        self._name = SlotName(lease.slot, lease.incarnation, SlotState.WRITING)
+        self._length_bytes = lease.length_bytes
+        self._views: tuple[SavePlan, Views] | None = None
+        self._header_of: SavePlan | None = None
+        self._pid = os.getpid()
+
+    @classmethod
+    def open(cls, arena: Path, lease: SlotLease) -> SlotBuffer:
+        """Map the leased slot, populated, and lock it.
+
+        Raises:
+            NotFoundError: the slot was taken away.
+            ConflictError: another process holds its lock.
+            TruncatedShardError: the file is not as long as the lease says.
+        """
+        name = slot_name(f"{lease.slot}.{lease.incarnation}.{SlotState.WRITING.value}").file_name
+        try:
+            fd = os.open(arena / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError as cause:
+            raise NotFoundError(f"slot {name} was taken away", slot=lease.slot) from cause
+        try:
+            _lock(fd, name)
+            length_bytes = os.fstat(fd).st_size
+            if length_bytes != lease.length_bytes:
+                raise TruncatedShardError(
+                    f"slot {name} has {length_bytes} bytes, not {lease.length_bytes}"
+                )
+            return cls(arena, lease, fd, _populated(fd, length_bytes))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def slot(self) -> str:
+        """The slot's name, the same over all incarnations."""
+        return self._name.slot
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation last leased."""
+        return self._name.incarnation
+
+    @property
+    def length_bytes(self) -> int:
+        """Length of file and mapping."""
+        return self._length_bytes
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this process may write: leased, locked, not closed."""
+        return self._name.state is SlotState.WRITING and self._map is not None
+
+    def tensors(self, plan: SavePlan) -> Views:
+        """Return the places of the plan's tensors; made once per plan and buffer.
+
+        Raises:
+            PreconditionError: the plan is for another length.
+        """
+        if self._views is None or self._views[0] is not plan:
+            if plan.length_bytes != self._length_bytes:
+                raise PreconditionError(
+                    f"a plan of {plan.length_bytes} bytes in a slot of {self._length_bytes}"
+                )
+            views = Views(
+                deferred=[self._view(piece.entry) for piece in plan.deferred],
+                eager=[self._view(piece.entry) for piece in plan.eager],
+                live={name: self._view(entry) for name, entry in plan.live_entries.items()},
+                blob=(plan.blob_entry.begin, plan.blob_entry.end),
+            )
+            self._views = (plan, views)
+        return self._views[1]
+
+    def write_header(
+        self, plan: SavePlan, *, step: int, generation: int, parent: tuple[int, int] | None
+    ) -> None:
+        """Write the header of this save; only its digits where the rest is there already."""
+        memory = self._memory()
+        if self._header_of is not plan:
+            data = plan.template.fill(step=step, generation=generation, parent=parent)
+            memory[: len(data)] = data
+            self._header_of = plan
+            return
+        patches = plan.template.patches(step=step, generation=generation, parent=parent)
+        for begin, data in patches:
+            memory[begin : begin + len(data)] = data
+
+    def write(self, begin: int, data: bytes) -> None:
+        """Write ``data`` at byte ``begin``."""
+        self._memory()[begin : begin + len(data)] = data
+
+    def close_slot(self) -> None:
+        """Rename the slot to ``closed``, then let go of its lock: no more writes.
+
+        Raises:
+            NotFoundError: the slot was taken away; what was written is lost. The lock is let go
+                all the same.
+        """
+        closed = self._name.to(SlotState.CLOSED)
+        try:
+            (self._arena / self._name.file_name).rename(self._arena / closed.file_name)
+        except FileNotFoundError as cause:
+            name = self._name.file_name
+            raise NotFoundError(f"slot {name} was taken away", slot=self.slot) from cause
+        finally:
+            self._name = closed
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def reuse(self, lease: SlotLease) -> None:
+        """Lock the same slot again under a newer lease; the mapping stays.
+
+        Raises:
+            NotFoundError: the name is another file now: drop this buffer, open the slot anew.
+            ConflictError: another process holds its lock.
+        """
+        name = SlotName(lease.slot, lease.incarnation, SlotState.WRITING)
+        if lease.slot != self.slot or lease.length_bytes != self._length_bytes:
+            raise PreconditionError(f"{name.file_name} is not a lease of slot {self.slot}")
+        _lock(self._fd, name.file_name)
+        try:
+            there = os.stat(self._arena / name.file_name, follow_symlinks=False)  # noqa: PTH116
+        except FileNotFoundError as cause:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            raise NotFoundError(f"slot {name.file_name} was taken away") from cause
+        if not os.path.samestat(there, os.fstat(self._fd)):
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            raise NotFoundError(f"slot {name.file_name} is another file than before")
+        if lease.incarnation != self._name.incarnation + 1:
+            # In between it may have held somebody else's segment.
+            self._header_of = None
+        self._name = name
+
+    def drop(self) -> None:
+        """Forget views, mapping and descriptor; frees the lock if it is held. Idempotent."""
+        self._views = None
+        self._header_of = None
+        memory, self._map = self._map, None
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        if memory is None:
+            return
+        try:
+            memory.close()
+        except BufferError:
+            pass  # A view is still held somewhere: the mapping goes when that goes.
+        if os.getpid() == self._pid:
+            os.close(self._fd)
+
+    def _memory(self) -> mmap.mmap:
+        if self._map is None or not self.is_writing:
+            raise PreconditionError(f"slot {self._name.file_name} is not being written")
+        return self._map
+
+    def _view(self, entry: TensorEntry) -> torch.Tensor:
+        spec = entry.spec
+        return self._bytes[entry.begin : entry.end].view(TORCH[spec.dtype]).view(spec.box.lengths)
+
+
+def _lock(fd: int, name: str) -> None:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as cause:
+        raise ConflictError(f"slot {name} is locked by another process") from cause
+
+
+def _populated(fd: int, length_bytes: int) -> mmap.mmap:
+    """Map the file with its pages in place: the first copy would pay for each fault otherwise."""
+    try:
+        return mmap.mmap(fd, length_bytes, flags=mmap.MAP_SHARED | _MAP_POPULATE)
+    except OSError:
+        memory = mmap.mmap(fd, length_bytes)
+        memory.madvise(_MADV_POPULATE_WRITE)
+        return memory

@@ -1,0 +1,77 @@
+"""The gate: no optimizer may write what a background copy still reads.
+
+It is torch's global optimizer-step pre-hook, which fires for every ``torch.optim.Optimizer``,
+fused and in-backward ones too. It holds a step up for ``gate_s_max`` at most; then the save is
+given up, not the step (P4).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from holdfast.snapshot.engine import CopyEngine
+
+GATE_S_MAX = 30.0
+
+
+class Gate:
+    """Holds optimizer steps while ``engine`` is busy.
+
+    Deferral is trusted once every captured optimizer was seen to fire the hook between two saves:
+    ``trusts`` is asked once per save, and answers for that save.
+    """
+
+    def __init__(self, engine: CopyEngine, *, gate_s_max: float = GATE_S_MAX) -> None:
+        self.waited_s = 0.0
+        self._engine = engine
+        self._gate_s_max = gate_s_max
+        self._watching = False
+        self._seen: set[int] = set()
+        self._trusted: dict[int, Optimizer] = {}
+        self._handle: Any = None
+        self._pid = os.getpid()
+
+    def trusts(self, optimizers: Iterable[Optimizer]) -> bool:
+        """Tell whether this save may defer; call it once per save, before it begins."""
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(self._before_step)
+        captured = {id(optimizer): optimizer for optimizer in optimizers}
+        if captured.keys() <= self._trusted.keys():
+            return True
+        trusted = self._watching and captured.keys() <= self._seen
+        if trusted:
+            self._trusted = captured
+        self._watching = not trusted
+        self._seen.clear()
+        return trusted
+
+    def before_update(self) -> None:
+        """Wait until nothing reads the captured parameters, ``gate_s_max`` at most."""
+        if self._engine.busy and os.getpid() == self._pid:
+            self._wait()
+
+    def uninstall(self) -> None:
+        """Take the hook out of torch again. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+        self._watching = False
+        self._trusted = {}
+
+    def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if self._watching:
+            self._seen.add(id(optimizer))
+        if self._engine.busy:
+            self.before_update()
+
+    def _wait(self) -> None:
+        begun_s = time.perf_counter()
+        if not self._engine.wait(self._gate_s_max):
+            self._engine.abandon(f"the copy held an optimizer step up for {self._gate_s_max} s")
+        self.waited_s += time.perf_counter() - begun_s

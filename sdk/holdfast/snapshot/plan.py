@@ -1,0 +1,248 @@
+"""The save plan: which tensors go where in the segment, decided once and reused.
+
+A plan holds tensors, not names. As long as ``is_current`` says so, a save writes digits into the
+header, the blob, and copies; nothing is walked by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.boxes import whole
+from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
+from holdfast.core.segment import (
+    HeaderTemplate,
+    SegmentIdentity,
+    TensorEntry,
+    TensorSpec,
+    blob_spec,
+    header_template,
+)
+from holdfast.errors import PreconditionError
+from holdfast.state.capture import Capture, Live
+from holdfast.state.dtypes import dtype_name
+from holdfast.state.survey import CapturedTensor, Home, Survey
+
+BLOB_BYTES_MIN = 16 << 10
+BLOB_GROWTH = 1.25
+CHUNK_BYTES_MAX = 64 << 20
+CHUNK_TENSORS_MAX = 4096
+_PLAN_HASH_LENGTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tensor to copy and where it goes; ``shape`` and ``dtype`` are what the header says."""
+
+    tensor: torch.Tensor
+    entry: TensorEntry
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class SavePlan:
+    """Where everything goes in this rank's segment.
+
+    Invariants: ``length_bytes`` and every position are constant. ``is_current`` is called just
+    before each ``CopyEngine.begin``: what it takes of the live state is what that save writes.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        survey: Survey,
+        live: Live,
+        template: HeaderTemplate,
+        plan_hash: str,
+    ) -> None:
+        self.capture = capture
+        self.template = template
+        self.plan_hash = plan_hash
+        self.length_bytes = template.length_bytes
+        self._survey = survey
+        self._identity = capture.identity(survey)
+        self._static = capture.static_text(survey)
+        self._staged: Live | None = None
+        self._broken = False
+        entries = {entry.spec.fqn: entry for entry in template.entries}
+        self.blob_entry = entries[blob_name(capture.rank)]
+        mine = _own_tensors(survey, capture.rank, capture.world_size)
+        self.deferred = _pieces([t for t in mine if _is_deferred(t)], entries, capture.rank)
+        self.eager = _pieces([t for t in mine if not _is_deferred(t)], entries, capture.rank)
+        self.live_entries = {name: entries[_ranked(name, capture.rank)] for name in live.tensors}
+        self.chunks = _chunks(self.deferred)
+
+    @property
+    def blob_capacity_bytes(self) -> int:
+        """Room for the text of this rank."""
+        return self.blob_entry.end - self.blob_entry.begin
+
+    def is_current(self) -> bool:
+        """Tell whether the state still has the structure of this plan; stages the live part."""
+        self._staged = None
+        if self._broken or not self._identity.holds():
+            return False
+        live = self.capture.live(self._survey)
+        if not (self.capture.same_objects(live) and self._fits(live)):
+            return False
+        self._staged = live
+        return True
+
+    def take_live(self) -> tuple[bytes, dict[str, torch.Tensor]]:
+        """Return the blob, padded to its capacity, and the live tensors by name.
+
+        Raises:
+            PreconditionError: the state has changed so that this plan does not hold it.
+        """
+        live, self._staged = self._staged, None
+        if live is None:
+            live = self.capture.live(self._survey)
+            if not self._fits(live):
+                raise PreconditionError("the state has changed since the save plan was made")
+        text = _blob(self._static, live.text)
+        return text.ljust(self.blob_capacity_bytes), live.tensors
+
+    def give_up(self) -> None:
+        """Make ``is_current`` false for good: a tensor was found that the plan does not fit."""
+        self._broken = True
+
+    def _fits(self, live: Live) -> bool:
+        length_bytes = len(_blob(self._static, b"")) + len(live.text)
+        if length_bytes > self.blob_capacity_bytes or len(live.tensors) != len(self.live_entries):
+            return False
+        for name, tensor in live.tensors.items():
+            entry = self.live_entries.get(name)
+            if (
+                entry is None
+                or entry.spec.shape != tuple(tensor.shape)
+                or entry.spec.dtype != dtype_name(name, tensor)
+            ):
+                return False
+        return True
+
+
+def make_plan(
+    capture: Capture, *, job: str, run: str, generation: int, rank: int, world_size: int
+) -> SavePlan:
+    """Return the plan of ``capture`` as its state is now.
+
+    Every rank of the world must plan at the same step: which rank saves a replicated tensor is
+    computed by each from names and sizes alone (F37).
+
+    Raises:
+        InvalidRequestError: a value or tensor that cannot be saved, named.
+    """
+    survey = capture.survey()
+    live = capture.live(survey)
+    text_bytes = len(_blob(capture.static_text(survey), live.text))
+    capacity = max(BLOB_BYTES_MIN, int(text_bytes * BLOB_GROWTH))
+    capacity += -capacity % 4096
+    specs = [_spec(_stored_name(t, rank), t.tensor) for t in _own_tensors(survey, rank, world_size)]
+    specs += [_spec(_ranked(name, rank), tensor) for name, tensor in live.tensors.items()]
+    specs.append(blob_spec(blob_name(rank), capacity))
+    plan_hash = _plan_hash(specs, rank, world_size)
+    identity = SegmentIdentity(
+        id=ShardId(run_id(run), Step(0), Generation(generation), Rank(rank)),
+        job=job_name(job),
+        world_size=world_size,
+        plan_hash=plan_hash,
+    )
+    return SavePlan(capture, survey, live, header_template(identity, specs), plan_hash)
+
+
+def balance(sizes: Sequence[tuple[str, int]], loads: Sequence[int]) -> dict[str, int]:
+    """Return which rank saves which replicated tensor: biggest first, to the least loaded.
+
+    Args:
+        sizes: Name and bytes of every tensor, in any order.
+        loads: Bytes that each rank has to save already, by rank.
+
+    >>> balance([("a", 4), ("b", 6), ("c", 2)], [0, 0])
+    {'b': 0, 'a': 1, 'c': 1}
+    """
+    heap = [(load, rank) for rank, load in enumerate(loads)]
+    heapq.heapify(heap)
+    owners: dict[str, int] = {}
+    for name, length_bytes in sorted(sizes, key=lambda item: (-item[1], item[0])):
+        load, rank = heap[0]
+        owners[name] = rank
+        heapq.heapreplace(heap, (load + length_bytes, rank))
+    return owners
+
+
+def blob_name(rank: int) -> str:
+    """Return the name of the text that ``rank`` saves."""
+    return f"holdfast.rank.{rank}"
+
+
+def _blob(static: bytes, live: bytes) -> bytes:
+    return b'{"static":' + static + b',"live":' + live + b"}"
+
+
+def _own_tensors(survey: Survey, rank: int, world_size: int) -> list[CapturedTensor]:
+    loads = [0] * world_size
+    loads[0] = sum(t.tensor.nbytes for t in survey.tensors if t.home is Home.FIRST)
+    shared = [(t.fqn, t.tensor.nbytes) for t in survey.tensors if t.home is Home.SHARED]
+    owners = balance(shared, loads) if world_size > 1 else {}
+    return [
+        t
+        for t in survey.tensors
+        if t.home is Home.RANK
+        or (t.home is Home.FIRST and rank == 0)
+        or (t.home is Home.SHARED and owners.get(t.fqn, 0) == rank)
+    ]
+
+
+def _is_deferred(captured: CapturedTensor) -> bool:
+    # A device's tensors are ordered by its streams, which the copy thread does not share.
+    return captured.deferred and captured.tensor.device.type == "cpu"
+
+
+def _stored_name(captured: CapturedTensor, rank: int) -> str:
+    return _ranked(captured.fqn, rank) if captured.home is Home.RANK else captured.fqn
+
+
+def _ranked(name: str, rank: int) -> str:
+    return f"rank.{rank}.{name}"
+
+
+def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+    shape = tuple(tensor.shape)
+    return TensorSpec(fqn=name, dtype=dtype_name(name, tensor), shape=shape, box=whole(shape))
+
+
+def _plan_hash(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
+    table = [(spec.fqn, spec.dtype, spec.shape, spec.box.offsets) for spec in specs]
+    text = json.dumps([rank, world_size, table], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_PLAN_HASH_LENGTH]
+
+
+def _pieces(
+    captured: Sequence[CapturedTensor], entries: dict[str, TensorEntry], rank: int
+) -> list[Piece]:
+    return [
+        Piece(t.tensor, entries[_stored_name(t, rank)], t.tensor.shape, t.tensor.dtype)
+        for t in captured
+    ]
+
+
+def _chunks(pieces: Sequence[Piece]) -> list[range]:
+    """Return runs of ``pieces`` of bounded size; a tensor is never cut."""
+    chunks: list[range] = []
+    begin, length_bytes = 0, 0
+    for index, piece in enumerate(pieces):
+        size = piece.entry.end - piece.entry.begin
+        full = length_bytes + size > CHUNK_BYTES_MAX or index - begin >= CHUNK_TENSORS_MAX
+        if full and index > begin:
+            chunks.append(range(begin, index))
+            begin, length_bytes = index, 0
+        length_bytes += size
+    if begin < len(pieces):
+        chunks.append(range(begin, len(pieces)))
+    return chunks

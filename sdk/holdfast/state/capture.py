@@ -1,0 +1,453 @@
+"""The user's state mapping bound to one rank: walked, named, taken, put back.
+
+Two kinds of state come out of it. The *survey* holds tensors with a lasting identity (modules,
+optimizer state); it is made again only when ``Survey`` identities change. The *live* part is
+everything else (plain data, groups, schedulers, scalers, loaders, RNG): taken at every save, on
+the caller's thread, as JSON and a few tensors.
+
+Which rank loads what: replicated tensors are found by name and box, whoever saved them. State of
+one rank goes to the rank of the same number; rank ``r`` of a bigger world takes that of
+``r % saved world size``. The random streams are restored exactly in the same world size; in
+another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from holdfast.core.tree import Json, decode, encode
+from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.state import State, modules, optimizers, rng
+from holdfast.state.loader import LoaderClock, Resumable, ResumableLoader, StatefulLoader
+from holdfast.state.loader import is_stateful_loader as _is_stateful_loader
+from holdfast.state.survey import Home, Identity, Survey
+
+_RESERVED = frozenset({"holdfast", "rank"})
+_HEADER_BYTES_PER_TENSOR = 320
+_BLOB_BYTES_MIN = 16 << 10
+
+
+class Segments(Protocol):
+    """What ``load`` reads from: ``holdfast.restore.LoadedSegments``."""
+
+    world_size: int
+
+    def names(self) -> Sequence[str]:
+        """Return the name of every tensor of the checkpoint."""
+
+    def has(self, name: str) -> bool:
+        """Tell whether any part of the tensor is there."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return the whole tensor; valid until the segments are closed."""
+
+    def blob(self, rank: int) -> bytes:
+        """Return the text that ``rank`` saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes of this rank's segment and of the whole checkpoint, before anything is made."""
+
+    own_bytes: int
+    checkpoint_bytes: int
+
+
+@dataclass(slots=True)
+class Live:
+    """What one save takes besides the surveyed tensors, by global name."""
+
+    text: bytes
+    tensors: dict[str, torch.Tensor]
+    objects: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The tree of the mapping and what was taken out of it; ``known`` objects by identity."""
+
+    known: dict[int, tuple[object, str]]
+    tree: dict[str, Json] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def encode(self, value: object, path: str) -> Json:
+        return encode(value, path=path, leaf=self._leaf)
+
+    def _leaf(self, value: object, path: str) -> str | None:
+        if isinstance(value, torch.Tensor):
+            modules.check_mesh(path, value)
+            table: dict[str, Any] = self.tensors
+        elif id(value) in self.known or _kind(path, value) is not None:
+            table = self.objects
+        else:
+            return None
+        if path in self.tensors or path in self.objects:
+            raise InvalidRequestError(f"two values would be named {path!r}", key=path)
+        table[path] = value
+        return path
+
+
+class Capture:
+    """The user's state mapping bound to this rank.
+
+    Invariants: the mapping stays the user's; it is read at every save and written by ``load``
+    only. Data loaders of torchdata get a subclass of their own until ``release``.
+
+    Raises:
+        InvalidRequestError: a value that cannot be saved (yet), named by its key; two State
+            objects of one name; a plain torch ``DataLoader``.
+    """
+
+    def __init__(
+        self,
+        state: MutableMapping[str, object],
+        *,
+        rank: int,
+        world_size: int,
+        rng: bool = True,
+    ) -> None:
+        self.state = state
+        self.rank = rank
+        self.world_size = world_size
+        self._rng = rng
+        self._clock = LoaderClock()
+        self._loaders: dict[int, Resumable] = {}
+        self._restored: Callable[[], None] | None = None
+        self._objects: dict[str, Any] = {}
+        self._known: dict[int, tuple[object, str]] = {}
+        _check_names(self._walk().objects)
+        self.survey()
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """Every captured torch optimizer, in order; the gate watches them."""
+        return [value for value in self._objects.values() if isinstance(value, Optimizer)]
+
+    def survey(self) -> Survey:
+        """Walk modules and optimizers anew and name their tensors."""
+        self._objects = objects = self._walk().objects
+        stepped = {id(p) for o in self.optimizers for p in optimizers.parameters(o)}
+        survey = Survey()
+        alone = self.world_size == 1
+        self._known = {id(v): (v, _kind(path, v) or "") for path, v in objects.items()}
+        for path, value in objects.items():
+            if self._kind(value) == "module":
+                modules.survey_module(
+                    survey,
+                    path,
+                    value,
+                    replicated=alone,
+                    deferred=lambda tensor: id(tensor) in stepped,
+                )
+        for path, value in objects.items():
+            if self._kind(value) == "optimizer":
+                strict = optimizers.is_strict(value)
+                optimizers.survey_optimizer(survey, path, value, replicated=alone, strict=strict)
+        return survey
+
+    def identity(self, survey: Survey) -> Identity:
+        """Return what must stay the same for ``survey`` to hold."""
+        return Identity(survey.sources)
+
+    def same_objects(self, live: Live) -> bool:
+        """Tell whether ``live`` was taken of the very objects of the last survey."""
+        return list(live.objects) == list(self._objects) and all(
+            self._objects[path] is value for path, value in live.objects.items()
+        )
+
+    def live(self, survey: Survey) -> Live:
+        """Take everything that is not in the survey, as of now.
+
+        Raises:
+            InvalidRequestError: a value that only pickle could express, named by its path.
+        """
+        walk = self._walk()
+        objects = dict(walk.objects)
+        groups: dict[str, Json] = {}
+        loose: dict[str, Json] = {}
+        saved: dict[str, Json] = {}
+        extra: dict[str, Json] = {}
+        for name, module in survey.extras:
+            extra[name] = walk.encode(module.get_extra_state(), f"holdfast.extra.{name}")
+        for path, value in objects.items():
+            kind = self._kind(value)
+            if kind == "optimizer":
+                held = optimizers.live_groups(value)
+                groups[path] = walk.encode(held, f"{path}.groups")
+                if path in survey.loose:
+                    held_state = optimizers.loose_state(value, survey.fqn_of)
+                    loose[path] = walk.encode(held_state, f"{path}.state")
+            elif kind != "module":
+                saved[path] = walk.encode(self._save(value), path)
+        live: dict[str, Json] = {
+            "tree": walk.tree, "groups": groups, "loose": loose, "objects": saved, "extra": extra,
+        }  # fmt: skip
+        if self._rng:
+            live["rng"] = walk.encode(rng.take(), "holdfast.rng")
+        return Live(json.dumps(live, separators=(",", ":")).encode(), walk.tensors, objects)
+
+    def static_text(self, survey: Survey) -> bytes:
+        """Return the part of the blob that stays the same while the survey holds."""
+        static = {
+            "objects": survey.static,
+            "aliases": survey.aliases,
+            "world_size": self.world_size,
+        }
+        return json.dumps(static, separators=(",", ":")).encode()
+
+    def estimate(self) -> Estimate:
+        """Return the bytes to reserve: state as known, else as its optimizer's class makes it."""
+        survey = self.survey()
+        shared = sum(t.tensor.nbytes for t in survey.tensors if t.home is not Home.RANK)
+        own = sum(t.tensor.nbytes for t in survey.tensors if t.home is Home.RANK)
+        for optimizer in self.optimizers:
+            if not optimizer.state:
+                expected = optimizers.estimate_state_bytes(optimizer)
+                params = list(optimizers.parameters(optimizer))
+                spread = all(survey.home_of.get(id(p)) is Home.SHARED for p in params)
+                shared, own = (shared + expected, own) if spread else (shared, own + expected)
+        walk = self._walk()
+        own += sum(tensor.nbytes for tensor in walk.tensors.values()) + _BLOB_BYTES_MIN
+        own += _HEADER_BYTES_PER_TENSOR * len(survey.tensors)
+        return Estimate(
+            own_bytes=own + -(-shared // self.world_size),
+            checkpoint_bytes=own * self.world_size + shared,
+        )
+
+    def load(self, segments: Segments, *, step: int) -> None:
+        """Put the checkpoint into the mapping, in place; then the random streams.
+
+        Raises:
+            NotReadyError: a tensor is missing; named with its box.
+            InvalidRequestError: the state here has another structure than the saved one.
+        """
+        source = self.rank if self.rank < segments.world_size else self.rank % segments.world_size
+        blob = json.loads(segments.blob(source))
+        _Load(self, segments, blob, source).run()
+        if self._rng and "rng" in blob["live"]:
+            self._restored = self._rng_setter(segments, blob, source, step)
+            self._clock.arm(self._restored)
+            self._restored()
+
+    def apply_rng(self) -> None:
+        """Set the restored random streams again; nothing if there was no restore."""
+        if self._restored is not None:
+            self._restored()
+
+    def release(self) -> None:
+        """Give captured torchdata loaders their own class back."""
+        for loader in self._loaders.values():
+            if isinstance(loader, StatefulLoader):
+                loader.release()
+
+    def _rng_setter(
+        self, segments: Segments, blob: dict[str, Any], source: int, step: int
+    ) -> Callable[[], None]:
+        if segments.world_size != self.world_size:
+            first = json.loads(segments.blob(0))["live"].get("rng", {})
+            seed = int(first.get("seed", 0))
+            return lambda: rng.put_derived(seed=seed, step=step, rank=self.rank)
+        stream = cast(
+            "rng.Stream",
+            decode(
+                blob["live"]["rng"],
+                leaf=lambda name: segments.tensor(f"rank.{source}.{name}").clone(),
+            ),
+        )
+        return lambda: rng.put(stream)
+
+    def _kind(self, value: object) -> str:
+        known = self._known.get(id(value))
+        return known[1] if known is not None else _kind("", value) or ""
+
+    def _walk(self) -> _Walk:
+        walk = _Walk(self._known)
+        for key, value in self.state.items():
+            if type(key) is not str or key in _RESERVED or not key:
+                raise InvalidRequestError(f"state key {key!r} cannot be used", key=key)
+            walk.tree[key] = walk.encode(value, key)
+        for value in walk.objects.values():
+            if id(value) in self._loaders:
+                continue
+            entry: Resumable | None = None
+            if isinstance(value, ResumableLoader):
+                entry = value
+            elif _is_stateful_loader(value):
+                entry = StatefulLoader(value)
+            if entry is not None:
+                entry.bind(self._clock)
+                self._loaders[id(value)] = entry
+        return walk
+
+    def _save(self, value: Any) -> object:
+        if isinstance(value, State):
+            value.sync()
+            return value.save()
+        loader = self._loaders.get(id(value))
+        return loader.save_state() if loader is not None else value.state_dict()
+
+
+class _Load:
+    """One restore: reads tensors by name, fills objects and containers."""
+
+    def __init__(
+        self, capture: Capture, segments: Segments, blob: dict[str, Any], source: int
+    ) -> None:
+        self._capture = capture
+        self._segments = segments
+        self._source = source
+        self._static: dict[str, Any] = blob["static"]["objects"]
+        self._aliases: dict[str, str] = blob["static"]["aliases"]
+        self._live: dict[str, Any] = blob["live"]
+
+    def run(self) -> None:
+        capture = self._capture
+        survey = capture.survey()
+        objects = capture._objects  # noqa: SLF001 - its own other half
+        known = {*self._static, *self._live["objects"]}
+        lost = [path for path in objects if path not in known]
+        lost += [path for path in known if path not in objects]
+        if lost:
+            where = "here" if lost[0] in objects else "in the checkpoint"
+            raise InvalidRequestError(f"state {lost[0]!r} is only {where}", key=lost[0])
+        names = self._names()
+        for path, value in objects.items():
+            if self._kind(path, value) == "module":
+                modules.load_module(path, value, self.read, names)
+                for name, module in modules.extra_states(path, value):
+                    module.set_extra_state(self._decode(self._live["extra"][name]))
+        for path, value in objects.items():
+            if self._kind(path, value) == "optimizer":
+                self._load_optimizer(path, value, survey)
+        for path, value in objects.items():
+            if path in self._live["objects"]:
+                self._load_other(value, self._decode(self._live["objects"][path]))
+        for key, saved in self._live["tree"].items():
+            tree = self._decode(saved)
+            capture.state[key] = merge(capture.state.get(key), tree)
+
+    def read(self, fqn: str) -> torch.Tensor:
+        """Return a tensor of modules or optimizers: everybody's, or that of the source rank."""
+        alias = self._aliases.get(fqn, fqn)
+        for name in (fqn, self._ranked(fqn), alias, self._ranked(alias)):
+            if self._segments.has(name):
+                return self._segments.tensor(name)
+        raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
+
+    def _load_optimizer(self, path: str, optimizer: Optimizer, survey: Survey) -> None:
+        saved = self._static[path]
+        loose = None
+        if not saved["strict"]:
+            loose = cast("dict[str, dict[str, object]]", self._decode(self._live["loose"][path]))
+        groups = cast("list[dict[str, object]]", self._decode(self._live["groups"][path]))
+        optimizers.load_optimizer(
+            path, optimizer, saved, groups, loose, fqn_of=survey.fqn_of, read=self.read
+        )
+
+    def _load_other(self, value: Any, tree: object) -> None:
+        loader = self._capture._loaders.get(id(value))  # noqa: SLF001
+        if isinstance(value, State):
+            value.load(tree)
+        elif loader is not None:
+            loader.load_state(tree)
+        else:
+            value.load_state_dict(tree)
+
+    def _decode(self, saved: Json) -> object:
+        return decode(saved, leaf=self._leaf, numpy=make_numpy)
+
+    def _leaf(self, name: str) -> object:
+        held = self._capture._objects.get(name)  # noqa: SLF001
+        if held is not None:
+            return held
+        return self._segments.tensor(self._ranked(name)).clone()
+
+    def _kind(self, path: str, value: object) -> str:
+        """Return how the value was saved; the same class must be there now."""
+        kind = _kind(path, value)
+        saved = self._static[path]["kind"] if path in self._static else None
+        if (kind if kind in ("module", "optimizer") else None) != saved:
+            raise InvalidRequestError(
+                f"state {path!r} is a {type(value).__name__} now and was saved as "
+                f"{saved or 'something else'}",
+                key=path,
+            )
+        return kind or ""
+
+    def _names(self) -> list[str]:
+        own = f"rank.{self._source}."
+        return [
+            name.removeprefix(own)
+            for name in self._segments.names()
+            if name.startswith(own) or not name.startswith("rank.")
+        ]
+
+    def _ranked(self, name: str) -> str:
+        return f"rank.{self._source}.{name}"
+
+
+def merge(target: object, saved: object) -> object:
+    """Return ``saved``, put into ``target`` where that can hold it in place.
+
+    Dicts and lists of the same length are filled, and so are tensors of the same shape and dtype.
+    Keys that only ``target`` has are left.
+    """
+    if isinstance(saved, torch.Tensor) and isinstance(target, torch.Tensor):
+        if target.shape == saved.shape and target.dtype == saved.dtype:
+            with torch.no_grad():
+                target.copy_(saved)
+            return target
+        return saved.to(target.device)
+    if isinstance(saved, dict) and isinstance(target, MutableMapping):
+        for key, value in saved.items():
+            target[key] = merge(target.get(key), value)
+        return target
+    if isinstance(saved, list) and isinstance(target, list):
+        before = [*target, *([None] * len(saved))]
+        target[:] = [merge(old, new) for old, new in zip(before, saved, strict=False)]
+        return target
+    return saved
+
+
+def make_numpy(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> object:
+    """Return the NumPy scalar (no shape) or array that was saved."""
+    import numpy as np  # noqa: PLC0415 - only where one was saved
+
+    array = np.frombuffer(data, dtype=np.dtype(dtype))
+    return array[0] if shape is None else array.reshape(shape).copy()
+
+
+def _kind(path: str, value: object) -> str | None:  # noqa: PLR0911 - one line per kind
+    if isinstance(value, nn.Module):
+        return "object" if modules.has_own_saving(value) else "module"
+    if isinstance(value, Optimizer):
+        optimizers.check_optimizer(path, value)
+        return "object" if optimizers.has_own_saving(value) else "optimizer"
+    if isinstance(value, State | ResumableLoader) or _is_stateful_loader(value):
+        return "object"
+    if isinstance(value, DataLoader):
+        raise InvalidRequestError(
+            f"state {path!r} is a plain DataLoader, which cannot say where it is: wrap it as "
+            f"holdfast.ResumableLoader(loader), or use torchdata's StatefulDataLoader",
+            key=path,
+        )
+    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    return "object" if all(map(callable, methods)) else None
+
+
+def _check_names(objects: Mapping[str, object]) -> None:
+    seen: dict[str, str] = {}
+    for path, value in objects.items():
+        if isinstance(value, State) and seen.setdefault(value.name, path) != path:
+            raise InvalidRequestError(
+                f"state {path!r} and {seen[value.name]!r} are both named {value.name!r}", key=path
+            )

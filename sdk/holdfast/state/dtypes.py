@@ -1,0 +1,48 @@
+"""The dtypes of torch and their names in a segment."""
+
+from __future__ import annotations
+
+import torch
+
+from holdfast.errors import InvalidRequestError
+
+TORCH: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+"""Every dtype of the format, by its safetensors name."""
+
+_NAMES = {dtype: name for name, dtype in TORCH.items()}
+
+
+def dtype_name(fqn: str, tensor: torch.Tensor) -> str:
+    """Return the format's name of the tensor's dtype.
+
+    Raises:
+        InvalidRequestError: the format has no such dtype, or the tensor is sparse, quantized or
+            without storage; the message names the tensor.
+    """
+    name = _NAMES.get(tensor.dtype)
+    if name is None:
+        raise InvalidRequestError(f"tensor {fqn!r} is {tensor.dtype}, which cannot be saved")
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is {tensor.layout} on {tensor.device}; only dense tensors with "
+            f"storage can be saved"
+        )
+    return name

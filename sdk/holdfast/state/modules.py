@@ -1,0 +1,175 @@
+"""Modules: the names of their tensors, and which ranks hold the same.
+
+Names are those of ``state_dict()`` without the wrappers' parts. Tensors are taken from the
+modules' own tables, not from ``state_dict()``: a table can be compared by identity, and a
+detached alias cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from holdfast.errors import InvalidRequestError
+from holdfast.state.survey import Home, Survey
+
+WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
+_REFUSED_TENSORS = frozenset({"DTensor", "ShardedTensor"})
+_REFUSED_MODULES = frozenset({"FullyShardedDataParallel", "FSDPModule"})
+
+
+def clean(name: str) -> str:
+    """Return ``name`` without the parts that wrappers add.
+
+    >>> clean("module._orig_mod.layers.0.weight")
+    'layers.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def has_own_saving(module: nn.Module) -> bool:
+    """Tell whether ``state_dict()`` of the module would not be its tables: ask it instead."""
+    return type(module).state_dict is not nn.Module.state_dict or any(
+        type(part)._save_to_state_dict is not nn.Module._save_to_state_dict  # noqa: SLF001
+        or type(part)._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001
+        for part in module.modules()
+        if not isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - reads old versions
+    )
+
+
+def check_mesh(fqn: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that is one rank's piece of a bigger one.
+
+    Raises:
+        InvalidRequestError: it is a DTensor or ShardedTensor; the message names tensor and mesh.
+    """
+    kinds = {cls.__name__ for cls in type(tensor).__mro__} & _REFUSED_TENSORS
+    if not kinds:
+        return
+    mesh = getattr(tensor, "device_mesh", None)
+    text = ""
+    if mesh is not None:
+        names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+        sizes = (f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
+        text = f" over mesh ({', '.join(sizes)})"
+    raise InvalidRequestError(f"not supported yet: {fqn} is a {kinds.pop()}{text}", key=fqn)
+
+
+def survey_module(
+    survey: Survey,
+    path: str,
+    root: nn.Module,
+    *,
+    replicated: bool,
+    deferred: Callable[[torch.Tensor], bool],
+) -> None:
+    """Add the tensors of ``root`` to the survey, under names that begin with ``path``.
+
+    Args:
+        survey: Where they go.
+        path: The module's place in the user's mapping.
+        root: The module, wrapped or not.
+        replicated: All ranks are known to hold the same (there is one rank).
+        deferred: Tells which parameters only an optimizer's step writes.
+    """
+    homes = _ddp_homes(root)
+    default = Home.SHARED if replicated else Home.RANK
+    for prefix, module in root.named_modules(remove_duplicate=False):
+        refused = {cls.__name__ for cls in type(module).__mro__} & _REFUSED_MODULES
+        base = clean(f"{path}.{prefix}" if prefix else path)
+        if refused:
+            raise InvalidRequestError(f"not supported yet: {base} is a {refused.pop()}", key=base)
+        for name, tensor in _persistent(module):
+            fqn = f"{base}.{name}"
+            check_mesh(fqn, tensor)
+            if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+                raise InvalidRequestError(f"parameter {fqn!r} is not initialized yet", key=fqn)
+            survey.add(
+                fqn,
+                tensor,
+                home=default if replicated else homes.get(id(tensor), default),
+                deferred=isinstance(tensor, nn.Parameter) and deferred(tensor),
+            )
+    tables: list[dict[str, Any]] = []
+    for module in root.modules():
+        tables += (module._parameters, module._buffers, module._modules)  # noqa: SLF001
+    survey.sources.append(lambda: chain.from_iterable(map(dict.values, tables)))
+    survey.static[path] = {"kind": "module"}
+    survey.extras += extra_states(path, root)
+
+
+def extra_states(path: str, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield name and module of everything below ``root`` that has an extra state."""
+    for prefix, module in root.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            yield clean(f"{path}.{prefix}" if prefix else path), module
+
+
+def load_module(
+    path: str, root: nn.Module, read: Callable[[str], torch.Tensor], saved: Iterable[str]
+) -> None:
+    """Fill the tensors of ``root`` in place.
+
+    Raises:
+        NotReadyError: ``read`` does not have one of them.
+        InvalidRequestError: shape or dtype differ, or a tensor was saved that the module lacks.
+    """
+    names: set[str] = set()
+    for prefix, module in root.named_modules(remove_duplicate=False):
+        base = clean(f"{path}.{prefix}" if prefix else path)
+        for name, tensor in _persistent(module):
+            fqn = f"{base}.{name}"
+            names.add(fqn)
+            fill(fqn, tensor, read(fqn))
+    lost = [fqn for fqn in saved if fqn.startswith(f"{path}.") and fqn not in names]
+    if lost:
+        raise InvalidRequestError(
+            f"the checkpoint has {len(lost)} tensors that {path!r} lacks, such as {lost[0]!r}"
+        )
+
+
+def fill(fqn: str, target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy ``source`` into ``target``.
+
+    Raises:
+        InvalidRequestError: their shapes or dtypes differ; the message names the tensor.
+    """
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} here and was saved as "
+            f"{tuple(source.shape)} {source.dtype}"
+        )
+    with torch.no_grad():
+        target.copy_(source)
+
+
+def _persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in module._parameters.items():  # noqa: SLF001
+        if parameter is not None:
+            yield name, parameter
+    for name, buffer in module._buffers.items():  # noqa: SLF001
+        if buffer is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
+            yield name, buffer
+
+
+def _ddp_homes(root: nn.Module) -> dict[int, Home]:
+    """Return where the tensors of every DDP wrapper below ``root`` belong, by identity."""
+    homes: dict[int, Home] = {}
+    for module in root.modules():
+        if not isinstance(module, nn.parallel.DistributedDataParallel):
+            continue
+        ignored = cast("set[str]", module.parameters_to_ignore)
+        if module.process_group.size() != torch.distributed.get_world_size():
+            continue
+        for name, parameter in module.module.named_parameters():
+            if name not in ignored:
+                homes[id(parameter)] = Home.SHARED
+        if module.broadcast_buffers:
+            for name, buffer in module.module.named_buffers():
+                if name not in ignored:
+                    homes[id(buffer)] = Home.FIRST
+    return homes

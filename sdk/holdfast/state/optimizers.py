@@ -1,0 +1,226 @@
+"""Optimizers: state named by parameter, taken and put back bit for bit.
+
+``load_state_dict`` of torch casts state to the parameter's dtype; here every tensor keeps the
+dtype it was saved with. A *strict* optimizer has only tensors in its state; others (LBFGS) go
+through the blob and are copied before ``save()`` returns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+
+from holdfast.core.tree import Json
+from holdfast.errors import InvalidRequestError
+from holdfast.state.modules import check_mesh
+from holdfast.state.survey import Home, Survey
+
+_STATE_COPIES = {
+    "SGD": 1, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1,
+    "RMSprop": 1, "Adadelta": 2, "Rprop": 2, "ASGD": 1, "Lion": 1, "Muon": 1,
+}  # fmt: skip
+_REFUSED = frozenset({"ZeroRedundancyOptimizer"})
+_FP32_BYTES = 4
+
+
+def has_own_saving(optimizer: Optimizer) -> bool:
+    """Tell whether the class saves itself in its own way: ask it instead."""
+    kind = type(optimizer)
+    return (
+        kind.state_dict is not Optimizer.state_dict
+        or kind.load_state_dict is not Optimizer.load_state_dict
+    )
+
+
+def check_optimizer(path: str, optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose state is spread over ranks."""
+    if {cls.__name__ for cls in type(optimizer).__mro__} & _REFUSED:
+        name = type(optimizer).__name__
+        raise InvalidRequestError(f"not supported yet: {path} is a {name}", key=path)
+
+
+def is_strict(optimizer: Optimizer) -> bool:
+    """Tell whether all state is tensors, by parameter and by string key."""
+    params = {id(p) for p in parameters(optimizer)}
+    return all(
+        id(p) in params
+        and type(state) is dict
+        and all(isinstance(key, str) for key in state)
+        and all(isinstance(value, torch.Tensor) for value in state.values())
+        for p, state in optimizer.state.items()
+    )
+
+
+def parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
+    """Return the parameters of all groups, in order."""
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
+def parameter_names(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> list[list[str]]:
+    """Return the names of each group's parameters; ``param_<group>_<index>`` for unknown ones."""
+    return [
+        [fqn_of.get(id(p), f"param_{g}_{i}") for i, p in enumerate(group["params"])]
+        for g, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def survey_optimizer(
+    survey: Survey, path: str, optimizer: Optimizer, *, replicated: bool, strict: bool
+) -> None:
+    """Add the state of ``optimizer`` to the survey; its parameters' modules came before it."""
+    names = parameter_names(optimizer, survey.fqn_of)
+    keys: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    shared = replicated or all(
+        survey.home_of.get(id(p)) is Home.SHARED for p in parameters(optimizer)
+    )
+    if strict:
+        for name, p in zip(chain.from_iterable(names), parameters(optimizer), strict=True):
+            state = cast("dict[str, torch.Tensor]", optimizer.state.get(p, {}))
+            keys[tuple(state)].append(name)
+            for key, tensor in state.items():
+                fqn = f"{path}.state.{name}.{key}"
+                check_mesh(fqn, tensor)
+                home = Home.SHARED if shared else Home.RANK
+                survey.add(fqn, tensor, home=home, deferred=True)
+    if not strict:
+        survey.loose.add(path)
+    survey.static[path] = {
+        "kind": "optimizer",
+        "strict": strict,
+        "params": cast("Json", names),
+        "state": [[list(held), cast("Json", of)] for held, of in keys.items()],
+    }
+    survey.sources.append(lambda: _identities(optimizer, strict=strict))
+
+
+def live_groups(optimizer: Optimizer) -> list[dict[str, object]]:
+    """Return every group without its parameters."""
+    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+
+
+def loose_state(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> dict[str, object]:
+    """Return the state of an optimizer that is not strict, by parameter name."""
+    names = chain.from_iterable(parameter_names(optimizer, fqn_of))
+    by_id = dict(zip(map(id, parameters(optimizer)), names, strict=True))
+    unknown = [p for p in optimizer.state if id(p) not in by_id]
+    if unknown:
+        raise InvalidRequestError(
+            f"{type(optimizer).__name__} keeps state under {str(unknown[0])[:40]!r}, which is "
+            f"not one of its parameters"
+        )
+    return {by_id[id(p)]: dict(state) for p, state in optimizer.state.items()}
+
+
+def load_optimizer(
+    path: str,
+    optimizer: Optimizer,
+    saved: Mapping[str, Any],
+    groups: list[dict[str, object]],
+    loose: Mapping[str, dict[str, object]] | None,
+    *,
+    fqn_of: Mapping[int, str],
+    read: Callable[[str], torch.Tensor],
+) -> None:
+    """Put state and groups back; tensors that fit are filled in place.
+
+    Raises:
+        InvalidRequestError: the groups hold other parameters than the saved ones did.
+    """
+    names = parameter_names(optimizer, fqn_of)
+    if names != saved["params"]:
+        raise InvalidRequestError(
+            f"optimizer {path!r} has other parameters than the saved one: {_difference(names, saved['params'])}"
+        )
+    by_name = dict(zip(chain.from_iterable(names), parameters(optimizer), strict=True))
+    wanted: dict[str, dict[str, object]] = {}
+    if loose is not None:
+        wanted = dict(loose)
+    else:
+        for keys, of in saved["state"]:
+            for name in of:
+                wanted[name] = {key: read(f"{path}.state.{name}.{key}") for key in keys}
+    for name, p in by_name.items():
+        _put_state(optimizer, p, wanted.get(name, {}))
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in values.items():
+            group[key] = _fit(group.get(key), value)
+
+
+def estimate_state_bytes(optimizer: Optimizer) -> int:
+    """Return the bytes of state that exist, or are to be expected once it has stepped."""
+    have = sum(
+        value.nbytes
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )
+    if optimizer.state:
+        return have
+    kind = type(optimizer).__name__
+    copies = _STATE_COPIES.get(kind)
+    total = 0
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if copies is None:
+                total += 2 * _FP32_BYTES * p.numel()
+            elif kind != "SGD" or group.get("momentum"):
+                total += (copies + bool(group.get("amsgrad"))) * p.nbytes + _FP32_BYTES
+    return total
+
+
+def _identities(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:
+    lists = [group["params"] for group in optimizer.param_groups]
+    # The lists themselves stand between the groups: a parameter that moves is a change.
+    found: Iterable[object] = chain(lists, chain.from_iterable(lists))
+    if strict:
+        found = chain(found, chain.from_iterable(map(dict.values, optimizer.state.values())))
+    return found
+
+
+def _put_state(optimizer: Optimizer, p: torch.Tensor, wanted: Mapping[str, object]) -> None:
+    if not wanted:
+        optimizer.state.pop(p, None)
+        return
+    state = cast("dict[str, object]", optimizer.state[p])
+    for key in [key for key in state if key not in wanted]:
+        del state[key]
+    for key, value in wanted.items():
+        device = p.device
+        if key == "step" and isinstance(value, torch.Tensor) and not _steps_on_device(optimizer, p):
+            device = torch.device("cpu")
+        state[key] = _fit(state.get(key), value, device)
+
+
+def _steps_on_device(optimizer: Optimizer, p: torch.Tensor) -> bool:
+    group = next(g for g in optimizer.param_groups if any(q is p for q in g["params"]))
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+def _fit(target: object, value: object, device: torch.device | None = None) -> object:
+    if not isinstance(value, torch.Tensor):
+        return value
+    fits = (
+        isinstance(target, torch.Tensor)
+        and target.shape == value.shape
+        and target.dtype == value.dtype
+    )
+    if fits:
+        with torch.no_grad():
+            cast("torch.Tensor", target).copy_(value)
+        return target
+    if device is None:
+        device = target.device if isinstance(target, torch.Tensor) else torch.device("cpu")
+    return value.to(device, copy=True)
+
+
+def _difference(here: list[list[str]], there: list[list[str]]) -> str:
+    now, then = set(chain.from_iterable(here)), set(chain.from_iterable(there))
+    if now == then:
+        return "the same parameters in another order or in other groups"
+    name = sorted(now ^ then)[0]
+    return f"{name!r} is only {'here' if name in now else 'in the checkpoint'}"

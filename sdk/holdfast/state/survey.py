@@ -1,0 +1,86 @@
+"""What a walk over the state finds: named tensors, where they belong, and how to notice a change.
+
+A *survey* is made on a plan change only. Between changes ``Identity.holds`` compares identities,
+in loops that run in C.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import nn
+
+from holdfast.core.tree import Json
+from holdfast.errors import InvalidRequestError
+
+
+class Home(Enum):
+    """Whose segment holds a tensor."""
+
+    SHARED = "shared"  # equal on all ranks: one of them saves it
+    FIRST = "first"  # rank 0's value counts: it saves it
+    RANK = "rank"  # each rank's own
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTensor:
+    """One tensor under its global name; ``deferred`` if only an optimizer's step writes it."""
+
+    fqn: str
+    tensor: torch.Tensor
+    home: Home
+    deferred: bool
+
+
+Source = Callable[[], Iterable[object]]
+
+
+class Identity:
+    """The objects that a survey saw, in order; holds references, so no id is used twice."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._seen = self._now()
+
+    def holds(self) -> bool:
+        """Tell whether every source still gives the very same objects."""
+        now = self._now()
+        return len(now) == len(self._seen) and all(map(operator.is_, now, self._seen))
+
+    def _now(self) -> list[object]:
+        found: list[object] = []
+        for source in self._sources:
+            found.extend(source())
+        return found
+
+
+@dataclass(slots=True)
+class Survey:
+    """All that does not change from save to save; built by one walk, then left alone."""
+
+    tensors: list[CapturedTensor] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    static: dict[str, Json] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)
+    fqn_of: dict[int, str] = field(default_factory=dict)
+    home_of: dict[int, Home] = field(default_factory=dict)
+    extras: list[tuple[str, nn.Module]] = field(default_factory=list)
+    loose: set[str] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
+
+    def add(self, fqn: str, tensor: torch.Tensor, *, home: Home, deferred: bool) -> None:
+        """Take ``tensor`` in under ``fqn``; the second name of one tensor becomes an alias."""
+        if fqn in self._names:
+            raise InvalidRequestError(f"two tensors would be named {fqn!r}", key=fqn)
+        self._names.add(fqn)
+        known = self.fqn_of.get(id(tensor))
+        if known is not None:
+            self.aliases[fqn] = known
+            return
+        self.fqn_of[id(tensor)] = fqn
+        self.home_of[id(tensor)] = home
+        self.tensors.append(CapturedTensor(fqn, tensor, home, deferred))
