@@ -10,7 +10,6 @@ cgroup-v1/memory.rst (memory.limit_in_bytes, memory.usage_in_bytes).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
 
 UNLIMITED_BYTES_MIN = 1 << 60  # version 1 writes "no limit" as about 2^63
 
@@ -43,8 +42,9 @@ def _groups(read: Read) -> Iterator[tuple[int, int]]:
             if controllers
             else ("memory.max", "memory.current")
         )
-        here = PurePosixPath(path)
-        for group in (here, *here.parents):
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            group = "".join(f"/{part}" for part in parts[:depth])
             limit, used = (_number(read(f"{root}{group}/{name}")) for name in names)
             if limit is not None and limit < UNLIMITED_BYTES_MIN:
                 yield limit, used or 0

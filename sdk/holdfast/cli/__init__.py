@@ -1,0 +1,1 @@
+"""The command line: ``holdfast up | down | status | ls | show | verify | doctor``."""

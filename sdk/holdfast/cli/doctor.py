@@ -1,0 +1,273 @@
+"""``doctor``: gathers facts about this machine, then says what is wrong and what to do.
+
+``gather`` looks; ``checks`` decides and is pure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import mmap
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.cli.output import Report, Table
+from holdfast.cli.probes import AgentFacts, MetadataFacts, probe_agent, probe_metadata
+from holdfast.core.cgroup import memory_limit_bytes
+from holdfast.core.units import format_bytes, parse_bytes
+from holdfast.embedded import home_folder, running_stack
+from holdfast.errors import InvalidRequestError
+from holdfast.rpc.protocol import PROTOCOL
+
+PYTHON_MIN = (3, 11)
+TORCH_MIN = (2, 8)
+SHM_BYTES_MIN = 1 << 30
+SKEW_S_MAX = 5.0
+SOCKET_PATH_BYTES_MAX = 107
+
+KNOWN_VARIABLES = frozenset(
+    f"HOLDFAST_{name}"
+    for name in (
+        *("ADDRESS", "AGENT", "ARENA", "ATTEMPT", "BUDGET", "DATABASE_URL", "DATA_PORT"),
+        *("DECIDE_WAIT_S", "DOMAIN", "HOME", "JOB", "LAUNCH", "LISTEN", "LISTEN_HOST", "LOG"),
+        *("NODE", "NODE_LEASE_S", "REST_LISTEN", "RESTORE_TIMEOUT", "RPC_PORT", "TOKEN"),
+    )
+)
+SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+SHM = "/dev/shm"  # noqa: S108 - only looked at
+_MADV_POPULATE_WRITE = 23
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was found. Sizes in bytes; None where there is none, or it could not be seen."""
+
+    python: tuple[int, ...]
+    torch: str | None
+    services: bool
+    environ: Mapping[str, str]
+    shm_total_bytes: int | None
+    shm_free_bytes: int | None
+    memory_limit_bytes: int | None
+    kernel: str
+    populates: bool
+    sockets: tuple[Path, ...]
+    metadata: MetadataFacts | None
+    agents: tuple[AgentFacts, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line: ``level`` is ok, warn or fail; ``advice`` is empty when it is ok."""
+
+    name: str
+    level: str
+    found: str
+    advice: str = ""
+
+
+def doctor(_args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
+    """Check all; failed when one check is."""
+    found = list(checks(gather(environ)))
+    rows = tuple((c.level, c.name, c.found, c.advice) for c in found)
+    data = [{"name": c.name, "level": c.level, "found": c.found, "advice": c.advice} for c in found]
+    return Report(
+        data=data,
+        text=[Table(("", "check", "found", "advice"), rows)],
+        failed=any(check.level == "fail" for check in found),
+    )
+
+
+def gather(environ: Mapping[str, str]) -> Facts:
+    """Look at this machine, this environment, and the services it names."""
+    stack = running_stack(home_folder(environ))
+    named = environ.get("HOLDFAST_AGENT")
+    sockets = (Path(named),) if named else tuple(n.agent for n in stack.nodes) if stack else ()
+    address = environ.get("HOLDFAST_ADDRESS") or (stack.address if stack else None)
+    shm = os.statvfs(SHM) if Path(SHM).is_dir() else None
+    return Facts(
+        python=tuple(sys.version_info[:3]),
+        torch=_version("torch"),
+        services=importlib.util.find_spec("holdfast_services") is not None,
+        environ={k: v for k, v in environ.items() if k.startswith("HOLDFAST_") or k == SHARE_STORE},
+        shm_total_bytes=shm.f_blocks * shm.f_frsize if shm else None,
+        shm_free_bytes=shm.f_bavail * shm.f_frsize if shm else None,
+        memory_limit_bytes=memory_limit_bytes(_read),
+        kernel=platform.release(),
+        populates=_populates(),
+        sockets=sockets,
+        metadata=probe_metadata(address) if address else None,
+        agents=tuple(probe_agent(socket) for socket in sockets if _fits(socket)),
+    )
+
+
+def checks(facts: Facts) -> Iterator[Check]:
+    """Yield one check per fact that matters, in the order in which to mend them."""
+    yield from _software(facts)
+    yield from _variables(facts)
+    yield from _memory(facts)
+    yield from _services(facts)
+
+
+def _software(facts: Facts) -> Iterator[Check]:
+    yield _check(
+        "python",
+        facts.python >= PYTHON_MIN,
+        ".".join(map(str, facts.python)),
+        f"use Python {'.'.join(map(str, PYTHON_MIN))} or newer",
+        bad="fail",
+    )
+    if facts.torch is None:
+        yield _check("torch", False, "not installed", "pip install holdfast[torch] to train here")
+    else:
+        yield _check(
+            "torch",
+            _numbers(facts.torch) >= TORCH_MIN,
+            facts.torch,
+            f"use torch {'.'.join(map(str, TORCH_MIN))} or newer",
+        )
+    found = "installed" if facts.services else "not installed"
+    yield _check(
+        "services", facts.services, found, "pip install holdfast[services] for the embedded stack"
+    )
+
+
+def _variables(facts: Facts) -> Iterator[Check]:
+    ours = sorted(name for name in facts.environ if name.startswith("HOLDFAST_"))
+    unknown = [name for name in ours if name not in KNOWN_VARIABLES]
+    yield _check(
+        "variables",
+        not unknown,
+        ", ".join(unknown or ours) or "none set",
+        "not a setting of this version: mistyped?",
+    )
+    yield _check(
+        "torchrun store",
+        facts.environ.get(SHARE_STORE) == "1",
+        f"{SHARE_STORE}={facts.environ.get(SHARE_STORE, '')}",
+        f"export {SHARE_STORE}=1 for torchrun: a restarted rank may hang without it",
+    )
+
+
+def _memory(facts: Facts) -> Iterator[Check]:
+    if facts.shm_total_bytes is None or facts.shm_free_bytes is None:
+        yield _check(SHM, False, "missing", "mount a tmpfs there; arenas go to disk now")
+    else:
+        budget, advice = _budget(facts)
+        size = f"{format_bytes(facts.shm_free_bytes)} of {format_bytes(facts.shm_total_bytes)} free"
+        yield _check(SHM, facts.shm_total_bytes >= budget, size, advice)
+    limit = facts.memory_limit_bytes
+    shm = facts.shm_total_bytes or 0
+    yield _check(
+        "memory limit",
+        limit is None or limit >= shm,
+        "none" if limit is None else format_bytes(limit),
+        "the control group allows less than /dev/shm holds: set HOLDFAST_BUDGET well below it",
+    )
+    yield _check(
+        "pre-faulting",
+        facts.populates,
+        f"kernel {facts.kernel}",
+        "MADV_POPULATE_WRITE needs Linux 5.14: the first save of each slot will be slow",
+    )
+
+
+def _budget(facts: Facts) -> tuple[int, str]:
+    """Return the bytes that /dev/shm should have, and what to do if it has not."""
+    try:
+        budget = parse_bytes(facts.environ.get("HOLDFAST_BUDGET", str(SHM_BYTES_MIN)))
+    except InvalidRequestError as error:
+        return sys.maxsize, f"HOLDFAST_BUDGET: {error.message}"
+    return budget, f"make it at least {format_bytes(budget)} (docker: --shm-size)"
+
+
+def _services(facts: Facts) -> Iterator[Check]:
+    for socket in facts.sockets:
+        length = len(os.fsencode(socket))
+        yield _check(
+            "socket path",
+            _fits(socket),
+            f"{length} bytes",
+            f"{socket} is longer than the {SOCKET_PATH_BYTES_MAX} the kernel takes: move it",
+            bad="fail",
+        )
+    if facts.metadata is None:
+        yield _check("metadata", False, "none", "run `holdfast up`, or set HOLDFAST_ADDRESS")
+    else:
+        yield from _metadata(facts.metadata)
+    for agent in facts.agents:
+        yield _agent(agent)
+
+
+def _metadata(metadata: MetadataFacts) -> Iterator[Check]:
+    if metadata.error:
+        advice = "is it up? see `holdfast status` and its log"
+        yield _check("metadata", False, metadata.error, advice, bad="fail")
+        return
+    low, high = metadata.protocols
+    yield _check(
+        "metadata",
+        low <= PROTOCOL <= high,
+        f"{metadata.address}, version {metadata.version}, protocol {low}..{high}",
+        f"this side speaks protocol {PROTOCOL}: upgrade the older side",
+        bad="fail",
+    )
+    if metadata.skew_s is not None:
+        yield _check(
+            "clock",
+            abs(metadata.skew_s) <= SKEW_S_MAX,
+            f"{metadata.skew_s:+.0f} s to metadata",
+            "synchronize the clocks: logs and events will not line up",
+        )
+
+
+def _agent(agent: AgentFacts) -> Check:
+    if agent.error:
+        advice = f"is it up? its socket is {agent.socket}"
+        return _check("agent", False, agent.error, advice, bad="fail")
+    found = (
+        f"{agent.node}, {format_bytes(agent.used_bytes)} of {format_bytes(agent.budget_bytes)} used"
+    )
+    advice = "it does not reach metadata: saves stay local until it does"
+    return _check("agent", agent.metadata_reachable, found, advice)
+
+
+def _check(name: str, good: bool, found: str, advice: str, *, bad: str = "warn") -> Check:
+    return Check(name=name, level="ok" if good else bad, found=found, advice="" if good else advice)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split("+", maxsplit=1)[0].split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdigit())
+
+
+def _fits(socket: Path) -> bool:
+    return len(os.fsencode(socket)) <= SOCKET_PATH_BYTES_MAX
+
+
+def _populates() -> bool:
+    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
+        try:
+            memory.madvise(_MADV_POPULATE_WRITE)
+        except OSError:
+            return False
+        return True
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return None

@@ -1,0 +1,132 @@
+"""Asks the metadata service's REST, with the standard library and a deadline."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from holdfast import errors
+from holdfast.cli.output import Table
+from holdfast.core.units import format_bytes
+from holdfast.embedded import home_folder, running_stack
+from holdfast.errors import CheckpointError, NotFoundError, UnavailableError
+
+TIMEOUT_S = 10.0
+ANSWER_BYTES_MAX = 64 << 20
+
+_BY_KIND: dict[str, type[CheckpointError]] = {
+    cls.kind: cls for cls in (getattr(errors, name) for name in errors.__all__)
+}
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The REST of one metadata service; ``url`` has no trailing slash and is the dashboard too."""
+
+    url: str
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str]) -> Self:
+        """Return the service at ``HOLDFAST_ADDRESS``, else that of the stack which runs here.
+
+        Raises:
+            NotFoundError: neither is there.
+            UnavailableError: it does not answer.
+        """
+        home = home_folder(environ)
+        stack = running_stack(home)
+        address = environ.get("HOLDFAST_ADDRESS")
+        if stack is not None and address in (None, "", stack.address):
+            return cls(stack.rest_url.rstrip("/"))
+        if not address:
+            raise NotFoundError(
+                f"no stack runs in {home} and HOLDFAST_ADDRESS is not set: run `holdfast up`"
+            )
+        return cls(_handshake_url(address).rstrip("/"))
+
+    def jobs(self) -> list[Record]:
+        """Return all jobs."""
+        return self._list("/jobs", "jobs")
+
+    def checkpoints(self, job: str) -> list[Record]:
+        """Return the checkpoints of a job, newest first."""
+        return self._list(f"/jobs/{urllib.parse.quote(job)}/checkpoints", "checkpoints")
+
+    def checkpoint(self, job: str, step: int) -> Record:
+        """Return one checkpoint with its shards and where copies of them are."""
+        answer = self._get(f"/jobs/{urllib.parse.quote(job)}/checkpoints/{step}")
+        return dict(answer)
+
+    def nodes(self) -> list[Record]:
+        """Return all nodes."""
+        return self._list("/nodes", "nodes")
+
+    def _list(self, path: str, key: str) -> list[Record]:
+        answer = self._get(path)
+        return list(answer[key] if isinstance(answer, dict) else answer)
+
+    def _get(self, path: str) -> Any:
+        request = urllib.request.Request(  # noqa: S310 - http(s) only, checked below
+            f"{self.url}/api/v1{path}", headers={"Accept": "application/json"}
+        )
+        if request.type not in ("http", "https"):
+            raise UnavailableError(f"{self.url} is not a web address")
+        # Services are reached directly, as gRPC does: a proxy of the shell is not for them.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
+                return json.loads(answer.read(ANSWER_BYTES_MAX))
+        except urllib.error.HTTPError as cause:
+            raise _problem(cause) from cause
+        except (OSError, ValueError) as cause:
+            raise UnavailableError(f"no answer from {self.url}: {cause}") from cause
+
+
+def nodes_table(nodes: list[Record]) -> Table:
+    """Return nodes as a table."""
+    return Table(
+        ("node", "state", "used", "budget", "address"),
+        tuple(
+            (
+                str(node["node"]),
+                "live" if node["live"] else "gone",
+                format_bytes(node["used_bytes"]),
+                format_bytes(node["budget_bytes"]),
+                str(node["rpc_address"]),
+            )
+            for node in nodes
+        ),
+    )
+
+
+def _handshake_url(address: str) -> str:
+    from holdfast.rpc.channel import call, sync_channel  # noqa: PLC0415 - grpc is slow to import
+    from holdfast.v1 import common_pb2  # noqa: PLC0415
+    from holdfast.v1.metadata_pb2_grpc import MetadataStub  # noqa: PLC0415
+
+    with sync_channel(address) as channel:
+        request = common_pb2.HandshakeRequest()
+        answer = call(
+            MetadataStub(channel).Handshake, request, timeout_s=TIMEOUT_S, address=address
+        )
+    if not answer.rest_url:
+        raise UnavailableError(f"the metadata service at {address} serves no REST")
+    return str(answer.rest_url)
+
+
+def _problem(answer: urllib.error.HTTPError) -> CheckpointError:
+    """Return the error that a problem+json body names, or what the code means."""
+    with answer:
+        try:
+            body = json.loads(answer.read(ANSWER_BYTES_MAX))
+            return _BY_KIND[body["kind"]](str(body["detail"]))
+        except (ValueError, KeyError, TypeError):
+            cls = NotFoundError if answer.code == 404 else UnavailableError
+            return cls(f"{answer.url} answered {answer.code}")

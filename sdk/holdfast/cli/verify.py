@@ -1,0 +1,135 @@
+"""``verify``: has every agent hash its copies of a checkpoint again, loading none (G20)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from holdfast.cli.catalogue import find_checkpoint
+from holdfast.cli.output import Report, Table, progress
+from holdfast.cli.rest import Record, Rest
+from holdfast.core.ids import Generation, Rank, ShardId, Step, run_id
+from holdfast.core.units import format_bytes
+from holdfast.errors import CheckpointError, NotFoundError
+
+VERIFY_S_MIN = 10.0
+VERIFY_BYTES_PER_S_MIN = 200 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """One copy to be checked: which shard, on which node, where that node answers."""
+
+    shard: ShardId
+    node: str
+    address: str
+    length_bytes: int
+
+    @property
+    def timeout_s(self) -> float:
+        """How long hashing it may take."""
+        return VERIFY_S_MIN + self.length_bytes / VERIFY_BYTES_PER_S_MIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one copy; ``detail`` says why it is not ok."""
+
+    copy: Copy
+    ok: bool
+    detail: str = ""
+
+
+def verify(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
+    """Check all copies that agents hold; failed when one is bad or a shard has none.
+
+    Raises:
+        NotFoundError: no such checkpoint, or none of it is in memory.
+    """
+    rest = Rest.find(environ)
+    checkpoint = find_checkpoint(rest, args.target)
+    nodes = {str(node["node"]): str(node["rpc_address"]) for node in rest.nodes()}
+    copies = list(held_copies(checkpoint, nodes))
+    if not copies:
+        raise NotFoundError(f"no live agent holds a copy of step {checkpoint['step']}")
+    verdicts = []
+    with progress("verifying", len(copies)) as advance:
+        for copy in copies:
+            verdicts.append(_ask(copy))
+            advance()
+    return judge(checkpoint, verdicts)
+
+
+def held_copies(checkpoint: Record, nodes: Mapping[str, str]) -> Iterator[Copy]:
+    """Yield the copies of ``checkpoint`` on ``nodes`` (name -> address), shard by shard."""
+    for shard in checkpoint["shards"]:
+        for copy in shard["copies"]:
+            if copy["node"] in nodes:
+                yield Copy(
+                    shard=_shard_id(checkpoint, shard),
+                    node=str(copy["node"]),
+                    address=nodes[copy["node"]],
+                    length_bytes=int(shard["length_bytes"]),
+                )
+
+
+def judge(checkpoint: Record, verdicts: list[Verdict]) -> Report:
+    """Return the report: every copy, and the shards of which no good copy was found."""
+    good = {verdict.copy.shard for verdict in verdicts if verdict.ok}
+    shards = [_shard_id(checkpoint, shard) for shard in checkpoint["shards"]]
+    missing = [shard for shard in shards if shard not in good]
+    bad = [verdict for verdict in verdicts if not verdict.ok]
+    rows = tuple(
+        (
+            str(verdict.copy.shard.rank),
+            verdict.copy.node,
+            format_bytes(verdict.copy.length_bytes),
+            "ok" if verdict.ok else f"BAD: {verdict.detail}",
+        )
+        for verdict in verdicts
+    )
+    text: list[str | Table] = [Table(("rank", "node", "size", "result"), rows)]
+    text += [f"bad copy: {v.copy.shard.key} on {v.copy.node}: {v.detail}" for v in bad]
+    text += [f"no good copy in memory: {shard.key}" for shard in missing]
+    if not bad and not missing:
+        text.append(f"step {checkpoint['step']}: all {len(verdicts)} copies match their digests")
+    data = {
+        "step": checkpoint["step"],
+        "generation": checkpoint["generation"],
+        "ok": not bad and not missing,
+        "copies": [
+            {"shard": v.copy.shard.key, "node": v.copy.node, "ok": v.ok, "detail": v.detail}
+            for v in verdicts
+        ],
+        "missing": [shard.key for shard in missing],
+    }
+    return Report(data=data, text=text, failed=bool(bad or missing))
+
+
+def _ask(copy: Copy) -> Verdict:
+    from holdfast.rpc import codec  # noqa: PLC0415 - grpc is slow to import
+    from holdfast.rpc.channel import call, sync_channel  # noqa: PLC0415
+    from holdfast.v1 import agent_pb2, common_pb2  # noqa: PLC0415
+    from holdfast.v1.agent_pb2_grpc import ReplicationStub  # noqa: PLC0415
+
+    request = agent_pb2.VerifyRequest(id=codec.to_message(copy.shard, common_pb2.ShardId))
+    try:
+        with sync_channel(copy.address) as channel:
+            answer = call(ReplicationStub(channel).Verify, request, timeout_s=copy.timeout_s)
+    except CheckpointError as error:
+        return Verdict(copy=copy, ok=False, detail=str(error))
+    if answer.ok and answer.length_bytes != copy.length_bytes:
+        detail = f"has {answer.length_bytes} bytes, not {copy.length_bytes}"
+        return Verdict(copy=copy, ok=False, detail=detail)
+    return Verdict(copy=copy, ok=answer.ok, detail=answer.detail)
+
+
+def _shard_id(checkpoint: Record, shard: Record) -> ShardId:
+    return ShardId(
+        run_id(checkpoint["run"]),
+        Step(checkpoint["step"]),
+        Generation(checkpoint["generation"]),
+        Rank(shard["rank"]),
+        int(shard["volume"]),
+    )

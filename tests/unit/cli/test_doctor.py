@@ -1,0 +1,88 @@
+"""What ``doctor`` concludes from facts; each check is one line, with advice unless it is ok."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.doctor import Facts, checks, gather
+from holdfast.cli.probes import AgentFacts, MetadataFacts
+
+GIB = 1 << 30
+METADATA = MetadataFacts(address="h:1", version="1", protocols=(1, 1), skew_s=0.2)
+AGENT = AgentFacts(socket=Path("/s"), node="a", budget_bytes=GIB, metadata_reachable=True)
+GOOD = Facts(
+    python=(3, 11, 7),
+    torch="2.13.0+cpu",
+    services=True,
+    environ={"HOLDFAST_HOME": "/h", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    shm_total_bytes=8 * GIB,
+    shm_free_bytes=4 * GIB,
+    memory_limit_bytes=None,
+    kernel="6.1",
+    populates=True,
+    sockets=(Path("/run/a.sock"),),
+    metadata=METADATA,
+    agents=(AGENT,),
+)
+
+
+def test_a_healthy_machine_has_nothing_to_mend():
+    found = list(checks(GOOD))
+
+    assert {check.level for check in found} == {"ok"}
+    assert not any(check.advice for check in found)
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "level", "advice"),
+    [
+        (replace(GOOD, python=(3, 10, 1)), "python", "fail", "3.11 or newer"),
+        (replace(GOOD, torch=None), "torch", "warn", "holdfast[torch]"),
+        (replace(GOOD, torch="2.7.1"), "torch", "warn", "2.8 or newer"),
+        (replace(GOOD, services=False), "services", "warn", "holdfast[services]"),
+        (replace(GOOD, environ={"HOLDFAST_ADRESS": "x"}), "variables", "warn", "mistyped"),
+        (replace(GOOD, environ={}), "torchrun store", "warn", "export TORCH_DISABLE"),
+        (replace(GOOD, shm_total_bytes=64 << 20), "/dev/shm", "warn", "--shm-size"),
+        (replace(GOOD, shm_total_bytes=None), "/dev/shm", "warn", "mount a tmpfs"),
+        (replace(GOOD, environ={"HOLDFAST_BUDGET": "9GiB"}), "/dev/shm", "warn", "9 GiB"),
+        (replace(GOOD, environ={"HOLDFAST_BUDGET": "big"}), "/dev/shm", "warn", "not a size"),
+        (replace(GOOD, memory_limit_bytes=GIB), "memory limit", "warn", "HOLDFAST_BUDGET"),
+        (replace(GOOD, populates=False), "pre-faulting", "warn", "5.14"),
+        (replace(GOOD, sockets=(Path("/" + 107 * "x"),)), "socket path", "fail", "107"),
+        (replace(GOOD, metadata=None), "metadata", "warn", "holdfast up"),
+        (replace(GOOD, metadata=MetadataFacts(address="h:1", error="silence")), "metadata",
+         "fail", "is it up?"),
+        (replace(GOOD, metadata=replace(METADATA, protocols=(2, 3))), "metadata", "fail",
+         "upgrade"),
+        (replace(GOOD, metadata=replace(METADATA, skew_s=-9.0)), "clock", "warn", "synchronize"),
+        (replace(GOOD, agents=(AgentFacts(socket=Path("/s"), error="silence"),)), "agent",
+         "fail", "/s"),
+        (replace(GOOD, agents=(replace(AGENT, metadata_reachable=False),)), "agent", "warn",
+         "metadata"),
+    ],
+)  # fmt: skip
+def test_each_trouble_is_found_and_comes_with_advice(facts, name, level, advice):
+    found = [check for check in checks(facts) if check.level != "ok" and check.name == name]
+
+    assert [check.level for check in found] == [level]
+    assert advice in found[0].advice
+
+
+def test_this_machine_can_be_looked_at_without_any_service(tmp_path):
+    facts = gather({"HOLDFAST_HOME": str(tmp_path), "PATH": "/bin"})
+
+    assert facts.metadata is None
+    assert facts.agents == ()
+    assert facts.environ == {"HOLDFAST_HOME": str(tmp_path)}
+
+
+def test_services_that_do_not_answer_are_facts_not_failures(tmp_path):
+    environ = {"HOLDFAST_ADDRESS": "127.0.0.1:9", "HOLDFAST_AGENT": str(tmp_path / "no.sock")}
+    facts = gather({"HOLDFAST_HOME": str(tmp_path), **environ})
+
+    assert facts.metadata is not None
+    assert facts.metadata.error
+    assert facts.agents[0].error

@@ -1,0 +1,55 @@
+"""Tables for people, JSON for machines; progress only on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from holdfast.cli.output import Report, Table, plain, print_report, progress
+
+TABLE = Table(("job", "newest step"), (("gpt", "12"), ("team/longer", "-")))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(report: Report, *, as_json: bool, out: io.StringIO | None = None) -> str:
+    stream = out or io.StringIO()
+    print_report(report, as_json=as_json, out=stream)
+    return stream.getvalue()
+
+
+def test_plain_columns_are_aligned_and_end_without_blanks():
+    assert plain(TABLE) == "job          newest step\ngpt          12\nteam/longer  -"
+
+
+def test_a_table_without_rows_still_names_its_columns():
+    assert plain(Table(("a", "b"), ())) == "a  b"
+
+
+def test_json_is_the_data_and_nothing_else():
+    report = Report(data=[{"job": "gpt"}], text=["words", TABLE])
+
+    assert json.loads(printed(report, as_json=True)) == [{"job": "gpt"}]
+
+
+def test_people_get_words_and_tables_in_order():
+    report = Report(data=None, text=["words", TABLE])
+
+    assert printed(report, as_json=False) == f"words\n{plain(TABLE)}\n"
+
+
+def test_a_terminal_gets_all_cells_too_and_markup_is_not_interpreted():
+    table = Table(("job",), (("[red]x[/red]",),))
+
+    assert "[red]x[/red]" in printed(Report(data=None, text=[table]), as_json=False, out=Terminal())
+
+
+def test_progress_draws_nothing_when_nobody_watches(capsys):
+    with progress("verifying", 2) as advance:
+        advance()
+        advance()
+
+    assert capsys.readouterr() == ("", "")
