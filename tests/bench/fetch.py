@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from tests.bench.harness import Record, in_turn
 
 from holdfast.core.digest import PART_BYTES, part_digest
+from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.transport import FetchRequest, ServedSegments
 from holdfast_services.agent.transport.tcp import TcpTransport
 from holdfast_services.agent.transport.tcp_client import STREAMS_COUNT
@@ -70,7 +71,7 @@ def _serve(there: Connection, length_bytes: int) -> None:
     """Serve the same bytes both ways until this process is ended."""
     view = memoryview(_touched(length_bytes))
     segments = ServedSegments()
-    segments.put(KEY, 1, view)
+    segments.put(KEY, SlotName("s1", 1, SlotState.SEALED), view)
     address = TcpTransport(HOST).serve(segments)
     begins = range(0, length_bytes, PART_BYTES)
     digests = tuple(part_digest(view[begin : begin + PART_BYTES]) for begin in begins)

@@ -68,8 +68,8 @@ class Subject:
 class StallClock:
     """Measures what saving keeps the training thread waiting, in seconds, one step at a time.
 
-    Make it before the Checkpointer and call ``surround`` after: torch calls pre-hooks in the order
-    of their registration, so that the gate lies between our two.
+    Make it before the Checkpointer and call ``surround`` after the first save: torch calls
+    pre-hooks in the order of their registration, so that the gate lies between our two.
     """
 
     def __init__(self) -> None:
@@ -78,8 +78,9 @@ class StallClock:
         self._hooks = [register_optimizer_step_pre_hook(self._before)]
 
     def surround(self) -> None:
-        """Register the hook that comes after the gate."""
-        self._hooks.append(register_optimizer_step_pre_hook(self._after))
+        """Register the hook that comes after the gate, once."""
+        if len(self._hooks) == 1:
+            self._hooks.append(register_optimizer_step_pre_hook(self._after))
 
     def _before(self, *_: object) -> None:
         self._began_s = time.perf_counter()
@@ -97,7 +98,6 @@ class Saving:
         self.ck = holdfast.Checkpointer(
             job, subject.state, save=holdfast.Never(), replicas=replicas, rng=False
         )
-        self._clock.surround()
         restored = self.ck.restore()
         assert restored is None, f"job {job} is not new"
         self.handles: list[holdfast.SaveHandle] = []
@@ -108,6 +108,7 @@ class Saving:
         started_s = time.perf_counter()
         self.handles.append(self.ck.save(self.subject.steps_done))
         save_s = time.perf_counter() - started_s
+        self._clock.surround()
         self.subject.compute(products_count)
         self.subject.optimizer.step()
         return save_s + self._clock.gate_s
