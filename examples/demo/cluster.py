@@ -53,7 +53,6 @@ class Node:
         self._env = {
             **os.environ,
             **env,
-            "DEMO_NODE": spec.name,
             "GLOO_SOCKET_IFNAME": "lo",
             "HOLDFAST_AGENT": str(spec.agent),
             "OMP_NUM_THREADS": "1",

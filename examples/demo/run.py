@@ -72,9 +72,7 @@ def parse_arguments() -> argparse.Namespace:
 def demo(arguments: argparse.Namespace) -> int:
     """Train twice, compare, report; return the exit code."""
     folder: Path = arguments.dir.absolute()
-    down(folder / "home")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    clear(folder)
     steps = arguments.steps
     faults = (
         Fault(kind="rank_killed", after_step=steps // 3, strike=kill_rank, node=1),
@@ -91,6 +89,20 @@ def demo(arguments: argparse.Namespace) -> int:
         write_result(arguments.result, found, recoveries, journals, steps=steps)
         print(f"dashboard: {stack.rest_url}" + ("" if arguments.keep else " (until now)"))
     return 1 if found else 0
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier demo left in ``folder``, a running stack included.
+
+    Raises:
+        DemoError: no demo has ever run there, so it is not ours to empty.
+    """
+    if folder.exists():
+        if any(folder.iterdir()) and not (folder / "home").is_dir():
+            raise DemoError(f"{folder} is not a demo's folder: choose another --dir")
+        down(folder / "home")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
 
 
 class Run:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -64,8 +63,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     journal = Journal(arguments.out, rank)
-    who = {"pid": os.getpid(), "node": os.environ.get("DEMO_NODE", "")}
-    journal.write("start", who, at=process_started())
+    journal.write("start", at=process_started())
 
     size = SIZES[arguments.size]
     torch.manual_seed(arguments.seed)
