@@ -247,7 +247,7 @@ class Checkpointer:
         if self._saver is not None:
             self._saver.close(deadline - time.monotonic())
         self._session.close(timeout_s=max(1.0, deadline - time.monotonic()))
-        self._capture.close()
+        self._capture.release()
 
     def __enter__(self) -> Self:
         return self

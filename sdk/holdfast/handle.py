@@ -25,7 +25,7 @@ class SaveHandle:
     """One save. ``level`` is the highest level reached, ``error`` why it will get no further.
 
     ``stall_s`` is how long the training thread waited for this save, the gate included; it is
-    final once the next optimizer step has begun.
+    final once the next save has begun.
     """
 
     def __init__(self, step: int, *, reachable: frozenset[Level]) -> None:

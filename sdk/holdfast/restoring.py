@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,16 +84,14 @@ def _load(
     step = decision.checkpoint.step
     started_s = time.monotonic()
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
-    with LoadedSegments(located) as segments:
+    with closing(LoadedSegments(located)) as segments:
         capture.load(segments, step=step)
     session.post(loaded=True)
     sources = Counter[str]()
     for segment in chosen.segments:
         sources[segment.source] += segment.shard.length_bytes
     load_s = time.monotonic() - started_s
-    log.info(
-        "restored step %d from %s in %.2f s", step, dict(sources), load_s + chosen.fetch_s
-    )
+    log.info("restored step %d from %s in %.2f s", step, dict(sources), load_s + chosen.fetch_s)
     return Restored(
         step=step,
         generation=decision.checkpoint.generation,

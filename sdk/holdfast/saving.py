@@ -26,16 +26,16 @@ from holdfast.handle import Level, SaveHandle
 from holdfast.session import Attempt, Membership, Reservation, Session
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
-from holdfast.snapshot.gate import Gate
+from holdfast.snapshot.gate import GATE_S_MAX, Gate
 from holdfast.snapshot.plan import SavePlan, make_plan
 from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
 
-GATE_S_MAX = 30.0
 BUSY_WAIT_S_MAX = 2.0
 NEW_PLAN_S_MAX = 30.0
 REFUSED_PLAN_S = 30.0
 HANDLES_COUNT_MAX = 64
+EAGER_SAVES_MAX = 3
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,13 @@ class Saver:
         self._membership = membership
         self._pool = SlotPool(membership.arena)
         self._engine = CopyEngine(self._copied)
-        self._gate = Gate(capture.optimizers, self._engine, self._wait_for_copy)
+        self._gate = Gate(self._engine)
         self._plan: SavePlan | None = None
         self._refused: tuple[float, CheckpointError] | None = None
         self._handles: dict[int, SaveHandle] = {}
+        self._latest: Snapshot | None = None
+        self._waited_s = 0.0
+        self._steps_seen = 0
         self._patience_s = BUSY_WAIT_S_MAX
         self._fenced = False
         self._failure: CheckpointError | None = None
@@ -70,6 +73,7 @@ class Saver:
         known = self._handles.get(step)
         if known is not None:
             return known
+        self._settle_stall()
         started_s = time.perf_counter()
         handle = SaveHandle(step, reachable=self._reachable)
         self._remember(handle)
@@ -83,7 +87,6 @@ class Saver:
                 self._pool.put_back(buffer)
             self.abandon(step, error.message, error)
         handle.stall_s += time.perf_counter() - started_s
-        self.stall_s = handle.stall_s
         return handle
 
     def abandon(self, step: int, reason: str, error: CheckpointError | None = None) -> None:
@@ -114,7 +117,9 @@ class Saver:
 
     def note_step(self, step: int) -> None:
         """Warn, once, when steps are counted and no optimizer moves."""
-        if self._gate.idle_since_last_step() and not self._warned_idle:
+        idle = self._latest is not None and self._gate.steps_count == self._steps_seen
+        self._steps_seen = self._gate.steps_count
+        if idle and self._capture.optimizers and not self._warned_idle:
             self._warned_idle = True
             warnings.warn(
                 f"step({step}): no captured optimizer has stepped since the last call; step counts "
@@ -150,15 +155,17 @@ class Saver:
                 newest.wait("replicated", timeout_s=max(0.0, deadline - time.monotonic()))
             except CheckpointError as error:
                 log.warning("closing: %s", error)
-        self._engine.close()
+        self._engine.close(max(0.0, deadline - time.monotonic()))
         self._pool.reset()
 
     def _ready_plan(self) -> SavePlan:
         """Return the plan of the state as it is now; a new one has its slots reserved."""
         if self._fenced:
             raise StaleGenerationError("a newer attempt of this job trains")
-        if not self._engine.wait(GATE_S_MAX):
-            raise UnavailableError(f"the copy of an earlier step hangs for {GATE_S_MAX:.0f} s")
+        hangs = self._latest is not None and self._latest.abandoned
+        if not self._engine.wait(0.0 if hangs else GATE_S_MAX):
+            self._engine.abandon("the next save came first")
+            raise UnavailableError("the copy of an earlier step hangs")
         plan = self._plan
         if plan is None or not plan.is_current():
             plan = self._plan = make_plan(
@@ -210,45 +217,45 @@ class Saver:
         return buffer
 
     def _begin(self, plan: SavePlan, buffer: SlotBuffer, step: int) -> None:
-        deferred = self._gate.trusted
-        if not deferred and self._capture.optimizers and not self._warned_eager and step > 2:
-            self._warned_eager = True
-            reason = "no optimizer step was seen between two saves: all is copied before returning"
-            self._session.post(event=self._event("save_eager", reason, step))
-        self._engine.begin(
+        optimizers = self._capture.optimizers
+        defer = self._gate.trusts(optimizers)
+        if not defer and optimizers and len(self._handles) > EAGER_SAVES_MAX:
+            self._say_eager(step)
+        self._latest = self._engine.begin(
             plan,
             buffer,
             step=step,
             generation=self._membership.generation,
             parent=self.parent,
-            deferred=deferred,
+            defer=defer,
         )
-        self._gate.saved()
+
+    def _say_eager(self, step: int) -> None:
+        if not self._warned_eager:
+            self._warned_eager = True
+            reason = "no optimizer step was seen between two saves: all is copied before returning"
+            self._session.post(event=self._event("save_eager", reason, step))
 
     def _copied(self, snapshot: Snapshot) -> None:
         """The copy has ended, well or not; on the copy thread (or the caller's, if all eager)."""
-        handle = self._handles.get(snapshot.step)
+        if snapshot.abandoned:
+            self._pool.put_back(snapshot.buffer)
+            self.abandon(snapshot.step, snapshot.reason)
+            return
         try:
-            if snapshot.error is not None:
-                raise snapshot.error
             snapshot.buffer.close_slot()
         except CheckpointError as error:
-            if snapshot.error is not None:
-                self._pool.put_back(snapshot.buffer)
-            else:
-                self._pool.forget(snapshot.buffer)
+            self._pool.forget(snapshot.buffer)
             self.abandon(snapshot.step, error.message, error)
             return
+        handle = self._handles.get(snapshot.step)
         if handle is not None:
             handle.reach("staged")
-        self._session.post(closed_slot=snapshot.buffer.lease.slot)
+        self._session.post(closed_slot=snapshot.buffer.slot)
 
-    def _wait_for_copy(self) -> None:
-        """The gate: wait for the copy under way, at most ``GATE_S_MAX``, then give it up."""
-        started_s = time.perf_counter()
-        if not self._engine.wait(GATE_S_MAX):
-            self._engine.abandon(f"the copy did not end within {GATE_S_MAX:.0f} s")
-        waited_s = time.perf_counter() - started_s
+    def _settle_stall(self) -> None:
+        """Add to the newest save what the gate has waited for it since."""
+        waited_s, self._waited_s = self._gate.waited_s - self._waited_s, self._gate.waited_s
         newest = next(reversed(self._handles.values()), None)
         if newest is not None:
             newest.stall_s += waited_s

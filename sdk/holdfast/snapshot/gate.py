@@ -24,11 +24,13 @@ class Gate:
     """Holds optimizer steps while ``engine`` is busy.
 
     Deferral is trusted once every captured optimizer was seen to fire the hook between two saves:
-    ``trusts`` is asked once per save, and answers for that save.
+    ``trusts`` is asked once per save, and answers for that save. ``steps_count`` counts optimizer
+    steps since the first save; ``waited_s`` sums up what they were held for.
     """
 
     def __init__(self, engine: CopyEngine, *, gate_s_max: float = GATE_S_MAX) -> None:
         self.waited_s = 0.0
+        self.steps_count = 0
         self._engine = engine
         self._gate_s_max = gate_s_max
         self._watching = False
@@ -65,6 +67,7 @@ class Gate:
         self._trusted = {}
 
     def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self.steps_count += 1
         if self._watching:
             self._seen.add(id(optimizer))
         if self._engine.busy:

@@ -12,30 +12,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.session import SlotLease
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, NotFoundError, PreconditionError
 from holdfast.snapshot.buffer import SlotBuffer
 
 log = logging.getLogger(__name__)
 
 
 class SlotPool:
-    """Leased slots by plan; each is offered, taken, written, closed, and offered again."""
+    """Leased slots by plan; each is offered, taken, written, closed, and offered again.
+
+    Invariants: a slot is *ready* (mapped, locked, not taken), *taken* by one save, or neither
+    (closed: its mapping waits for the next lease). An incarnation is mapped once.
+    """
 
     def __init__(self, arena: Path) -> None:
         self._arena = arena
         self._buffers: dict[str, SlotBuffer] = {}
-        self._ready: dict[str, SlotLease] = {}
-        self._seen: dict[str, int] = {}
+        self._leases: dict[str, SlotLease] = {}
+        self._ready: set[str] = set()
         self._changed = threading.Condition()
 
     def offer(self, leases: Sequence[SlotLease]) -> None:
         """Take over the agent's list of open slots: map new ones, let go of those it took back."""
-        offered = {lease.slot for lease in leases}
+        offered = {(lease.slot, lease.incarnation) for lease in leases}
         with self._changed:
-            for slot in self._ready.keys() - offered:
-                del self._ready[slot]
-                self._buffers.pop(slot).drop()
-            fresh = [x for x in leases if x.incarnation > self._seen.get(x.slot, -1)]
+            for slot in list(self._ready):
+                if (slot, self._leases[slot].incarnation) not in offered:
+                    self._drop(slot)
+            fresh = [lease for lease in leases if self._is_news(lease)]
         for lease in fresh:
             self._map(lease)
 
@@ -46,49 +50,65 @@ class SlotPool:
             slot = self._find(plan_hash)
             if slot is None:
                 return None
-            del self._ready[slot]
+            self._ready.remove(slot)
             return self._buffers[slot]
 
     def put_back(self, buffer: SlotBuffer) -> None:
         """Return a slot that was taken and not closed: the next save may write it."""
         with self._changed:
-            if self._buffers.get(buffer.lease.slot) is buffer:
-                self._ready[buffer.lease.slot] = buffer.lease
+            if self._buffers.get(buffer.slot) is buffer and buffer.is_writing:
+                self._ready.add(buffer.slot)
                 self._changed.notify_all()
+            else:
+                buffer.drop()
 
     def forget(self, buffer: SlotBuffer) -> None:
         """Drop a slot that the agent has taken away from under its writer."""
         with self._changed:
-            if self._buffers.get(buffer.lease.slot) is buffer:
-                del self._buffers[buffer.lease.slot]
-        buffer.drop()
+            if self._buffers.get(buffer.slot) is buffer:
+                self._drop(buffer.slot)
 
     def reset(self) -> None:
-        """Drop every slot that is not being written: another plan, or the end."""
+        """Drop every slot that no save has taken: another plan, or the end."""
         with self._changed:
-            for slot in list(self._ready):
-                del self._ready[slot]
-                self._buffers.pop(slot).drop()
+            for slot, buffer in list(self._buffers.items()):
+                if slot in self._ready or not buffer.is_writing:
+                    self._drop(slot)
+
+    def _is_news(self, lease: SlotLease) -> bool:
+        known = self._leases.get(lease.slot)
+        return known is None or lease.incarnation > known.incarnation
 
     def _find(self, plan_hash: str) -> str | None:
-        matching = (s for s, lease in self._ready.items() if lease.plan_hash == plan_hash)
-        return next(matching, None)
+        return next((s for s in self._ready if self._leases[s].plan_hash == plan_hash), None)
+
+    def _drop(self, slot: str) -> None:
+        self._ready.discard(slot)
+        self._buffers.pop(slot).drop()
 
     def _map(self, lease: SlotLease) -> None:
         """Open or reuse the slot's mapping; slow for a new one, so outside the lock."""
-        known = self._buffers.get(lease.slot)
+        with self._changed:
+            known = self._buffers.get(lease.slot)
+            if known is not None and known.is_writing:
+                return  # Being written under an older lease: whoever writes will find out.
         try:
-            if known is not None and known.reuse(lease):
-                buffer = known
-            else:
-                buffer = SlotBuffer.open(self._arena, lease)
-                if known is not None:
-                    known.drop()
+            buffer = self._mapped(lease, known)
         except (CheckpointError, OSError) as error:
             log.warning("slot %s cannot be written: %s", lease.slot, error)
             return
         with self._changed:
-            self._seen[lease.slot] = lease.incarnation
             self._buffers[lease.slot] = buffer
-            self._ready[lease.slot] = lease
+            self._leases[lease.slot] = lease
+            self._ready.add(lease.slot)
             self._changed.notify_all()
+
+    def _mapped(self, lease: SlotLease, known: SlotBuffer | None) -> SlotBuffer:
+        if known is not None:
+            try:
+                known.reuse(lease)
+            except (NotFoundError, PreconditionError):
+                known.drop()  # The name is another file now.
+            else:
+                return known
+        return SlotBuffer.open(self._arena, lease)
