@@ -1,5 +1,6 @@
 """One rule converts every core value to its message and back; each pair is tried (F60, P9)."""
 
+import contextlib
 import dataclasses
 import math
 import types
@@ -8,12 +9,13 @@ from collections.abc import Mapping
 from enum import IntEnum
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast.core import facts, ids, session
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 RENAMED = {"SessionUpdate": "UpdateRequest"}
 
@@ -84,10 +86,8 @@ def test_a_value_goes_through_the_wire_unchanged(cls, data):
 @pytest.mark.parametrize("cls", VALUES, ids=lambda cls: cls.__name__)
 def test_an_empty_message_is_a_value_or_refused(cls):
     """Whatever arrives, only our own error leaves the codec."""
-    try:
-        from_message(message_of(cls)(), cls)
-    except InvalidRequestError as error:
-        assert "malformed" in str(error)
+    with contextlib.suppress(InvalidRequestError):
+        assert isinstance(from_message(message_of(cls)(), cls), cls)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from holdfast import errors
 from holdfast.rpc import status
 from holdfast.v1 import common_pb2

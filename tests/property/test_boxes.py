@@ -3,9 +3,10 @@
 from itertools import product
 
 import numpy as np
-from holdfast.core.boxes import Box, covers, intersect, whole
 from hypothesis import given
 from hypothesis import strategies as st
+
+from holdfast.core.boxes import Box, covers, intersect, whole
 
 SIDE_MAX = 5
 

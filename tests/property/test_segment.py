@@ -3,6 +3,9 @@
 import json
 import struct
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast.core.boxes import Box
 from holdfast.core.ids import ShardId
 from holdfast.core.segment import (
@@ -13,8 +16,6 @@ from holdfast.core.segment import (
     parse_header,
 )
 from holdfast.errors import CorruptionError, UnsupportedFormatError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 REFUSED = (CorruptionError, UnsupportedFormatError)
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)

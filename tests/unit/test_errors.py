@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+
 from holdfast import errors
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
@@ -27,7 +28,7 @@ def test_kinds_are_unique():
 
 def test_context_may_carry_any_key():
     """Also those that are parameter names: the other side of a wire chooses them."""
-    error = errors.NotFoundError("gone", **{"message": "m", "self": "s", "cls": "c"})
+    error = errors.NotFoundError("gone", message="m", self="s", cls="c")
 
     assert {"message": "m", "self": "s", "cls": "c"} == error.context
 

@@ -1,6 +1,7 @@
 """``core.boxes``: the corner cases by hand; tests/property has the rest."""
 
 import pytest
+
 from holdfast.core.boxes import Box, covers, intersect, whole
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import xxhash
+
 from holdfast.core import digest
 
 

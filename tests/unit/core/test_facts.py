@@ -1,6 +1,7 @@
 """``core.facts``: which checkpoints a confirmed restore makes void."""
 
 import pytest
+
 from holdfast.core.facts import SupersedeRule
 from holdfast.core.ids import CheckpointId
 

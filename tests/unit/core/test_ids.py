@@ -1,6 +1,7 @@
 """``core.ids``: what may be a name, and the spelling of a shard (P9)."""
 
 import pytest
+
 from holdfast.core import ids
 from holdfast.core.ids import CheckpointId, ShardId, shard_id
 from holdfast.errors import InvalidRequestError

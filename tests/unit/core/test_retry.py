@@ -1,6 +1,7 @@
 """``core.retry`` and ``rpc.channel.retrying`` (F57)."""
 
 import pytest
+
 from holdfast.core.retry import Backoff
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.rpc.channel import retrying

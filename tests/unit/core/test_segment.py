@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from safetensors import safe_open
+
 from holdfast.core.boxes import Box, whole
 from holdfast.core.ids import ShardId
 from holdfast.core.segment import (
@@ -15,7 +17,6 @@ from holdfast.core.segment import (
     parse_header,
 )
 from holdfast.errors import InvalidRequestError, ManifestError
-from safetensors import safe_open
 
 IDENTITY = SegmentIdentity(
     id=ShardId("r7", 1200, 3, 1), job="team/gpt", world_size=2, plan_hash="9f2c"

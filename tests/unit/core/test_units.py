@@ -1,6 +1,7 @@
 """``core.units``: bytes as people write them."""
 
 import pytest
+
 from holdfast.core.units import format_bytes, parse_bytes
 from holdfast.errors import InvalidRequestError
 
@@ -8,7 +9,7 @@ from holdfast.errors import InvalidRequestError
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("1024", 1024), ("512M", 512 << 20), ("2 GiB", 2 << 30), ("1.5k", 1536), (" 1TB ", 1 << 40),
-     ("0", 0), ("999999999999999", 999_999_999_999_999), ("9007199254740993"[:15], 900719925474099)],
+     ("0", 0), ("999999999999999", 999_999_999_999_999)],
 )  # fmt: skip
 def test_a_size_is_read(text, expected):
     assert expected == parse_bytes(text)
@@ -25,7 +26,8 @@ def test_what_is_no_size_is_refused(text):
 
 @pytest.mark.parametrize(
     ("length", "expected"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5 TiB"), (-2048, "-2 KiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5 TiB"),
+     (-2048, "-2 KiB")],
 )  # fmt: skip
 def test_a_size_is_written(length, expected):
     assert expected == format_bytes(length)

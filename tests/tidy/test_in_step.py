@@ -1,0 +1,87 @@
+"""What is written in two places says the same: generated code, settings, links."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+NAME = re.compile(r"\bHOLDFAST_[A-Z0-9_]*[A-Z0-9]\b")
+
+
+def test_generated_code_is_what_the_protocol_files_say(tmp_path):
+    protos = sorted(str(path) for path in (ROOT / "proto/holdfast/v1").glob("*.proto"))
+    plugins = Path(sys.executable).parent
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}",
+         *(f"--{kind}_out={tmp_path}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")),
+         *protos],
+        check=True,
+        env={"PATH": str(plugins)},
+    )  # fmt: skip
+    made = {path.name: path.read_text() for path in (tmp_path / "holdfast/v1").iterdir()}
+    committed = {
+        path.name: path.read_text()
+        for path in (ROOT / "sdk/holdfast/v1").glob("*.py*")
+        if path.name != "__init__.py"
+    }
+
+    assert set(made) == set(committed), "run `make proto` and commit sdk/holdfast/v1"
+    drifted = [name for name in made if made[name] != committed[name]]
+    assert [] == drifted, "run `make proto` and commit sdk/holdfast/v1"
+
+
+def settings_in_code():
+    found = set()
+    for folder in ("sdk/holdfast", "services/holdfast_services"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= set(NAME.findall(path.read_text()))
+    return found
+
+
+def test_settings_do_not_sprawl():
+    """Rule 19: a new setting is seen in review."""
+    listed = set((HERE / "settings.txt").read_text().split())
+    found = settings_in_code()
+
+    assert not found - listed, (
+        f"new settings {sorted(found - listed)}: is a default not enough? then add them to "
+        f"tests/tidy/settings.txt and docs/reference/environment.md"
+    )
+    assert not listed - found, f"take out of tests/tidy/settings.txt: {sorted(listed - found)}"
+
+
+def test_every_setting_is_documented_in_docs():
+    page = (ROOT / "docs/reference/environment.md").read_text()
+    missing = sorted(name for name in settings_in_code() if name not in page)
+
+    assert [] == missing, f"docs/reference/environment.md lacks {missing}"
+
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_in_docs_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+
+        assert file.exists(), f"{page.name}: {target} leads nowhere"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{page.name}: {target} names no heading"
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
