@@ -83,8 +83,8 @@ def test_what_leaf_takes_out_leaves_its_name():
 
 @pytest.mark.parametrize(
     "value",
-    [object(), len, {"f": lambda: None}, NamedTuple("Point", [("x", int)])(1), [Exception("x")], range(3),
-     memoryview(b"x"), {Tensor: 1}],
+    [object(), len, {"f": lambda: None}, NamedTuple("Point", [("x", int)])(1),
+     [Exception("x")], range(3), memoryview(b"x"), {Tensor: 1}],
 )  # fmt: skip
 def test_what_only_pickle_could_express_is_refused_by_name(value):
     """P9, F1: nothing that is loaded can execute."""
