@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+
 from holdfast.errors import CheckpointError, InternalError
 from holdfast.rpc import protocol
 from holdfast.rpc.channel import OPTIONS

@@ -26,7 +26,7 @@ TIMEOUT_S = 20.0
 class Servicer(metadata_pb2_grpc.MetadataServicer):
     """Does what the caller's software version says."""
 
-    async def Handshake(self, request, context):  # noqa: N802 - gRPC's name
+    async def Handshake(self, request, context):
         match request.software_version:
             case "stale":
                 raise StaleGenerationError("replaced by generation 4", run="r1", generation=3)
