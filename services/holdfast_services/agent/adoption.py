@@ -1,0 +1,50 @@
+"""What an agent that starts finds in its arena, as the state it begins with.
+
+Sealed slots are trusted to their sidecar; one without is hashed again as if just closed. Closed
+ones are sealed by the machine's first turn; open ones are freed unless a writer holds the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.core.facts import HeldState, Peer
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import CheckpointError
+from holdfast_services.agent import sealer, sidecar
+from holdfast_services.agent.arena import Arena
+from holdfast_services.agent.domain import Slot, State
+from holdfast_services.agent.transport import ServedSegments
+
+log = logging.getLogger(__name__)
+
+
+def adopt(arena: Arena, served: ServedSegments, me: Peer) -> State:
+    """Return the state that the arena's files stand for; sealed ones are served from now on."""
+    state = State(me=me, budget_bytes=arena.budget_bytes)
+    arena.sweep_sessions()
+    for name, length_bytes in arena.adopt():
+        slot = Slot(name=name, length_bytes=length_bytes)
+        if name.state is SlotState.SEALED:
+            slot = _sealed(arena, slot, me.node)
+        state.slots[name.slot] = slot
+        state.next_slot = max(state.next_slot, int(name.slot[1:]) + 1)
+        content = slot.content
+        if content is not None and content.held is HeldState.SEALED:
+            served.put(content.shard.id.key, slot.name, arena.file(name.slot).view)
+    return state
+
+
+def _sealed(arena: Arena, slot: Slot, node: str) -> Slot:
+    content = sealer.recall(arena, slot.name, slot.length_bytes)
+    if content is None:
+        try:
+            content = sealer.describe(arena.file(slot.name.slot).view, owner=node)
+        except CheckpointError as error:
+            # Nobody can say any more what this was: the bytes are worth nothing, the slot is.
+            log.warning("sealed slot %s is not a segment: %s", slot.name.file_name, error)
+            free = SlotName(slot.name.slot, slot.name.incarnation, SlotState.FREE)
+            arena.rename(slot.name, free)
+            return Slot(name=free, length_bytes=slot.length_bytes)
+        arena.write_sidecar(slot.name, sidecar.encode(content))
+    return Slot(name=slot.name, length_bytes=slot.length_bytes, content=content)

@@ -1,0 +1,145 @@
+"""Puts an agent together: arena, machine, transport, servers, reporter; starts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import grpc.aio
+
+from holdfast.core.facts import Peer
+from holdfast.core.units import format_bytes
+from holdfast.errors import AccessError, UnavailableError
+from holdfast.rpc.channel import unix_target
+from holdfast.v1 import agent_pb2_grpc
+from holdfast_services.agent.adoption import adopt
+from holdfast_services.agent.arena import Arena
+from holdfast_services.agent.clients import MetadataClient, PeerClients
+from holdfast_services.agent.replication import Fetcher
+from holdfast_services.agent.reporter import Reporter
+from holdfast_services.agent.rpc import AgentRpc, ReplicationRpc
+from holdfast_services.agent.service import AgentService
+from holdfast_services.agent.settings import Settings, default_budget_bytes
+from holdfast_services.agent.transport import ServedSegments
+from holdfast_services.agent.transport.tcp import TcpTransport
+from holdfast_services.kit.server import make_server
+
+GRACE_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One node's agent; ``start``, ``run``, ``close``, in this order, on one loop."""
+
+    me: Peer
+    service: AgentService
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._target = unix_target(settings.agent_socket)
+        budget = settings.budget_bytes or default_budget_bytes(settings.arena)
+        self._arena = Arena(settings.arena, budget)
+        self._served = ServedSegments()
+        self._transport = TcpTransport(settings.listen_host, settings.data_port)
+        self._metadata = MetadataClient(settings.metadata_address)
+        self._peers = PeerClients()
+        self._local = make_server()
+        self._remote = make_server()
+
+    async def start(self) -> None:
+        """Adopt what is in the arena, then listen.
+
+        Raises:
+            UnavailableError: an address is taken.
+            AccessError: the socket's folder belongs to somebody else.
+        """
+        data_address = self._transport.serve(self._served)
+        host = self._settings.listen_host
+        port = _bind(self._remote, f"{host}:{self._settings.rpc_port}")
+        self.me = Peer(
+            node=self._settings.node,
+            rpc_address=f"{host}:{port}",
+            data_address=data_address,
+            domain=self._settings.domain,
+        )
+        state = await asyncio.to_thread(adopt, self._arena, self._served, self.me)
+        fetcher = Fetcher(self._arena, self._transport, self._peers)
+        self.service = AgentService(
+            state=state,
+            arena=self._arena,
+            served=self._served,
+            fetcher=fetcher,
+            peers=self._peers,
+        )
+        self._reporter = Reporter(self.me.node, self._metadata, self.service)
+        self.service.on_inventory = self._reporter.poke
+        self.service.on_event = self._reporter.tell
+        agent = AgentRpc(self.service, self._arena, self._metadata)
+        agent_pb2_grpc.add_AgentServicer_to_server(agent, self._local)
+        agent_pb2_grpc.add_ReplicationServicer_to_server(
+            ReplicationRpc(self.service), self._remote
+        )
+        _private_folder(self._settings.agent_socket)
+        _bind(self._local, self._target)
+        await self._remote.start()
+        await self._local.start()
+        log.info(
+            "node %s: %d slots adopted, budget %s, agent %s, rpc %s, data %s",
+            self.me.node,
+            len(state.slots),
+            format_bytes(state.budget_bytes),
+            self._settings.agent_socket,
+            self.me.rpc_address,
+            self.me.data_address,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Scan and report until ``stop`` is set; then say goodbye.
+
+        Raises:
+            Exception: a loop failed; that is a bug, and the agent ends.
+        """
+        loops = [
+            asyncio.create_task(self.service.scan()),
+            asyncio.create_task(self._reporter.run()),
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({*loops, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*loops, stopping):
+                task.cancel()
+            results = await asyncio.gather(*loops, stopping, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, asyncio.CancelledError):
+                raise result
+        await self._reporter.leave()
+
+    async def close(self) -> None:
+        """Stop serving, interrupt transfers, keep the arena's files."""
+        await self._local.stop(GRACE_S)
+        await self._remote.stop(GRACE_S)
+        await asyncio.to_thread(self._transport.close)
+        await self.service.stop()
+        await self._peers.close()
+        await self._metadata.close()
+        self._arena.close()
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as cause:
+        raise UnavailableError(f"cannot listen on {address}: {cause}") from cause
+
+
+def _private_folder(socket: Path) -> None:
+    """Make the socket's folder and close it to others; the folder must be ours."""
+    socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if socket.parent.stat().st_uid != os.getuid():
+        raise AccessError(f"folder {socket.parent} belongs to another user")
+    socket.parent.chmod(0o700)
+    socket.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""The agent's ways out: calls to metadata and to other agents, in values, with deadlines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc.aio
+
+from holdfast.core.facts import Event, Inventory, NodeView, Peer, Shard
+from holdfast.core.ids import ShardId
+from holdfast.errors import UnavailableError
+from holdfast.rpc import codec
+from holdfast.rpc.channel import async_channel, call_async
+from holdfast.v1 import agent_pb2, agent_pb2_grpc, common_pb2, metadata_pb2, metadata_pb2_grpc
+from holdfast_services.agent.transport import deadline_s
+
+CALL_S_MAX = 5.0
+REGISTER_S_MAX = 10.0
+PEERS_COUNT_MAX = 4096
+
+
+class MetadataClient:
+    """One channel to the metadata service; reconnects by itself."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = async_channel(address)
+        self._stub = metadata_pb2_grpc.MetadataStub(self._channel)
+
+    async def register(
+        self, request: metadata_pb2.RegisterRankRequest
+    ) -> metadata_pb2.RegisterRankResponse:
+        """Register a rank; answers with run and generation."""
+        return await call_async(
+            self._stub.RegisterRank, request, timeout_s=REGISTER_S_MAX, job=request.job
+        )
+
+    async def report(self, inventory: Inventory, *, timeout_s: float = CALL_S_MAX) -> NodeView:
+        """Send the whole inventory; return what this node should know."""
+        message = codec.to_message(inventory, metadata_pb2.Inventory)
+        answer = await call_async(self._stub.Report, message, timeout_s=timeout_s)
+        return codec.from_message(answer, NodeView)
+
+    async def watch(self, node: str, version: str, *, wait_s: float) -> NodeView:
+        """Return the view as soon as it differs from ``version``, or after ``wait_s``."""
+        request = metadata_pb2.WatchRequest(node=node, version=version, wait_s=wait_s)
+        answer = await call_async(self._stub.Watch, request, timeout_s=wait_s + CALL_S_MAX)
+        return codec.from_message(answer, NodeView)
+
+    async def record(self, node: str, events: tuple[Event, ...]) -> None:
+        """Tell people; best effort."""
+        messages = [codec.to_message(event, metadata_pb2.Event) for event in events]
+        request = metadata_pb2.RecordRequest(node=node, events=messages)
+        await call_async(self._stub.Record, request, timeout_s=CALL_S_MAX)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """A copy at a peer: in which incarnation of a slot, and the part digests it claims."""
+
+    shard: Shard
+    incarnation: int
+    digests: bytes
+
+
+class PeerClients:
+    """Channels to other agents, one per address."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def hold(self, peer: Peer, shard: Shard, source: Peer) -> None:
+        """Ask ``peer`` to hold a copy; returns once it does, verified."""
+        request = agent_pb2.HoldRequest(
+            shard=codec.to_message(shard, common_pb2.Shard),
+            source=codec.to_message(source, common_pb2.Peer),
+        )
+        timeout_s = deadline_s(shard.length_bytes)
+        await call_async(self._stub(peer).Hold, request, timeout_s=timeout_s, node=peer.node)
+
+    async def locate(self, peer: Peer, shard: ShardId) -> Located:
+        """Ask ``peer`` in which slot incarnation it has ``shard``."""
+        request = agent_pb2.LocateRequest(id=codec.to_message(shard, common_pb2.ShardId))
+        answer = await call_async(
+            self._stub(peer).Locate, request, timeout_s=CALL_S_MAX, node=peer.node
+        )
+        return Located(
+            shard=codec.from_message(answer.shard, Shard),
+            incarnation=answer.slot_incarnation,
+            digests=answer.part_digests,
+        )
+
+    async def suspect(
+        self, peer: Peer, shard: ShardId, incarnation: int, length_bytes: int
+    ) -> bool:
+        """Tell ``peer`` that its bytes did not match; True when it found its copy bad."""
+        request = agent_pb2.SuspectRequest(
+            id=codec.to_message(shard, common_pb2.ShardId), slot_incarnation=incarnation
+        )
+        answer = await call_async(
+            self._stub(peer).Suspect,
+            request,
+            timeout_s=deadline_s(length_bytes),
+            node=peer.node,
+        )
+        return bool(answer.quarantined)
+
+    def _stub(self, peer: Peer) -> agent_pb2_grpc.ReplicationAsyncStub:
+        if peer.rpc_address not in self._channels:
+            if len(self._channels) >= PEERS_COUNT_MAX:
+                raise UnavailableError(f"more than {PEERS_COUNT_MAX} peers", node=peer.node)
+            self._channels[peer.rpc_address] = async_channel(peer.rpc_address)
+        return agent_pb2_grpc.ReplicationStub(self._channels[peer.rpc_address])
+
+    async def close(self) -> None:
+        """Close all channels."""
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()

@@ -1,0 +1,20 @@
+"""The residency machine: what a node keeps, leases, fetches and frees. Pure decisions."""
+
+from holdfast_services.agent.domain.machine import handle
+from holdfast_services.agent.domain.rules import admit
+from holdfast_services.agent.domain.state import Content, Reservation, Session, Slot, State, Work
+from holdfast_services.agent.domain.views import dump, inventory, session_view
+
+__all__ = [
+    "Content",
+    "Reservation",
+    "Session",
+    "Slot",
+    "State",
+    "Work",
+    "admit",
+    "dump",
+    "handle",
+    "inventory",
+    "session_view",
+]

@@ -1,0 +1,288 @@
+"""What to do now: compares what is with what should be. Pure; changes the draft it is given.
+
+The order matters: fencing and freeing come first, so that what they give back can be leased and
+fetched into in the same turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from holdfast.core import facts
+from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
+from holdfast.core.ids import ShardId
+from holdfast.core.slots import SlotName, SlotState
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain import rules
+from holdfast_services.agent.domain.state import AGENT, Attempt, Session, Slot, State, Work
+
+FETCHES_COUNT_MAX = 4
+ASKS_COUNT_MAX = 4
+SAID_COUNT_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waits:
+    """Exponential waits without an end: what must happen is tried for ever, ever more rarely."""
+
+    first_s: float
+    wait_s_max: float
+
+    def wait_s(self, tries: int) -> float:
+        """Seconds to wait after the ``tries``-th failure."""
+        return min(self.first_s * 2.0 ** min(tries - 1, 16), self.wait_s_max)
+
+
+FETCH_BACKOFF = _Waits(first_s=0.2, wait_s_max=5.0)
+ASK_BACKOFF = _Waits(first_s=0.2, wait_s_max=5.0)
+
+
+def decide(state: State) -> list[ev.Action]:
+    """Return what to do; the draft shows it as under way."""
+    _fence(state)
+    return [
+        *_free(state),
+        *_reclaim(state),
+        *_seal(state),
+        *_verify(state),
+        *_restore_progress(state),
+        *_fetch(state),
+        *_lease(state),
+        *_replicate(state),
+    ]
+
+
+def say(
+    state: State, kind: str, severity: str, message: str, *, job: str = ""
+) -> list[ev.Action]:
+    """Tell people once; the same message is not repeated until many others were told."""
+    if message in state.said:
+        return []
+    state.said = frozenset({message}) if len(state.said) >= SAID_COUNT_MAX else state.said | {message}
+    event = facts.Event(
+        kind=kind, severity=severity, message=message, job=job, context={"node": state.me.node}
+    )
+    return [ev.Emit(event)]
+
+
+def _fence(state: State) -> None:
+    """A session of an older attempt than the newest known of its run is fenced."""
+    newest = {view.run: view.generation for view in (state.view.runs if state.view else ())}
+    for session in state.sessions.values():
+        newest[session.run] = max(newest.get(session.run, 0), session.generation)
+    for key, session in state.sessions.items():
+        if not session.fenced and session.generation < newest[session.run]:
+            state.sessions[key] = replace(session, fenced=True)
+
+
+def _free(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    for slot in list(state.slots.values()):
+        if slot.content is None or slot.work is not Work.NONE:
+            continue
+        if rules.freeable(state, slot) or _second_copy(state, slot):
+            free = slot.name.to(SlotState.FREE)
+            state.slots[slot.name.slot] = Slot(name=free, length_bytes=slot.length_bytes)
+            actions.append(ev.RenameSlot(slot.name, free))
+    live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
+    state.asks = {key: ask for key, ask in state.asks.items() if key[0] in live}
+    return actions
+
+
+def _second_copy(state: State, slot: Slot) -> bool:
+    """Tell whether a good copy of the same shard lies in another slot (saved or fetched twice)."""
+    assert slot.content is not None, "only sealed slots are asked about"
+    first = state.held(slot.content.shard.id)
+    return slot.content.held is HeldState.SEALED and first is not None and first is not slot
+
+
+def _reclaim(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    for key, slot in state.slots.items():
+        if slot.name.state is not SlotState.WRITING or slot.work is not Work.NONE or slot.blocked:
+            continue
+        session = rules.holder(state, slot)
+        if session is not None and session.active:
+            continue
+        state.slots[key] = replace(slot, work=Work.RECLAIMING)
+        # Of a session we do not know (we were restarted) a held lock is a right to go on.
+        actions.append(ev.ReclaimSlot(slot.name, replace=session is not None))
+    return actions
+
+
+def _seal(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    for key, slot in state.slots.items():
+        if slot.name.state is SlotState.CLOSED and slot.work is Work.NONE and not slot.blocked:
+            session = rules.holder(state, slot)
+            expected = (session.run, session.generation, session.rank) if session else None
+            state.slots[key] = replace(slot, work=Work.SEALING)
+            actions.append(ev.SealSlot(slot.name, expected))
+    return actions
+
+
+def _verify(state: State) -> list[ev.Action]:
+    """Hash held shards again, once per decision that a rank here still has to load."""
+    actions: list[ev.Action] = []
+    for session in state.sessions.values():
+        decision = rules.decision_for(state, session)
+        if decision is None or not rules.restoring(decision) or not _waits(session):
+            continue
+        for shard in decision.shards:
+            slot = state.held(shard.id)
+            if slot is None or slot.content is None or slot.work is not Work.NONE:
+                continue
+            if slot.content.verified_decision != decision.number:
+                state.slots[slot.name.slot] = replace(slot, work=Work.VERIFYING)
+                actions.append(ev.VerifySlot(slot.name, slot.content, decision.number))
+    return actions
+
+
+def _waits(session: Session) -> bool:
+    return session.active and not session.loaded
+
+
+def _restore_progress(state: State) -> list[ev.Action]:
+    """Note when a decision was proposed and when all of it was here; hold what is to be read."""
+    for key, session in list(state.sessions.items()):
+        decision = rules.decision_for(state, session)
+        if decision is None or not _waits(session):
+            continue
+        if decision.state is DecisionState.PENDING or decision.state is DecisionState.LOST:
+            continue
+        proposed_s = session.proposed_s if session.proposed_s is not None else state.now_s
+        session = replace(session, proposed_s=proposed_s)  # noqa: PLW2901 - the draft of it
+        if rules.restoring(decision) and rules.all_verified(state, decision):
+            confirmed = decision.state is DecisionState.CONFIRMED
+            session = replace(  # noqa: PLW2901
+                session,
+                ready_decision=decision.number,
+                ready_s=state.now_s if session.ready_s is None else session.ready_s,
+                reading=frozenset(s.id for s in decision.shards) if confirmed else frozenset(),
+            )
+        elif session.ready_decision:
+            session = replace(session, ready_decision=0)  # noqa: PLW2901
+        state.sessions[key] = session
+    return []
+
+
+def _fetch(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    running = sum(1 for attempt in state.fetches.values() if attempt.under_way)
+    wished: set[ShardId] = set()
+    for shard, sources, owner in rules.wishes(state):
+        wished.add(shard.id)
+        attempt = state.fetches.get(shard.id, Attempt())
+        if attempt.under_way or attempt.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
+            continue
+        slot, made = _slot_for(state, shard.length_bytes)
+        actions += made
+        if slot is None:
+            continue
+        running += 1
+        state.fetches[shard.id] = replace(attempt, under_way=True)
+        actions += _begin_fetch(state, slot, shard, sources, owner)
+    for key, attempt in list(state.fetches.items()):
+        if key not in wished and not attempt.under_way:
+            del state.fetches[key]
+    return actions
+
+
+def _begin_fetch(
+    state: State, slot: Slot, shard: Shard, sources: tuple[Peer, ...], owner: str
+) -> list[ev.Action]:
+    opened = slot.name.to(SlotState.WRITING)
+    state.slots[slot.name.slot] = replace(
+        slot, name=opened, work=Work.FETCHING, session=AGENT, filling=shard.id
+    )
+    return [ev.RenameSlot(slot.name, opened), ev.Fetch(opened, shard, sources, owner)]
+
+
+def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Action]]:
+    """Return a free slot of this length, or None and what makes one."""
+    slot = rules.free_slot(state, length_bytes)
+    if slot is not None:
+        return slot, []
+    waiting = any(
+        s.work is Work.CREATING and s.length_bytes == length_bytes for s in state.slots.values()
+    )
+    if waiting or state.creating_after_s > state.now_s:
+        return None, []
+    drop = rules.room(state, length_bytes)
+    if drop is None:
+        message = (
+            f"no room for a slot of {length_bytes} bytes: {state.used_bytes} of "
+            f"{state.budget_bytes} bytes of budget are in use"
+        )
+        return None, say(state, "budget_exhausted", "warning", message)
+    actions: list[ev.Action] = []
+    for old in drop:
+        del state.slots[old.name.slot]
+        actions.append(ev.DropSlot(old.name))
+    name = SlotName(f"s{state.next_slot}", 0, SlotState.FREE)
+    state.next_slot += 1
+    state.slots[name.slot] = Slot(name=name, length_bytes=length_bytes, work=Work.CREATING)
+    return None, [*actions, ev.CreateSlot(name, length_bytes)]
+
+
+def _lease(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    for session in state.sessions.values():
+        asked = session.reservation
+        if asked is None or not session.active:
+            continue
+        for _ in range(rules.quota_left(state, session)):
+            slot, made = _slot_for(state, asked.length_bytes)
+            actions += made
+            if slot is None:
+                break
+            opened = slot.name.to(SlotState.WRITING)
+            state.slots[slot.name.slot] = replace(
+                slot, name=opened, session=session.id, plan_hash=asked.plan_hash
+            )
+            actions.append(ev.RenameSlot(slot.name, opened))
+    return actions
+
+
+def _replicate(state: State) -> list[ev.Action]:
+    """Ask backups to hold this node's own shards, newest first."""
+    actions: list[ev.Action] = []
+    running = sum(1 for ask in state.asks.values() if ask.under_way)
+    for shard, peers in _copies(state):
+        for peer in peers:
+            key = (shard.id, peer.node, peer.data_address)
+            ask = state.asks.get(key, Attempt())
+            if running >= ASKS_COUNT_MAX or ask.done or ask.under_way or ask.next_s > state.now_s:
+                continue
+            running += 1
+            state.asks[key] = replace(ask, under_way=True)
+            actions.append(ev.AskHold(shard, peer))
+    return actions + _cut(state)
+
+
+def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
+    found: list[tuple[Shard, tuple[Peer, ...]]] = []
+    for slot in state.slots.values():
+        content = slot.content
+        if content is None or content.held is not HeldState.SEALED:
+            continue
+        view = state.run(content.shard.id.run)
+        if content.owner == state.me.node and view and not rules.outdated(view, content.shard.id):
+            found.append((content.shard, rules.backups_of(state, view)))
+    return sorted(found, key=lambda item: item[0].id, reverse=True)
+
+
+def _cut(state: State) -> list[ev.Action]:
+    """Say once per run that there are fewer nodes than copies asked for."""
+    actions: list[ev.Action] = []
+    for session in state.sessions.values():
+        view = state.run(session.run)
+        if view is None or not session.active or session.replicas < len(view.ring) or not view.ring:
+            continue
+        if session.replicas and len(view.ring) <= session.replicas:
+            message = (
+                f"replicas of {view.job} cut from {session.replicas} to {len(view.ring) - 1}: "
+                f"the run has {len(view.ring)} node(s)"
+            )
+            actions += say(state, "replicas_cut", "warning", message, job=view.job)
+    return actions

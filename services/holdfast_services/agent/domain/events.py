@@ -1,0 +1,273 @@
+"""What happens to an agent (events) and what it decides to do (actions). Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.core import facts, session
+from holdfast.core.facts import NodeView, Peer, Shard
+from holdfast.core.ids import ShardId
+from holdfast.core.slots import SlotName
+from holdfast_services.agent.domain.state import Content, Reservation, Session
+
+# ------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A rank opened its session, or did so again after our restart."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A reservation that ``admit`` let through."""
+
+    session: str
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """News from a rank."""
+
+    update: session.SessionUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """The rank's process closed its session or died."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ViewArrived:
+    """Metadata answered."""
+
+    view: NodeView
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataLost:
+    """Metadata does not answer; ``reason`` is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCreated:
+    """A file was made and pre-faulted."""
+
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRefused:
+    """A file could not be made."""
+
+    slot: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotClosed:
+    """The arena's folder shows ``.closed`` for this name."""
+
+    name: SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSealed:
+    """Hashed, sidecar written, renamed."""
+
+    name: SlotName
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class SealFailed:
+    """Not a segment of its holder's."""
+
+    name: SlotName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealBlocked:
+    """Its writer still holds the lock."""
+
+    name: SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class SlotVerified:
+    """Hashed again, for a decision or because a peer suspects it."""
+
+    name: SlotName
+    intact: bool
+    decision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A peer says that what this slot served did not match."""
+
+    name: SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """A slot was taken back: free again, or its file is gone because a writer holds it."""
+
+    name: SlotName
+    replaced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimBlocked:
+    """A writer holds it and may keep it, or closed it just now."""
+
+    name: SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAsked:
+    """An owner asks this node to hold a copy."""
+
+    shard: Shard
+    source: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """A copy arrived, every part verified, sealed."""
+
+    name: SlotName
+    content: Content
+    bad: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """No source gave it; ``bad`` are nodes that served bytes that do not match."""
+
+    name: SlotName
+    shard: ShardId
+    reason: str
+    bad: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAnswered:
+    """A backup answered; ``refused`` is the error's kind, empty when it holds the copy."""
+
+    shard: ShardId
+    peer: Peer
+    refused: str = ""
+    message: str = ""
+
+
+Event = (
+    Tick | SessionOpened | Reserved | Updated | SessionEnded | ViewArrived | MetadataLost
+    | SlotCreated | SlotRefused | SlotClosed | SlotSealed | SealFailed | SealBlocked
+    | SlotVerified | Suspected | Reclaimed | ReclaimBlocked | HoldAsked | FetchDone | FetchFailed
+    | HoldAnswered
+)  # fmt: skip
+
+# ----------------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSlot:
+    """Make and pre-fault a file; answers SlotCreated or SlotRefused."""
+
+    name: SlotName
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSlot:
+    """Unlink a file."""
+
+    name: SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class RenameSlot:
+    """Move a slot to another state, at once."""
+
+    old: SlotName
+    new: SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class SealSlot:
+    """Hash and seal; ``expected`` is (run, generation, rank) of the holder, if known."""
+
+    name: SlotName
+    expected: tuple[str, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySlot:
+    """Hash again and compare with ``digests``."""
+
+    name: SlotName
+    content: Content
+    decision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Serve this slot no more and say so in its sidecar."""
+
+    name: SlotName
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimSlot:
+    """Take a slot back under its lock; ``replace``: unlink it if the lock is held."""
+
+    name: SlotName
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Fill an open slot from the first good source."""
+
+    name: SlotName
+    shard: Shard
+    sources: tuple[Peer, ...]
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskHold:
+    """Ask a backup to hold a copy of our shard."""
+
+    shard: Shard
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tell people."""
+
+    event: facts.Event
+
+
+Action = (
+    CreateSlot | DropSlot | RenameSlot | SealSlot | VerifySlot | ReclaimSlot | Fetch | AskHold
+    | Quarantine | Emit
+)  # fmt: skip

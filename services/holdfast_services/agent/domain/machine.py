@@ -1,0 +1,328 @@
+"""The residency machine: ``handle(state, event) -> (state, actions)``.
+
+An event is noted in a copy of the state, then ``decide`` compares what is with what should be
+and returns what to do. ``Work`` on a slot keeps a thing from being done twice. Nothing here
+waits, fails or looks at a clock; an action that fails comes back as an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from holdfast.core.facts import BadSource, HeldState
+from holdfast.core.ids import ShardId
+from holdfast.core.session import SessionUpdate
+from holdfast.core.slots import SlotName, SlotState
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain import rules
+from holdfast_services.agent.domain.decide import ASK_BACKOFF, FETCH_BACKOFF, decide, say
+from holdfast_services.agent.domain.state import Attempt, Content, HoldWish, Slot, State, Work
+
+SEALED_STEPS_COUNT_MAX = 64
+ABANDONED_COUNT_MAX = 64
+BAD_SOURCES_COUNT_MAX = 256
+SESSIONS_ENDED_COUNT_MAX = 256
+CREATE_RETRY_S = 5.0
+
+
+def handle(state: State, event: ev.Event) -> tuple[State, list[ev.Action]]:
+    """Return the state after ``event`` and what to do now; ``state`` itself is not changed."""
+    draft = state.copy()
+    note: Callable[[State, Any], list[ev.Action]] = _NOTES[type(event)]
+    actions = note(draft, event)
+    return draft, actions + decide(draft)
+
+
+def _tick(state: State, event: ev.Tick) -> list[ev.Action]:
+    state.now_s = event.now_s
+    for key, slot in state.slots.items():
+        if slot.blocked:
+            state.slots[key] = replace(slot, blocked=False)
+    return []
+
+
+def _session_opened(state: State, event: ev.SessionOpened) -> list[ev.Action]:
+    known = state.sessions.get(event.session.id)
+    if known is None or (known.run, known.generation) != (
+        event.session.run,
+        event.session.generation,
+    ):
+        state.sessions[event.session.id] = replace(event.session, opened_s=state.now_s)
+    ended = [key for key, session in state.sessions.items() if not session.live]
+    for key in ended[:-SESSIONS_ENDED_COUNT_MAX]:
+        del state.sessions[key]
+    return []
+
+
+def _reserved(state: State, event: ev.Reserved) -> list[ev.Action]:
+    session = state.sessions[event.session]
+    before = session.reservation
+    state.sessions[session.id] = replace(session, reservation=event.reservation)
+    state.creating_after_s = 0.0
+    if before is None or before.length_bytes == event.reservation.length_bytes:
+        return []
+    return [
+        _take_back(state, slot)
+        for slot in list(state.slots.values())
+        if slot.session == session.id
+        and slot.name.state is SlotState.WRITING
+        and slot.work is Work.NONE
+    ]
+
+
+def _take_back(state: State, slot: Slot) -> ev.Action:
+    state.slots[slot.name.slot] = replace(slot, work=Work.RECLAIMING)
+    return ev.ReclaimSlot(slot.name, replace=False)
+
+
+def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
+    update: SessionUpdate = event.update
+    session = state.sessions[update.session]
+    abandoned = tuple(dict.fromkeys((*session.abandoned, *update.abandoned)))
+    state.sessions[session.id] = replace(
+        session,
+        step=max(session.step, update.step),
+        step_s=update.step_s or session.step_s,
+        save_interval_s=update.save_interval_s or session.save_interval_s,
+        wants_save=update.wants_save,
+        loaded=session.loaded or update.loaded,
+        abandoned=abandoned[-ABANDONED_COUNT_MAX:],
+        reading=frozenset() if update.loaded else session.reading,
+    )
+    return []
+
+
+def _session_ended(state: State, event: ev.SessionEnded) -> list[ev.Action]:
+    session = state.sessions.get(event.session)
+    if session is not None:
+        state.sessions[session.id] = replace(session, live=False, reading=frozenset())
+    return []
+
+
+def _view_arrived(state: State, event: ev.ViewArrived) -> list[ev.Action]:
+    back = bool(state.lost) and state.view is not None
+    state.view, state.lost = event.view, ""
+    decisions = {view.decision.number for view in event.view.runs if view.decision}
+    state.bad_sources = tuple(b for b in state.bad_sources if b.decision in decisions)
+    if back:
+        return say(state, "metadata_back", "info", "metadata service answers again")
+    return []
+
+
+def _metadata_lost(state: State, event: ev.MetadataLost) -> list[ev.Action]:
+    state.lost = event.reason
+    return []
+
+
+def _created(state: State, event: ev.SlotCreated) -> list[ev.Action]:
+    state.slots[event.slot] = replace(state.slots[event.slot], work=Work.NONE)
+    return []
+
+
+def _refused(state: State, event: ev.SlotRefused) -> list[ev.Action]:
+    del state.slots[event.slot]
+    state.creating_after_s = state.now_s + CREATE_RETRY_S
+    return say(state, "arena_exhausted", "error", event.reason)
+
+
+def _current(state: State, name: SlotName) -> Slot | None:
+    """The slot, if it still is what the event says."""
+    slot = state.slots.get(name.slot)
+    return slot if slot and slot.name == name else None
+
+
+def _closed(state: State, event: ev.SlotClosed) -> list[ev.Action]:
+    slot = state.slots.get(event.name.slot)
+    if slot and slot.name.state is SlotState.WRITING and slot.work is Work.NONE:
+        if slot.name.incarnation == event.name.incarnation:
+            state.slots[slot.name.slot] = replace(slot, name=event.name)
+    return []
+
+
+def _sealed(state: State, event: ev.SlotSealed) -> list[ev.Action]:
+    slot = _current(state, event.name)
+    if slot is None:
+        return []
+    _fill(state, slot, event.content)
+    shard = event.content.shard.id
+    for session in list(state.sessions.values()):
+        if (session.run, session.generation, session.rank) == (
+            shard.run,
+            shard.generation,
+            shard.rank,
+        ):
+            steps = (*session.sealed_steps, int(shard.step))[-SEALED_STEPS_COUNT_MAX:]
+            state.sessions[session.id] = replace(session, sealed_steps=steps)
+    return []
+
+
+def _fill(state: State, slot: Slot, content: Content) -> None:
+    """Note the content; a second good copy of the same shard is freed by ``decide``."""
+    view = state.run(content.shard.id.run)
+    number = view.decision.number if view and view.decision else 0
+    state.slots[slot.name.slot] = replace(
+        slot,
+        name=SlotName(slot.name.slot, slot.name.incarnation, SlotState.SEALED),
+        work=Work.NONE,
+        content=replace(content, verified_decision=number),
+        session="",
+        filling=None,
+        blocked=False,
+    )
+
+
+def _seal_failed(state: State, event: ev.SealFailed) -> list[ev.Action]:
+    slot = _current(state, event.name)
+    if slot is None:
+        return []
+    message = f"slot {event.name.file_name} was not sealed: {event.reason}"
+    return [*_free(state, slot), *say(state, "seal_failed", "error", message)]
+
+
+def _free(state: State, slot: Slot) -> list[ev.Action]:
+    new = SlotName(slot.name.slot, slot.name.incarnation, SlotState.FREE)
+    state.slots[slot.name.slot] = Slot(name=new, length_bytes=slot.length_bytes)
+    return [ev.RenameSlot(slot.name, new)]
+
+
+def _seal_blocked(state: State, event: ev.SealBlocked) -> list[ev.Action]:
+    slot = _current(state, event.name)
+    if slot is None:
+        return []
+    session = rules.holder(state, slot)
+    if session is not None and not session.active:
+        # A stopped process of an older attempt holds the lock: the file is its own, we move on.
+        del state.slots[slot.name.slot]
+        return [ev.DropSlot(slot.name)]
+    state.slots[slot.name.slot] = replace(slot, work=Work.NONE, blocked=True)
+    return []
+
+
+def _verified(state: State, event: ev.SlotVerified) -> list[ev.Action]:
+    slot = _current(state, event.name)
+    if slot is None or slot.content is None:
+        return []
+    held = slot.content.held if event.intact else HeldState.QUARANTINED
+    number = max(slot.content.verified_decision, event.decision)
+    content = replace(slot.content, held=held, verified_decision=number)
+    state.slots[slot.name.slot] = replace(slot, work=Work.NONE, content=content)
+    if event.intact:
+        return []
+    key = content.shard.id.key
+    message = f"copy of shard {key} on {state.me.node} does not match its digests; quarantined"
+    return [ev.Quarantine(slot.name, content), *say(state, "quarantined", "error", message)]
+
+
+def _suspected(state: State, event: ev.Suspected) -> list[ev.Action]:
+    slot = _current(state, event.name)
+    if slot is None or slot.content is None or slot.work is not Work.NONE:
+        return []
+    state.slots[slot.name.slot] = replace(slot, work=Work.VERIFYING)
+    return [ev.VerifySlot(slot.name, slot.content, slot.content.verified_decision)]
+
+
+def _reclaimed(state: State, event: ev.Reclaimed) -> list[ev.Action]:
+    slot = _current(state, event.name)
+    if slot is None:
+        return []
+    if event.replaced:
+        del state.slots[slot.name.slot]
+        return []
+    free = SlotName(slot.name.slot, slot.name.incarnation, SlotState.FREE)
+    state.slots[slot.name.slot] = Slot(name=free, length_bytes=slot.length_bytes)
+    return []
+
+
+def _reclaim_blocked(state: State, event: ev.ReclaimBlocked) -> list[ev.Action]:
+    slot = _current(state, event.name)
+    if slot is not None:
+        state.slots[slot.name.slot] = replace(slot, work=Work.NONE, blocked=True)
+    return []
+
+
+def _hold_asked(state: State, event: ev.HoldAsked) -> list[ev.Action]:
+    shard = event.shard.id
+    state.holds[shard] = HoldWish(shard=event.shard, source=event.source)
+    attempt = state.fetches.get(shard)
+    if attempt is not None and not attempt.under_way:
+        del state.fetches[shard]
+    return []
+
+
+def _fetch_done(state: State, event: ev.FetchDone) -> list[ev.Action]:
+    shard = event.content.shard.id
+    state.holds.pop(shard, None)
+    state.fetches.pop(shard, None)
+    slot = _current(state, event.name)
+    if slot is not None:
+        _fill(state, slot, event.content)
+    return _blame(state, shard, event.bad)
+
+
+def _fetch_failed(state: State, event: ev.FetchFailed) -> list[ev.Action]:
+    tries = state.fetches.get(event.shard, Attempt()).tries + 1
+    wait_s = FETCH_BACKOFF.wait_s(tries)
+    state.fetches[event.shard] = Attempt(tries=tries, next_s=state.now_s + wait_s)
+    state.holds.pop(event.shard, None)
+    slot = _current(state, event.name)
+    actions = _free(state, slot) if slot else []
+    message = f"shard {event.shard.key} could not be fetched: {event.reason}"
+    return [
+        *actions,
+        *_blame(state, event.shard, event.bad),
+        *(say(state, "fetch_failed", "warning", message) if tries == 1 else []),
+    ]
+
+
+def _blame(state: State, shard: ShardId, nodes: tuple[str, ...]) -> list[ev.Action]:
+    view = state.run(shard.run)
+    number = view.decision.number if view and view.decision else 0
+    said: list[ev.Action] = []
+    for node in nodes:
+        bad = BadSource(shard=shard, node=node, decision=number)
+        state.bad_sources = tuple(dict.fromkeys((*state.bad_sources, bad)))[
+            -BAD_SOURCES_COUNT_MAX:
+        ]
+        message = f"node {node} served bytes of shard {shard.key} that do not match"
+        said += say(state, "bad_source", "error", message)
+    return said
+
+
+def _hold_answered(state: State, event: ev.HoldAnswered) -> list[ev.Action]:
+    key = (event.shard, event.peer.node, event.peer.data_address)
+    tries = state.asks.get(key, Attempt()).tries + 1
+    if not event.refused or event.refused in _FINAL_REFUSALS:
+        state.asks[key] = Attempt(tries=tries, done=True)
+        return []
+    state.asks[key] = Attempt(tries=tries, next_s=state.now_s + ASK_BACKOFF.wait_s(tries))
+    message = f"node {event.peer.node} does not hold shard {event.shard.key}: {event.message}"
+    return say(state, "replication_failed", "warning", message) if tries == 1 else []
+
+
+_FINAL_REFUSALS = frozenset({"precondition", "invalid_request", "unsupported_format"})
+
+_NOTES: dict[type[Any], Callable[[State, Any], list[ev.Action]]] = {
+    ev.Tick: _tick,
+    ev.SessionOpened: _session_opened,
+    ev.Reserved: _reserved,
+    ev.Updated: _updated,
+    ev.SessionEnded: _session_ended,
+    ev.ViewArrived: _view_arrived,
+    ev.MetadataLost: _metadata_lost,
+    ev.SlotCreated: _created,
+    ev.SlotRefused: _refused,
+    ev.SlotClosed: _closed,
+    ev.SlotSealed: _sealed,
+    ev.SealFailed: _seal_failed,
+    ev.SealBlocked: _seal_blocked,
+    ev.SlotVerified: _verified,
+    ev.Suspected: _suspected,
+    ev.Reclaimed: _reclaimed,
+    ev.ReclaimBlocked: _reclaim_blocked,
+    ev.HoldAsked: _hold_asked,
+    ev.FetchDone: _fetch_done,
+    ev.FetchFailed: _fetch_failed,
+    ev.HoldAnswered: _hold_answered,
+}

@@ -1,0 +1,243 @@
+"""The rules of residency: what may be freed, leased, admitted, copied. Pure questions.
+
+Each function answers from the state and changes nothing. Source: architecture 4.5, 4.7, P8.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.budget import MemoryNeed, memory_need
+from holdfast.core.facts import Decision, DecisionState, Peer, RunView, Shard, Want, WantReason
+from holdfast.core.ids import ShardId
+from holdfast.core.placement import backups
+from holdfast.core.slots import SlotState
+from holdfast.core.units import format_bytes
+from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
+from holdfast_services.agent.domain.state import AGENT, Reservation, Session, Slot, State
+
+SLOTS_PER_SESSION_MAX = 16
+
+
+def freeable(state: State, slot: Slot) -> bool:
+    """Tell whether a sealed slot may be freed, by what the catalogue said and nothing else."""
+    assert slot.content is not None, "only sealed slots are asked about"
+    shard = slot.content.shard.id
+    view = state.run(shard.run)
+    if view is None or named(state, view, shard) or shard.checkpoint in view.pinned:
+        return False
+    if any(shard in session.reading for session in state.sessions.values()):
+        return False
+    return outdated(view, shard)
+
+
+def outdated(view: RunView, shard: ShardId) -> bool:
+    """Tell whether no restore will choose this shard's checkpoint any more."""
+    checkpoint = shard.checkpoint
+    if any(rule.covers(checkpoint) for rule in view.superseded):
+        return True
+    if any((a.step, a.generation) == (shard.step, shard.generation) for a in view.abandoned):
+        return True
+    keep = view.keep_from
+    return keep is not None and (shard.step, shard.generation) < (keep.step, keep.generation)
+
+
+def named(state: State, view: RunView, shard: ShardId) -> bool:
+    """Tell whether an open decision names this shard."""
+    decision = view.decision
+    if decision is None or decision.checkpoint != shard.checkpoint:
+        return False
+    if decision.state is DecisionState.PROPOSED:
+        return True
+    return decision.state is DecisionState.CONFIRMED and any(
+        session.active and not session.loaded
+        for session in state.sessions.values()
+        if (session.run, session.generation) == (view.run, decision.generation)
+    )
+
+
+def decision_for(state: State, session: Session) -> Decision | None:
+    """The catalogue's decision for this session's attempt, if it has one."""
+    view = state.run(session.run)
+    decision = view.decision if view else None
+    return decision if decision and decision.generation == session.generation else None
+
+
+def restoring(decision: Decision | None) -> bool:
+    """Tell whether a decision names shards that are to be fetched and verified."""
+    return (
+        decision is not None
+        and decision.state in (DecisionState.PROPOSED, DecisionState.CONFIRMED)
+        and not decision.fresh
+    )
+
+
+def all_verified(state: State, decision: Decision) -> bool:
+    """Tell whether every shard of ``decision`` is here, hashed since it was proposed."""
+    slots = [state.held(shard.id) for shard in decision.shards]
+    return all(
+        slot is not None
+        and slot.content is not None
+        and slot.content.verified_decision == decision.number
+        for slot in slots
+    )
+
+
+def quota_left(state: State, session: Session) -> int:
+    """How many more slots this session may lease."""
+    if session.reservation is None:
+        return 0
+    taken = sum(1 for slot in state.slots.values() if _counts(state, slot, session))
+    return max(session.reservation.slots - taken, 0)
+
+
+def _counts(state: State, slot: Slot, session: Session) -> bool:
+    if slot.name.state in (SlotState.WRITING, SlotState.CLOSED):
+        return slot.session == session.id
+    if slot.content is None or slot.content.owner != state.me.node:
+        return False
+    shard = slot.content.shard.id
+    return (shard.run, shard.rank) == (session.run, session.rank) and not freeable(state, slot)
+
+
+def admit(state: State, session: Session, asked: Reservation) -> None:
+    """Refuse a reservation that the budget cannot carry (P8).
+
+    The need of every run with live sessions here counts; local ranks that have not reserved yet
+    are taken to be like this one, so that the first rank is refused and not the last.
+
+    Raises:
+        ExhaustedError: with the sum written out.
+        InvalidRequestError: a length or a number of slots that makes no sense.
+    """
+    if asked.length_bytes <= 0 or not 0 < asked.slots <= SLOTS_PER_SESSION_MAX:
+        raise InvalidRequestError(
+            f"cannot reserve {asked.slots} slots of {asked.length_bytes} bytes; "
+            f"1..{SLOTS_PER_SESSION_MAX} slots of at least 1 byte"
+        )
+    need = _need(state, session, asked)
+    others = _others_bytes(state, session)
+    if need.total_bytes + others > state.budget_bytes:
+        beside = f", beside {format_bytes(others)} of other runs" if others else ""
+        raise ExhaustedError(
+            f"{need}{beside}, but the arena's budget is {format_bytes(state.budget_bytes)}; "
+            f"raise HOLDFAST_BUDGET, lower replicas, or use more nodes",
+            node=state.me.node,
+            job=session.job,
+        )
+
+
+def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
+    mates = [s for s in _mates(state, session) if s.id != session.id and s.reservation]
+    reserved = sum(s.reservation.length_bytes for s in mates if s.reservation)
+    missing = max(session.local_world_size - len(mates), 1)
+    nodes = -(-session.world_size // max(session.local_world_size, 1))
+    known = len(state.view.nodes) if state.view else 0
+    own = reserved + asked.length_bytes * missing
+    return memory_need(
+        own_bytes=own,
+        checkpoint_bytes=max(asked.checkpoint_bytes, own),
+        replicas=session.replicas,
+        nodes_count=max(nodes, known),
+        slots=asked.slots,
+    )
+
+
+def _others_bytes(state: State, session: Session) -> int:
+    seen = {session.run: 0}
+    for other in state.sessions.values():
+        if other.active and other.reservation and other.run not in seen:
+            seen[other.run] = _need(state, other, other.reservation).total_bytes
+    return sum(seen.values())
+
+
+def _mates(state: State, session: Session) -> list[Session]:
+    return [
+        other
+        for other in state.sessions.values()
+        if other.active and (other.run, other.generation) == (session.run, session.generation)
+    ]
+
+
+def wishes(state: State) -> list[tuple[Shard, tuple[Peer, ...], str]]:
+    """What should be fetched, first things first: (shard, sources, owner), owner "" if unknown.
+
+    Restores come before repairs, repairs before copies that owners asked for.
+    """
+    wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
+    listed = [(w.shard, _sources(state, w), "") for w in wants]
+    holds = [(h.shard, (h.source,), h.source.node) for h in state.holds.values()]
+    first: dict[ShardId, tuple[Shard, tuple[Peer, ...], str]] = {}
+    for wish in (*listed, *holds):
+        if wish[0].id not in first and wish[1]:
+            first[wish[0].id] = wish
+    return [wish for key, wish in first.items() if state.held(key) is None]
+
+
+def _sources(state: State, want: Want) -> tuple[Peer, ...]:
+    """Known peers among the sources, those that served bad bytes for it last."""
+    bad = {b.node for b in state.bad_sources if b.shard == want.shard.id}
+    peers = [state.peer(node) for node in want.sources if node != state.me.node]
+    known = [peer for peer in peers if peer is not None]
+    return tuple(sorted(known, key=lambda peer: peer.node in bad))
+
+
+def is_restore(state: State, shard: ShardId) -> bool:
+    """Tell whether a fetch of this shard serves a restore."""
+    wants = state.view.wants if state.view else ()
+    return any(w.shard.id == shard and w.reason is WantReason.RESTORE for w in wants)
+
+
+def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:
+    """The peers that should hold copies of this node's shards of a run."""
+    domains = {p.node: p.domain for p in state.view.nodes} if state.view else {}
+    names = backups(
+        state.me.node,
+        view.ring,
+        replicas=min(view.replicas, max(len(view.ring) - 1, 0)),
+        domains=domains if view.domain_spread else None,
+    )
+    peers = (state.peer(name) for name in names)
+    return tuple(peer for peer in peers if peer is not None)
+
+
+def room(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
+    """Free slots of other lengths to drop so that ``length_bytes`` more fit; None: no way."""
+    over = state.used_bytes + length_bytes - state.budget_bytes
+    spare = (s for s in state.slots.values() if s.idle_free and s.length_bytes != length_bytes)
+    drop: list[Slot] = []
+    for slot in sorted(spare, key=lambda s: s.length_bytes, reverse=True):
+        if over <= 0:
+            break
+        drop.append(slot)
+        over -= slot.length_bytes
+    return tuple(drop) if over <= 0 else None
+
+
+def free_slot(state: State, length_bytes: int) -> Slot | None:
+    """A free slot of exactly this length."""
+    return next(
+        (s for s in state.slots.values() if s.idle_free and s.length_bytes == length_bytes), None
+    )
+
+
+def check_holdable(state: State, shard: Shard) -> None:
+    """Refuse to hold a copy that nobody will want, or that has no room.
+
+    Raises:
+        PreconditionError: its checkpoint is abandoned, superseded or older than what is kept.
+        ExhaustedError: the budget has no room for it now.
+    """
+    view = state.run(shard.id.run)
+    if view is not None and outdated(view, shard.id):
+        raise PreconditionError(f"shard {shard.id.key} is no longer wanted", node=state.me.node)
+    length = shard.length_bytes
+    if free_slot(state, length) is None and room(state, length) is None:
+        raise ExhaustedError(
+            f"no room for a copy of {format_bytes(length)}: {format_bytes(state.used_bytes)} of "
+            f"{format_bytes(state.budget_bytes)} are in use",
+            node=state.me.node,
+        )
+
+
+def holder(state: State, slot: Slot) -> Session | None:
+    """The session that leases this slot, if it is known."""
+    return state.sessions.get(slot.session) if slot.session not in ("", AGENT) else None

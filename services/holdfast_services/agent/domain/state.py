@@ -1,0 +1,204 @@
+"""What an agent knows: slots, sessions, the last view of the catalogue, work under way.
+
+Owns the values and nothing else; ``machine`` changes them, ``rules`` and ``views`` read them.
+Knows no file, socket or clock: seconds arrive with events. Units: bytes, seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from holdfast.core.facts import (
+    AbandonedStep,
+    BadSource,
+    HeldState,
+    NodeView,
+    Peer,
+    RunView,
+    Shard,
+)
+from holdfast.core.ids import ShardId
+from holdfast.core.slots import SlotName, SlotState
+
+AGENT = "agent"
+"""Holder of slots that the agent itself fills."""
+
+
+class Work(Enum):
+    """What a thread is doing to a slot; nobody else touches the slot meanwhile."""
+
+    NONE = "none"
+    CREATING = "creating"
+    SEALING = "sealing"
+    VERIFYING = "verifying"
+    FETCHING = "fetching"
+    RECLAIMING = "reclaiming"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a sealed slot holds; ``digests`` are the part digests, joined."""
+
+    shard: Shard
+    owner: str
+    digests: bytes
+    source: str = "memory"
+    held: HeldState = HeldState.SEALED
+    verified_decision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One file of the arena.
+
+    Invariants: ``content`` is set exactly when the state is SEALED; ``session`` is the holder
+    while the state is WRITING or CLOSED (empty: unknown, left from before a restart).
+    """
+
+    name: SlotName
+    length_bytes: int
+    work: Work = Work.NONE
+    session: str = ""
+    plan_hash: str = ""
+    content: Content | None = None
+    filling: ShardId | None = None
+    blocked: bool = False
+
+    @property
+    def idle_free(self) -> bool:
+        """Free, and nobody works on it."""
+        return self.name.state is SlotState.FREE and self.work is Work.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What a session asked for: ``slots`` slots of exactly ``length_bytes``."""
+
+    plan_hash: str
+    length_bytes: int
+    slots: int
+    checkpoint_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One rank's process. ``reading`` holds slots until it has loaded from them."""
+
+    id: str
+    job: str
+    run: str
+    generation: int
+    rank: int
+    world_size: int
+    local_world_size: int = 1
+    replicas: int = 0
+    opened_s: float = 0.0
+    reservation: Reservation | None = None
+    live: bool = True
+    fenced: bool = False
+    step: int = 0
+    step_s: float = 0.0
+    save_interval_s: float = 0.0
+    wants_save: bool = False
+    loaded: bool = False
+    sealed_steps: tuple[int, ...] = ()
+    abandoned: tuple[AbandonedStep, ...] = ()
+    reading: frozenset[ShardId] = frozenset()
+    proposed_s: float | None = None
+    ready_s: float | None = None
+    ready_decision: int = 0
+
+    @property
+    def active(self) -> bool:
+        """Alive and of the newest attempt known here."""
+        return self.live and not self.fenced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Tries of one thing so far: when it may be tried again, or that it is under way or done."""
+
+    tries: int = 0
+    next_s: float = 0.0
+    under_way: bool = False
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldWish:
+    """A copy that an owner asked this node to hold."""
+
+    shard: Shard
+    source: Peer
+
+
+AskKey = tuple[ShardId, str, str]
+"""Shard, backup node and its data address: a backup that came back elsewhere is asked again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """All of it. ``handle`` changes a copy; values inside are frozen."""
+
+    me: Peer
+    budget_bytes: int
+    slots: dict[str, Slot] = field(default_factory=dict)
+    sessions: dict[str, Session] = field(default_factory=dict)
+    view: NodeView | None = None
+    lost: str = "metadata service not reached yet"
+    holds: dict[ShardId, HoldWish] = field(default_factory=dict)
+    fetches: dict[ShardId, Attempt] = field(default_factory=dict)
+    asks: dict[AskKey, Attempt] = field(default_factory=dict)
+    bad_sources: tuple[BadSource, ...] = ()
+    said: frozenset[str] = frozenset()
+    creating_after_s: float = 0.0
+    next_slot: int = 1
+    now_s: float = 0.0
+
+    def copy(self) -> State:
+        """Return a state whose change leaves this one as it is."""
+        return State(
+            me=self.me,
+            budget_bytes=self.budget_bytes,
+            slots=dict(self.slots),
+            sessions=dict(self.sessions),
+            view=self.view,
+            lost=self.lost,
+            holds=dict(self.holds),
+            fetches=dict(self.fetches),
+            asks=dict(self.asks),
+            bad_sources=self.bad_sources,
+            said=self.said,
+            creating_after_s=self.creating_after_s,
+            next_slot=self.next_slot,
+            now_s=self.now_s,
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all slot files, free ones too."""
+        return sum(slot.length_bytes for slot in self.slots.values())
+
+    def run(self, run: str) -> RunView | None:
+        """The catalogue's last word on ``run``."""
+        views = self.view.runs if self.view else ()
+        return next((view for view in views if view.run == run), None)
+
+    def peer(self, node: str) -> Peer | None:
+        """A node by name, as last known."""
+        nodes = self.view.nodes if self.view else ()
+        return next((peer for peer in nodes if peer.node == node), None)
+
+    def held(self, shard: ShardId) -> Slot | None:
+        """The slot with a servable copy of ``shard``."""
+        return next(
+            (
+                slot
+                for slot in self.slots.values()
+                if slot.content
+                and slot.content.shard.id == shard
+                and slot.content.held is HeldState.SEALED
+            ),
+            None,
+        )

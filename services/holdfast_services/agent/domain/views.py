@@ -1,0 +1,193 @@
+"""What the agent tells others: its inventory, a session's view, a dump for people. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import Enum
+
+from holdfast.core.facts import (
+    DecisionState,
+    HeldShard,
+    HeldState,
+    Inventory,
+    RankStatus,
+)
+from holdfast.core.ids import ShardId
+from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
+from holdfast.core.slots import SlotState
+from holdfast_services.agent.domain.rules import all_verified, decision_for, restoring
+from holdfast_services.agent.domain.state import Session, Slot, State
+
+STEPS_COUNT_MAX = 32
+ABANDONED_COUNT_MAX = 64
+
+
+def inventory(
+    state: State, *, incarnation: int, sequence: int, leaving: bool = False
+) -> Inventory:
+    """Return all that this agent holds and all ranks it serves."""
+    abandoned = dict.fromkeys(a for s in state.sessions.values() for a in s.abandoned)
+    return Inventory(
+        node=state.me,
+        incarnation=incarnation,
+        sequence=sequence,
+        budget_bytes=state.budget_bytes,
+        used_bytes=state.used_bytes,
+        shards=_shards(state),
+        ranks=tuple(_rank(session) for session in state.sessions.values()),
+        abandoned=tuple(abandoned)[-ABANDONED_COUNT_MAX:],
+        bad_sources=state.bad_sources,
+        leaving=leaving,
+    )
+
+
+def _shards(state: State) -> tuple[HeldShard, ...]:
+    """One entry per shard; a good copy hides a quarantined one of the same shard."""
+    listed: dict[ShardId, HeldShard] = {}
+    for slot in state.slots.values():
+        content = slot.content
+        if content is None:
+            continue
+        known = listed.get(content.shard.id)
+        if known is None or known.state is HeldState.QUARANTINED:
+            listed[content.shard.id] = HeldShard(
+                shard=content.shard,
+                state=content.held,
+                owner=content.owner,
+                slot_incarnation=slot.name.incarnation,
+            )
+    return tuple(listed[key] for key in sorted(listed))
+
+
+def _rank(session: Session) -> RankStatus:
+    return RankStatus(
+        job=session.job,
+        run=session.run,
+        generation=session.generation,
+        rank=session.rank,
+        step=session.step,
+        step_s=session.step_s,
+        save_interval_s=session.save_interval_s,
+        wants_save=session.wants_save,
+        live=session.live,
+        ready_decision=session.ready_decision,
+        loaded=session.loaded,
+    )
+
+
+def session_view(state: State, session: Session) -> SessionView:
+    """Return everything a rank acts on, without a version: the shell numbers views."""
+    view = state.run(session.run)
+    return SessionView(
+        version="",
+        fenced=session.fenced,
+        leases=_leases(state, session),
+        steps=_steps(state, session),
+        announced_step=view.announced_step if view and not session.fenced else 0,
+        restore=_restore(state, session),
+        degraded=state.lost,
+    )
+
+
+def _leases(state: State, session: Session) -> tuple[SlotLease, ...]:
+    if session.fenced:
+        return ()
+    return tuple(
+        SlotLease(
+            slot=slot.name.slot,
+            incarnation=slot.name.incarnation,
+            length_bytes=slot.length_bytes,
+            plan_hash=slot.plan_hash,
+        )
+        for slot in state.slots.values()
+        if slot.session == session.id and slot.name.state is SlotState.WRITING
+    )
+
+
+def _steps(state: State, session: Session) -> tuple[StepLevels, ...]:
+    view = state.run(session.run)
+    generation = session.generation
+    abandoned = {a.step: a.reason for a in session.abandoned}
+    committed: dict[int, bool] = {}
+    if view:
+        abandoned |= {a.step: a.reason for a in view.abandoned if a.generation == generation}
+        committed = {
+            c.checkpoint.step: c.replicated
+            for c in view.committed
+            if c.checkpoint.generation == generation
+        }
+    sealed = set(session.sealed_steps)
+    steps = sorted(sealed | set(abandoned) | set(committed), reverse=True)[:STEPS_COUNT_MAX]
+    return tuple(
+        StepLevels(
+            step=step,
+            sealed=step in sealed or step in committed,
+            local=step in committed,
+            replicated=committed.get(step, False),
+            abandoned=step in abandoned,
+            reason=abandoned.get(step, ""),
+        )
+        for step in steps
+    )
+
+
+def _restore(state: State, session: Session) -> RestoreView | None:
+    decision = decision_for(state, session)
+    if decision is None:
+        return None
+    confirmed = decision.state is DecisionState.CONFIRMED
+    if not restoring(decision):
+        return RestoreView(decision=decision, ready=confirmed, decide_s=_decide_s(session))
+    ready = all_verified(state, decision)
+    held = [state.held(shard.id) for shard in decision.shards] if ready and confirmed else []
+    return RestoreView(
+        decision=decision,
+        ready=ready,
+        segments=tuple(_segment(slot) for slot in held if slot is not None),
+        decide_s=_decide_s(session),
+        fetch_s=_between(session.proposed_s, session.ready_s),
+    )
+
+
+def _decide_s(session: Session) -> float:
+    return _between(session.opened_s, session.proposed_s)
+
+
+def _between(begin_s: float | None, end_s: float | None) -> float:
+    return max(end_s - begin_s, 0.0) if begin_s is not None and end_s is not None else 0.0
+
+
+def _segment(slot: Slot) -> LocalSegment:
+    assert slot.content is not None, "held slots have content"
+    return LocalSegment(
+        shard=slot.content.shard, file_name=slot.name.file_name, source=slot.content.source
+    )
+
+
+def dump(state: State) -> dict[str, object]:
+    """Return the whole state as plain JSON values, for people (F46)."""
+    return {
+        "me": _plain(state.me),
+        "budget_bytes": state.budget_bytes,
+        "used_bytes": state.used_bytes,
+        "metadata_lost": state.lost,
+        "slots": {name: _plain(slot) for name, slot in sorted(state.slots.items())},
+        "sessions": {name: _plain(session) for name, session in sorted(state.sessions.items())},
+        "view": _plain(state.view),
+        "holds": [_plain(hold) for hold in state.holds.values()],
+        "fetches": {key.key: _plain(value) for key, value in state.fetches.items()},
+        "asks": {f"{k[0].key} -> {k[1]}": _plain(value) for k, value in state.asks.items()},
+        "bad_sources": [_plain(bad) for bad in state.bad_sources],
+    }
+
+
+def _plain(value: object) -> object:
+    if hasattr(value, "__dataclass_fields__"):
+        return _plain(asdict(value))  # type: ignore[call-overload]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()[:64]
+    return value.value if isinstance(value, Enum) else value

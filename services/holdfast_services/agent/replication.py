@@ -1,0 +1,153 @@
+"""Brings copies here: locates them at peers, fetches, seals; blames those that serve bad bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from holdfast.core.facts import Peer, Shard
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import (
+    CheckpointError,
+    ConflictError,
+    CorruptionError,
+    DigestMismatchError,
+    ManifestError,
+)
+from holdfast_services.agent import sidecar
+from holdfast_services.agent.arena import Arena
+from holdfast_services.agent.clients import Located, PeerClients
+from holdfast_services.agent.domain import Content
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
+from holdfast_services.agent.transport import FetchRequest, Transport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """One fetch over all its sources: parts that are here, nodes to blame, what went wrong."""
+
+    done: set[int] = field(default_factory=set)
+    bad: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+class Fetcher:
+    """Performs ``Fetch`` actions; ``stop`` interrupts those under way."""
+
+    def __init__(self, arena: Arena, transport: Transport, peers: PeerClients) -> None:
+        self._arena = arena
+        self._transport = transport
+        self._peers = peers
+        self._stop = threading.Event()
+        self._threads = ThreadPoolExecutor(FETCHES_COUNT_MAX, thread_name_prefix="fetch")
+
+    async def fetch(self, action: ev.Fetch) -> list[ev.Event]:
+        """Fill the slot from the first good source and seal it; return what happened.
+
+        A part that one source has given stays when the next one is asked for the rest. The
+        slot's lock is held meanwhile: a writer that wakes up late cannot get it.
+        """
+        file = self._arena.file(action.name.slot)
+        if not file.lock():
+            self._arena.drop(action.name)
+            failed = ev.FetchFailed(action.name, action.shard.id, "slot held by a stale writer")
+            return [ev.Reclaimed(action.name, replaced=True), failed]
+        progress = _Progress()
+        try:
+            for peer in action.sources:
+                content = await self._from(peer, action, progress)
+                if content is not None:
+                    self._seal(action.name, content)
+                    return [ev.FetchDone(action.name, content, tuple(progress.bad))]
+        except CheckpointError as error:
+            progress.reasons.append(str(error))
+        finally:
+            file.unlock()
+        reason = "; ".join(progress.reasons) or "no source is known"
+        return [ev.FetchFailed(action.name, action.shard.id, reason, tuple(progress.bad))]
+
+    async def _from(self, peer: Peer, action: ev.Fetch, progress: _Progress) -> Content | None:
+        """Fetch what is missing from one peer; None when it did not give all of it."""
+        located: Located | None = None
+        try:
+            located = await self._peers.locate(peer, action.shard.id)
+            _check(located, action.shard)
+            await self._transfer(peer, action, located, progress)
+        except CorruptionError as error:
+            log.warning("source %s is bad: %s", peer.node, error)
+            progress.bad.append(peer.node)
+            progress.reasons.append(f"{peer.node}: {error}")
+            await self._tell(peer, action.shard, located)
+            return None
+        except CheckpointError as error:
+            progress.reasons.append(f"{peer.node}: {error}")
+            return None
+        return Content(
+            shard=action.shard,
+            owner=action.owner or peer.node,
+            digests=located.digests,
+            source="peer",
+        )
+
+    async def _transfer(
+        self, peer: Peer, action: ev.Fetch, located: Located, progress: _Progress
+    ) -> None:
+        request = FetchRequest(
+            key=action.shard.id.key,
+            incarnation=located.incarnation,
+            length_bytes=action.shard.length_bytes,
+            digests=tuple(sidecar.split(located.digests)),
+        )
+        view = self._arena.file(action.name.slot).view
+
+        def transfer() -> None:
+            self._transport.fetch(
+                peer.data_address, request, view, done=progress.done, stop=self._stop
+            )
+
+        await asyncio.get_running_loop().run_in_executor(self._threads, transfer)
+
+    async def _tell(self, peer: Peer, shard: Shard, located: Located | None) -> None:
+        if located is None:
+            return
+        try:
+            await self._peers.suspect(peer, shard.id, located.incarnation, shard.length_bytes)
+        except CheckpointError as error:
+            log.info("could not tell %s: %s", peer.node, error)
+
+    def _seal(self, opened: SlotName, content: Content) -> None:
+        """Sidecar first, then the two renames: a crash between leaves a slot that is hashed."""
+        if self._stop.is_set():
+            raise ConflictError("agent stops")
+        closed = opened.to(SlotState.CLOSED)
+        self._arena.write_sidecar(opened, sidecar.encode(content))
+        if not self._arena.rename(opened, closed):
+            raise ConflictError(f"slot {opened.file_name} was taken away")
+        self._arena.rename(closed, closed.to(SlotState.SEALED))
+
+    def stop(self) -> None:
+        """Interrupt all fetches; those interrupted leave an open slot, freed at the next start."""
+        self._stop.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _check(located: Located, shard: Shard) -> None:
+    """Check that what a peer has is what is wanted, before a byte of it is fetched.
+
+    Raises:
+        DigestMismatchError: another root, length or identity under the same id.
+    """
+    if located.shard != shard:
+        raise DigestMismatchError(f"{shard.id.key} is another segment there")
+    try:
+        sidecar.check_digests(shard, located.digests)
+    except ManifestError as cause:
+        raise DigestMismatchError(str(cause)) from cause
+
+

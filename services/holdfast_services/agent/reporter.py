@@ -1,0 +1,158 @@
+"""Keeps metadata informed: the inventory on change and as heartbeat, the watch beside it.
+
+Without metadata everything local goes on; the next inventory says all there is to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Protocol
+
+from holdfast.core.facts import Event, Inventory, NodeView
+from holdfast.errors import CheckpointError
+from holdfast_services.agent.clients import MetadataClient
+
+HEARTBEAT_S = 1.0
+COALESCE_S = 0.02
+WATCH_S = 20.0
+RETRY_S_MAX = 2.0
+EVENTS_COUNT_MAX = 256
+LEAVE_S_MAX = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Reported(Protocol):
+    """What the reporter needs of the agent."""
+
+    def inventory(self, *, incarnation: int, sequence: int, leaving: bool) -> Inventory:
+        """Return all that this agent holds."""
+        ...
+
+    @property
+    def view_version(self) -> str:
+        """The version of the last view, empty before the first."""
+        ...
+
+    def view_arrived(self, view: NodeView) -> None:
+        """Take what metadata answered."""
+        ...
+
+    def metadata_lost(self, reason: str) -> None:
+        """Take that metadata does not answer."""
+        ...
+
+
+class Reporter:
+    """Three loops; ``poke`` says that the inventory has changed, ``tell`` queues an event."""
+
+    def __init__(self, node: str, client: MetadataClient, agent: Reported) -> None:
+        self._node = node
+        self._client = client
+        self._agent = agent
+        self._incarnation = time.time_ns()
+        self._sequence = 0
+        self._dirty = asyncio.Event()
+        self._reached = asyncio.Event()
+        self._events: deque[Event] = deque(maxlen=EVENTS_COUNT_MAX)
+        self._eventful = asyncio.Event()
+
+    def poke(self) -> None:
+        """The inventory has changed: report soon."""
+        self._dirty.set()
+
+    def tell(self, event: Event) -> None:
+        """Queue news for people; the oldest is dropped when there are too many."""
+        log.log(_LEVELS.get(event.severity, logging.INFO), "%s: %s", event.kind, event.message)
+        self._events.append(event)
+        self._eventful.set()
+
+    async def run(self) -> None:
+        """Report, watch and record until cancelled."""
+        await asyncio.gather(self._report_loop(), self._watch_loop(), self._record_loop())
+
+    async def leave(self) -> None:
+        """Send the last inventory: this node's lease ends now."""
+        try:
+            await self._client.report(self._next(leaving=True), timeout_s=LEAVE_S_MAX)
+        except CheckpointError as error:
+            log.info("could not say goodbye: %s", error)
+
+    def _next(self, *, leaving: bool = False) -> Inventory:
+        self._sequence += 1
+        return self._agent.inventory(
+            incarnation=self._incarnation, sequence=self._sequence, leaving=leaving
+        )
+
+    async def _report_loop(self) -> None:
+        wait_s = HEARTBEAT_S
+        failures = 0
+        while True:
+            await _wait(self._dirty, wait_s)
+            await asyncio.sleep(COALESCE_S)
+            self._dirty.clear()
+            try:
+                view = await self._client.report(self._next())
+            except CheckpointError as error:
+                failures += 1
+                wait_s = min(0.1 * 2.0 ** min(failures, 8), RETRY_S_MAX)
+                self._reached.clear()
+                self._agent.metadata_lost(
+                    f"metadata service {self._client.address} does not answer ({error.message}); "
+                    f"protection stands at the last commit"
+                )
+                await asyncio.sleep(wait_s)
+                continue
+            failures, wait_s = 0, HEARTBEAT_S
+            self._accept(view)
+
+    def _accept(self, view: NodeView) -> None:
+        if view.incarnation_min > self._incarnation:
+            self._incarnation = max(view.incarnation_min, time.time_ns())
+            self._dirty.set()
+            return
+        self._reached.set()
+        self._agent.view_arrived(view)
+
+    async def _watch_loop(self) -> None:
+        while True:
+            await self._reached.wait()
+            version = self._agent.view_version
+            try:
+                view = await self._client.watch(self._node, version, wait_s=WATCH_S)
+            except CheckpointError as error:
+                log.debug("watch: %s", error)
+                await asyncio.sleep(HEARTBEAT_S)
+                continue
+            if view.version != version and not view.incarnation_min:
+                self._agent.view_arrived(view)
+            elif view.incarnation_min:
+                await asyncio.sleep(HEARTBEAT_S)
+
+    async def _record_loop(self) -> None:
+        while True:
+            await self._eventful.wait()
+            await self._reached.wait()
+            self._eventful.clear()
+            events = tuple(self._events)
+            self._events.clear()
+            try:
+                await self._client.record(self._node, events)
+            except CheckpointError as error:
+                log.debug("%d events not recorded: %s", len(events), error)
+                self._events.extendleft(reversed(events))
+                self._eventful.set()
+                await asyncio.sleep(HEARTBEAT_S)
+
+
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+async def _wait(event: asyncio.Event, wait_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), wait_s)
+    except TimeoutError:
+        return

@@ -1,0 +1,194 @@
+"""The agent's two gRPC services: decode, call, encode. No rule lives here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+import holdfast
+from holdfast.core.facts import Peer, Shard
+from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
+from holdfast.core.session import SessionUpdate
+from holdfast.errors import InvalidRequestError
+from holdfast.rpc import codec, protocol
+from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1 import agent_pb2_grpc, common_pb2, metadata_pb2
+from holdfast_services.agent.arena import Arena
+from holdfast_services.agent.clients import MetadataClient
+from holdfast_services.agent.domain import Reservation, Session
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.service import AgentService
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class AgentRpc(agent_pb2_grpc.AgentServicer):
+    """The trainer's side, on the unix socket."""
+
+    def __init__(self, service: AgentService, arena: Arena, metadata: MetadataClient) -> None:
+        self._service = service
+        self._arena = arena
+        self._metadata = metadata
+
+    async def Handshake(
+        self, request: common_pb2.HandshakeRequest, context: Context
+    ) -> common_pb2.HandshakeResponse:
+        """Say who is there."""
+        return _handshake()
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
+        """Say who and how big this node is."""
+        state = self._service.state
+        return pb.DescribeResponse(
+            node=state.me.node,
+            arena=str(self._arena.folder),
+            budget_bytes=state.budget_bytes,
+            used_bytes=state.used_bytes,
+            reserved_bytes=sum(
+                s.reservation.slots * s.reservation.length_bytes
+                for s in state.sessions.values()
+                if s.active and s.reservation
+            ),
+            metadata_address=self._metadata.address,
+            metadata_reachable=not state.lost,
+        )
+
+    async def OpenSession(
+        self, request: pb.OpenSessionRequest, context: Context
+    ) -> pb.OpenSessionResponse:
+        """Register a rank with metadata and open its session."""
+        session_id(request.session)
+        job_name(request.job)
+        self._service.check_session_lock(request.session)
+        answer = await self._metadata.register(_registration(request, self._service.state.me))
+        self._service.dispatch(ev.SessionOpened(_session(request, answer)))
+        return pb.OpenSessionResponse(
+            run=answer.run,
+            generation=answer.generation,
+            node=self._service.state.me.node,
+            arena=str(self._arena.folder),
+        )
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
+        """Reserve slots; RESOURCE_EXHAUSTED writes the sum out."""
+        asked = Reservation(
+            plan_hash=request.plan_hash,
+            length_bytes=request.length_bytes,
+            slots=request.slots,
+            checkpoint_bytes=request.checkpoint_bytes,
+        )
+        await self._service.reserve(request.session, asked)
+        return pb.ReserveResponse()
+
+    async def Watch(self, request: pb.SessionWatchRequest, context: Context) -> pb.SessionView:
+        """Answer when the session's view differs, or at the deadline."""
+        view = await self._service.watch(request.session, request.version, request.wait_s)
+        return codec.to_message(view, pb.SessionView)
+
+    async def Update(self, request: pb.UpdateRequest, context: Context) -> pb.UpdateResponse:
+        """Take a rank's news."""
+        self._service.update(codec.from_message(request, SessionUpdate))
+        return pb.UpdateResponse()
+
+    async def CloseSession(
+        self, request: pb.CloseSessionRequest, context: Context
+    ) -> pb.CloseSessionResponse:
+        """End a session."""
+        self._service.close_session(session_id(request.session))
+        return pb.CloseSessionResponse()
+
+    async def Dump(self, request: pb.DumpRequest, context: Context) -> pb.DumpResponse:
+        """Return the whole state, for people."""
+        return pb.DumpResponse(json=json.dumps(self._service.dump(), indent=1))
+
+
+class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
+    """The side of other agents, on TCP."""
+
+    def __init__(self, service: AgentService) -> None:
+        self._service = service
+
+    async def Handshake(
+        self, request: common_pb2.HandshakeRequest, context: Context
+    ) -> common_pb2.HandshakeResponse:
+        """Say who is there."""
+        return _handshake()
+
+    async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
+        """Fetch a shard from its owner and hold it."""
+        source = codec.from_message(request.source, Peer)
+        node_name(source.node)
+        await self._service.hold(_shard(request.shard), source)
+        return pb.HoldResponse()
+
+    async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:
+        """Say what a fetcher must know."""
+        found = self._service.locate(codec.from_message(request.id, ShardId))
+        return pb.LocateResponse(
+            shard=codec.to_message(found.shard, common_pb2.Shard),
+            slot_incarnation=found.incarnation,
+            part_digests=found.digests,
+        )
+
+    async def Suspect(self, request: pb.SuspectRequest, context: Context) -> pb.SuspectResponse:
+        """Hash a copy again that did not match elsewhere."""
+        shard = codec.from_message(request.id, ShardId)
+        quarantined = await self._service.suspect(shard, request.slot_incarnation)
+        return pb.SuspectResponse(quarantined=quarantined)
+
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
+        """Hash the held copy again."""
+        detail, length_bytes = await self._service.verify(codec.from_message(request.id, ShardId))
+        return pb.VerifyResponse(ok=not detail, detail=detail, length_bytes=length_bytes)
+
+
+def _handshake() -> common_pb2.HandshakeResponse:
+    return common_pb2.HandshakeResponse(
+        software_version=holdfast.__version__,
+        protocol_min=protocol.PROTOCOL_MIN,
+        protocol_max=protocol.PROTOCOL,
+    )
+
+
+def _shard(message: common_pb2.Shard) -> Shard:
+    """Return a shard whose names are checked: they come from a peer (P9)."""
+    shard = codec.from_message(message, Shard)
+    run_id(shard.id.run)
+    job_name(shard.job)
+    if shard.length_bytes <= 0:
+        raise InvalidRequestError(f"shard {shard.id.key} has {shard.length_bytes} bytes")
+    return shard
+
+
+def _registration(
+    request: pb.OpenSessionRequest, me: Peer
+) -> metadata_pb2.RegisterRankRequest:
+    return metadata_pb2.RegisterRankRequest(
+        job=request.job,
+        nonce=request.nonce,
+        launcher=request.launcher,
+        holder=request.holder,
+        takeover=request.takeover,
+        rank=request.rank,
+        world_size=request.world_size,
+        node=me.node,
+        replicas=request.replicas,
+        replica_domain=request.replica_domain,
+    )
+
+
+def _session(
+    request: pb.OpenSessionRequest, answer: metadata_pb2.RegisterRankResponse
+) -> Session:
+    return Session(
+        id=request.session,
+        job=request.job,
+        run=answer.run,
+        generation=answer.generation,
+        rank=request.rank,
+        world_size=request.world_size,
+        local_world_size=max(request.local_world_size, 1),
+        replicas=request.replicas,
+    )

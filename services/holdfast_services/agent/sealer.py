@@ -1,0 +1,100 @@
+"""Seals closed slots and checks sealed ones: hashing, the header's word, the sidecar.
+
+Runs in threads; blocking. Knows the arena and the segment format, nothing of the network.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.digest import part_digests, root_digest
+from holdfast.core.facts import Shard
+from holdfast.core.segment import header_length, parse_header
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import CheckpointError, ConflictError, ManifestError
+from holdfast_services.agent import sidecar
+from holdfast_services.agent.arena import Arena
+from holdfast_services.agent.domain import Content
+
+
+class SlotBusyError(ConflictError):
+    """The writer still holds the slot's lock."""
+
+
+def seal(
+    arena: Arena, name: SlotName, *, owner: str, expected: tuple[str, int, int] | None
+) -> Content:
+    """Hash a closed slot, put its sidecar and rename it to sealed; return what it holds.
+
+    The lock is held meanwhile, so that nobody writes under the digest. The rename comes last:
+    until then there is no sealed slot.
+
+    Args:
+        arena: Where the slot is.
+        name: The closed slot.
+        owner: Node whose trainer wrote it, unless a sidecar left by a fetch says otherwise.
+        expected: (run, generation, rank) of the session that leased it, if known.
+
+    Raises:
+        SlotBusyError: the writer holds the lock; try again.
+        ManifestError: not a segment, or not one of ``expected``.
+    """
+    file = arena.file(name.slot)
+    if not file.lock():
+        raise SlotBusyError(f"slot {name.file_name} is still locked by its writer")
+    try:
+        content = describe(file.view, owner=owner)
+        shard = content.shard.id
+        if expected and (shard.run, shard.generation, shard.rank) != expected:
+            raise ManifestError(
+                f"segment {shard.key} lies in a slot leased to run, generation, rank {expected}"
+            )
+        finish(arena, name, content)
+    finally:
+        file.unlock()
+    return content
+
+
+def finish(arena: Arena, name: SlotName, content: Content) -> None:
+    """Put the sidecar, then rename the closed slot to sealed.
+
+    Raises:
+        ConflictError: the slot was taken away meanwhile.
+    """
+    arena.write_sidecar(name, sidecar.encode(content))
+    if not arena.rename(name, name.to(SlotState.SEALED)):
+        raise ConflictError(f"slot {name.file_name} was taken away")
+
+
+def describe(view: memoryview, *, owner: str) -> Content:
+    """Return what a segment says of itself, with digests over all its bytes.
+
+    Raises:
+        ManifestError: not a segment.
+    """
+    length = min(header_length(bytes(view[:8])), len(view))
+    identity = parse_header(view[:length], len(view)).identity
+    digests = part_digests(view)
+    shard = Shard(
+        id=identity.id,
+        job=identity.job,
+        world_size=identity.world_size,
+        plan_hash=identity.plan_hash,
+        length_bytes=len(view),
+        root_digest=root_digest(len(view), digests),
+    )
+    return Content(shard=shard, owner=owner, digests=b"".join(digests))
+
+
+def intact(arena: Arena, name: SlotName, content: Content) -> bool:
+    """Tell whether a sealed slot still has the bytes it was sealed with."""
+    return part_digests(arena.file(name.slot).view) == sidecar.split(content.digests)
+
+
+def recall(arena: Arena, name: SlotName, length_bytes: int) -> Content | None:
+    """Return what a sealed slot's sidecar says, None when it is missing or cannot be believed."""
+    data = arena.read_sidecar(name)
+    if data is None:
+        return None
+    try:
+        return sidecar.decode(data, length_bytes)
+    except CheckpointError:
+        return None

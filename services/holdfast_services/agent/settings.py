@@ -1,0 +1,94 @@
+"""What an agent is told by its environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.core.ids import node_name
+from holdfast.core.units import parse_bytes
+from holdfast.errors import InvalidRequestError
+
+CGROUP_V2 = Path("/sys/fs/cgroup/memory.max")
+CGROUP_V1 = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+BUDGET_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """See the table in ``docs/reference/settings.md``. ``budget_bytes`` 0: choose by free space."""
+
+    node: str
+    metadata_address: str
+    agent_socket: Path
+    arena: Path
+    budget_bytes: int
+    listen_host: str
+    rpc_port: int
+    data_port: int
+    domain: str
+    ready_file: Path | None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Settings:
+        """Return the settings of ``environ``.
+
+        Raises:
+            InvalidRequestError: a variable is missing or not what it should be; names it.
+        """
+        budget = environ.get("HOLDFAST_BUDGET", "")
+        ready = environ.get("HOLDFAST_READY_FILE", "")
+        return cls(
+            node=node_name(environ.get("HOLDFAST_NODE") or socket.gethostname()),
+            metadata_address=_required(environ, "HOLDFAST_ADDRESS"),
+            agent_socket=Path(_required(environ, "HOLDFAST_AGENT")).absolute(),
+            arena=Path(_required(environ, "HOLDFAST_ARENA")).absolute(),
+            budget_bytes=parse_bytes(budget) if budget else 0,
+            listen_host=environ.get("HOLDFAST_LISTEN_HOST", "127.0.0.1"),
+            rpc_port=_port(environ, "HOLDFAST_RPC_PORT"),
+            data_port=_port(environ, "HOLDFAST_DATA_PORT"),
+            domain=environ.get("HOLDFAST_DOMAIN", ""),
+            ready_file=Path(ready) if ready else None,
+        )
+
+
+def _required(environ: Mapping[str, str], key: str) -> str:
+    value = environ.get(key, "")
+    if not value:
+        raise InvalidRequestError(f"{key} is not set")
+    return value
+
+
+def _port(environ: Mapping[str, str], key: str) -> int:
+    text = environ.get(key, "0")
+    if not text.isdigit() or int(text) > 65535:
+        raise InvalidRequestError(f"{key}={text[:20]!r} is not a port")
+    return int(text)
+
+
+def default_budget_bytes(folder: Path) -> int:
+    """Return half of what the file system has free, or of the memory limit if that is less.
+
+    Slots that are there already count as free: they are reused.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    statistics = os.statvfs(folder)
+    ours = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
+    free = statistics.f_bavail * statistics.f_frsize + ours
+    return int(min([free, *memory_limits((CGROUP_V2, CGROUP_V1))]) * BUDGET_SHARE)
+
+
+def memory_limits(files: tuple[Path, ...]) -> list[int]:
+    """Return the memory limits that cgroup files name; none when there is no limit."""
+    limits = []
+    for file in files:
+        try:
+            text = file.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return limits

@@ -1,0 +1,118 @@
+"""The transport port: bytes of sealed segments from one node to another. One verb, *fetch*.
+
+Implementations: ``tcp_server`` with ``tcp_client`` (``tcp.TcpTransport``), and
+``memory.MemoryTransport`` for tests. All pass ``tests/contract/test_transport.py``. Blocking:
+callers run it in threads. Receivers pull, into memory they own.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.core.digest import PART_BYTES
+from holdfast.core.slots import SlotName
+from holdfast.errors import CheckpointError
+
+FETCH_S_BASE = 10.0
+FETCH_BYTES_PER_S_MIN = 50 << 20
+
+
+def deadline_s(length_bytes: int) -> float:
+    """Return how long moving ``length_bytes`` may take before it counts as stuck (F56)."""
+    return FETCH_S_BASE + length_bytes / FETCH_BYTES_PER_S_MIN
+
+
+class InterruptedFetchError(CheckpointError):
+    """The fetch was told to stop: this node shuts down."""
+
+    kind = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """What to fetch: a shard by key, in a slot incarnation, with the digests its parts must have.
+
+    Invariant: ``len(digests)`` is the number of parts of ``length_bytes``.
+    """
+
+    key: str
+    incarnation: int
+    length_bytes: int
+    digests: tuple[bytes, ...]
+
+    def part(self, index: int) -> tuple[int, int]:
+        """Return ``(begin, end)`` of a part, in bytes."""
+        begin = index * PART_BYTES
+        return begin, min(begin + PART_BYTES, self.length_bytes)
+
+
+class SegmentSource(Protocol):
+    """What a server serves from."""
+
+    def lookup(self, key: str, incarnation: int) -> memoryview | None:
+        """Return the bytes of a sealed shard, None when this incarnation is not here (any more).
+
+        Asked before the first and again after the last byte of each part: a seqlock.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """Serves this node's segments and fetches others'."""
+
+    def serve(self, source: SegmentSource) -> str:
+        """Begin to serve; return the address that peers fetch from."""
+        ...
+
+    def fetch(
+        self,
+        address: str,
+        request: FetchRequest,
+        destination: memoryview,
+        *,
+        done: set[int],
+        stop: threading.Event,
+    ) -> None:
+        """Fill ``destination`` with the parts that are not in ``done``, verified one by one.
+
+        Verified parts are added to ``done``, also when it fails: another source gives the rest.
+
+        Raises:
+            NotFoundError: the source does not have this incarnation (any more).
+            DigestMismatchError: a part did not match, twice.
+            UnavailableError: the source cannot be reached, broke off, or is too slow.
+            InterruptedFetchError: ``stop`` was set.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop serving; break off what is being served."""
+        ...
+
+
+class ServedSegments:
+    """The sealed segments of this node, by key. A SegmentSource that threads may use.
+
+    A segment is withdrawn *before* its slot is reused, so a reader that finds it again after the
+    last byte has read what was sealed.
+    """
+
+    def __init__(self) -> None:
+        self._segments: dict[str, tuple[SlotName, memoryview]] = {}
+
+    def put(self, key: str, name: SlotName, view: memoryview) -> None:
+        """Serve the bytes of a slot under ``key``."""
+        self._segments[key] = (name, view)
+
+    def withdraw(self, name: SlotName) -> None:
+        """Serve this slot, in this incarnation, no more."""
+        for key, (served, _) in list(self._segments.items()):
+            if (served.slot, served.incarnation) == (name.slot, name.incarnation):
+                del self._segments[key]
+
+    def lookup(self, key: str, incarnation: int) -> memoryview | None:
+        """Return the bytes, None when this incarnation is not served."""
+        known = self._segments.get(key)
+        return known[1] if known is not None and known[0].incarnation == incarnation else None

@@ -1,0 +1,76 @@
+"""A transport within one process, for tests: the same promises, no sockets.
+
+Addresses are names in a ``MemoryNetwork``.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from holdfast.core.digest import part_digest
+from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
+from holdfast_services.agent.transport import FetchRequest, InterruptedFetchError, SegmentSource
+
+
+@dataclass
+class MemoryNetwork:
+    """Who serves under which address."""
+
+    sources: dict[str, SegmentSource] = field(default_factory=dict)
+
+
+class MemoryTransport:
+    """One node's end in a ``MemoryNetwork``."""
+
+    def __init__(self, network: MemoryNetwork, address: str) -> None:
+        self._network = network
+        self._address = address
+
+    def serve(self, source: SegmentSource) -> str:
+        """Begin to serve; return the address."""
+        self._network.sources[self._address] = source
+        return self._address
+
+    def fetch(
+        self,
+        address: str,
+        request: FetchRequest,
+        destination: memoryview,
+        *,
+        done: set[int],
+        stop: threading.Event,
+    ) -> None:
+        """Fill ``destination``; see ``Transport.fetch``."""
+        for index in range(len(request.digests)):
+            if index in done:
+                continue
+            if stop.is_set():
+                raise InterruptedFetchError(f"fetch of {request.key} was interrupted")
+            for _ in range(2):
+                self._copy(address, request, destination, index)
+                begin, end = request.part(index)
+                if part_digest(destination[begin:end]) == request.digests[index]:
+                    done.add(index)
+                    break
+            else:
+                raise DigestMismatchError(f"part {index} of {request.key} does not match")
+
+    def _copy(
+        self, address: str, request: FetchRequest, destination: memoryview, index: int
+    ) -> None:
+        source = self._network.sources.get(address)
+        if source is None:
+            raise UnavailableError(f"nobody serves at {address}")
+        begin, end = request.part(index)
+        view = source.lookup(request.key, request.incarnation)
+        if view is not None and end > len(view):
+            raise UnavailableError(f"{address} has {len(view)} bytes, not {end}")
+        if view is not None:
+            destination[begin:end] = view[begin:end]
+        if view is None or source.lookup(request.key, request.incarnation) is None:
+            raise NotFoundError(f"{address} no longer has {request.key}")
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._network.sources.pop(self._address, None)

@@ -1,0 +1,41 @@
+"""The transport over TCP: ``tcp_server`` and ``tcp_client`` as one implementation of the port."""
+
+from __future__ import annotations
+
+import threading
+
+from holdfast_services.agent.transport import FetchRequest, SegmentSource
+from holdfast_services.agent.transport.tcp_client import fetch
+from holdfast_services.agent.transport.tcp_server import TcpServer
+
+
+class TcpTransport:
+    """Serves on ``host:port`` (port 0: any); fetches from any node's data address."""
+
+    def __init__(self, host: str, port: int = 0) -> None:
+        self._host = host
+        self._port = port
+        self._server: TcpServer | None = None
+
+    def serve(self, source: SegmentSource) -> str:
+        """Begin to serve; return ``host:port``."""
+        self._server = TcpServer(self._host, self._port, source)
+        return f"{self._host}:{self._server.port}"
+
+    def fetch(
+        self,
+        address: str,
+        request: FetchRequest,
+        destination: memoryview,
+        *,
+        done: set[int],
+        stop: threading.Event,
+    ) -> None:
+        """Fill ``destination``; see ``Transport.fetch``."""
+        fetch(address, request, destination, done=done, stop=stop)
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None

@@ -1,0 +1,284 @@
+"""What the agent's tests use: an agent process, a trainer process, a catalogue to write by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+from holdfast.core.facts import (
+    CheckpointId,
+    Committed,
+    Decision,
+    DecisionState,
+    Event,
+    Inventory,
+    NodeView,
+    RunView,
+    Want,
+)
+from holdfast.core.ids import ShardId
+from holdfast.core.session import SessionView
+from holdfast.rpc import codec
+from holdfast.rpc.channel import call, sync_channel, unix_target
+from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1 import agent_pb2_grpc, common_pb2, metadata_pb2, metadata_pb2_grpc
+
+WAIT_S = 20.0
+ROOT = Path(__file__).resolve().parents[3]
+RUN = "r1"
+
+
+def until(met, what: str, wait_s: float = WAIT_S):
+    """Poll until ``met()`` is truthy and return it."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        value = met()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {wait_s} s: {what}"
+        time.sleep(0.02)
+
+
+class Catalogue(metadata_pb2_grpc.MetadataServicer):
+    """Keeps the last inventory of each node; answers with the views that the test sets."""
+
+    def __init__(self) -> None:
+        self.inventories: dict[str, Inventory] = {}
+        self.views: dict[str, NodeView] = {}
+        self.common = NodeView(version="0")
+        self.generation = 1
+        self.generations: dict[bytes, int] = {}
+        self.events: list[Event] = []
+        self.port = 0
+        self._version = 0
+        self._news = threading.Condition()
+        self.start()
+
+    def start(self) -> None:
+        self._server = grpc.server(
+            ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)]
+        )
+        metadata_pb2_grpc.add_MetadataServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def set_run(self, wants: dict[str, tuple[Want, ...]] | None = None, **fields) -> None:
+        """Change the run's view and the nodes' wants; peers are all nodes that reported."""
+        with self._news:
+            before = self.common.runs[0] if self.common.runs else RunView(
+                run=RUN, job="job", generation=self.generation, world_size=1
+            )
+            run = replace(before, **fields)
+            peers = tuple(i.node for i in self.inventories.values() if not i.leaving)
+            self._version += 1
+            self.common = NodeView(version=str(self._version), nodes=peers, runs=(run,))
+            self.views = {
+                node: replace(self.common, wants=(wants or {}).get(node, ()))
+                for node in self.inventories
+            }
+            self._news.notify_all()
+
+    def view(self, node: str) -> NodeView:
+        return self.views.get(node, replace(self.common, wants=()))
+
+    def RegisterRank(self, request, context):
+        known = self.generations.setdefault(request.nonce, len(self.generations) + 1)
+        return metadata_pb2.RegisterRankResponse(run=RUN, generation=known)
+
+    def Report(self, request, context):
+        inventory = codec.from_message(request, Inventory)
+        with self._news:
+            known = self.inventories.get(inventory.node.node)
+            if known and known.incarnation > inventory.incarnation:
+                old = NodeView(version="", incarnation_min=known.incarnation + 1)
+                return codec.to_message(old, metadata_pb2.NodeView)
+            self.inventories[inventory.node.node] = inventory
+            return codec.to_message(self.view(inventory.node.node), metadata_pb2.NodeView)
+
+    def Watch(self, request, context):
+        with self._news:
+            self._news.wait_for(
+                lambda: self.view(request.node).version != request.version, min(request.wait_s, 2)
+            )
+            return codec.to_message(self.view(request.node), metadata_pb2.NodeView)
+
+    def Record(self, request, context):
+        self.events += [codec.from_message(event, Event) for event in request.events]
+        return metadata_pb2.RecordResponse()
+
+    def held(self, node: str) -> dict[ShardId, object]:
+        inventory = self.inventories.get(node)
+        return {s.shard.id: s for s in inventory.shards} if inventory else {}
+
+    def said(self, kind: str) -> list[str]:
+        return [event.message for event in self.events if event.kind == kind]
+
+
+class Node:
+    """One agent process."""
+
+    def __init__(self, name: str, folder: Path, metadata: str, environ: dict[str, str]) -> None:
+        self.name = name
+        self.folder = folder
+        self.arena = folder / "arena"
+        self.socket = folder / "s" / "agent.sock"
+        self._ready = folder / "ready.json"
+        self._environ = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT / 'services'}",
+            "HOLDFAST_NODE": name,
+            "HOLDFAST_ADDRESS": metadata,
+            "HOLDFAST_AGENT": str(self.socket),
+            "HOLDFAST_ARENA": str(self.arena),
+            "HOLDFAST_BUDGET": "256M",
+            "HOLDFAST_READY_FILE": str(self._ready),
+            **environ,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(exist_ok=True)
+        self._ready.unlink(missing_ok=True)
+        self.log = (self.folder / "log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast_services.agent"],
+            env=self._environ,
+            stdout=self.log,
+            stderr=self.log,
+            cwd=self.folder,
+        )
+        self.log.close()
+        return self.process
+
+    def start(self) -> None:
+        self.spawn()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        until(lambda: self._ready.exists() or self.process.poll() is not None, "agent is ready")
+        assert self._ready.exists(), self.log_text()
+        self.ready = json.loads(self._ready.read_text())
+
+    def log_text(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def kill(self) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=WAIT_S)
+
+    def call(self, method: str, request):
+        with sync_channel(unix_target(self.socket)) as channel:
+            stub = agent_pb2_grpc.AgentStub(channel)
+            return call(getattr(stub, method), request, timeout_s=WAIT_S)
+
+    def call_peer(self, method: str, request):
+        with sync_channel(self.ready["rpc_address"]) as channel:
+            stub = agent_pb2_grpc.ReplicationStub(channel)
+            return call(getattr(stub, method), request, timeout_s=WAIT_S)
+
+    def view(self, session: str, version: str = "") -> SessionView:
+        request = pb.SessionWatchRequest(session=session, version=version, wait_s=1)
+        return codec.from_message(self.call("Watch", request), SessionView)
+
+    def dump(self) -> dict:
+        return json.loads(self.call("Dump", pb.DumpRequest()).json)
+
+    def files(self, suffix: str) -> list[str]:
+        return sorted(p.name for p in self.arena.glob(f"*.{suffix}"))
+
+
+class Trainer:
+    """A process that holds session and slot locks as the SDK does; see ``trainer.py``."""
+
+    def __init__(self, arena: Path, session: str) -> None:
+        self.session = session
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("trainer.py")), str(arena), session],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "sdk")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.read() == "locked"
+
+    def read(self) -> str:
+        return self.process.stdout.readline().strip()
+
+    def ask(self, *words: object) -> str:
+        self.send(*words)
+        return self.read()
+
+    def send(self, *words: object) -> None:
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def open_session(node: Node, session: str, *, nonce: bytes = b"n" * 16, **fields) -> int:
+    """Open a session; return its generation."""
+    request = {"rank": 0, "world_size": 1, "local_world_size": 1, "replicas": 0, **fields}
+    answer = node.call(
+        "OpenSession",
+        pb.OpenSessionRequest(
+            session=session, job="job", nonce=nonce, launcher="l", holder="h", **request
+        ),
+    )
+    return answer.generation
+
+
+def reserve(node: Node, session: str, length: int, slots: int = 2, checkpoint: int = 0) -> None:
+    node.call(
+        "Reserve",
+        pb.ReserveRequest(
+            session=session,
+            plan_hash="p" * 32,
+            length_bytes=length,
+            slots=slots,
+            checkpoint_bytes=checkpoint or length,
+        ),
+    )
+
+
+def decision(shards, *, number=1, generation=2, state=DecisionState.PROPOSED) -> Decision:
+    first = shards[0].id
+    return Decision(
+        number=number,
+        state=state,
+        generation=generation,
+        checkpoint=CheckpointId(first.run, first.step, first.generation),
+        shards=tuple(shards),
+    )
+
+
+def committed(step: int, generation: int = 1, *, replicated: bool = False) -> Committed:
+    return Committed(checkpoint=CheckpointId(RUN, step, generation), replicated=replicated)
+
+
+def shard_message(shard) -> common_pb2.Shard:
+    return codec.to_message(shard, common_pb2.Shard)

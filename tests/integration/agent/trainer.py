@@ -1,0 +1,104 @@
+"""A trainer without torch: locks its session, then does what standard input says.
+
+``write SLOT INC STEP GENERATION [SIZE] [RANK]`` fills and closes; ``begin`` stops half way and keeps the lock;
+``finish`` closes what was begun; each answers with one line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import sys
+from pathlib import Path
+
+from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.segment import SegmentIdentity, blob_spec, header_template
+
+arena, session = Path(sys.argv[1]), sys.argv[2]
+fds: dict[int, tuple[int, mmap.mmap]] = {}
+
+
+def template(length: int, rank: int):
+    """A header for a segment of exactly ``length`` bytes."""
+    identity = SegmentIdentity(
+        id=ShardId(RunId("r1"), Step(0), Generation(1), Rank(rank)),
+        job="job",
+        world_size=1,
+        plan_hash="p" * 32,
+    )
+    size = length
+    while True:
+        made = header_template(identity, [blob_spec("data", size)])
+        if made.length_bytes <= length:
+            break
+        size -= made.length_bytes - length
+    return header_template(identity, [blob_spec("data", size)])
+
+
+def payload(step: int, length: int) -> bytes:
+    """Bytes that only this step has."""
+    seed = hashlib.sha256(str(step).encode()).digest()
+    return (seed * (length // len(seed) + 1))[:length]
+
+
+def begin(slot: str, incarnation: str, step: int, length: int):
+    name = arena / f"{slot}.{incarnation}.open"
+    inode = os.stat(name).st_ino
+    if inode not in fds:
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fds[inode] = (fd, mmap.mmap(fd, length))
+    fd, view = fds[inode]
+    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    data = payload(step, length)
+    view[: length // 2] = data[: length // 2]
+    return fd, view, data
+
+
+def finish(slot, incarnation, step, generation, length, rank, fd, view, data) -> str:
+    view[length // 2 :] = data[length // 2 :]
+    made = template(length, rank)
+    head = made.fill(step=step, generation=generation, parent=None)
+    view[: len(head)] = head
+    try:
+        os.rename(
+            arena / f"{slot}.{incarnation}.open", arena / f"{slot}.{incarnation}.closed"
+        )
+    except FileNotFoundError:
+        return "gone"
+    finally:
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+    return "closed"
+
+
+def main() -> None:
+    lock = os.open(
+        arena / "sessions" / session, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+    )
+    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("locked", flush=True)
+    begun = None
+    for line in sys.stdin:
+        verb, *words = line.split()
+        if verb in ("write", "begin"):
+            slot, incarnation, *numbers = words
+            step, generation, length, rank = (*map(int, numbers), *(1 << 20, 0))[:4]
+            if len(numbers) == 3:
+                rank = 0
+            elif len(numbers) == 2:
+                length, rank = 1 << 20, 0
+            try:
+                begun = (slot, incarnation, step, generation, length, rank)
+                held = begin(slot, incarnation, step, length)
+            except OSError as error:
+                print(type(error).__name__, flush=True)
+                continue
+            if verb == "begin":
+                print("begun", flush=True)
+                continue
+        print(finish(*begun, *held), flush=True)
+
+
+if __name__ == "__main__":
+    main()
