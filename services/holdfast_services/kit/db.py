@@ -1,0 +1,124 @@
+"""A database as a service uses it: one engine, write and read transactions, errors with a meaning.
+
+Postgres through psycopg, or SQLite in WAL mode; nothing above knows which. A write transaction
+locks what it reads (``FOR UPDATE`` on Postgres, ``BEGIN IMMEDIATE`` on SQLite); a read
+transaction sees one snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from holdfast.errors import (
+    CheckpointError,
+    ConflictError,
+    InternalError,
+    InvalidRequestError,
+    UnavailableError,
+)
+
+CONNECT_S_MAX = 5
+STATEMENT_S_MAX = 20
+LOCK_S_MAX = 10
+POOL_WAIT_S_MAX = 10.0
+
+_WRITE = "holdfast_write"
+# serialization failure, deadlock, lock not available, unique violation by a racing insert
+_CONFLICTS = frozenset({"40001", "40P01", "55P03", "23505"})
+
+
+def make_engine(url: str, *, connections_max: int) -> Engine:
+    """Return an engine for ``sqlite:////abs/path.db`` or ``postgresql+psycopg://…``.
+
+    Raises:
+        InvalidRequestError: the URL is neither.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as cause:
+        raise InvalidRequestError("HOLDFAST_DATABASE_URL is not a database URL") from cause
+    pool: dict[str, Any] = {
+        "pool_size": connections_max,
+        "max_overflow": 0,
+        "pool_timeout": POOL_WAIT_S_MAX,
+    }
+    if parsed.drivername == "postgresql+psycopg":
+        options = f"-c statement_timeout={STATEMENT_S_MAX}s -c lock_timeout={LOCK_S_MAX}s"
+        arguments = {"connect_timeout": CONNECT_S_MAX, "options": options}
+        return create_engine(parsed, connect_args=arguments, pool_pre_ping=True, **pool)
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite") and parsed.database:
+        engine = create_engine(parsed, connect_args={"timeout": LOCK_S_MAX}, **pool)
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    raise InvalidRequestError(
+        f"database {parsed.drivername!r} is not supported: "
+        f"use sqlite:////absolute/path.db or postgresql+psycopg://…"
+    )
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions are begun by _begin_sqlite, not by the driver
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    immediate = connection.get_execution_options().get(_WRITE)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+@contextmanager
+def write_transaction(engine: Engine) -> Iterator[Connection]:
+    """Give a connection in a transaction that commits at the end of the block.
+
+    Raises:
+        ConflictError: lost against another transaction; redo it all.
+        UnavailableError: the database cannot be reached; a commit may have happened.
+    """
+    with _meaning(), engine.connect() as bare:
+        connection = bare.execution_options(**{_WRITE: True})
+        with connection.begin():
+            yield connection
+
+
+@contextmanager
+def read_transaction(engine: Engine) -> Iterator[Connection]:
+    """Give a connection that sees one snapshot; errors as in ``write_transaction``."""
+    with _meaning(), engine.connect() as bare:
+        level = {} if is_sqlite(bare) else {"isolation_level": "REPEATABLE READ"}
+        connection = bare.execution_options(**level)
+        with connection.begin():
+            yield connection
+
+
+def is_sqlite(connection: Connection) -> bool:
+    """Tell whether the database is SQLite."""
+    return connection.dialect.name == "sqlite"
+
+
+@contextmanager
+def _meaning() -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as cause:
+        raise _translate(cause) from cause
+    except PoolTimeoutError as cause:
+        raise UnavailableError("no database connection became free in time") from cause
+
+
+def _translate(error: DBAPIError) -> CheckpointError:
+    state = getattr(error.orig, "sqlstate", None)
+    text = str(error.orig).splitlines()[0] if str(error.orig) else type(error.orig).__name__
+    if state in _CONFLICTS or isinstance(error, IntegrityError) or "is locked" in text:
+        return ConflictError(f"transaction lost a race: {text}")
+    if isinstance(error, OperationalError) or error.connection_invalidated:
+        return UnavailableError(f"database does not answer: {text}")
+    return InternalError(f"database refused a statement: {text}")

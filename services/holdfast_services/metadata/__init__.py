@@ -1,0 +1,1 @@
+"""The metadata service: the only writer of the catalogue; it decides commits and restores."""

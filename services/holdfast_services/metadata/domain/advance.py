@@ -1,0 +1,38 @@
+"""One step of a run: from what nodes report to levels, decisions and announcements.
+
+``advance`` is total and idempotent: the same facts at the same time change nothing twice. It is
+called after each registration, each batch of reports and by the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.core.facts import Event
+from holdfast_services.metadata.domain.announce import announce
+from holdfast_services.metadata.domain.attempts import absorb
+from holdfast_services.metadata.domain.commit import abandon, commit, cut
+from holdfast_services.metadata.domain.evidence import gather
+from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
+from holdfast_services.metadata.domain.restore import Facts, decide
+
+
+def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -> Outcome:
+    """Return the run with all that follows from ``nodes`` at ``now_s``, and the news."""
+    everybody = tuple(nodes.values())
+    live = tuple(node for node in everybody if node.live(now_s))
+    evidence = gather(run.id, everybody, now_s)
+    # Evidence of a higher generation means that the catalogue was lost and rebuilt (P6): the
+    # counter goes above it and an attempt below it is fenced, so its launcher starts another.
+    run = replace(run, generation=max(run.generation, evidence.generation_max))
+    run = absorb(run, nodes, limits)
+    events: list[Event] = []
+    outcome = abandon(run, everybody)
+    run, events = outcome.run, [*events, *outcome.events]
+    outcome = cut(run, live)
+    run, events = outcome.run, [*events, *outcome.events]
+    run = commit(run, evidence, live, now_s)
+    outcome = decide(run, Facts(nodes=nodes, evidence=evidence, now_s=now_s, limits=limits))
+    run, events = outcome.run, [*events, *outcome.events]
+    return Outcome(run=announce(run, nodes, now_s), events=tuple(events))

@@ -1,0 +1,216 @@
+"""Attempts: one generation per launch nonce, the lease of the name, what ranks say of themselves.
+
+The lease tells a restart from a second trainer under the same name (architecture, section 4.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from holdfast.core.facts import Decision, DecisionState, Event, RankStatus
+from holdfast.core.ids import WORLD_SIZE_MAX
+from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
+from holdfast_services.metadata.domain.model import Attempt, Limits, Node, Outcome, RankFacts, Run
+
+NONCE_BYTES_MAX = 64
+REPLICAS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """One rank's wish to take part in the attempt that ``nonce`` names."""
+
+    job: str
+    nonce: bytes
+    launcher: str
+    holder: str
+    takeover: bool
+    rank: int
+    world_size: int
+    node: str
+    replicas: int = 0
+    replica_domain: str = ""
+
+
+def check(wish: Registration) -> None:
+    """Refuse a registration whose numbers make no sense.
+
+    Raises:
+        InvalidRequestError: names the number.
+    """
+    if not 0 < len(wish.nonce) <= NONCE_BYTES_MAX:
+        raise InvalidRequestError(
+            f"nonce has {len(wish.nonce)} bytes, must have 1 to {NONCE_BYTES_MAX}", job=wish.job
+        )
+    if not 0 < wish.world_size <= WORLD_SIZE_MAX or not 0 <= wish.rank < wish.world_size:
+        raise InvalidRequestError(
+            f"rank {wish.rank} of world size {wish.world_size} is not possible", job=wish.job
+        )
+    if not 0 <= wish.replicas <= REPLICAS_MAX:
+        raise InvalidRequestError(
+            f"replicas={wish.replicas} must be 0 to {REPLICAS_MAX}", job=wish.job
+        )
+
+
+def register(
+    run: Run, wish: Registration, known: int | None, now_s: float, limits: Limits
+) -> Outcome:
+    """Return the run with this rank registered; the run's generation is the answer.
+
+    Args:
+        run: As read under the job's lock.
+        wish: What the rank asks.
+        known: Generation that the nonce already has, None for an unknown nonce.
+        now_s: The database's clock.
+        limits: How long a lease lasts.
+
+    Raises:
+        AlreadyExistsError: another launcher's attempt lives; names its holder.
+        StaleGenerationError: a newer attempt has replaced the one the nonce names.
+        InvalidRequestError: the world size is not that of the attempt.
+    """
+    events: tuple[Event, ...] = ()
+    if known is None:
+        run, events = _begin(run, wish, now_s, limits)
+    attempt = run.current
+    if attempt is None or (known is not None and known != attempt.generation):
+        raise StaleGenerationError(
+            f"attempt of generation {known} was replaced by generation {run.generation}",
+            job=run.job,
+            run=run.id,
+            rank=wish.rank,
+        )
+    if wish.world_size != attempt.world_size:
+        raise InvalidRequestError(
+            f"world size {wish.world_size} differs from the attempt's {attempt.world_size}",
+            job=run.job,
+            rank=wish.rank,
+        )
+    return Outcome(run=_seat(run, attempt, wish, now_s, limits), events=events)
+
+
+def _begin(
+    run: Run, wish: Registration, now_s: float, limits: Limits
+) -> tuple[Run, tuple[Event, ...]]:
+    previous = run.attempt
+    if previous is not None and not _may_replace(previous, wish, now_s):
+        raise AlreadyExistsError(
+            f"job {run.job} is held by {previous.holder or 'another launcher'} "
+            f"(generation {previous.generation}, lease for another "
+            f"{previous.lease_until_s - now_s:.1f} s); pass takeover=True to replace it",
+            job=run.job,
+            run=run.id,
+            holder=previous.holder,
+            generation=previous.generation,
+        )
+    generation = run.generation + 1
+    number = run.decision.number + 1 if run.decision else 1
+    attempt = Attempt(
+        generation=generation,
+        nonce=wish.nonce,
+        launcher=wish.launcher,
+        holder=wish.holder,
+        world_size=wish.world_size,
+        replicas=wish.replicas,
+        replica_domain=wish.replica_domain,
+        started_at_s=now_s,
+        lease_until_s=now_s + limits.node_lease_s,
+        replicas_cut=wish.replicas,
+    )
+    changed = replace(
+        run,
+        generation=generation,
+        attempt=attempt,
+        ranks=(),
+        decision=Decision(number=number, state=DecisionState.PENDING, generation=generation),
+        rejected=(),
+        pins=(),
+        announced_step=0,
+        announced_at_s=0.0,
+    )
+    return changed, (_registered(changed, attempt),)
+
+
+def _may_replace(previous: Attempt, wish: Registration, now_s: float) -> bool:
+    same_launcher = bool(wish.launcher) and wish.launcher == previous.launcher
+    return wish.takeover or same_launcher or previous.lease_until_s <= now_s
+
+
+def _registered(run: Run, attempt: Attempt) -> Event:
+    return Event(
+        kind="attempt_registered",
+        severity="info",
+        message=f"attempt {attempt.generation} of {run.job} began: "
+        f"{attempt.world_size} ranks, held by {attempt.holder or 'unnamed'}",
+        job=run.job,
+        context={"run": run.id, "generation": str(attempt.generation)},
+    )
+
+
+def _seat(run: Run, attempt: Attempt, wish: Registration, now_s: float, limits: Limits) -> Run:
+    """Return the run with the rank on its node; a repeat from the same node keeps what it did."""
+    others = tuple(rank for rank in run.ranks if rank.rank != wish.rank)
+    seated = next((rank for rank in run.ranks if rank.rank == wish.rank), None)
+    if seated is None or seated.node != wish.node:
+        seated = RankFacts(rank=wish.rank, node=wish.node, registered_at_s=now_s)
+    elif not seated.live:
+        seated = replace(seated, live=True, registered_at_s=now_s)
+    lease_until_s = max(attempt.lease_until_s, now_s + limits.node_lease_s)
+    return replace(
+        run,
+        attempt=replace(attempt, lease_until_s=lease_until_s),
+        ranks=tuple(sorted((*others, seated), key=lambda rank: rank.rank)),
+    )
+
+
+def absorb(run: Run, nodes: Mapping[str, Node], limits: Limits) -> Run:
+    """Return the run with what its ranks' agents last said, and the lease that follows from it.
+
+    A status counts from the node the rank registered on, made after it registered. Live ranks
+    renew the lease; it ends at once when every registered rank was reported gone.
+    """
+    attempt = run.current
+    if attempt is None or not run.ranks:
+        return run
+    statuses = _statuses(run, attempt, nodes)
+    ranks = tuple(_heard(rank, statuses.get(rank.rank)) for rank in run.ranks)
+    renewed = [
+        nodes[rank.node].reported_at_s + limits.node_lease_s
+        for rank in ranks
+        if rank.rank in statuses and rank.live
+    ]
+    lease_until_s = max([attempt.lease_until_s, *renewed])
+    if not any(rank.live for rank in ranks):
+        lease_until_s = 0.0
+    return replace(run, ranks=ranks, attempt=replace(attempt, lease_until_s=lease_until_s))
+
+
+def status_by_rank(run: Run, nodes: Mapping[str, Node]) -> Mapping[int, RankStatus]:
+    """Return the last status of each registered rank of the current attempt that has one."""
+    attempt = run.current
+    return _statuses(run, attempt, nodes) if attempt else {}
+
+
+def _statuses(run: Run, attempt: Attempt, nodes: Mapping[str, Node]) -> Mapping[int, RankStatus]:
+    seats = {rank.rank: rank for rank in run.ranks}
+    found: dict[int, RankStatus] = {}
+    for name in {rank.node for rank in run.ranks} & nodes.keys():
+        node = nodes[name]
+        for status in node.inventory.ranks:
+            seat = seats.get(status.rank)
+            mine = (status.run, status.generation) == (run.id, attempt.generation)
+            if mine and seat and seat.node == name and node.reported_at_s >= seat.registered_at_s:
+                found[status.rank] = status
+    return found
+
+
+def _heard(rank: RankFacts, status: RankStatus | None) -> RankFacts:
+    if status is None:
+        return rank
+    return replace(
+        rank,
+        live=status.live,
+        ready_decision=status.ready_decision,
+        loaded=rank.loaded or status.loaded,
+    )

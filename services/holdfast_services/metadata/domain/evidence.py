@@ -1,0 +1,99 @@
+"""What inventories prove: which copies of which shards lie where, and what is whole.
+
+A holder testifies only for itself; a verified copy is proof of its shard. Copies that disagree
+about a shard's digest are different things: those that agree with the owner count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.core.facts import HeldShard, HeldState, Shard
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast_services.metadata.domain.model import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """One shard, the node whose trainer wrote it and the nodes that hold it, sorted."""
+
+    shard: Shard
+    owner: str
+    nodes: tuple[str, ...]
+
+
+CheckpointCopies = Mapping[ShardId, Copies]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Sealed copies of one run's shards by checkpoint.
+
+    ``live`` counts nodes with a lease only, ``known`` the last word of every node.
+    """
+
+    live: Mapping[CheckpointId, CheckpointCopies]
+    known: Mapping[CheckpointId, CheckpointCopies]
+    generation_max: int
+
+
+def gather(run: str, nodes: Sequence[Node], now_s: float) -> Evidence:
+    """Return what the nodes' last inventories prove about ``run``."""
+    held = [(node, item) for node in nodes for item in _held(node, run)]
+    live = [(node, item) for node, item in held if node.live(now_s)]
+    seen = max((item.shard.id.generation for _, item in held), default=0)
+    known = _copies(held)
+    return Evidence(known if len(live) == len(held) else _copies(live), known, seen)
+
+
+def whole(copies: CheckpointCopies) -> bool:
+    """Tell whether every rank's shard of the checkpoint is there, all of one world size."""
+    sizes = {item.shard.world_size for item in copies.values()}
+    return len(sizes) == 1 and len(ranks_of(copies)) == sizes.pop()
+
+
+def ranks_of(copies: CheckpointCopies) -> frozenset[int]:
+    """Return the ranks that have a shard among ``copies``, within the world size."""
+    return frozenset(
+        item.shard.id.rank for item in copies.values() if item.shard.id.rank < item.shard.world_size
+    )
+
+
+def shards_of(copies: CheckpointCopies) -> tuple[Shard, ...]:
+    """Return the shards in the order of their ids."""
+    return tuple(copies[key].shard for key in sorted(copies))
+
+
+def _held(node: Node, run: str) -> Iterable[HeldShard]:
+    return (
+        item
+        for item in node.inventory.shards
+        if item.shard.id.run == run and item.state is HeldState.SEALED
+    )
+
+
+def _copies(
+    held: Sequence[tuple[Node, HeldShard]],
+) -> Mapping[CheckpointId, CheckpointCopies]:
+    variants: dict[ShardId, dict[Shard, list[tuple[str, str]]]] = defaultdict(dict)
+    for node, item in held:
+        variants[item.shard.id].setdefault(item.shard, []).append((node.name, item.owner))
+    checkpoints: dict[CheckpointId, dict[ShardId, Copies]] = defaultdict(dict)
+    for key, options in variants.items():
+        checkpoints[key.checkpoint][key] = _believed(options)
+    return checkpoints
+
+
+def _believed(options: Mapping[Shard, Sequence[tuple[str, str]]]) -> Copies:
+    """Return the variant the owner has, else the one most nodes have, else the lowest digest."""
+
+    def weight(shard: Shard) -> tuple[bool, int, bytes]:
+        holders = options[shard]
+        return (any(node == owner for node, owner in holders), len(holders), shard.root_digest)
+
+    shard = next(iter(options)) if len(options) == 1 else max(options, key=weight)
+    holders = options[shard]
+    owner = next((owner for node, owner in holders if node == owner), min(o for _, o in holders))
+    return Copies(shard=shard, owner=owner, nodes=tuple(sorted({node for node, _ in holders})))

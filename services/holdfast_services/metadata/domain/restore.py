@@ -1,0 +1,259 @@
+"""The restore decision: wait for evidence, propose, propose an older one, confirm, or call it lost.
+
+``decide`` is called after every change of the facts and returns the run unchanged when there is
+nothing to decide. A confirmed decision never changes again; a lost one is final for its attempt.
+Source: architecture, section 4.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from holdfast.core.facts import Decision, DecisionState, Event, SupersedeRule
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast_services.metadata.domain.commit import new_row
+from holdfast_services.metadata.domain.evidence import (
+    CheckpointCopies,
+    Evidence,
+    ranks_of,
+    shards_of,
+    whole,
+)
+from holdfast_services.metadata.domain.model import (
+    SUPERSEDE_RULES_PER_RUN_MAX,
+    Attempt,
+    Limits,
+    Node,
+    Outcome,
+    Run,
+)
+
+NAMED_IN_REASON_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a decision is taken from: inventories by node, what they prove, the time, the waits."""
+
+    nodes: Mapping[str, Node]
+    evidence: Evidence
+    now_s: float
+    limits: Limits
+
+    def live(self) -> Collection[str]:
+        """Return the names of the nodes with a lease."""
+        return {name for name, node in self.nodes.items() if node.live(self.now_s)}
+
+
+def decide(run: Run, facts: Facts) -> Outcome:
+    """Return the run with its restore decided as far as the facts allow, and the news of it."""
+    attempt, decision = run.current, run.decision
+    if attempt is None or decision is None or decision.generation != attempt.generation:
+        return Outcome(run=run)
+    if decision.state is DecisionState.PENDING:
+        return _choose(run, attempt, decision, facts) if settled(run, facts) else Outcome(run=run)
+    if decision.state is DecisionState.PROPOSED:
+        return _follow(run, attempt, decision, facts)
+    if decision.state is DecisionState.CONFIRMED and run.pins and not run.loading:
+        return Outcome(run=replace(run, pins=()))
+    return Outcome(run=run)
+
+
+def settled(run: Run, facts: Facts) -> bool:
+    """Tell whether all evidence is in that can be expected: no later answer will be better.
+
+    Every node with a lease, and every node that hosts a rank of the attempt, has reported since
+    the attempt began; or ``decide_wait_s`` is over. That there is nothing to restore is said
+    only when all ranks have registered too: who has not may come with a node nobody knows.
+    """
+    attempt = run.current
+    if attempt is None:
+        return False
+    if facts.now_s >= attempt.started_at_s + facts.limits.decide_wait_s:
+        return True
+    awaited = {*facts.live(), *(rank.node for rank in run.ranks)}
+    heard = all(
+        name in facts.nodes and facts.nodes[name].reported_at_s >= attempt.started_at_s
+        for name in awaited
+    )
+    complete = len(run.ranks) == attempt.world_size
+    return heard and (complete or bool(_candidates(run, facts.evidence.live)))
+
+
+def _candidates(
+    run: Run, copies: Mapping[CheckpointId, CheckpointCopies]
+) -> tuple[CheckpointId, ...]:
+    """Return what may be restored, newest first: whole, not left behind, not tried in vain."""
+    keys = (key for key, held in copies.items() if run.usable(key) and whole(held))
+    return tuple(sorted(set(keys) - set(run.rejected), reverse=True))
+
+
+def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
+    for key in _candidates(run, facts.evidence.live):
+        copies = facts.evidence.live[key]
+        if _fetchable(run, decision, copies, facts):
+            return _propose(run, attempt, decision, copies)
+    known = {row.id for row in run.checkpoints if run.usable(row.id)}
+    known |= {key for key, held in facts.evidence.known.items() if run.usable(key) and whole(held)}
+    if known:
+        return _lose(run, decision, max(known), facts)
+    return _start_fresh(run, attempt, decision)
+
+
+def _propose(run: Run, attempt: Attempt, decision: Decision, copies: CheckpointCopies) -> Outcome:
+    shards = shards_of(copies)
+    chosen = shards[0].id.checkpoint
+    proposed = Decision(
+        number=decision.number,
+        state=DecisionState.PROPOSED,
+        generation=attempt.generation,
+        checkpoint=chosen,
+        shards=shards,
+    )
+    text = f"restore of {run.job} proposed: step {chosen.step} of generation {chosen.generation}"
+    changed = replace(run, decision=proposed, pins=(chosen,))
+    return Outcome(run=changed, events=(_event(run, "restore_proposed", text, proposed),))
+
+
+def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
+    """Confirm what all ranks have, or turn to an older step when a source has run dry."""
+    chosen = decision.checkpoint
+    if chosen is None:
+        return Outcome(run=run)
+    ready = [rank for rank in run.ranks if rank.ready_decision == decision.number]
+    if len(ready) == attempt.world_size:
+        return _confirm(run, attempt, decision, facts)
+    copies = facts.evidence.live.get(chosen, {})
+    intact = all(_same(copies, shard.id, shard.root_digest) for shard in decision.shards)
+    if intact and run.usable(chosen) and _fetchable(run, decision, copies, facts):
+        return Outcome(run=run)
+    given_up = replace(
+        run, rejected=(*run.rejected, chosen), pins=(), decision=replace(decision, shards=())
+    )
+    following = replace(
+        decision,
+        number=decision.number + 1,
+        state=DecisionState.PENDING,
+        checkpoint=None,
+        shards=(),
+    )
+    return _choose(given_up, attempt, following, facts)
+
+
+def _same(copies: CheckpointCopies, key: ShardId, digest: bytes) -> bool:
+    return key in copies and copies[key].shard.root_digest == digest
+
+
+def _fetchable(run: Run, decision: Decision, copies: CheckpointCopies, facts: Facts) -> bool:
+    """Tell whether every node that hosts a rank holds or can still get every shard."""
+    hosts = {rank.node for rank in run.ranks} & facts.nodes.keys()
+    bad = {host: bad_sources(facts.nodes[host], decision.number) for host in hosts}
+    return all(
+        host in item.nodes or any((key, node) not in bad[host] for node in item.nodes)
+        for key, item in copies.items()
+        for host in hosts
+    )
+
+
+def bad_sources(node: Node, number: int) -> frozenset[tuple[ShardId, str]]:
+    """Return the sources that have served ``node`` bytes that did not match, for a decision."""
+    return frozenset(
+        (bad.shard, bad.node) for bad in node.inventory.bad_sources if bad.decision == number
+    )
+
+
+def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
+    """Confirm for good, leave later steps of older generations behind, keep a row of the step."""
+    chosen = decision.checkpoint
+    if chosen is None:
+        return Outcome(run=run)
+    confirmed = replace(decision, state=DecisionState.CONFIRMED)
+    rows = run.checkpoints
+    copies = facts.evidence.live.get(chosen)
+    if copies and all(row.id != chosen for row in rows):
+        row = new_row(chosen, copies, facts.now_s)
+        rows = tuple(sorted((*rows, row), key=lambda item: item.id, reverse=True))
+    rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
+    changed = replace(run, decision=confirmed, checkpoints=rows, rules=with_rule(run.rules, rule))
+    text = f"restore of {run.job} confirmed: step {chosen.step} of generation {chosen.generation}"
+    news = [_event(run, "restore_confirmed", text, confirmed)]
+    behind = [row.id for row in rows if run.usable(row.id) and rule.covers(row.id)]
+    if behind:
+        steps = ", ".join(str(key.step) for key in sorted(behind)[:NAMED_IN_REASON_MAX])
+        text = f"{len(behind)} later checkpoints of {run.job} superseded: steps {steps}"
+        news.append(_event(run, "checkpoint_superseded", text, confirmed, "warning"))
+    return Outcome(run=changed, events=tuple(news))
+
+
+def _start_fresh(run: Run, attempt: Attempt, decision: Decision) -> Outcome:
+    fresh = replace(decision, state=DecisionState.CONFIRMED, fresh=True)
+    rule = SupersedeRule(after_step=0, below_generation=attempt.generation)
+    changed = replace(run, decision=fresh, rules=with_rule(run.rules, rule), pins=())
+    text = f"no checkpoint of {run.job}: it starts from step 0"
+    return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh),))
+
+
+def _lose(run: Run, decision: Decision, newest: CheckpointId, facts: Facts) -> Outcome:
+    lost = replace(
+        decision,
+        state=DecisionState.LOST,
+        checkpoint=None,
+        shards=(),
+        reason=_missing(run, newest, facts),
+    )
+    text = f"restore of {run.job} is lost: {lost.reason}"
+    changed = replace(run, decision=lost, pins=())
+    return Outcome(run=changed, events=(_event(run, "restore_lost", text, lost, "error"),))
+
+
+def _missing(run: Run, newest: CheckpointId, facts: Facts) -> str:
+    """Return which shards of the newest checkpoint nobody serves, and who had them."""
+    live = facts.evidence.live.get(newest, {})
+    known = facts.evidence.known.get(newest, {})
+    row = next((row for row in run.checkpoints if row.id == newest), None)
+    sizes = {item.shard.world_size for item in known.values()}
+    world_size = row.world_size if row else max(sizes, default=0)
+    ranks = sorted(set(range(world_size)) - ranks_of(live))
+    name = f"step {newest.step} of generation {newest.generation}"
+    if not ranks:
+        return f"{name} has a copy of every shard, but no source that serves it intact"
+    named = ", ".join(map(str, ranks[:NAMED_IN_REASON_MAX]))
+    more = f" and {len(ranks) - NAMED_IN_REASON_MAX} more" if len(ranks) > 8 else ""
+    holders = {n for item in known.values() if item.shard.id.rank in ranks for n in item.nodes}
+    where = ", ".join(sorted(holders)[:NAMED_IN_REASON_MAX]) or "no node that is known"
+    return f"{name} misses the shards of ranks {named}{more}; last held by {where}"
+
+
+def with_rule(rules: tuple[SupersedeRule, ...], rule: SupersedeRule) -> tuple[SupersedeRule, ...]:
+    """Return the rules with ``rule``, without those it implies; the oldest are merged at the limit.
+
+    Merging covers more, never less: what was left behind is never chosen again.
+    """
+    if any(_implies(other, rule) for other in rules):
+        return rules
+    kept = [other for other in rules if not _implies(rule, other)]
+    kept = sorted((*kept, rule), key=lambda item: item.below_generation)
+    while len(kept) > SUPERSEDE_RULES_PER_RUN_MAX:
+        first, second = kept[0], kept[1]
+        merged = SupersedeRule(
+            after_step=min(first.after_step, second.after_step),
+            below_generation=second.below_generation,
+        )
+        kept[:2] = [merged]
+    return tuple(kept)
+
+
+def _implies(strong: SupersedeRule, weak: SupersedeRule) -> bool:
+    return strong.after_step <= weak.after_step and strong.below_generation >= weak.below_generation
+
+
+def _event(run: Run, kind: str, text: str, decision: Decision, severity: str = "info") -> Event:
+    context = {
+        "run": run.id,
+        "generation": str(decision.generation),
+        "decision": str(decision.number),
+    }
+    if decision.checkpoint:
+        context["step"] = str(decision.checkpoint.step)
+    return Event(kind=kind, severity=severity, message=text, job=run.job, context=context)

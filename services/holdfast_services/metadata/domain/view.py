@@ -1,0 +1,103 @@
+"""What a node is told: everything it acts on, from one snapshot of the catalogue.
+
+``World`` is that snapshot. Nothing in a view changes with a heartbeat alone, so a view's version
+changes only when there is something to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
+from holdfast_services.metadata.domain.commit import keep_from
+from holdfast_services.metadata.domain.evidence import Evidence, gather
+from holdfast_services.metadata.domain.model import Node, Run
+from holdfast_services.metadata.domain.repair import Wants, places, wants
+
+COMMITTED_IN_VIEW_MAX = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """All nodes and runs as of one transaction, with what follows from them for everybody."""
+
+    now_s: float
+    nodes: Mapping[str, Node]
+    runs: tuple[Run, ...]
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    wants: Mapping[str, Wants] = field(default_factory=dict)
+
+    @property
+    def live(self) -> Mapping[str, Node]:
+        """The nodes with a lease, by name."""
+        return {name: node for name, node in self.nodes.items() if node.live(self.now_s)}
+
+
+def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float) -> World:
+    """Return the snapshot with evidence and wants worked out once for all nodes."""
+    bare = World(now_s=now_s, nodes=nodes, runs=runs)
+    evidence = {run.id: gather(run.id, tuple(nodes.values()), now_s) for run in runs}
+    live = bare.live
+    return replace(
+        bare,
+        evidence=evidence,
+        wants={run.id: wants(run, evidence[run.id], live) for run in runs},
+    )
+
+
+def node_view(all_of_it: World, name: str) -> NodeView:
+    """Return what node ``name`` should know; ``version`` is left empty for the shell to fill."""
+    live = all_of_it.live
+    mine = all_of_it.nodes.get(name)
+    held = {item.shard.id.run for item in mine.inventory.shards} if mine else set()
+    runs: list[RunView] = []
+    wanted: list[Want] = []
+    for run in all_of_it.runs:
+        own = all_of_it.wants[run.id].get(name, ())
+        if own or run.id in held or any(rank.node == name for rank in run.ranks):
+            runs.append(run_view(run, live))
+            wanted.extend(own)
+    return NodeView(
+        version="",
+        nodes=peers(live),
+        runs=tuple(runs),
+        wants=tuple(sorted(wanted, key=lambda want: want.reason)),
+    )
+
+
+def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:
+    """Return the live nodes as others reach them, by name."""
+    return tuple(live[name].inventory.node for name in sorted(live))
+
+
+def run_view(run: Run, live: Mapping[str, Node]) -> RunView:
+    """Return what every node that has to do with ``run`` should know of it."""
+    attempt = run.attempt
+    usable = [row for row in run.checkpoints if run.usable(row.id)]
+    return RunView(
+        run=run.id,
+        job=run.job,
+        generation=run.generation,
+        world_size=attempt.world_size if attempt else 0,
+        ring=places(run, live).ring,
+        replicas=attempt.replicas_cut if attempt else 0,
+        domain_spread=bool(attempt and attempt.replica_domain),
+        committed=tuple(
+            Committed(checkpoint=row.id, replicated=row.replicated_at_s is not None)
+            for row in usable[:COMMITTED_IN_VIEW_MAX]
+        ),
+        keep_from=keep_from(run),
+        pinned=run.pins,
+        superseded=run.rules,
+        abandoned=run.abandoned,
+        announced_step=run.announced_step,
+        decision=_decision(run),
+    )
+
+
+def _decision(run: Run) -> Decision | None:
+    """Return the decision; its list of shards only while somebody has still to load them."""
+    if run.decision is None or run.deciding or run.loading:
+        return run.decision
+    return replace(run.decision, shards=())

@@ -1,0 +1,204 @@
+"""The REST edge and the status page: for people and scripts; agents speak gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from typing import Annotated
+
+from fastapi import FastAPI, Header, Query, Request
+from fastapi.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
+
+import holdfast
+from holdfast.core.ids import job_name
+from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
+from holdfast.rpc.status import http_code
+from holdfast_services.metadata import queries
+from holdfast_services.metadata.domain.model import Run
+from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.service import Service
+
+EVENTS_PER_ANSWER_MAX = 1000
+EVENTS_AT_START = 50
+STREAM_POLL_S = 1.0
+PROBLEM = "application/problem+json"
+
+Limit = Annotated[int, Query(ge=1, le=EVENTS_PER_ANSWER_MAX)]
+
+
+def make_app(service: Service, stopping: asyncio.Event) -> FastAPI:
+    """Return the application; event streams end when ``stopping`` is set."""
+    app = FastAPI(title="Holdfast metadata", version=holdfast.__version__, redoc_url=None)
+    app.add_exception_handler(CheckpointError, _problem)
+    _add_health(app, service)
+    _add_jobs(app, service)
+    _add_events(app, service, stopping)
+    return app
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    if not isinstance(error, CheckpointError):
+        raise error
+    body = {
+        "type": f"urn:holdfast:error:{error.kind}",
+        "title": error.kind.replace("_", " "),
+        "status": http_code(error),
+        "detail": error.message,
+        "kind": error.kind,
+        "instance": request.url.path,
+        **({"context": error.context} if error.context else {}),
+    }
+    return JSONResponse(body, status_code=http_code(error), media_type=PROBLEM)
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> str:
+        return (files(__package__) / "page" / "index.html").read_text(encoding="utf-8")
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Answer while the process runs."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        """Answer while the catalogue can be read."""
+        await service.read(lambda catalogue: catalogue.now_s())
+        return {"status": "ready"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> str:
+        """Answer with the figures of this process and the catalogue, for Prometheus."""
+        return _metrics(await service.world(), service)
+
+
+def _add_jobs(app: FastAPI, service: Service) -> None:
+    @app.get("/api/v1/jobs")
+    async def jobs() -> list[queries.JobDoc]:
+        """List the jobs by name."""
+        world = await service.world()
+        names = await service.read(lambda c: [row["name"] for row in c.job_rows()])
+        runs = [await _run(service, name, world) for name in names]
+        return [queries.job_doc(run, world) for run in runs]
+
+    # A job's name may hold slashes, so the longer paths come first: "{job:path}" takes them all.
+    @app.get("/api/v1/jobs/{job:path}/checkpoints/{step}")
+    async def checkpoint(
+        job: str, step: int, generation: int | None = None
+    ) -> queries.CheckpointDetailDoc:
+        """Show one checkpoint with its shards; of several generations the one that counts."""
+        world = await service.world()
+        run = await _run(service, job, world)
+        rows = [
+            row
+            for row in run.checkpoints
+            if row.id.step == step and generation in (None, row.id.generation)
+        ]
+        if not rows:
+            raise NotFoundError(f"job {job} has no checkpoint of step {step}", job=job, step=step)
+        best = max(rows, key=lambda row: (run.usable(row.id), row.id.generation))
+        return queries.checkpoint_detail_doc(run, best, world)
+
+    @app.get("/api/v1/jobs/{job:path}/checkpoints")
+    async def checkpoints(job: str) -> list[queries.CheckpointDoc]:
+        """List a job's checkpoints, newest first."""
+        world = await service.world()
+        run = await _run(service, job, world)
+        return [queries.checkpoint_doc(run, row, world) for row in run.checkpoints]
+
+    @app.get("/api/v1/jobs/{job:path}")
+    async def one_job(job: str) -> queries.JobDoc:
+        """Show one job."""
+        world = await service.world()
+        return queries.job_doc(await _run(service, job, world), world)
+
+    @app.get("/api/v1/nodes")
+    async def nodes() -> list[queries.NodeDoc]:
+        """List the nodes, live and lost."""
+        world = await service.world()
+        return [queries.node_doc(world.nodes[name], world) for name in sorted(world.nodes)]
+
+
+async def _run(service: Service, job: str, world: World) -> Run:
+    """Return a job's run from the snapshot, or from the catalogue when nothing moves it."""
+    name = job_name(job)
+    run = next((run for run in world.runs if run.job == name), None)
+    if run is None:
+        run = await service.read(lambda c: c.load_run(c.run_of(name) or ""))
+    if run is None:
+        raise NotFoundError(f"no job {name}", job=name)
+    return run
+
+
+def _add_events(app: FastAPI, service: Service, stopping: asyncio.Event) -> None:
+    @app.get(
+        "/api/v1/events",
+        response_model=list[queries.EventDoc],
+        responses={200: {"content": {"text/event-stream": {}}}},
+    )
+    async def events(
+        accept: Annotated[str, Header()] = "*/*",
+        last_event_id: Annotated[str | None, Header()] = None,
+        limit: Limit = 100,
+    ) -> Response:
+        """Stream events; with Accept: application/json list the newest, newest first."""
+        if "application/json" in accept and "text/event-stream" not in accept:
+            rows = await service.read(lambda c: c.last_events(limit))
+            return JSONResponse([queries.event_doc(row).model_dump() for row in rows])
+        if last_event_id is not None and not last_event_id.isdigit():
+            raise InvalidRequestError(f"Last-Event-ID {last_event_id[:40]!r} is not a number")
+        first = int(last_event_id) if last_event_id is not None else await _start(service)
+        stream = _stream(service, stopping, first)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+
+
+async def _start(service: Service) -> int:
+    rows = await service.read(lambda c: c.last_events(EVENTS_AT_START))
+    return int(rows[-1]["id"]) - 1 if rows else 0
+
+
+async def _stream(service: Service, stopping: asyncio.Event, last: int) -> AsyncIterator[str]:
+    yield "retry: 1000\n\n"
+    while not stopping.is_set():
+        after = last
+        rows = await service.read(lambda c: c.events_after(after, EVENTS_PER_ANSWER_MAX))  # noqa: B023
+        for row in rows:
+            last = int(row["id"])
+            yield f"id: {last}\ndata: {queries.event_doc(row).model_dump_json()}\n\n"
+        if not rows:
+            yield ": still here\n\n"  # finds out that the reader has gone
+            await service.changed(STREAM_POLL_S)
+
+
+def _metrics(world: World, service: Service) -> str:
+    """Return the text format; each name with its unit last."""
+    rows = [row for run in world.runs for row in run.checkpoints]
+    figures = {
+        "holdfast_nodes_live": ("gauge", float(len(world.live))),
+        "holdfast_nodes_known": ("gauge", float(len(world.nodes))),
+        "holdfast_jobs_active": ("gauge", float(len(world.runs))),
+        "holdfast_checkpoints": ("gauge", float(len(rows))),
+        "holdfast_checkpoints_replicated": (
+            "gauge",
+            float(sum(row.replicated_at_s is not None for row in rows)),
+        ),
+        "holdfast_arena_used_bytes": (
+            "gauge",
+            float(sum(node.inventory.used_bytes for node in world.live.values())),
+        ),
+        "holdfast_report_seconds_sum": ("counter", service.report_s_sum),
+        "holdfast_report_seconds_count": ("counter", float(service.reports_count)),
+    }
+    return "".join(
+        f"# TYPE {name} {kind}\n{name} {value:g}\n" for name, (kind, value) in figures.items()
+    )

@@ -1,0 +1,239 @@
+"""The use cases as the edges call them: asynchronous, bounded, redone when a race was lost.
+
+Blocking work runs in a few threads. What this process remembers (decoded inventories, the last
+snapshot, who waits) is a hint: any number of processes may serve one catalogue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+from sqlalchemy import Engine
+
+from holdfast.core.facts import Event, Inventory, NodeView
+from holdfast.core.ids import job_name, node_name, run_id
+from holdfast.core.retry import Backoff
+from holdfast.errors import CheckpointError, ConflictError, InvalidRequestError
+from holdfast.rpc.codec import to_message
+from holdfast.v1 import metadata_pb2 as pb
+from holdfast_services.kit.db import read_transaction, write_transaction
+from holdfast_services.metadata import transactions
+from holdfast_services.metadata.batch import Batch
+from holdfast_services.metadata.domain.attempts import Registration, check
+from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.domain.view import World, node_view
+from holdfast_services.metadata.storage import Catalogue, InventoryCache
+from holdfast_services.metadata.transactions import Seat
+
+THREADS = 4
+CONFLICTS = Backoff(first_s=0.01, wait_s_max=0.5, tries_max=8)
+TICK_S = 0.5
+WATCH_POLL_S = 1.0
+WATCH_S_MAX = 60.0
+SHARDS_PER_INVENTORY_MAX = 200_000
+EVENTS_PER_CALL_MAX = 100
+EVENT_TEXT_LENGTH_MAX = 2000
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Service:
+    """The catalogue's use cases; ``start`` before, ``stop`` after. Owns threads, not the engine."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-catalogue")
+        self._cache = InventoryCache()
+        self._reports: Batch[Inventory, int] = Batch(self._report_all)
+        self._seats: Batch[tuple[Registration, str], Seat] = Batch(self._register_all)
+        self._changed = asyncio.Event()
+        self._next_world: asyncio.Task[World] | None = None
+        self._loading = asyncio.Lock()
+        self._ticker: asyncio.Task[None] | None = None
+        self.reports_count = 0
+        self.report_s_sum = 0.0
+
+    def start(self) -> None:
+        """Begin to do what only time brings."""
+        self._ticker = asyncio.create_task(self._tick_for_ever())
+
+    async def stop(self) -> None:
+        """End the clock and the threads; waits for transactions that run."""
+        if self._ticker:
+            self._ticker.cancel()
+            await asyncio.wait({self._ticker})
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    # -- what agents call ----------------------------------------------------------------------
+
+    async def register(self, wish: Registration) -> Seat:
+        """Return run and generation of the attempt that the wish names; idempotent.
+
+        Raises:
+            AlreadyExistsError: another launcher's attempt lives; names the holder.
+            StaleGenerationError: the attempt was replaced.
+            InvalidRequestError: names or numbers that make no sense.
+        """
+        job_name(wish.job)
+        node_name(wish.node)
+        check(wish)
+        seat = await self._seats.ask((wish, first_run(wish.job)))
+        self._tell()
+        return seat
+
+    async def report(self, inventory: Inventory) -> NodeView:
+        """Take a node's inventory and return what the node should know; idempotent."""
+        _check_inventory(inventory)
+        began_s = time.monotonic()
+        incarnation_min = await self._reports.ask(inventory)
+        self._tell()
+        view = await self._view(inventory.node.node)
+        self.reports_count += 1
+        self.report_s_sum += time.monotonic() - began_s
+        return replace(view, incarnation_min=incarnation_min) if incarnation_min else view
+
+    async def watch(self, node: str, version: str, wait_s: float) -> NodeView:
+        """Return the node's view once its version is not ``version``, or after ``wait_s``."""
+        node_name(node)
+        ends_s = time.monotonic() + min(max(wait_s, 0.0), WATCH_S_MAX)
+        while True:
+            changed = self._changed
+            view = await self._view(node)
+            left_s = ends_s - time.monotonic()
+            if view.version != version or left_s <= 0:
+                return view
+            await _wait(changed, min(left_s, WATCH_POLL_S))
+
+    async def record(self, node: str, events: Sequence[Event]) -> None:
+        """Append a node's news, at most ``EVENTS_PER_CALL_MAX``."""
+        node_name(node)
+        if len(events) > EVENTS_PER_CALL_MAX:
+            raise InvalidRequestError(f"{len(events)} events, at most {EVENTS_PER_CALL_MAX}")
+        short = [replace(e, message=e.message[:EVENT_TEXT_LENGTH_MAX]) for e in events]
+        await self.write(lambda catalogue: transactions.record(catalogue, node, short))
+        self._tell()
+
+    # -- transactions --------------------------------------------------------------------------
+
+    async def write(self, use_case: Callable[[Catalogue], T]) -> T:
+        """Run a use case in a write transaction, again if it lost a race.
+
+        Raises:
+            ConflictError: it lost every time; the caller may try later.
+            UnavailableError: the database does not answer.
+        """
+
+        def attempt() -> T:
+            with write_transaction(self._engine) as connection:
+                return use_case(Catalogue(connection, self._cache))
+
+        for wait_s in CONFLICTS.waits():
+            try:
+                return await self._in_thread(attempt)
+            except ConflictError as lost:
+                log.debug("again: %s", lost)
+                await asyncio.sleep(wait_s)
+        return await self._in_thread(attempt)
+
+    async def read(self, use_case: Callable[[Catalogue], T]) -> T:
+        """Run a use case on one snapshot; errors as in ``write``."""
+
+        def attempt() -> T:
+            with read_transaction(self._engine) as connection:
+                return use_case(Catalogue(connection, self._cache))
+
+        return await self._in_thread(attempt)
+
+    async def world(self) -> World:
+        """Return a snapshot begun after this call; callers at the same time share one."""
+        if self._next_world is None:
+            self._next_world = asyncio.create_task(self._load_world())
+        return await asyncio.shield(self._next_world)
+
+    async def changed(self, wait_s: float) -> None:
+        """Wait until something may have changed, at most ``wait_s``."""
+        await _wait(self._changed, wait_s)
+
+    async def _load_world(self) -> World:
+        async with self._loading:
+            self._next_world = None  # who asks from here on needs a later snapshot
+            return await self.read(transactions.snapshot)
+
+    async def _view(self, node: str) -> NodeView:
+        world = await self.world()
+        return await self._in_thread(lambda: _versioned(node_view(world, node)))
+
+    async def _report_all(self, inventories: Sequence[Inventory]) -> Sequence[int]:
+        return await self.write(lambda c: transactions.report(c, inventories, self._limits))
+
+    async def _register_all(
+        self, wishes: Sequence[tuple[Registration, str]]
+    ) -> Sequence[Seat | CheckpointError]:
+        return await self.write(lambda c: transactions.register(c, wishes, self._limits))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _tick_for_ever(self) -> None:
+        silent = False
+        while True:
+            try:
+                if await self.write(lambda c: transactions.tick(c, self._limits)):
+                    self._tell()
+                silent = False
+            except CheckpointError as error:
+                if not silent:
+                    log.warning("catalogue does not answer: %s", error)
+                silent = True
+            except Exception:
+                log.exception("tick failed")
+            await asyncio.sleep(TICK_S)
+
+
+def first_run(job: str) -> str:
+    """Return the id of a job's first run: 12 hex digits that follow from the name.
+
+    So a catalogue that was lost finds the run again in what the agents hold (P6).
+    """
+    return hashlib.blake2b(job.encode(), digest_size=6).hexdigest()
+
+
+def _versioned(view: NodeView) -> NodeView:
+    body = to_message(view, pb.NodeView).SerializeToString(deterministic=True)
+    return replace(view, version=hashlib.blake2b(body, digest_size=8).hexdigest())
+
+
+def _check_inventory(inventory: Inventory) -> None:
+    node_name(inventory.node.node)
+    if len(inventory.shards) > SHARDS_PER_INVENTORY_MAX:
+        raise InvalidRequestError(
+            f"{len(inventory.shards)} shards, at most {SHARDS_PER_INVENTORY_MAX}"
+        )
+    if inventory.incarnation < 0 or inventory.sequence < 0:
+        raise InvalidRequestError("incarnation and sequence must not be negative")
+    for job, run in {(h.shard.job, h.shard.id.run) for h in inventory.shards} | {
+        (status.job, status.run) for status in inventory.ranks
+    }:
+        job_name(job)
+        run_id(run)
+
+
+async def _wait(event: asyncio.Event, wait_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), wait_s)
+    except TimeoutError:
+        return

@@ -1,0 +1,143 @@
+"""The tables of the catalogue, as the newest migration leaves them.
+
+Times are seconds since the epoch by the database's clock. Inventories and decisions are kept as
+their protocol messages: one row per node, one per decision, whatever the number of shards.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+_BIG = BigInteger()
+# SQLite numbers rows by itself only in a column of exactly this type.
+_SERIAL = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _table(name: str, *columns: Column[object] | UniqueConstraint | Index) -> Table:
+    return Table(name, metadata, *columns)
+
+
+# The row that is locked for every change of the job's run.
+jobs = _table(
+    "jobs",
+    Column("name", String(128), primary_key=True),
+    Column("run", String(32), nullable=False, unique=True),
+    Column("created_at_s", Float, nullable=False),
+)
+
+# rules: JSON [[after_step, below_generation]]; abandoned: JSON [[step, generation, reason]].
+runs = _table(
+    "runs",
+    Column("run", String(32), primary_key=True),
+    Column("job", String(128), nullable=False),
+    Column("generation", _BIG, nullable=False),
+    Column("announced_step", _BIG, nullable=False),
+    Column("announced_at_s", Float, nullable=False),
+    Column("rules", Text, nullable=False),
+    Column("abandoned", Text, nullable=False),
+)
+
+attempts = _table(
+    "attempts",
+    Column("run", String(32), primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+    Column("job", String(128), nullable=False),
+    Column("nonce", LargeBinary(64), nullable=False),
+    Column("launcher", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("world_size", Integer, nullable=False),
+    Column("replicas", Integer, nullable=False),
+    Column("replicas_cut", Integer, nullable=False),
+    Column("replica_domain", Text, nullable=False),
+    Column("started_at_s", Float, nullable=False),
+    Column("lease_until_s", Float, nullable=False),
+    UniqueConstraint("job", "nonce"),
+)
+
+attempt_ranks = _table(
+    "attempt_ranks",
+    Column("run", String(32), primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("node", String(128), nullable=False),
+    Column("registered_at_s", Float, nullable=False),
+    Column("live", Boolean, nullable=False),
+    Column("ready_decision", _BIG, nullable=False),
+    Column("loaded", Boolean, nullable=False),
+)
+
+# inventory: holdfast.v1.Inventory, the node's last one, replaced in place.
+nodes = _table(
+    "nodes",
+    Column("name", String(128), primary_key=True),
+    Column("incarnation", _BIG, nullable=False),
+    Column("sequence", _BIG, nullable=False),
+    Column("reported_at_s", Float, nullable=False),
+    Column("lease_until_s", Float, nullable=False),
+    Column("lost", Boolean, nullable=False),
+    Column("inventory", LargeBinary, nullable=False),
+)
+
+checkpoints = _table(
+    "checkpoints",
+    Column("run", String(32), primary_key=True),
+    Column("step", _BIG, primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+    Column("world_size", Integer, nullable=False),
+    Column("plan_hash", Text, nullable=False),
+    Column("length_bytes", _BIG, nullable=False),
+    Column("local_at_s", Float, nullable=False),
+    Column("replicated_at_s", Float),
+    Column("durable_at_s", Float),
+)
+
+# body: holdfast.v1.Decision; rejected: JSON [[step, generation]] tried in vain before this one.
+decisions = _table(
+    "decisions",
+    Column("run", String(32), primary_key=True),
+    Column("number", _BIG, primary_key=True),
+    Column("state", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("rejected", Text, nullable=False),
+)
+
+pins = _table(
+    "pins",
+    Column("run", String(32), primary_key=True),
+    Column("step", _BIG, primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+)
+
+events = _table(
+    "events",
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("at_s", Float, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("severity", String(16), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("job", String(128), nullable=False),
+    Column("node", String(128), nullable=False),
+    Column("context", Text, nullable=False),
+)
+
+# One row: when a metadata process last could write. A gap means that no lease could be renewed.
+pulse = _table(
+    "pulse",
+    Column("id", Integer, primary_key=True),
+    Column("at_s", Float, nullable=False),
+)

@@ -1,0 +1,204 @@
+"""The use cases of the catalogue, each one transaction: read, let the domain decide, write.
+
+Synchronous: ``service`` runs them in its threads and redoes one that lost a race. Locks are
+taken in one order, the pulse, jobs by name, nodes by name, so that no two wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.core.facts import Event, Inventory
+from holdfast.errors import AlreadyExistsError, CheckpointError, InvalidRequestError
+from holdfast_services.metadata.domain import attempts
+from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.model import Limits, Node, Run
+from holdfast_services.metadata.domain.view import World, world
+from holdfast_services.metadata.storage import Catalogue
+
+PULSE_S = 1.0
+PULSE_GAP_S_MAX = 3.0
+IDLE_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Answer to a registration."""
+
+    run: str
+    generation: int
+
+
+def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> None:
+    """Say that leases can be renewed; after a gap, give everybody who had one a new lease.
+
+    A node that could not renew because the catalogue was away has not been lost by it (P5).
+    """
+    before_s = catalogue.pulse_s()
+    if now_s - before_s < PULSE_S or not catalogue.beat(before_s, now_s):
+        return
+    if now_s - before_s > PULSE_GAP_S_MAX:
+        catalogue.extend_node_leases(before_s, now_s + limits.node_lease_s)
+        catalogue.extend_attempt_leases(before_s, now_s + limits.node_lease_s)
+
+
+def register(
+    catalogue: Catalogue, wishes: Sequence[tuple[attempts.Registration, str]], limits: Limits
+) -> list[Seat | CheckpointError]:
+    """Return a seat or the refusal for each (registration, run id should the job be new)."""
+    now_s = catalogue.now_s()
+    pulse(catalogue, now_s, limits)
+    answers: dict[int, Seat | CheckpointError] = {}
+    for job in sorted({wish.job for wish, _ in wishes}):
+        mine = [(i, wish, run) for i, (wish, run) in enumerate(wishes) if wish.job == job]
+        before = _locked(catalogue, job, mine[0][2], now_s)
+        run, events = before, list[Event]()
+        for index, wish, _ in mine:
+            known = catalogue.generation_of(job, wish.nonce)
+            if run.attempt and run.attempt.nonce == wish.nonce:
+                known = run.attempt.generation
+            try:
+                outcome = attempts.register(run, wish, known, now_s, limits)
+            except CheckpointError as refusal:
+                answers[index] = refusal
+                events += _refused(wish, refusal)
+                continue
+            run = outcome.run
+            events += outcome.events
+            answers[index] = Seat(run.id, run.generation)
+        if run.attempt and len(run.ranks) == run.attempt.world_size:
+            outcome = advance(run, catalogue.nodes(), now_s, limits)
+            run, events = outcome.run, [*events, *outcome.events]
+        catalogue.save_run(before, run)
+        catalogue.add_events(events, "", now_s)
+    return [answers[index] for index in range(len(wishes))]
+
+
+def _refused(wish: attempts.Registration, refusal: CheckpointError) -> list[Event]:
+    if not isinstance(refusal, AlreadyExistsError):
+        return []
+    context = {"rank": str(wish.rank), "node": wish.node, **refusal.context}
+    return [
+        Event(
+            kind="attempt_refused",
+            severity="warning",
+            message=f"{wish.holder or wish.node} was refused: {refusal.message}",
+            job=wish.job,
+            context=context,
+        )
+    ]
+
+
+def report(catalogue: Catalogue, inventories: Sequence[Inventory], limits: Limits) -> list[int]:
+    """Take inventories and all that follows; 0 for each, or the incarnation it must exceed."""
+    now_s = catalogue.now_s()
+    pulse(catalogue, now_s, limits)
+    before = catalogue.nodes()
+    touched = _touched(inventories, before)
+    runs = [_locked(catalogue, job, touched[job], now_s) for job in sorted(touched)]
+    answers: dict[str, int] = {}
+    for item in sorted(inventories, key=lambda i: (i.node.node, i.incarnation, i.sequence)):
+        answers[_key(item)] = _take(catalogue, item, now_s, limits)
+    nodes = catalogue.nodes()
+    for run in runs:
+        outcome = advance(run, nodes, now_s, limits)
+        catalogue.save_run(run, outcome.run)
+        catalogue.add_events(outcome.events, "", now_s)
+    return [answers[_key(item)] for item in inventories]
+
+
+def _key(item: Inventory) -> str:
+    return f"{item.node.node} {item.incarnation} {item.sequence}"
+
+
+def _touched(inventories: Iterable[Inventory], before: Mapping[str, Node]) -> dict[str, str]:
+    """Return job -> run for all that the inventories, or those they replace, speak of."""
+    found: dict[str, str] = {}
+    for item in inventories:
+        old = before.get(item.node.node)
+        for inventory in (item, old.inventory) if old else (item,):
+            for status in inventory.ranks:
+                found.setdefault(status.job, status.run)
+            for held in inventory.shards:
+                found.setdefault(held.shard.job, held.shard.id.run)
+    return found
+
+
+def _take(catalogue: Catalogue, item: Inventory, now_s: float, limits: Limits) -> int:
+    name = item.node.node
+    known = catalogue.node_key(name)
+    if known and item.incarnation < known[0]:
+        return known[0] + 1
+    until_s = 0.0 if item.leaving else now_s + limits.node_lease_s
+    taken = catalogue.put_inventory(item, now_s, until_s)
+    if taken and not item.leaving and (known is None or known[2] <= now_s):
+        event = Event(kind="node_joined", severity="info", message=f"node {name} joined")
+        catalogue.add_events([event], name, now_s)
+    return 0
+
+
+def _locked(catalogue: Catalogue, job: str, new_run: str, now_s: float) -> Run:
+    """Return the job's run, its row locked; a job nobody knows begins with ``new_run``.
+
+    Raises:
+        InvalidRequestError: ``new_run`` is another job's.
+    """
+    run = catalogue.lock_job(job)
+    if run is None:
+        catalogue.add_job(job, new_run, now_s)
+        run = catalogue.lock_job(job)
+    loaded = catalogue.load_run(run) if run else None
+    if loaded is None:
+        raise InvalidRequestError(f"run {new_run} is not one of job {job}", job=job, run=new_run)
+    return loaded
+
+
+def record(catalogue: Catalogue, node: str, events: Sequence[Event]) -> None:
+    """Append a node's news."""
+    catalogue.add_events(events, node, catalogue.now_s())
+
+
+def tick(catalogue: Catalogue, limits: Limits) -> int:
+    """Do what only time brings: leases that ran out, decisions that waited long enough.
+
+    Returns:
+        The number of things that changed; 0: nobody has to be told.
+    """
+    now_s = catalogue.now_s()
+    pulse(catalogue, now_s, limits)
+    changed = 0
+    jobs = catalogue.active_jobs(now_s - IDLE_S_MAX)
+    runs = [_locked(catalogue, job, "", now_s) for job in jobs]
+    lost = catalogue.mark_lost(now_s)
+    for name in lost:
+        text = f"node {name} lost: its lease ran out"
+        event = Event(kind="node_lost", severity="warning", message=text)
+        catalogue.add_events([event], name, now_s)
+    nodes = catalogue.nodes() if runs else {}
+    for run in runs:
+        outcome = advance(run, nodes, now_s, limits)
+        catalogue.save_run(run, outcome.run)
+        catalogue.add_events(outcome.events, "", now_s)
+        changed += _same_but_lease(run) != _same_but_lease(outcome.run)
+    catalogue.forget_nodes(now_s)
+    catalogue.forget_events()
+    return changed + len(lost)
+
+
+def _same_but_lease(run: Run) -> Run:
+    attempt = replace(run.attempt, lease_until_s=0.0) if run.attempt else None
+    return replace(run, attempt=attempt)
+
+
+def snapshot(catalogue: Catalogue) -> World:
+    """Return all nodes and the runs that nodes or attempts have to do with, in one snapshot."""
+    now_s = catalogue.now_s()
+    nodes = catalogue.nodes()
+    names: set[str] = {
+        item.shard.id.run for node in nodes.values() for item in node.inventory.shards
+    }
+    active = (catalogue.run_of(job) for job in catalogue.active_jobs(now_s - IDLE_S_MAX))
+    names |= {run for run in active if run}
+    runs = (catalogue.load_run(name) for name in sorted(names))
+    return world(nodes, tuple(run for run in runs if run), now_s)
