@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -58,12 +59,17 @@ class LoadedSegments:
             for path, shard in files:
                 self._add(path, shard)
                 shards.append(shard)
-            if len({(s.id.checkpoint, s.world_size) for s in shards}) != 1:
-                raise InvalidRequestError(f"{len(shards)} segments are not of one checkpoint")
+            _check_one_checkpoint(shards)
         except BaseException:
             self.close()
             raise
         self.world_size = shards[0].world_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def names(self) -> Sequence[str]:
         """Return the name of every tensor of which a part is here."""
@@ -124,6 +130,11 @@ class LoadedSegments:
                 raise ManifestError(f"segments disagree about tensor {spec.fqn!r}", fqn=spec.fqn)
             view = data[entry.begin : entry.end].view(TORCH[spec.dtype]).view(spec.box.lengths)
             others.append(_Piece(spec, view))
+
+
+def _check_one_checkpoint(shards: Sequence[Shard]) -> None:
+    if len({(shard.id.checkpoint, shard.world_size) for shard in shards}) != 1:
+        raise InvalidRequestError(f"{len(shards)} segments are not of one checkpoint")
 
 
 def _mapped(path: Path, shard: Shard) -> mmap.mmap:

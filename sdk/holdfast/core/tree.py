@@ -61,7 +61,9 @@ def decode(value: Json, *, leaf: Callable[[str], object], numpy: MakeNumpy | Non
     return _decode(value, (leaf, numpy), 0)
 
 
-def _encode(value: object, path: str, leaf: Leaf, depth: int) -> Json:
+def _encode(  # noqa: PLR0911 - one line per kind of value
+    value: object, path: str, leaf: Leaf, depth: int
+) -> Json:
     if depth > DEPTH_MAX:
         raise InvalidRequestError(f"state {path!r} is nested deeper than {DEPTH_MAX}", key=path)
     if isinstance(value, Counter | OrderedDict):
@@ -153,6 +155,7 @@ def _encode_pairs(value: Mapping[Any, object], path: str, leaf: Leaf, depth: int
     ]
 
 
+_Marker: TypeAlias = "tuple[type[str | list[Json]], Callable[[Any], object]]"
 _Makers: TypeAlias = tuple[Callable[[str], object], MakeNumpy | None]
 
 
@@ -172,10 +175,11 @@ def _decode(value: Json, make: _Makers, depth: int) -> object:
 def _decode_marker(marker: str, body: Json, make: _Makers, depth: int) -> object:
     if marker == "$ref" and isinstance(body, str):
         return make[0](body)
-    read = _MARKERS.get(marker)
     if marker == "$numpy" and make[1] is not None:
-        read = (list, _numpy_reader(make[1]))
-    if read is None:
+        read: _Marker = (list, _numpy_reader(make[1]))
+    elif marker in _MARKERS:
+        read = _MARKERS[marker]
+    else:
         raise ManifestError(f"state has the unknown marker {marker[:40]!r}")
     kind, build = read
     if not isinstance(body, kind):
@@ -221,7 +225,7 @@ def _bytes(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-_MARKERS: dict[str, tuple[type[str | list[Json]], Callable[[Any], object]]] = {
+_MARKERS: dict[str, _Marker] = {
     "$float": (str, _float),
     "$complex": (list, _complex),
     "$bytes": (str, _bytes),

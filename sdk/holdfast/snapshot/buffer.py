@@ -7,6 +7,7 @@ closed here, since that would free the lock too. Sizes are bytes.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -71,12 +72,7 @@ class SlotBuffer:
             raise NotFoundError(f"slot {name} was taken away", slot=lease.slot) from cause
         try:
             _lock(fd, name)
-            length_bytes = os.fstat(fd).st_size
-            if length_bytes != lease.length_bytes:
-                raise TruncatedShardError(
-                    f"slot {name} has {length_bytes} bytes, not {lease.length_bytes}"
-                )
-            return cls(arena, lease, fd, _populated(fd, length_bytes))
+            return cls(arena, lease, fd, _populated(fd, name, lease.length_bytes))
         except BaseException:
             os.close(fd)
             raise
@@ -160,11 +156,12 @@ class SlotBuffer:
         """Lock the same slot again under a newer lease; the mapping stays.
 
         Raises:
-            NotFoundError: the name is another file now: drop this buffer, open the slot anew.
+            NotFoundError: the slot is another file now: drop this buffer, then open it anew.
+            PreconditionError: the lease is of another slot or length.
             ConflictError: another process holds its lock.
         """
         name = SlotName(lease.slot, lease.incarnation, SlotState.WRITING)
-        if lease.slot != self.slot or lease.length_bytes != self._length_bytes:
+        if (lease.slot, lease.length_bytes) != (self.slot, self._length_bytes) or not self._map:
             raise PreconditionError(f"{name.file_name} is not a lease of slot {self.slot}")
         _lock(self._fd, name.file_name)
         try:
@@ -188,10 +185,9 @@ class SlotBuffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         if memory is None:
             return
-        try:
+        # With a view still held somewhere, the mapping goes when that goes.
+        with contextlib.suppress(BufferError):
             memory.close()
-        except BufferError:
-            pass  # A view is still held somewhere: the mapping goes when that goes.
         if os.getpid() == self._pid:
             os.close(self._fd)
 
@@ -212,8 +208,11 @@ def _lock(fd: int, name: str) -> None:
         raise ConflictError(f"slot {name} is locked by another process") from cause
 
 
-def _populated(fd: int, length_bytes: int) -> mmap.mmap:
+def _populated(fd: int, name: str, length_bytes: int) -> mmap.mmap:
     """Map the file with its pages in place: the first copy would pay for each fault otherwise."""
+    found_bytes = os.fstat(fd).st_size
+    if found_bytes != length_bytes:
+        raise TruncatedShardError(f"slot {name} has {found_bytes} bytes, not {length_bytes}")
     try:
         return mmap.mmap(fd, length_bytes, flags=mmap.MAP_SHARED | _MAP_POPULATE)
     except OSError:

@@ -25,6 +25,7 @@ from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.plan import SavePlan
 
 THREAD_NAME = "holdfast-copy"
+CLOSE_S_MAX = 5.0
 _LOG = logging.getLogger("holdfast.snapshot")
 
 
@@ -55,6 +56,11 @@ class Snapshot:
     def abandoned(self) -> bool:
         """Whether it was given up; ``reason`` says why."""
         return bool(self.reason)
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """Why it was abandoned, as an error; None if it was not."""
+        return PreconditionError(self.reason, step=self.step) if self.reason else None
 
     def end(self, *, reason: str = "") -> bool:
         """End it, copied unless a reason is given; false if it had ended before."""
@@ -154,7 +160,7 @@ class CopyEngine:
         if snapshot is not None:
             snapshot.end(reason=reason)
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float = CLOSE_S_MAX) -> bool:
         """Give up what is in flight and end the thread; false if it hangs (it is a daemon)."""
         self.abandon("the checkpointer was closed")
         if self._thread is None or os.getpid() != self._pid:
@@ -177,7 +183,7 @@ class CopyEngine:
             self._idle.set()
             try:
                 self._on_done(snapshot)
-            except Exception:  # the edge of this thread
+            except Exception:  # noqa: BLE001 - the edge of this thread
                 _LOG.exception("closing the snapshot of step %d failed", snapshot.step)
 
     def _copy_deferred(self, snapshot: Snapshot) -> None:
@@ -240,6 +246,6 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         return
     try:
         with torch.no_grad():
-            torch._foreach_copy_(targets, sources)  # noqa: SLF001 - one call, no loop under the GIL
+            torch._foreach_copy_(targets, sources)  # one call, no loop under the GIL
     except NotImplementedError as cause:
         raise InvalidRequestError(f"torch cannot copy this state: {cause}") from cause

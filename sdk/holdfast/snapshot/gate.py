@@ -24,8 +24,8 @@ class Gate:
     """Holds optimizer steps while ``engine`` is busy.
 
     Deferral is trusted once every captured optimizer was seen to fire the hook between two saves:
-    ``trusts`` is asked once per save, and answers for that save. ``steps_count`` counts optimizer
-    steps since the first save; ``waited_s`` sums up what they were held for.
+    ``trusts`` is asked once per save, and answers for that save. ``steps_count`` counts the
+    steps of any optimizer; ``waited_s`` adds up all that was waited.
     """
 
     def __init__(self, engine: CopyEngine, *, gate_s_max: float = GATE_S_MAX) -> None:
@@ -36,13 +36,11 @@ class Gate:
         self._watching = False
         self._seen: set[int] = set()
         self._trusted: dict[int, Optimizer] = {}
-        self._handle: Any = None
+        self._handle: Any = register_optimizer_step_pre_hook(self._before_step)
         self._pid = os.getpid()
 
     def trusts(self, optimizers: Iterable[Optimizer]) -> bool:
         """Tell whether this save may defer; call it once per save, before it begins."""
-        if self._handle is None:
-            self._handle = register_optimizer_step_pre_hook(self._before_step)
         captured = {id(optimizer): optimizer for optimizer in optimizers}
         if captured.keys() <= self._trusted.keys():
             return True

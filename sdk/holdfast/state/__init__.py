@@ -28,5 +28,5 @@ class State(ABC):
     def load(self, tree: object) -> None:
         """Take back what ``save`` returned; the tree is the object's own from then on."""
 
-    def sync(self) -> None:
+    def sync(self) -> None:  # noqa: B027 - optional: nothing to do is right for most
         """Bring pending work into the object; called before ``save``."""

@@ -426,7 +426,7 @@ def make_numpy(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> object
     return array[0] if shape is None else array.reshape(shape).copy()
 
 
-def _kind(path: str, value: object) -> str | None:  # noqa: PLR0911 - one line per kind
+def _kind(path: str, value: object) -> str | None:
     if isinstance(value, nn.Module):
         return "object" if modules.has_own_saving(value) else "module"
     if isinstance(value, Optimizer):

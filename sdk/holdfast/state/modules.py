@@ -86,7 +86,7 @@ def survey_module(
         for name, tensor in _persistent(module):
             fqn = f"{base}.{name}"
             check_mesh(fqn, tensor)
-            if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            if nn.parameter.is_lazy(tensor):
                 raise InvalidRequestError(f"parameter {fqn!r} is not initialized yet", key=fqn)
             survey.add(
                 fqn,

@@ -134,7 +134,8 @@ def load_optimizer(
     names = parameter_names(optimizer, fqn_of)
     if names != saved["params"]:
         raise InvalidRequestError(
-            f"optimizer {path!r} has other parameters than the saved one: {_difference(names, saved['params'])}"
+            f"optimizer {path!r} has other parameters than the saved one: "
+            f"{_difference(names, saved['params'])}"
         )
     by_name = dict(zip(chain.from_iterable(names), parameters(optimizer), strict=True))
     wanted: dict[str, dict[str, object]] = {}
@@ -222,5 +223,5 @@ def _difference(here: list[list[str]], there: list[list[str]]) -> str:
     now, then = set(chain.from_iterable(here)), set(chain.from_iterable(there))
     if now == then:
         return "the same parameters in another order or in other groups"
-    name = sorted(now ^ then)[0]
+    name = min(now ^ then)
     return f"{name!r} is only {'here' if name in now else 'in the checkpoint'}"

@@ -30,7 +30,7 @@ def take() -> Stream:
         numpy = cast("Any", sys.modules["numpy"])
         kind, keys, *rest = numpy.random.get_state()
         stream["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), *rest]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         stream["cuda"] = torch.cuda.get_rng_state_all()
     return stream
 

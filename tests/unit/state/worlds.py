@@ -1,0 +1,88 @@
+"""Ranks of a pretended world: captures in one process, segments in a folder, no agent."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from holdfast.core.facts import Shard
+from holdfast.core.segment import header_length, parse_header
+from holdfast.core.session import SlotLease
+from holdfast.restore import LoadedSegments
+from holdfast.snapshot.buffer import SlotBuffer
+from holdfast.snapshot.engine import CopyEngine, Snapshot
+from holdfast.snapshot.plan import SavePlan, make_plan
+from holdfast.state.capture import Capture
+
+WAIT_S = 30.0
+
+
+def make_slot(folder: Path, slot: str, length_bytes: int, incarnation: int = 1) -> SlotLease:
+    (folder / f"{slot}.{incarnation}.open").write_bytes(b"\xaa" * length_bytes)
+    return SlotLease(slot=slot, incarnation=incarnation, length_bytes=length_bytes, plan_hash="")
+
+
+def plan_of(capture: Capture) -> SavePlan:
+    return make_plan(
+        capture,
+        job="job",
+        run="r1",
+        generation=1,
+        rank=capture.rank,
+        world_size=capture.world_size,
+    )
+
+
+class Saver:
+    """One rank's engine; ``ended`` is set when a snapshot was handed back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ended = threading.Event()
+        self.engine = CopyEngine(self._done)
+
+    def _done(self, snapshot: Snapshot) -> None:
+        if snapshot.copied:
+            snapshot.buffer.close_slot()
+        self.ended.set()
+
+    def save(self, capture: Capture, *, step: int = 1, defer: bool = True) -> tuple[Path, Shard]:
+        plan = plan_of(capture)
+        assert plan.is_current()
+        slot = f"s{capture.rank}"
+        for old in self.folder.glob(f"{slot}.*"):
+            old.unlink()
+        buffer = SlotBuffer.open(self.folder, make_slot(self.folder, slot, plan.length_bytes))
+        self.ended.clear()
+        snapshot = self.engine.begin(plan, buffer, step=step, generation=1, defer=defer)
+        assert self.ended.wait(WAIT_S)
+        assert snapshot.copied, snapshot.reason
+        path = self.folder / f"{slot}.1.closed"
+        buffer.drop()
+        return path, shard_of(path)
+
+
+def shard_of(path: Path) -> Shard:
+    data = path.read_bytes()
+    header = parse_header(data[: header_length(data)], len(data))
+    return Shard(
+        id=header.identity.id,
+        job=header.identity.job,
+        world_size=header.identity.world_size,
+        plan_hash=header.identity.plan_hash,
+        length_bytes=len(data),
+        root_digest=b"",
+    )
+
+
+def save_all(folder: Path, captures: list[Capture], *, step: int = 1) -> LoadedSegments:
+    saver = Saver(folder)
+    files = [saver.save(capture, step=step) for capture in captures]
+    assert saver.engine.close(WAIT_S)
+    return LoadedSegments(files)
+
+
+def there_and_back(folder: Path, saved: dict, target: dict) -> None:
+    """Save one mapping as a world of one, load it into another."""
+    with save_all(folder, [Capture(saved, rank=0, world_size=1)]) as segments:
+        Capture(target, rank=0, world_size=1).load(segments, step=1)
