@@ -42,8 +42,9 @@ def test_a_file_is_short(name):
     assert count <= FILE_LINES_MAX, f"{name} has {count} lines: split it by what changes together"
 
 
-@pytest.mark.parametrize("name", PYTHON)
+@pytest.mark.parametrize("name", [name for name in PYTHON if "/migrations/" not in name])
 def test_functions_are_short(name):
+    """Migrations are exempt: they are history, one list of statements each."""
     long = [
         f"{name}:{node.lineno} {node.name}"
         for node in ast.walk(parsed(name))
