@@ -28,10 +28,11 @@ def adopt(arena: Arena, served: ServedSegments, me: Peer) -> State:
         if name.state is SlotState.SEALED:
             slot = _sealed(arena, slot, me.node)
         state.slots[name.slot] = slot
-        state.next_slot = max(state.next_slot, int(name.slot[1:]) + 1)
         content = slot.content
         if content is not None and content.held is HeldState.SEALED:
             served.put(content.shard.id.key, slot.name, arena.file(name.slot).view)
+    # Names that could not be adopted (links, others' files) are not used either.
+    state.next_slot = 1 + max((int(slot[1:]) for slot in arena.names()), default=0)
     return state
 
 

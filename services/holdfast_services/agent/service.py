@@ -308,10 +308,11 @@ class AgentService:
         wait_s = RESERVE_S_BASE + asked.slots * asked.length_bytes / POPULATE_BYTES_PER_S_MIN
         if not await self._until(settled, wait_s):
             raise UnavailableError(f"slots are not pre-faulted after {wait_s:.0f} s; try again")
+        if self._refusal:
+            raise ExhaustedError(self._refusal, node=self.state.me.node)
         if rules.quota_left(self.state, self.session(session)) == asked.slots:
             raise ExhaustedError(
-                self._refusal
-                or f"no room for {asked.slots} slots: {self.state.used_bytes} of "
+                f"no room for {asked.slots} slots: {self.state.used_bytes} of "
                 f"{self.state.budget_bytes} bytes hold segments that may not be freed yet"
             )
 

@@ -39,9 +39,14 @@ def trainer():
 
 
 def lease(node, session):
-    """The first open lease of a session."""
-    leases = until(lambda: node.view(session).leases, "a lease")
-    return leases[0].slot, leases[0].incarnation
+    """An open lease of a session that was not used yet."""
+
+    def unused():
+        leases = node.view(session).leases
+        names = [(lease.slot, lease.incarnation) for lease in leases]
+        return [n for n in names if (node.arena / f"{n[0]}.{n[1]}.open").exists()]
+
+    return until(unused, "a lease")[0]
 
 
 def test_a_closed_slot_is_sealed_and_reported(node, trainer, catalogue):
@@ -84,6 +89,7 @@ def test_without_a_commit_no_third_slot_is_leased(node, trainer, catalogue):
     until(lambda: len(catalogue.held("a")) == 2, "both sealed")
 
     assert () == a.view(t.session).leases
+    assert [] == a.files("open")
 
 
 def test_the_death_of_a_trainer_frees_its_open_slot(node, trainer, catalogue):

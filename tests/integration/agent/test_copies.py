@@ -1,0 +1,402 @@
+"""Replication, restore, repair and bad sources with real agents that talk over real sockets."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+
+import pytest
+from holdfast.core.facts import (
+    CheckpointId,
+    DecisionState,
+    HeldState,
+    Peer,
+    Want,
+    WantReason,
+)
+from holdfast.errors import ExhaustedError, PreconditionError
+from holdfast.rpc import codec
+from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1 import common_pb2
+
+from .harness import (
+    RUN,
+    Trainer,
+    committed,
+    decision,
+    open_session,
+    reserve,
+    shard_message,
+    until,
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def saved(node, catalogue):
+    """Save a step on a node; returns (trainer, its generation, its shard)."""
+    made: list[Trainer] = []
+
+    def save(a, step=3, length=MIB, rank=0, **fields):
+        t = Trainer(a.arena, secrets.token_hex(16))
+        made.append(t)
+        generation = open_session(a, t.session, rank=rank, **fields)
+        reserve(a, t.session, length)
+        lease = until(lambda: a.view(t.session).leases, "a lease")[0]
+        words = (lease.slot, lease.incarnation, step, generation, length, rank)
+        assert "closed" == t.ask("write", *words)
+        held = until(
+            lambda: [h for i, h in catalogue.held(a.name).items() if (i.step, i.rank) == (step, rank)],
+            "sealed",
+        )
+        return t, generation, held[0].shard
+
+    yield save
+    for t in made:
+        t.end()
+
+
+def reported(catalogue, *names):
+    until(lambda: all(name in catalogue.inventories for name in names), "reported")
+
+
+def restart(a, catalogue):
+    """Kill an agent, start it again, wait for its first inventory."""
+    a.kill()
+    before = catalogue.inventories[a.name].incarnation
+    a.start()
+    until(lambda: catalogue.inventories[a.name].incarnation > before, "reported again")
+
+
+def want(shard, *sources, reason=WantReason.RESTORE):
+    return Want(shard=shard, sources=sources, reason=reason)
+
+
+def seg_bytes(node):
+    return {(node.arena / name).read_bytes() for name in node.files("seg")}
+
+
+def test_the_owner_asks_its_backup_which_fetches_verifies_and_holds(node, catalogue, saved):
+    """F50-F57, 4.5: under the same id, owner named, bytes equal."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    catalogue.set_run(ring=("a", "b"), replicas=1)
+    _, _, shard = saved(a, length=20 * MIB, replicas=1)
+
+    held = until(lambda: catalogue.held("b").get(shard.id), "copy at b")
+    assert (shard, "a", HeldState.SEALED) == (held.shard, held.owner, held.state)
+    assert seg_bytes(a) == seg_bytes(b)
+
+
+def test_replication_goes_on_while_metadata_is_down(node, catalogue, saved):
+    """G18, P5: the last known peers are enough."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    catalogue.set_run(ring=("a", "b"), replicas=1)
+    t, generation, _ = saved(a, replicas=1)
+    until(lambda: catalogue.held("b"), "first copy")
+    catalogue.stop()
+    lease = until(
+        lambda: [x for x in a.view(t.session).leases if x.incarnation], "a second lease"
+    )[0]
+    assert "closed" == t.ask("write", lease.slot, lease.incarnation, 4, generation)
+
+    until(lambda: len(b.files("seg")) == 2, "second copy without metadata")
+    catalogue.start()
+    until(lambda: {3, 4} == {s.step for s in catalogue.held("b")}, "told afterwards")
+
+
+def test_more_replicas_than_nodes_are_cut_and_said(node, catalogue, saved):
+    """F54: one node replicates to nobody, without an error."""
+    a = node("a")
+    reported(catalogue, "a")
+    catalogue.set_run(ring=("a",), replicas=2)
+    saved(a, replicas=2)
+
+    until(lambda: catalogue.said("replicas_cut"), "said")
+    assert [] == catalogue.said("replication_failed")
+
+
+def test_many_that_ask_for_one_shard_cause_one_transfer(node, catalogue, saved):
+    """F48: one slot is filled, every caller is answered."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    _, _, shard = saved(a, length=32 * MIB)
+    request = pb.HoldRequest(
+        shard=shard_message(shard),
+        source=codec.to_message(catalogue.inventories["a"].node, common_pb2.Peer),
+    )
+    done = []
+    threads = [
+        threading.Thread(target=lambda: done.append(b.call_peer("Hold", request)))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert 6 == len(done)
+    assert 1 == len(list(b.arena.glob("s*.seg")))
+    assert 32 * MIB == b.dump()["used_bytes"]
+
+
+def test_a_copy_without_room_or_use_is_refused(node, catalogue, saved):
+    a, b = node("a"), node("b", HOLDFAST_BUDGET="2M")
+    reported(catalogue, "a", "b")
+    _, generation, shard = saved(a, length=4 * MIB)
+    request = pb.HoldRequest(
+        shard=shard_message(shard),
+        source=codec.to_message(catalogue.inventories["a"].node, common_pb2.Peer),
+    )
+    with pytest.raises(ExhaustedError, match="no room for a copy of 4 MiB"):
+        b.call_peer("Hold", request)
+    catalogue.set_run(keep_from=CheckpointId(RUN, 9, generation))
+    until(lambda: b.dump()["view"]["runs"], "view at b")
+    with pytest.raises(PreconditionError, match="no longer wanted"):
+        b.call_peer("Hold", request)
+
+
+def test_a_restore_fetches_verifies_confirms_and_holds_until_loaded(node, catalogue, saved):
+    """4.8: ready before confirmed, segments after, named slots never freed before loaded."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    t, _, shard = saved(a)
+    t.end()
+    new = Trainer(b.arena, secrets.token_hex(16))
+    generation = open_session(b, new.session, nonce=b"m" * 16)
+    catalogue.set_run(
+        generation=generation,
+        decision=decision([shard], generation=generation),
+        wants={"b": (want(shard, "a"),)},
+    )
+    until(
+        lambda: [r.ready_decision for r in catalogue.inventories["b"].ranks] == [1], "ready"
+    )
+    view = b.view(new.session)
+    assert view.restore.ready
+    assert () == view.restore.segments
+
+    confirmed = decision([shard], generation=generation, state=DecisionState.CONFIRMED)
+    catalogue.set_run(decision=confirmed, keep_from=CheckpointId(RUN, 99, generation))
+    segment = until(lambda: b.view(new.session).restore.segments, "segments")[0]
+    assert (shard, "peer") == (segment.shard, segment.source)
+    assert shard.id in catalogue.held("b")
+    until(lambda: not catalogue.held("a"), "a is not asked to keep it")
+    assert (b.arena / segment.file_name).exists()
+
+    b.call("Update", pb.UpdateRequest(session=new.session, loaded=True))
+    until(lambda: catalogue.inventories["b"].ranks[0].loaded, "loaded reported")
+    until(lambda: not catalogue.held("b"), "freed once loaded")
+    new.end()
+
+
+def test_own_memory_is_hashed_again_before_it_is_believed(node, catalogue, saved):
+    """Interleaving 15: a byte flips at rest; restore finds it, quarantines, takes the peer's."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    catalogue.set_run(ring=("a", "b"), replicas=1)
+    t, _, shard = saved(a, replicas=1)
+    until(lambda: shard.id in catalogue.held("b"), "copy at b")
+    t.end()
+    with (a.arena / a.files("seg")[0]).open("r+b") as file:
+        file.seek(MIB // 2)
+        byte = file.read(1)
+        file.seek(MIB // 2)
+        file.write(bytes([byte[0] ^ 1]))
+    new = Trainer(a.arena, secrets.token_hex(16))
+    generation = open_session(a, new.session, nonce=b"m" * 16)
+    catalogue.set_run(generation=generation, decision=decision([shard], generation=generation))
+    until(lambda: catalogue.held("a")[shard.id].state is HeldState.QUARANTINED, "quarantined")
+    catalogue.set_run(wants={"a": (want(shard, "b"),)})
+    until(lambda: catalogue.inventories["a"].ranks[-1].ready_decision == 1, "survived")
+
+    confirmed = decision([shard], generation=generation, state=DecisionState.CONFIRMED)
+    catalogue.set_run(decision=confirmed)
+    segment = until(lambda: a.view(new.session).restore.segments, "segments")[0]
+    assert "peer" == segment.source
+    assert (a.arena / segment.file_name).read_bytes() in seg_bytes(b)
+    assert 2 == len(a.files("seg")), "quarantine keeps the bad copy"
+    new.end()
+
+
+def test_a_source_that_serves_bad_bytes_is_named_and_the_next_one_is_taken(
+    node, catalogue, saved
+):
+    """P3, F70: BadSource in the inventory, the holder finds its copy bad, the shard arrives."""
+    a, b, c = node("a"), node("b"), node("c")
+    reported(catalogue, "a", "b", "c")
+    catalogue.set_run(ring=("a", "b", "c"), replicas=1)
+    _, _, shard = saved(a, replicas=1)
+    until(lambda: shard.id in catalogue.held("b"), "copy at b")
+    with (a.arena / a.files("seg")[0]).open("r+b") as file:
+        file.seek(MIB - 5)
+        file.write(b"?????")
+    catalogue.set_run(wants={"c": (want(shard, "a", "b", reason=WantReason.REPAIR),)})
+
+    held = until(lambda: catalogue.held("c").get(shard.id), "copy at c")
+    assert HeldState.SEALED is held.state
+    assert ["a"] == [bad.node for bad in catalogue.inventories["c"].bad_sources]
+    until(lambda: catalogue.held("a")[shard.id].state is HeldState.QUARANTINED, "suspected")
+    assert seg_bytes(b) == seg_bytes(c)
+
+
+def test_a_byte_flipped_in_flight_is_asked_for_once_more(node, catalogue, saved):
+    """Interleaving 15, in flight: a proxy flips one byte once; no node is blamed."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    _, _, shard = saved(a, length=2 * MIB)
+    me = catalogue.inventories["a"].node
+    proxy = FlippingProxy(me.data_address)
+    source = Peer(node="a", rpc_address=me.rpc_address, data_address=proxy.address)
+    request = pb.HoldRequest(
+        shard=shard_message(shard), source=codec.to_message(source, common_pb2.Peer)
+    )
+    b.call_peer("Hold", request)
+    proxy.close()
+
+    assert 1 == proxy.flipped
+    assert seg_bytes(a) == seg_bytes(b)
+    assert () == catalogue.inventories["b"].bad_sources
+
+
+def test_a_source_whose_slot_changed_is_left_without_blame(node, catalogue, saved):
+    """Interleaving 6: NotFound means elsewhere, not quarantine."""
+    a, b, c = node("a"), node("b"), node("c")
+    reported(catalogue, "a", "b", "c")
+    catalogue.set_run(ring=("a", "b"), replicas=1)
+    _, _, shard = saved(a, replicas=1)
+    until(lambda: shard.id in catalogue.held("b"), "copy at b")
+    a.kill()
+    for path in a.arena.glob("s*"):
+        if path.is_file():
+            path.unlink()
+    restart(a, catalogue)
+    until(lambda: not catalogue.held("a"), "a is empty")
+    catalogue.set_run(wants={"c": (want(shard, "a", "b", reason=WantReason.REPAIR),)})
+
+    until(lambda: shard.id in catalogue.held("c"), "taken from b")
+    assert () == catalogue.inventories["c"].bad_sources
+
+
+def test_an_agent_restarted_serves_what_it_held(node, catalogue, saved):
+    """F41, F55: adopted by sidecar; then fetched by a peer."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    _, _, shard = saved(a)
+    restart(a, catalogue)
+    until(lambda: shard.id in catalogue.held("a"), "adopted")
+    catalogue.set_run(wants={"b": (want(shard, "a", reason=WantReason.REPAIR),)})
+    until(lambda: shard.id in catalogue.held("b"), "served")
+
+
+def test_a_sealed_slot_without_a_sidecar_is_hashed_again(node, catalogue, saved):
+    a = node("a")
+    reported(catalogue, "a")
+    _, _, shard = saved(a)
+    a.kill()
+    (a.arena / a.files("sum")[0]).unlink()
+    a.start()
+    until(lambda: catalogue.held("a").get(shard.id), "hashed again")
+    assert shard == catalogue.held("a")[shard.id].shard
+    assert 1 == len(a.files("sum"))
+
+
+def test_an_agent_restarted_lets_a_writer_finish(node, catalogue, saved):
+    """Interleaving 4: the slot stays valid while its lock is held, and is sealed when closed."""
+    a = node("a")
+    reported(catalogue, "a")
+    t, generation, _ = saved(a)
+    lease = until(lambda: a.view(t.session).leases, "a lease")[0]
+    until(lambda: (a.arena / f"{lease.slot}.{lease.incarnation}.open").exists(), "open")
+    assert "begun" == t.ask("begin", lease.slot, lease.incarnation, 4, generation)
+    a.kill()
+    a.start()
+    until(lambda: a.dump()["slots"], "adopted")
+    assert [f"{lease.slot}.{lease.incarnation}.open"] == a.files("open")
+    assert generation == open_session(a, t.session)
+    assert "closed" == t.ask("finish")
+
+    until(lambda: {3, 4} == {s.step for s in catalogue.held("a")}, "sealed after all")
+
+
+def test_an_agent_restarted_frees_what_no_writer_holds(node, catalogue, saved):
+    """Interleaving 4, other half: its writer died meanwhile; never torn, never sealed."""
+    a = node("a")
+    reported(catalogue, "a")
+    t, generation, _ = saved(a)
+    lease = until(lambda: a.view(t.session).leases, "a lease")[0]
+    assert "begun" == t.ask("begin", lease.slot, lease.incarnation, 4, generation)
+    a.kill()
+    t.end()
+    a.start()
+
+    until(lambda: [] == a.files("open") and a.files("free"), "freed")
+    assert {3} == {s.step for s in catalogue.held("a")}
+
+
+def test_an_inventory_refused_as_old_is_sent_again_with_a_higher_incarnation(node, catalogue):
+    a = node("a")
+    reported(catalogue, "a")
+    a.kill()
+    from dataclasses import replace
+
+    known = catalogue.inventories["a"]
+    future = known.incarnation + 10**18
+    catalogue.inventories["a"] = replace(known, incarnation=future)
+    a.start()
+    until(lambda: catalogue.inventories["a"].incarnation > future, "raised")
+
+
+def test_levels_reach_the_session(node, catalogue, saved):
+    a = node("a")
+    reported(catalogue, "a")
+    t, generation, _ = saved(a)
+    catalogue.set_run(committed=(committed(3, generation, replicated=True),))
+    step = until(
+        lambda: [s for s in a.view(t.session).steps if s.replicated], "levels"
+    )[0]
+    assert (3, True, True) == (step.step, step.sealed, step.local)
+
+
+class FlippingProxy:
+    """Passes bytes on; flips one bit of the first big answer."""
+
+    def __init__(self, target: str) -> None:
+        self.flipped = 0
+        host, port = target.split(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            threading.Thread(target=self._pump, args=(near, far, False), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, True), daemon=True).start()
+
+    def _pump(self, source, sink, flip) -> None:
+        seen = 0
+        with source, sink:
+            while data := bytearray(source.recv(1 << 16)):
+                if flip and not self.flipped and seen > 100_000:
+                    data[0] ^= 4
+                    self.flipped += 1
+                seen += len(data)
+                try:
+                    sink.sendall(data)
+                except OSError:
+                    return
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
