@@ -97,7 +97,7 @@ def agent_socket(environ: Mapping[str, str], *, world_size: int, local_world_siz
                 f"{world_size} ranks on several machines and no agent: run one on every node "
                 f"and set HOLDFAST_AGENT to its socket"
             )
-        stack = ensure_stack(home, StackRequest(idle_exit_s=IDLE_EXIT_S))
+        stack, _ = ensure_stack(home, StackRequest(idle_exit_s=IDLE_EXIT_S))
     if len(stack.nodes) == 1:
         return stack.nodes[0].agent
     choices = ", ".join(f"{node.name} {node.agent}" for node in stack.nodes)
@@ -153,8 +153,8 @@ def supervisor_pid(home: Path) -> int | None:
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
-def ensure_stack(home: Path, request: StackRequest) -> Stack:
-    """Return the stack of ``home``, started as ``request`` says unless one runs already.
+def ensure_stack(home: Path, request: StackRequest) -> tuple[Stack, bool]:
+    """Return the stack of ``home``, started as ``request`` says if none runs, and whether it was.
 
     Safe to call from many processes at once: one starts it, the others wait for it.
 
@@ -164,12 +164,14 @@ def ensure_stack(home: Path, request: StackRequest) -> Stack:
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     deadline_s = time.monotonic() + START_S_MAX
+    started = False
     with _start_lock(home, deadline_s):
         while time.monotonic() < deadline_s:
             stack = running_stack(home)
             if stack is not None:
-                return stack
-            if supervisor_pid(home) is not None or not _start(home, request):
+                return stack, started
+            started = supervisor_pid(home) is None and _start(home, request)
+            if not started:
                 time.sleep(POLL_S)  # one is just starting or just ending
     raise UnavailableError(f"the embedded stack did not start; see {home / 'log'}", home=home)
 

@@ -59,9 +59,11 @@ def show(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     head = [
         f"job         {args.target.job}",
         f"run         {checkpoint['run']}",
-        f"step        {checkpoint['step']}, generation {checkpoint['generation']}",
-        *(f"{level:<10}  {_time(checkpoint[f'{level}_at_s'])}" for level in LEVELS),
+        f"step        {checkpoint['step']}, of attempt {checkpoint['generation']}",
+        *(f"{level:<10}  {_time(checkpoint[f'{level}_at'])}" for level in LEVELS),
     ]
+    if note := _note(checkpoint):
+        head.append(f"note        {note}")
     return Report(data=checkpoint, text=[*head, "", _shards_table(checkpoint["shards"])])
 
 
@@ -71,24 +73,26 @@ def find_checkpoint(rest: Rest, target: Target) -> Record:
     Raises:
         NotFoundError: the job has none, or not that one.
     """
-    step = target.step
-    if step is None:
-        found = rest.checkpoints(target.job)
-        if not found:
-            raise NotFoundError(f"job {target.job} has no committed checkpoint")
-        step = int(found[0]["step"])
-    return rest.checkpoint(target.job, step)
+    if target.step is not None:
+        return rest.checkpoint(target.job, target.step)
+    found = rest.checkpoints(target.job)
+    usable = [checkpoint for checkpoint in found if not checkpoint["superseded"]]
+    if not usable:
+        raise NotFoundError(f"job {target.job} has no committed checkpoint")
+    return rest.checkpoint(target.job, int(usable[0]["step"]))
 
 
 def _jobs_table(jobs: list[Record]) -> Table:
     return Table(
-        ("job", "run", "generation", "ranks", "newest step"),
+        ("job", "run", "state", "attempt", "ranks", "step", "newest saved"),
         tuple(
             (
                 str(job["job"]),
                 str(job["run"]),
+                "running" if job["running"] else "stopped",
                 str(job["generation"]),
                 str(job["world_size"]),
+                str(job["step"]),
                 _or_dash(job["newest_step"]),
             )
             for job in jobs
@@ -98,14 +102,16 @@ def _jobs_table(jobs: list[Record]) -> Table:
 
 def _checkpoints_table(checkpoints: list[Record]) -> Table:
     return Table(
-        ("step", "generation", "ranks", "size", *LEVELS),
+        ("step", "attempt", "ranks", "size", *LEVELS, "copies", "note"),
         tuple(
             (
                 str(found["step"]),
                 str(found["generation"]),
                 str(found["world_size"]),
                 format_bytes(found["length_bytes"]),
-                *(_time(found[f"{level}_at_s"]) for level in LEVELS),
+                *(_time(found[f"{level}_at"]) for level in LEVELS),
+                str(found["copies_min"]),
+                _note(found),
             )
             for found in checkpoints
         ),
@@ -120,16 +126,20 @@ def _shards_table(shards: list[Record]) -> Table:
                 str(shard["rank"]),
                 format_bytes(shard["length_bytes"]),
                 str(shard["root_digest"])[:12],
-                ", ".join(_copy(copy) for copy in shard["copies"]) or "none in memory",
+                ", ".join(_replica(replica) for replica in shard["replicas"]) or "none",
             )
             for shard in shards
         ),
     )
 
 
-def _copy(copy: Record) -> str:
-    state = str(copy["state"]).lower()
-    return str(copy["node"]) if state == "sealed" else f"{copy['node']} ({state})"
+def _replica(replica: Record) -> str:
+    return f"{replica['node']} ({replica['tier']})"
+
+
+def _note(checkpoint: Record) -> str:
+    """Return what is special about a checkpoint."""
+    return ", ".join(word for word in ("superseded", "pinned") if checkpoint[word])
 
 
 def _time(seconds: float | None) -> str:

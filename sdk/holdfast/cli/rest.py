@@ -53,24 +53,19 @@ class Rest:
 
     def jobs(self) -> list[Record]:
         """Return all jobs."""
-        return self._list("/jobs", "jobs")
+        return list(self._get("/jobs"))
 
     def checkpoints(self, job: str) -> list[Record]:
         """Return the checkpoints of a job, newest first."""
-        return self._list(f"/jobs/{urllib.parse.quote(job)}/checkpoints", "checkpoints")
+        return list(self._get(f"/jobs/{urllib.parse.quote(job)}/checkpoints"))
 
     def checkpoint(self, job: str, step: int) -> Record:
         """Return one checkpoint with its shards and where copies of them are."""
-        answer = self._get(f"/jobs/{urllib.parse.quote(job)}/checkpoints/{step}")
-        return dict(answer)
+        return dict(self._get(f"/jobs/{urllib.parse.quote(job)}/checkpoints/{step}"))
 
     def nodes(self) -> list[Record]:
         """Return all nodes."""
-        return self._list("/nodes", "nodes")
-
-    def _list(self, path: str, key: str) -> list[Record]:
-        answer = self._get(path)
-        return list(answer[key] if isinstance(answer, dict) else answer)
+        return list(self._get("/nodes"))
 
     def _get(self, path: str) -> Any:
         request = urllib.request.Request(  # noqa: S310 - http(s) only, checked below
@@ -92,11 +87,13 @@ class Rest:
 def nodes_table(nodes: list[Record]) -> Table:
     """Return nodes as a table."""
     return Table(
-        ("node", "state", "used", "budget", "address"),
+        ("node", "state", "ranks", "shards", "used", "budget", "address"),
         tuple(
             (
                 str(node["node"]),
-                "live" if node["live"] else "gone",
+                "live" if node["live"] else "lost",
+                str(node["ranks"]),
+                str(node["shards"]),
                 format_bytes(node["used_bytes"]),
                 format_bytes(node["budget_bytes"]),
                 str(node["rpc_address"]),

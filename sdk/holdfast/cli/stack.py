@@ -33,13 +33,9 @@ def up(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         require_services()
         command = request.command(home)
         os.execv(command[0], command)  # noqa: S606 - we become the supervisor
-    found = running_stack(home)
-    if found is None:
-        with waiting("starting the stack"):
-            stack = ensure_stack(home, request)
-    else:
-        stack = found
-    return describe(stack, started=found is None, asked_nodes_count=args.nodes)
+    with waiting("starting the stack"):
+        stack, started = ensure_stack(home, request)
+    return describe(stack, started=started, asked_nodes_count=args.nodes)
 
 
 def describe(stack: Stack, *, started: bool, asked_nodes_count: int) -> Report:

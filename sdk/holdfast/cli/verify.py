@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.cli.catalogue import find_checkpoint
 from holdfast.cli.output import Report, Table, progress
@@ -13,18 +14,26 @@ from holdfast.core.ids import Generation, Rank, ShardId, Step, run_id
 from holdfast.core.units import format_bytes
 from holdfast.errors import CheckpointError, NotFoundError
 
+if TYPE_CHECKING:
+    from holdfast.v1.agent_pb2_grpc import ReplicationStub
+
 VERIFY_S_MIN = 10.0
 VERIFY_BYTES_PER_S_MIN = 200 << 20
+ASKS_COUNT_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One copy to be checked: which shard, on which node, where that node answers."""
+    """One copy to be checked: which shard, on which node, where that node answers.
+
+    ``listed``: the catalogue counts on it. Others may turn up too: quarantined ones.
+    """
 
     shard: ShardId
     node: str
     address: str
     length_bytes: int
+    listed: bool
 
     @property
     def timeout_s(self) -> float:
@@ -49,29 +58,37 @@ def verify(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     """
     rest = Rest.find(environ)
     checkpoint = find_checkpoint(rest, args.target)
-    nodes = {str(node["node"]): str(node["rpc_address"]) for node in rest.nodes()}
-    copies = list(held_copies(checkpoint, nodes))
-    if not copies:
-        raise NotFoundError(f"no live agent holds a copy of step {checkpoint['step']}")
-    verdicts = []
+    nodes = {str(n["node"]): str(n["rpc_address"]) for n in rest.nodes() if n["live"]}
+    copies = copies_to_ask(checkpoint, nodes)
     with progress("verifying", len(copies)) as advance:
-        for copy in copies:
-            verdicts.append(_ask(copy))
-            advance()
+        verdicts = list(_verdicts(copies, advance))
+    if not verdicts:
+        raise NotFoundError(f"no live agent holds a copy of step {checkpoint['step']}")
     return judge(checkpoint, verdicts)
 
 
-def held_copies(checkpoint: Record, nodes: Mapping[str, str]) -> Iterator[Copy]:
-    """Yield the copies of ``checkpoint`` on ``nodes`` (name -> address), shard by shard."""
+def copies_to_ask(checkpoint: Record, nodes: Mapping[str, str]) -> list[Copy]:
+    """Return the copies of ``checkpoint`` that live ``nodes`` (name -> address) may hold.
+
+    Every node is asked for every shard, since the catalogue does not list quarantined copies;
+    only the listed ones when that would be more than ``ASKS_COUNT_MAX``.
+    """
+    everywhere = len(nodes) * len(checkpoint["shards"]) <= ASKS_COUNT_MAX
+    copies = []
     for shard in checkpoint["shards"]:
-        for copy in shard["copies"]:
-            if copy["node"] in nodes:
-                yield Copy(
-                    shard=_shard_id(checkpoint, shard),
-                    node=str(copy["node"]),
-                    address=nodes[copy["node"]],
-                    length_bytes=int(shard["length_bytes"]),
-                )
+        holders = {str(replica["node"]) for replica in shard["replicas"]}
+        copies += [
+            Copy(
+                shard=_shard_id(checkpoint, shard),
+                node=node,
+                address=address,
+                length_bytes=int(shard["length_bytes"]),
+                listed=node in holders,
+            )
+            for node, address in nodes.items()
+            if everywhere or node in holders
+        ]
+    return copies
 
 
 def judge(checkpoint: Record, verdicts: list[Verdict]) -> Report:
@@ -107,17 +124,33 @@ def judge(checkpoint: Record, verdicts: list[Verdict]) -> Report:
     return Report(data=data, text=text, failed=bool(bad or missing))
 
 
-def _ask(copy: Copy) -> Verdict:
-    from holdfast.rpc import codec  # noqa: PLC0415 - grpc is slow to import
-    from holdfast.rpc.channel import call, sync_channel  # noqa: PLC0415
-    from holdfast.v1 import agent_pb2, common_pb2  # noqa: PLC0415
+def _verdicts(copies: list[Copy], advance: Callable[[], None]) -> Iterator[Verdict]:
+    """Yield what agents say, one after the other; nothing for a copy that is not there."""
+    from holdfast.rpc.channel import sync_channel  # noqa: PLC0415 - grpc is slow to import
     from holdfast.v1.agent_pb2_grpc import ReplicationStub  # noqa: PLC0415
+
+    for address in dict.fromkeys(copy.address for copy in copies):
+        with sync_channel(address) as channel:
+            stub = ReplicationStub(channel)
+            for copy in copies:
+                if copy.address == address:
+                    verdict = _ask(stub, copy)
+                    advance()
+                    if verdict is not None:
+                        yield verdict
+
+
+def _ask(stub: ReplicationStub, copy: Copy) -> Verdict | None:
+    from holdfast.rpc import codec  # noqa: PLC0415 - grpc is slow to import
+    from holdfast.rpc.channel import call  # noqa: PLC0415
+    from holdfast.v1 import agent_pb2, common_pb2  # noqa: PLC0415
 
     request = agent_pb2.VerifyRequest(id=codec.to_message(copy.shard, common_pb2.ShardId))
     try:
-        with sync_channel(copy.address) as channel:
-            answer = call(ReplicationStub(channel).Verify, request, timeout_s=copy.timeout_s)
+        answer = call(stub.Verify, request, timeout_s=copy.timeout_s)
     except CheckpointError as error:
+        if isinstance(error, NotFoundError) and not copy.listed:
+            return None
         return Verdict(copy=copy, ok=False, detail=str(error))
     if answer.ok and answer.length_bytes != copy.length_bytes:
         detail = f"has {answer.length_bytes} bytes, not {copy.length_bytes}"

@@ -10,7 +10,6 @@ import os
 import sys
 
 from holdfast.errors import AlreadyExistsError, CheckpointError
-
 from holdfast_services.kit import runner
 from holdfast_services.supervisor import detach, logs
 from holdfast_services.supervisor import layout as places

@@ -49,7 +49,6 @@ def _leave_terminal(output: Path) -> None:
     os.dup2(nowhere, 0)
     os.dup2(written, 1)
     os.dup2(written, 2)
-    os.chdir("/")
 
 
 def _telling(pipe: int) -> Tell:

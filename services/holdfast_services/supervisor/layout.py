@@ -28,8 +28,9 @@ from holdfast.rpc.channel import SOCKET_PATH_BYTES_MAX
 
 SHM = Path("/dev/shm")  # noqa: S108 - the folders in it are made 0700 and checked
 HOST = "127.0.0.1"
-PORT_DEFAULT, REST_PORT_DEFAULT = 7300, 7380
 # Below the range that outgoing connections take (32768 up), so a port stays free for a restart.
+# Where a stack begins in it follows from its HOME: its addresses are the same at every start, and
+# two stacks that start together do not reach for the same ones.
 PORT_MIN, PORT_MAX = 20_000, 29_999
 
 _FLOCK = "hhqqi4x"
@@ -107,8 +108,8 @@ def make_layout(home: Path, names: tuple[str, ...], *, port: int, rest_port: int
     private_folder(arenas)
     taken: set[int] = set()
     first = PORT_MIN + int(_short_hash(home), 16) % (PORT_MAX - PORT_MIN)
-    grpc_port = _port(port, PORT_DEFAULT, first, taken)
-    http_port = _port(rest_port, REST_PORT_DEFAULT, first, taken)
+    grpc_port = _port(port, first, taken)
+    http_port = _port(rest_port, first, taken)
     nodes = tuple(
         Node(
             name=name,
@@ -205,12 +206,13 @@ def _socket_path(home: Path, arenas: Path, name: str) -> Path:
     raise InvalidRequestError(f"{home} is too long for a socket; choose a shorter --dir")
 
 
-def _port(asked: int, usual: int, first: int, taken: set[int]) -> int:
-    if asked and not _is_free(asked):
+def _port(asked: int, first: int, taken: set[int]) -> int:
+    if not asked:
+        return _free_port(first, taken)
+    if asked in taken or not _is_free(asked):
         raise InvalidRequestError(f"port {asked} is in use; choose another, or 0 for any")
-    port = asked or (usual if _is_free(usual) else _free_port(first, taken))
-    taken.add(port)
-    return port
+    taken.add(asked)
+    return asked
 
 
 def _free_port(first: int, taken: set[int]) -> int:

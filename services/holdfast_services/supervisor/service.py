@@ -14,7 +14,6 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from holdfast.errors import CheckpointError, UnavailableError
-
 from holdfast_services.supervisor import domain
 from holdfast_services.supervisor.children import Spec
 from holdfast_services.supervisor.domain import Event

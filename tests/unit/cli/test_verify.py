@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.verify import Verdict, held_copies, judge
+from holdfast.cli.verify import ASKS_COUNT_MAX, Verdict, copies_to_ask, judge
 
 CHECKPOINT = {
     "run": "r1",
@@ -15,7 +15,7 @@ CHECKPOINT = {
             "rank": rank,
             "volume": 0,
             "length_bytes": 1 << 30,
-            "copies": [{"node": "a"}, {"node": "b"}],
+            "replicas": [{"node": "a", "tier": "memory"}, {"node": "b", "tier": "peer"}],
         }
         for rank in (0, 1)
     ],
@@ -26,21 +26,31 @@ NODES = {"a": "h:1", "b": "h:2"}
 def verdicts(*bad: tuple[int, str]) -> list[Verdict]:
     return [
         Verdict(copy=copy, ok=(copy.shard.rank, copy.node) not in bad, detail="differs")
-        for copy in held_copies(CHECKPOINT, NODES)
+        for copy in copies_to_ask(CHECKPOINT, NODES)
     ]
 
 
-def test_every_copy_on_a_known_node_is_checked():
-    copies = list(held_copies(CHECKPOINT, {"b": "h:2"}))
+def test_every_live_node_is_asked_for_every_shard():
+    """Quarantined copies are in no list, and are the ones that matter."""
+    copies = copies_to_ask(CHECKPOINT, {"b": "h:2", "c": "h:3"})
 
-    assert [(copy.shard.key, copy.address) for copy in copies] == [
-        ("r1/7/2/0/0", "h:2"),
-        ("r1/7/2/1/0", "h:2"),
+    assert [(copy.shard.key, copy.address, copy.listed) for copy in copies] == [
+        ("r1/7/2/0/0", "h:2", True),
+        ("r1/7/2/0/0", "h:3", False),
+        ("r1/7/2/1/0", "h:2", True),
+        ("r1/7/2/1/0", "h:3", False),
     ]
+
+
+def test_in_a_large_cluster_only_listed_holders_are_asked():
+    others = {f"n{i}": f"h:{i}" for i in range(ASKS_COUNT_MAX)}
+    copies = copies_to_ask(CHECKPOINT, {**others, **NODES})
+
+    assert [copy.node for copy in copies] == ["a", "b", "a", "b"]
 
 
 def test_the_deadline_grows_with_the_size():
-    copy = next(held_copies(CHECKPOINT, NODES))
+    copy = copies_to_ask(CHECKPOINT, NODES)[0]
 
     assert copy.timeout_s == pytest.approx(10 + 1024 / 200)
 

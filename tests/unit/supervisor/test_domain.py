@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+
 from holdfast_services.supervisor import domain
 from holdfast_services.supervisor.domain import (
     Answered,

@@ -1,0 +1,225 @@
+"""The embedded stack as people run it: started, killed in parts and as a whole, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.e2e.stack import Stack, environment, running_stack, until
+
+ASK = """
+import os
+from holdfast.embedded import agent_socket
+print(agent_socket(os.environ, world_size=4, local_world_size=4))
+"""
+
+
+@pytest.fixture
+def stack():
+    with running_stack(nodes=2) as running:
+        yield running
+
+
+@pytest.fixture
+def home(tmp_path_factory):
+    """A HOME where nothing runs yet; whatever was started there is stopped."""
+    folder = tmp_path_factory.mktemp("home")
+    yield folder
+    cli("down", "--dir", str(folder))
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
+    return subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def together(count: int, *command: str, **extra: str) -> list[str]:
+    """Run ``count`` processes at once; all must succeed; return what each printed."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *command], env=environment(**extra), stdout=-1, stderr=-1, text=True
+        )
+        for _ in range(count)
+    ]
+    outcomes = [process.communicate(timeout=100) for process in processes]
+    assert {process.returncode for process in processes} == {0}, outcomes
+    return [out for out, _ in outcomes]
+
+
+def supervisors(home: Path) -> list[int]:
+    """Return the pids of all supervisors of ``home`` that live now."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"holdfast_services.supervisor" in words and str(home).encode() in words:
+            found.append(int(folder.name))
+    return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return True
+    return state == "Z"  # ended; nobody has asked for its exit code yet
+
+
+def nodes(stack: Stack) -> dict[str, dict]:
+    """Return what metadata says of the nodes; nothing while it does not answer."""
+    try:
+        return {node["node"]: node for node in stack.rest("nodes")}
+    except OSError:
+        return {}
+
+
+def test_a_killed_agent_comes_back_at_the_same_addresses(stack):
+    before = nodes(stack)["node-0"]
+    os.kill(stack.agent_pid(0), signal.SIGKILL)
+    until(lambda: nodes(stack)["node-0"]["incarnation"] > before["incarnation"], "a new agent")
+    after = nodes(stack)["node-0"]
+
+    assert after["live"]
+    assert after["rpc_address"] == before["rpc_address"]
+    assert after["data_address"] == before["data_address"]
+
+
+def test_a_killed_metadata_service_comes_back_where_it_was(stack):
+    pid = stack.metadata_pid()
+    reported = nodes(stack)["node-0"]["reported_at"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: stack.metadata_pid() not in (None, pid), "a new process")
+    until(lambda: nodes(stack) and nodes(stack)["node-0"]["reported_at"] > reported, "a report")
+
+    assert {node["live"] for node in nodes(stack).values()} == {True}
+
+
+def test_an_agent_whose_arena_was_deleted_starts_empty(stack):
+    """F41 and the loss of a node's memory: the folder goes while the agent is dead."""
+    marker = stack.arena(1) / "marker"
+    marker.touch()
+    os.kill(stack.agent_pid(1), signal.SIGSTOP)
+    pid = stack.agent_pid(1)
+    lost = stack.arena(1).with_name("lost")
+    stack.arena(1).rename(lost)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: stack.agent_pid(1) not in (None, pid), "a new agent")
+    until(lambda: (stack.arena(1) / "sessions").is_dir(), "a new arena")
+
+    assert stack.arena(1).stat().st_mode & 0o777 == 0o700
+    assert not marker.exists()
+
+
+def test_a_killed_supervisor_leaves_no_orphan_and_a_new_one_takes_over(stack):
+    children = [stack.metadata_pid(), stack.agent_pid(0), stack.agent_pid(1)]
+    os.kill(stack.info["pid"], signal.SIGKILL)
+    until(lambda: all(gone(pid) for pid in children), "the children to end")
+
+    assert (stack.home / "stack.json").exists()
+    assert stack.holdfast("status", check=False).returncode == 1
+    again = json.loads(stack.holdfast("up", "--nodes", "2", "--json").stdout)
+    assert again["started"]
+    assert again["pid"] != stack.info["pid"]
+    assert again["address"] == stack.info["address"]
+
+
+def test_up_again_is_success_and_starts_nothing(stack):
+    again = json.loads(stack.holdfast("up", "--nodes", "2", "--json").stdout)
+
+    assert not again.pop("started")
+    assert again.pop("home") == str(stack.home)
+    assert again == stack.info
+    assert supervisors(stack.home) == [stack.info["pid"]]
+
+
+def test_status_names_the_nodes_and_ls_says_that_there_is_nothing(stack):
+    status = json.loads(stack.holdfast("status", "--json").stdout)
+
+    assert [node["node"] for node in status["nodes"]] == ["node-0", "node-1"]
+    assert all(node["live"] for node in status["nodes"])
+    assert json.loads(stack.holdfast("ls", "--json").stdout) == []
+    assert "no job gpt" in stack.holdfast("show", "gpt", check=False).stderr
+
+
+def test_doctor_finds_the_services_well(stack):
+    report = json.loads(stack.holdfast("doctor", "--json").stdout)
+    levels = {check["name"]: check["level"] for check in report}
+
+    assert levels["metadata"] == levels["agent"] == levels["clock"] == "ok"
+
+
+def test_down_ends_all_and_removes_arenas_unless_they_are_kept(stack):
+    pids = [stack.info["pid"], stack.metadata_pid(), stack.agent_pid(0), stack.agent_pid(1)]
+    stack.holdfast("down", "--keep")
+
+    assert all(gone(pid) for pid in pids)
+    assert not (stack.home / "stack.json").exists()
+    assert stack.arena(0).is_dir()
+    stack.holdfast("down")
+    assert not stack.arena(0).parent.exists()
+    assert stack.holdfast("down").returncode == 0
+
+
+def test_a_stopped_stack_ends_its_services_in_order(stack):
+    stack.holdfast("down", "--keep")
+    log = stack.log()
+
+    assert "stopping: asked to" in log
+    assert "killing it" not in log
+
+
+def test_two_ups_at_once_make_one_stack(home):
+    answers = together(2, "-m", "holdfast.cli.main", "up", "--json", "--dir", str(home))
+    stacks = [json.loads(answer) for answer in answers]
+
+    assert sorted(stack["started"] for stack in stacks) == [False, True]
+    assert len({stack["pid"] for stack in stacks}) == 1
+    assert supervisors(home) == [stacks[0]["pid"]]
+
+
+def test_four_ranks_at_once_start_one_stack_and_find_the_same_agent(home):
+    answers = together(4, "-c", ASK, HOLDFAST_HOME=str(home))
+
+    assert set(answers) == {f"{home / 'node-0.sock'}\n"}
+    assert len(supervisors(home)) == 1
+
+
+def test_a_supervisor_that_runs_refuses_another_one(stack):
+    command = [sys.executable, "-m", "holdfast_services.supervisor", "--dir", str(stack.home)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 3
+    assert f"pid={stack.info['pid']}" in done.stderr
+
+
+def test_a_port_in_use_is_one_line_that_names_it(stack, home):
+    port = stack.info["address"].rpartition(":")[2]
+    done = cli("up", "--dir", str(home), "--port", port)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"holdfast: port {port} is in use")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_idle_stack_ends_itself_and_keeps_what_it_holds(home):
+    command = [sys.executable, "-m", "holdfast_services.supervisor", "--dir", str(home)]
+    done = subprocess.run(
+        [*command, "--detach", "--idle-exit", "0.5"],
+        env=environment(), capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    until(lambda: not supervisors(home), "the supervisor to end")
+
+    assert "stopping: no trainer for 0.5 s" in (home / "log").read_text()
+    assert not (home / "stack.json").exists()
