@@ -92,7 +92,8 @@ class Fetcher:
             shard=action.shard,
             owner=action.owner or peer.node,
             digests=located.digests,
-            source="peer",
+            # A copy held for its owner was here before anything failed: memory, to a restore.
+            source="memory" if action.owner else "peer",
         )
 
     async def _transfer(
