@@ -81,18 +81,19 @@ def recovery(kind: str, killed_at: float, journals: Journals) -> Recovery:
     """Return what the fault at ``killed_at`` cost, until each rank had done a new step.
 
     The phases are those of the slowest rank, of the attempt that succeeded: ``detect`` lasts
-    until its process has started, ``start`` until it asks for the state back.
+    until its process has started, ``start`` until it asks for the state back, ``decide`` is what
+    the restore took beside fetching and loading.
     """
     attempts = [_attempt(journals, rank, killed_at) for rank in range(len(journals.by_rank))]
     start, asked, restored, first_step = max(attempts, key=lambda attempt: attempt[3]["at"])
     restore_s = restored["at"] - asked["at"]
-    decide_s, fetch_s = restored["seconds"]["decide"], restored["seconds"]["fetch"]
+    fetch_s, load_s = restored["seconds"]["fetch"], restored["seconds"]["load"]
     seconds = (
         start["at"] - killed_at,
         asked["at"] - start["at"],
-        decide_s,
+        restore_s - fetch_s - load_s,
         fetch_s,
-        restore_s - decide_s - fetch_s,
+        load_s,
         first_step["at"] - restored["at"],
     )
     sources: dict[str, int] = {}

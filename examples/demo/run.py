@@ -64,7 +64,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, default=Path("build/demo"), help="emptied first")
     parser.add_argument("--result", type=Path, default=Path("build/demo.json"))
     parser.add_argument("--size", choices=("small", "tiny"), default="small")
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--keep", action="store_true", help="leave the stack running at the end")
     return parser.parse_args()
 
