@@ -114,7 +114,7 @@ class Arena:
         name is left alone and not opened.
         """
         found: list[tuple[SlotName, int]] = []
-        for entry in sorted(os.listdir(self._dir_fd)):
+        for entry in sorted(_entries(self._dir_fd)):
             if entry.endswith(_TEMPORARY):
                 self._unlink(entry)
                 continue
@@ -200,7 +200,7 @@ class Arena:
     def names(self) -> dict[str, SlotName]:
         """Return slot -> name, as the folder shows it now."""
         found: dict[str, SlotName] = {}
-        for entry in os.listdir(self._dir_fd):
+        for entry in _entries(self._dir_fd):
             with suppress(InvalidRequestError):
                 name = slot_name(entry)
                 found[name.slot] = name
@@ -265,7 +265,7 @@ class Arena:
 
     def sweep_sessions(self) -> None:
         """Remove lock files nobody holds and nobody has just made."""
-        for entry in os.listdir(self._sessions_fd):
+        for entry in _entries(self._sessions_fd):
             with suppress(InvalidRequestError, FileNotFoundError):
                 info = os.stat(
                     session_id(entry), dir_fd=self._sessions_fd, follow_symlinks=False
@@ -299,6 +299,11 @@ def _open_folder(folder: Path) -> int:
         raise AccessError(f"folder {folder} belongs to another user")
     os.fchmod(fd, 0o700)
     return fd
+
+
+def _entries(folder_fd: int) -> list[str]:
+    """The names in a folder, by descriptor: a folder swapped for another is not followed."""
+    return os.listdir(folder_fd)
 
 
 def _locked(fd: int) -> bool:

@@ -105,6 +105,8 @@ class AgentService:
         self._publish()
 
     def _settle(self, event: ev.Event) -> None:
+        if isinstance(event, ev.FetchDone | ev.SlotSealed):
+            self._serve(event.content.shard.id)
         if isinstance(event, ev.FetchDone):
             self._answer(event.content.shard.id, "")
         elif isinstance(event, ev.FetchFailed):
@@ -165,22 +167,14 @@ class AgentService:
     async def _run(self, action: ev.Action) -> None:
         if isinstance(action, ev.Fetch):
             for event in await self._fetcher.fetch(action):
-                if isinstance(event, ev.FetchDone):
-                    self._serve(event)
                 self.dispatch(event)
         elif isinstance(action, ev.AskHold):
             self.dispatch(await self._ask(action))
         else:
-            event_or_none = await self._threaded(action)
-            if event_or_none is not None:
-                self.dispatch(event_or_none)
-
-    async def _threaded(self, action: ev.Action) -> ev.Event | None:
-        loop = asyncio.get_running_loop()
-        event = await loop.run_in_executor(self._threads, self._blocking, action)
-        if isinstance(event, ev.SlotSealed):
-            self._serve(event)
-        return event
+            loop = asyncio.get_running_loop()
+            happened = await loop.run_in_executor(self._threads, self._blocking, action)
+            if happened is not None:
+                self.dispatch(happened)
 
     def _blocking(self, action: ev.Action) -> ev.Event | None:
         """Perform what takes long; runs in a thread and touches no state."""
@@ -222,11 +216,15 @@ class AgentService:
             freed = self._arena.rename(action.name, action.name.to(SlotState.FREE))
         finally:
             file.unlock()
-        return ev.Reclaimed(action.name, replaced=False) if freed else ev.ReclaimBlocked(action.name)
+        if not freed:
+            return ev.ReclaimBlocked(action.name)
+        return ev.Reclaimed(action.name, replaced=False)
 
-    def _serve(self, event: ev.SlotSealed | ev.FetchDone) -> None:
-        view = self._arena.file(event.name.slot).view
-        self._served.put(event.content.shard.id.key, event.name, view)
+    def _serve(self, shard: ShardId) -> None:
+        """Serve the copy that is kept; a second one may have been freed a moment ago."""
+        slot = self.state.held(shard)
+        if slot is not None:
+            self._served.put(shard.key, slot.name, self._arena.file(slot.name.slot).view)
 
     async def _ask(self, action: ev.AskHold) -> ev.HoldAnswered:
         try:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc
+
 from holdfast.core.facts import (
     CheckpointId,
     Committed,

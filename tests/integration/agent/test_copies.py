@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+
 from holdfast.core.facts import (
     CheckpointId,
     DecisionState,
@@ -48,7 +49,7 @@ def saved(node, catalogue):
         words = (lease.slot, lease.incarnation, step, generation, length, rank)
         assert "closed" == t.ask("write", *words)
         held = until(
-            lambda: [h for i, h in catalogue.held(a.name).items() if (i.step, i.rank) == (step, rank)],
+            lambda: [h for i, h in catalogue.held(a.name).items() if (i.step, i.rank) == (step, rank)],  # noqa: E501
             "sealed",
         )
         return t, generation, held[0].shard
@@ -264,7 +265,7 @@ def test_a_byte_flipped_in_flight_is_asked_for_once_more(node, catalogue, saved)
 
 def test_a_source_whose_slot_changed_is_left_without_blame(node, catalogue, saved):
     """Interleaving 6: NotFound means elsewhere, not quarantine."""
-    a, b, c = node("a"), node("b"), node("c")
+    a, _, _ = node("a"), node("b"), node("c")
     reported(catalogue, "a", "b", "c")
     catalogue.set_run(ring=("a", "b"), replicas=1)
     _, _, shard = saved(a, replicas=1)
@@ -283,7 +284,7 @@ def test_a_source_whose_slot_changed_is_left_without_blame(node, catalogue, save
 
 def test_an_agent_restarted_serves_what_it_held(node, catalogue, saved):
     """F41, F55: adopted by sidecar; then fetched by a peer."""
-    a, b = node("a"), node("b")
+    a, _ = node("a"), node("b")
     reported(catalogue, "a", "b")
     _, _, shard = saved(a)
     restart(a, catalogue)

@@ -8,6 +8,7 @@ import signal
 
 import grpc
 import pytest
+
 from holdfast.core.facts import CheckpointId, HeldState
 from holdfast.core.slots import slot_name
 from holdfast.errors import (

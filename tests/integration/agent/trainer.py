@@ -1,7 +1,7 @@
 """A trainer without torch: locks its session, then does what standard input says.
 
-``write SLOT INC STEP GENERATION [SIZE] [RANK]`` fills and closes; ``begin`` stops half way and keeps the lock;
-``finish`` closes what was begun; each answers with one line.
+``write SLOT INC STEP GENERATION [SIZE] [RANK]`` fills and closes; ``begin`` stops half way and
+keeps the lock; ``finish`` closes what was begun; each answers with one line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def payload(step: int, length: int) -> bytes:
 
 def begin(slot: str, incarnation: str, step: int, length: int):
     name = arena / f"{slot}.{incarnation}.open"
-    inode = os.stat(name).st_ino
+    inode = name.stat().st_ino
     if inode not in fds:
         fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         fds[inode] = (fd, mmap.mmap(fd, length))
@@ -56,15 +56,16 @@ def begin(slot: str, incarnation: str, step: int, length: int):
     return fd, view, data
 
 
-def finish(slot, incarnation, step, generation, length, rank, fd, view, data) -> str:
+def finish(begun, held) -> str:
+    slot, incarnation, step, generation, length, rank = begun
+    fd, view, data = held
     view[length // 2 :] = data[length // 2 :]
     made = template(length, rank)
     head = made.fill(step=step, generation=generation, parent=None)
     view[: len(head)] = head
     try:
-        os.rename(
-            arena / f"{slot}.{incarnation}.open", arena / f"{slot}.{incarnation}.closed"
-        )
+        name = arena / f"{slot}.{incarnation}.open"
+        name.rename(name.with_suffix(".closed"))
     except FileNotFoundError:
         return "gone"
     finally:
@@ -97,7 +98,7 @@ def main() -> None:
             if verb == "begin":
                 print("begun", flush=True)
                 continue
-        print(finish(*begun, *held), flush=True)
+        print(finish(begun, held), flush=True)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ def say(
     """Tell people once; the same message is not repeated until many others were told."""
     if message in state.said:
         return []
-    state.said = frozenset({message}) if len(state.said) >= SAID_COUNT_MAX else state.said | {message}
+    known = state.said if len(state.said) < SAID_COUNT_MAX else frozenset()
+    state.said = known | {message}
     event = facts.Event(
         kind=kind, severity=severity, message=message, job=job, context={"node": state.me.node}
     )

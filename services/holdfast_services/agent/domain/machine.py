@@ -135,9 +135,9 @@ def _current(state: State, name: SlotName) -> Slot | None:
 
 def _closed(state: State, event: ev.SlotClosed) -> list[ev.Action]:
     slot = state.slots.get(event.name.slot)
-    if slot and slot.name.state is SlotState.WRITING and slot.work is Work.NONE:
-        if slot.name.incarnation == event.name.incarnation:
-            state.slots[slot.name.slot] = replace(slot, name=event.name)
+    written = SlotName(event.name.slot, event.name.incarnation, SlotState.WRITING)
+    if slot and slot.name == written and slot.work is Work.NONE:
+        state.slots[slot.name.slot] = replace(slot, name=event.name, blocked=False)
     return []
 
 

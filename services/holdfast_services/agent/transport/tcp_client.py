@@ -21,7 +21,6 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast_services.agent.transport import FetchRequest, InterruptedFetchError, deadline_s, wire
-from holdfast_services.agent.transport.tcp_server import receive
 from holdfast_services.agent.transport.wire import Status
 
 STREAMS_COUNT = 2
@@ -95,7 +94,7 @@ def _stream(job: _Job) -> None:
     except OSError as cause:
         broken = UnavailableError(f"{job.address} broke off: {cause}")
         broken.__cause__ = cause
-        job.errors.append(error)
+        job.errors.append(broken)
 
 
 def _connect(job: _Job) -> socket.socket:

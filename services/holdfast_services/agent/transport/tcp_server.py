@@ -18,6 +18,9 @@ from holdfast_services.agent.transport.wire import Status
 CONNECTIONS_COUNT_MAX = 64
 IDLE_S_MAX = 30.0
 BACKLOG = 128
+REJECT_S_MAX = 1.0
+REJECT_READS_MAX = 16
+REJECT_BYTES = 1 << 12
 
 log = logging.getLogger(__name__)
 
@@ -97,22 +100,31 @@ class TcpServer:
             request = wire.decode_request(head, key)
         except CheckpointError as error:
             log.info("data plane refused a request: %s", error)
-            connection.sendall(wire.RESPONSE.pack(Status.INVALID, 0))
-            return False
+            return _reject(connection)
         view = self._source.lookup(request.key, request.incarnation)
         if view is None:
             connection.sendall(wire.RESPONSE.pack(Status.NOT_FOUND, 0))
             return True
         end = request.begin + request.length_bytes
         if end > len(view):
-            connection.sendall(wire.RESPONSE.pack(Status.INVALID, 0))
-            return False
+            return _reject(connection)
         connection.sendall(wire.RESPONSE.pack(Status.OK, request.length_bytes))
         connection.sendall(view[request.begin : end])
         again = self._source.lookup(request.key, request.incarnation)
         after = Status.NOT_FOUND if again is None else Status.OK
         connection.sendall(wire.TRAILER.pack(after))
         return True
+
+
+def _reject(connection: socket.socket) -> bool:
+    """Answer INVALID and end; what is still unread is read, or the answer would be reset."""
+    connection.sendall(wire.RESPONSE.pack(Status.INVALID, 0))
+    connection.shutdown(socket.SHUT_WR)
+    connection.settimeout(REJECT_S_MAX)
+    for _ in range(REJECT_READS_MAX):
+        if not connection.recv(REJECT_BYTES):
+            break
+    return False
 
 
 def _refuse(connection: socket.socket) -> None:

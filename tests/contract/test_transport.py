@@ -1,0 +1,198 @@
+"""The promises of ``Transport``, one suite over every implementation, the fake included."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from holdfast.core.digest import PART_BYTES, part_digest, part_ranges
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
+from holdfast_services.agent.transport import (
+    FetchRequest,
+    InterruptedFetchError,
+    ServedSegments,
+)
+from holdfast_services.agent.transport.memory import MemoryNetwork, MemoryTransport
+from holdfast_services.agent.transport.tcp import TcpTransport
+
+KEY = "r1/5/1/0/0"
+SLOT = SlotName("s1", 4, SlotState.SEALED)
+LENGTH = 2 * PART_BYTES + 12_345
+
+
+def _tcp():
+    return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1"), "127.0.0.1:1"
+
+
+def _memory():
+    network = MemoryNetwork()
+    return MemoryTransport(network, "near"), MemoryTransport(network, "far"), "nobody"
+
+
+@pytest.fixture(params=[_tcp, _memory], ids=["tcp", "memory"])
+def ends(request):
+    """(fetching end, serving end, an address where nobody serves)."""
+    near, far, nowhere = request.param()
+    yield near, far, nowhere
+    near.close()
+    far.close()
+
+
+@pytest.fixture(scope="module")
+def segment():
+    pattern = bytes(range(256)) * (LENGTH // 256 + 1)
+    return bytearray(pattern[:LENGTH])
+
+
+def request_for(data, *, incarnation=4):
+    digests = tuple(part_digest(data[a:b]) for a, b in part_ranges(len(data)))
+    return FetchRequest(
+        key=KEY, incarnation=incarnation, length_bytes=len(data), digests=digests
+    )
+
+
+def serving(data):
+    served = ServedSegments()
+    served.put(KEY, SLOT, memoryview(data))
+    return served
+
+
+def test_all_bytes_arrive_and_all_parts_are_noted(ends, segment):
+    near, far, _ = ends
+    address = far.serve(serving(segment))
+    target, done = bytearray(LENGTH), set()
+    near.fetch(
+        address, request_for(segment), memoryview(target), done=done, stop=threading.Event()
+    )
+    assert segment == target
+    assert {0, 1, 2} == done
+
+
+def test_parts_that_are_there_are_not_fetched_again(ends, segment):
+    near, far, _ = ends
+    address = far.serve(serving(segment))
+    target = bytearray(LENGTH)
+    near.fetch(
+        address, request_for(segment), memoryview(target), done={0, 2}, stop=threading.Event()
+    )
+    assert bytes(PART_BYTES) == target[:PART_BYTES]
+    assert segment[PART_BYTES : 2 * PART_BYTES] == target[PART_BYTES : 2 * PART_BYTES]
+
+
+def test_another_incarnation_is_not_found(ends, segment):
+    """Interleaving 6: gone or changed is NotFound, never a digest mismatch."""
+    near, far, _ = ends
+    address = far.serve(serving(segment))
+    with pytest.raises(NotFoundError):
+        near.fetch(
+            address,
+            request_for(segment, incarnation=5),
+            memoryview(bytearray(LENGTH)),
+            done=set(),
+            stop=threading.Event(),
+        )
+
+
+def test_a_slot_withdrawn_while_it_is_read_is_not_found(ends, segment):
+    """The seqlock: looked up before the first and after the last byte."""
+
+    class Vanishing:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def lookup(self, key, incarnation):
+            self.asked += 1
+            return memoryview(segment) if self.asked == 1 else None
+
+    near, far, _ = ends
+    address = far.serve(Vanishing())
+    done: set[int] = set()
+    with pytest.raises(NotFoundError):
+        near.fetch(
+            address,
+            request_for(segment[:1000]),
+            memoryview(bytearray(1000)),
+            done=done,
+            stop=threading.Event(),
+        )
+    assert set() == done
+
+
+def test_bytes_that_do_not_match_twice_are_a_mismatch_and_good_parts_stay(ends, segment):
+    """P3; the next source gives the rest."""
+    near, far, _ = ends
+    bad = bytearray(segment)
+    bad[-1] ^= 1
+    address = far.serve(serving(bad))
+    target, done = bytearray(LENGTH), set()
+    request = request_for(segment)
+    with pytest.raises(DigestMismatchError, match="part 2"):
+        near.fetch(address, request, memoryview(target), done=done, stop=threading.Event())
+    assert 2 not in done
+    far.close()
+    near.fetch(
+        far.serve(serving(segment)), request, memoryview(target), done=done,
+        stop=threading.Event(),
+    )  # fmt: skip
+    assert segment == target
+
+
+def test_a_mismatch_that_happens_once_is_asked_for_again(ends, segment):
+    class Flickering:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def lookup(self, key, incarnation):
+            self.asked += 1
+            return memoryview(bytes(1000) if self.asked <= 2 else segment[:1000])
+
+    near, far, _ = ends
+    target = bytearray(1000)
+    near.fetch(
+        far.serve(Flickering()),
+        request_for(segment[:1000]),
+        memoryview(target),
+        done=set(),
+        stop=threading.Event(),
+    )
+    assert segment[:1000] == target
+
+
+def test_nobody_there_is_unavailable(ends, segment):
+    near, _, nowhere = ends
+    with pytest.raises(UnavailableError):
+        near.fetch(
+            nowhere,
+            request_for(segment),
+            memoryview(bytearray(LENGTH)),
+            done=set(),
+            stop=threading.Event(),
+        )
+
+
+def test_a_fetch_told_to_stop_is_interrupted(ends, segment):
+    """F58."""
+    near, far, _ = ends
+    address = far.serve(serving(segment))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(InterruptedFetchError):
+        near.fetch(
+            address, request_for(segment), memoryview(bytearray(LENGTH)), done=set(), stop=stop
+        )
+
+
+def test_a_source_that_stopped_serving_is_unavailable(ends, segment):
+    near, far, _ = ends
+    address = far.serve(serving(segment))
+    far.close()
+    with pytest.raises(UnavailableError):
+        near.fetch(
+            address,
+            request_for(segment),
+            memoryview(bytearray(LENGTH)),
+            done=set(),
+            stop=threading.Event(),
+        )
