@@ -80,8 +80,8 @@ def agent_socket(environ: Mapping[str, str], *, world_size: int, local_world_siz
     """Return the unix socket of this node's agent, after starting one if that is ours to do.
 
     In order: ``HOLDFAST_AGENT``; the only node of a stack that runs in ``HOLDFAST_HOME``; a stack
-    started for the purpose, when all ranks are on this machine. Such a stack ends itself after
-    ``IDLE_EXIT_S`` without a trainer.
+    started for the purpose, when no service is named and all ranks are on this machine. Such a
+    stack ends itself after ``IDLE_EXIT_S`` without a trainer.
 
     Raises:
         InvalidRequestError: it must be said which agent, or the ``services`` extra is missing.
@@ -91,6 +91,12 @@ def agent_socket(environ: Mapping[str, str], *, world_size: int, local_world_siz
         return Path(named)
     home = home_folder(environ)
     stack = running_stack(home)
+    address = environ.get("HOLDFAST_ADDRESS")
+    if address and (stack is None or stack.address != address):
+        raise InvalidRequestError(
+            f"HOLDFAST_ADDRESS names the metadata service {address}, but no agent is named: run "
+            f"one on this node and set HOLDFAST_AGENT to its socket"
+        )
     if stack is None:
         if world_size != local_world_size:
             raise InvalidRequestError(

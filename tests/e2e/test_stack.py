@@ -113,7 +113,8 @@ def test_an_agent_whose_arena_was_deleted_starts_empty(stack):
     stack.arena(1).rename(lost)
     os.kill(pid, signal.SIGKILL)
     until(lambda: stack.agent_pid(1) not in (None, pid), "a new agent")
-    until(lambda: (stack.arena(1) / "sessions").is_dir(), "a new arena")
+    sessions = stack.arena(1) / "sessions"
+    until(sessions.is_dir, "a new arena")
 
     assert stack.arena(1).stat().st_mode & 0o777 == 0o700
     assert not marker.exists()

@@ -16,6 +16,8 @@ import pytest
 from holdfast.embedded import agent_socket, home_folder, running_stack, supervisor_pid
 from holdfast.errors import InvalidRequestError
 
+SDK = Path(__file__).parents[3] / "sdk"
+
 HOLD = """
 import fcntl, sys
 lock = open(sys.argv[1], "w")
@@ -78,6 +80,36 @@ def test_a_job_of_several_machines_never_starts_a_stack(tmp_path):
         ask(tmp_path, world_size=8, local_world_size=4)
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_a_metadata_service_elsewhere_needs_an_agent_that_is_named(tmp_path, nodes):
+    """A stack of our own beside it would save where nobody looks."""
+    with supervisor_of(tmp_path, nodes=nodes):
+        if not nodes:
+            (tmp_path / "stack.json").unlink()
+        with pytest.raises(InvalidRequestError, match="set HOLDFAST_AGENT"):
+            ask(tmp_path, HOLDFAST_ADDRESS="far:7300")
+
+
+def test_without_the_services_the_error_says_what_to_install(tmp_path):
+    """``-S`` leaves site-packages out: only the SDK can be found."""
+    script = f"""
+import sys
+sys.path = [{str(SDK)!r}, *(p for p in sys.path if p.startswith(sys.base_prefix))]
+from holdfast.embedded import agent_socket
+try:
+    agent_socket({{"HOLDFAST_HOME": {str(tmp_path)!r}}}, world_size=1, local_world_size=1)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == (
+        "the embedded stack needs its services: pip install holdfast[services]\n"
+    )
 
 
 def test_a_stack_file_of_a_dead_supervisor_is_not_believed(tmp_path):
