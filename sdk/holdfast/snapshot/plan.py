@@ -143,8 +143,11 @@ def make_plan(
     text_bytes = len(_blob(capture.static_text(survey), live.text))
     capacity = max(BLOB_BYTES_MIN, int(text_bytes * BLOB_GROWTH))
     capacity += -capacity % 4096
-    specs = [_spec(_stored_name(t, rank), t.tensor) for t in _own_tensors(survey, rank, world_size)]
-    specs += [_spec(_ranked(name, rank), tensor) for name, tensor in live.tensors.items()]
+    specs = [
+        _spec(t.fqn, _stored_name(t, rank), t.tensor)
+        for t in _own_tensors(survey, rank, world_size)
+    ]
+    specs += [_spec(name, _ranked(name, rank), tensor) for name, tensor in live.tensors.items()]
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = _plan_hash(specs, rank, world_size)
     identity = SegmentIdentity(
@@ -212,9 +215,9 @@ def _ranked(name: str, rank: int) -> str:
     return f"rank.{rank}.{name}"
 
 
-def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
+def _spec(fqn: str, name: str, tensor: torch.Tensor) -> TensorSpec:
     shape = tuple(tensor.shape)
-    return TensorSpec(fqn=name, dtype=dtype_name(name, tensor), shape=shape, box=whole(shape))
+    return TensorSpec(fqn=name, dtype=dtype_name(fqn, tensor), shape=shape, box=whole(shape))
 
 
 def _plan_hash(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:

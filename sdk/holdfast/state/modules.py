@@ -42,11 +42,14 @@ def has_own_saving(module: nn.Module) -> bool:
 
 
 def check_mesh(fqn: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that is one rank's piece of a bigger one.
+    """Refuse a tensor that is one rank's piece of a bigger one, or none yet.
 
     Raises:
-        InvalidRequestError: it is a DTensor or ShardedTensor; the message names tensor and mesh.
+        InvalidRequestError: it is a DTensor or ShardedTensor, or not initialized; the message
+            names the tensor, and the mesh.
     """
+    if nn.parameter.is_lazy(tensor):
+        raise InvalidRequestError(f"parameter {fqn!r} is not initialized yet", key=fqn)
     kinds = {cls.__name__ for cls in type(tensor).__mro__} & _REFUSED_TENSORS
     if not kinds:
         return
@@ -86,8 +89,6 @@ def survey_module(
         for name, tensor in _persistent(module):
             fqn = f"{base}.{name}"
             check_mesh(fqn, tensor)
-            if nn.parameter.is_lazy(tensor):
-                raise InvalidRequestError(f"parameter {fqn!r} is not initialized yet", key=fqn)
             survey.add(
                 fqn,
                 tensor,

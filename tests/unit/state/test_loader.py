@@ -1,0 +1,159 @@
+"""Loaders continue where they were, and the random stream does not move by making them again."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from holdfast.state.capture import Capture
+from holdfast.state.loader import ResumableLoader
+
+_SPEC = importlib.util.spec_from_file_location(
+    "holdfast_test_worlds", Path(__file__).with_name("worlds.py")
+)
+worlds = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(worlds)
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
+
+SIZE, BATCH, EPOCHS = 10, 3, 3
+BATCHES = 4  # per epoch
+DATA = torch.arange(SIZE)
+
+
+def plain(workers: int, **more: object) -> ResumableLoader:
+    return ResumableLoader(
+        DataLoader(DATA, batch_size=BATCH, shuffle=True, num_workers=workers, **more)
+    )
+
+
+def stateful(workers: int, **more: object) -> StatefulDataLoader:
+    return StatefulDataLoader(DATA, batch_size=BATCH, shuffle=True, num_workers=workers, **more)
+
+
+def run(state: dict, log: list, *, until: int) -> None:
+    """A training loop with dropout-like draws that calls ``pause`` at step ``until``."""
+    while state["epoch"] < EPOCHS:
+        for batch in state["loader"]:
+            log.append((batch.tolist(), torch.rand(2).tolist()))
+            state["step"] += 1
+            if state["step"] == until:
+                state["pause"]()
+        state["epoch"] += 1
+        log.append(torch.rand(1).item())
+        if state["pause_after"] == state["epoch"]:
+            state["pause"]()
+
+
+def interrupted(
+    tmp_path: Path, make: object, *, step: int, after_epoch: int = -1
+) -> tuple[list, list]:
+    """Return the log of an uninterrupted run, and that of one saved, thrown away and resumed."""
+    segments = []
+    log: list = []
+    torch.manual_seed(3)
+    state = {"epoch": 0, "step": 0, "loader": make(), "w": torch.zeros(2)}
+    captured = {k: state[k] for k in ("loader", "w")} | {"at": {}}
+    capture = Capture(captured, rank=0, world_size=1)
+
+    def save() -> None:
+        captured["at"].update(epoch=state["epoch"], step=state["step"], logged=len(log))
+        segments.append(worlds.save_all(tmp_path, [capture]))
+
+    run(_with(state, save, after_epoch), log, until=step)
+    capture.release()
+
+    torch.manual_seed(99)
+    torch.rand(5)
+    again = {"loader": make(), "w": torch.zeros(2), "at": {}}
+    other = Capture(again, rank=0, world_size=1)
+    with segments[0] as held:
+        other.load(held, step=1)
+    resumed = log[: again["at"]["logged"]]
+    state = {"epoch": again["at"]["epoch"], "step": again["at"]["step"], "loader": again["loader"]}
+    run(_with(state, lambda: None, -1), resumed, until=-1)
+    other.release()
+    return log, resumed
+
+
+def _with(state: dict, pause: object, after_epoch: int) -> dict:
+    state["pause"] = pause
+    state["pause_after"] = after_epoch
+    return state
+
+
+@pytest.mark.parametrize("make", [plain, stateful])
+@pytest.mark.parametrize("step", range(1, 2 * BATCHES + 1))
+def test_a_run_resumed_at_any_batch_is_the_run_that_was_not_stopped(tmp_path, make, step):
+    """G9: data order, draws between batches and epoch boundaries; step 4 and 8 end an epoch."""
+    log, resumed = interrupted(tmp_path, lambda: make(0), step=step)
+
+    assert log == resumed
+
+
+@pytest.mark.parametrize("make", [plain, stateful])
+@pytest.mark.parametrize("step", [1, BATCHES, BATCHES + 1])
+def test_a_run_with_workers_is_resumed_the_same(tmp_path, make, step):
+    """G9."""
+    log, resumed = interrupted(tmp_path, lambda: make(2), step=step)
+
+    assert log == resumed
+
+
+@pytest.mark.parametrize("make", [plain, stateful])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_checkpoint_between_epochs_is_resumed_the_same(tmp_path, make, epoch):
+    """G9: the finished iterator must not be made again; the next draws like the original."""
+    log, resumed = interrupted(tmp_path, lambda: make(0), step=-1, after_epoch=epoch)
+
+    assert log == resumed
+
+
+@pytest.mark.parametrize("step", [2, BATCHES])
+def test_a_loader_with_its_own_generator_goes_on_with_it(tmp_path, step):
+    log, resumed = interrupted(
+        tmp_path, lambda: plain(0, generator=torch.Generator().manual_seed(5)), step=step
+    )
+
+    assert log == resumed
+
+
+def test_a_loader_left_before_its_end_begins_anew():
+    loader = plain(0)
+    for _ in loader:
+        break
+
+    assert loader.state_dict()["live"] is False
+
+
+def test_the_epoch_of_a_distributed_sampler_is_kept():
+    def make() -> ResumableLoader:
+        sampler = DistributedSampler(DATA, num_replicas=2, rank=1, seed=1)
+        return ResumableLoader(DataLoader(DATA, batch_size=2, sampler=sampler))
+
+    loader, other = make(), make()
+    loader.loader.sampler.set_epoch(7)
+    iterator = iter(loader)
+    next(iterator)
+    other.load_state_dict(loader.state_dict())
+
+    assert [b.tolist() for b in iterator] == [b.tolist() for b in other]
+    assert 7 == other.loader.sampler.epoch
+
+
+def test_capturing_an_unused_torchdata_loader_draws_nothing(tmp_path):
+    """torchdata's state_dict() would make an iterator, and so draw from the global stream."""
+    loader = stateful(0)
+    capture = Capture({"l": loader}, rank=0, world_size=1)
+    before = torch.get_rng_state()
+    worlds.save_all(tmp_path, [capture]).close()
+
+    assert torch.equal(before, torch.get_rng_state())
+    assert type(loader) is not StatefulDataLoader
+    capture.release()
+    assert type(loader) is StatefulDataLoader
