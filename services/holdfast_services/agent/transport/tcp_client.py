@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ STREAMS_COUNT = 2
 CONNECT_S_MAX = 5.0
 STALL_S_MAX = 10.0
 POLL_S = 0.2
+SLICE_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -103,8 +105,16 @@ def _connect(job: _Job) -> socket.socket:
         raise UnavailableError(f"data address {job.address[:80]!r} is not host:port")
     connection = socket.create_connection((host, int(port)), timeout=CONNECT_S_MAX)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.settimeout(POLL_S)
+    # The kernel's timeouts: the socket stays blocking, so that a slice takes one call.
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(POLL_S))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(STALL_S_MAX))
     return connection
+
+
+def _timeval(wait_s: float) -> bytes:
+    """Return a ``struct timeval`` of 64-bit Linux."""
+    return struct.pack("ll", int(wait_s), int(wait_s % 1 * 1e6))
 
 
 def _part(job: _Job, connection: socket.socket, index: int) -> None:
@@ -129,9 +139,7 @@ def _receive_part(
         begin=begin,
         length_bytes=len(piece),
     )
-    connection.settimeout(STALL_S_MAX)
     connection.sendall(wire.encode_request(request))
-    connection.settimeout(POLL_S)
     head = bytearray(wire.RESPONSE.size)
     _receive_into(job, connection, memoryview(head))
     status, length = wire.RESPONSE.unpack(head)
@@ -151,8 +159,8 @@ def _receive_into(job: _Job, connection: socket.socket, target: memoryview) -> N
     while at < len(target):
         job.check()
         try:
-            count = connection.recv_into(target[at:])
-        except TimeoutError as cause:
+            count = connection.recv_into(target[at : at + SLICE_BYTES], 0, socket.MSG_WAITALL)
+        except BlockingIOError as cause:
             if time.monotonic() - heard_s > STALL_S_MAX:
                 raise UnavailableError(f"{job.address} is silent") from cause
             continue

@@ -1,0 +1,73 @@
+"""Interleaving 14, G8: SIGKILL at any moment, of the writer and of the agent; nothing torn."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import secrets
+
+from holdfast.core.digest import part_digests
+from holdfast.core.segment import header_length, parse_header
+
+from .harness import Trainer, committed, open_session, reserve, until
+
+MIB = 1 << 20
+LENGTH = 4 * MIB
+KILLS = 200
+SEED = 20261120
+
+
+def payload(step: int) -> bytes:
+    seed = hashlib.sha256(str(step).encode()).digest()
+    return (seed * (LENGTH // len(seed) + 1))[:LENGTH]
+
+
+def check_sealed(node) -> int:
+    """Every sealed file holds one step, whole; return how many there are."""
+    count = 0
+    for name in node.files("seg"):
+        try:
+            data = (node.arena / name).read_bytes()
+        except FileNotFoundError:
+            continue
+        if not (node.arena / name).exists():
+            continue
+        header = parse_header(data[: header_length(data[:8])], len(data))
+        begin = header.data_begin
+        assert payload(header.identity.id.step)[begin:] == data[begin:], f"{name} is torn"
+        assert part_digests(memoryview(data))
+        count += 1
+    return count
+
+
+def test_two_hundred_kills_leave_no_torn_segment(node, catalogue):
+    """A writer is killed while it copies or closes, the agent (each tenth time) while it seals."""
+    chance = random.Random(SEED)
+    a = node()
+    sealed = 0
+    step = 0
+    for kill in range(KILLS):
+        t = Trainer(a.arena, secrets.token_hex(16))
+        generation = open_session(a, t.session, nonce=secrets.token_bytes(16))
+        reserve(a, t.session, LENGTH)
+        lease = until(lambda s=t.session: a.view(s).leases, "a lease")[0]
+        step += 1
+        t.send("write", lease.slot, lease.incarnation, step, generation, LENGTH)
+        if kill % 10 == 9:
+            with contextlib.suppress(OSError):
+                t.read()
+            a.kill()
+            a.start()
+        else:
+            with contextlib.suppress(Exception):
+                t.process.wait(chance.random() * 0.01)
+        t.end()
+        until(lambda: not a.files("closed"), "closed slots are dealt with")
+        sealed += check_sealed(a)
+        catalogue.set_run(
+            generation=generation,
+            committed=(committed(step, generation),),
+            keep_from=committed(step, generation).checkpoint,
+        )
+    assert sealed > KILLS // 20, "the writer was never let through"
