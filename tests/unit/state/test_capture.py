@@ -71,13 +71,13 @@ OPTIMIZERS = {
     "adamw_fused": lambda p: torch.optim.AdamW(p, fused=True),
     "adamw_foreach": lambda p: torch.optim.AdamW(p, foreach=True),
     "lr_tensor": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=False),
-    "adagrad": lambda p: torch.optim.Adagrad(p),
-    "nadam": lambda p: torch.optim.NAdam(p),
-    "radam": lambda p: torch.optim.RAdam(p),
-    "asgd": lambda p: torch.optim.ASGD(p),
+    "adagrad": torch.optim.Adagrad,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "asgd": torch.optim.ASGD,
     "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5),
-    "rprop": lambda p: torch.optim.Rprop(p),
-    "adafactor": lambda p: torch.optim.Adafactor(p),
+    "rprop": torch.optim.Rprop,
+    "adafactor": torch.optim.Adafactor,
     "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=3, history_size=4),
 }
 
@@ -223,7 +223,7 @@ def test_tied_tensors_are_saved_once_and_load_even_where_they_are_not_tied(tmp_p
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32,
           torch.int64, torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
-          torch.complex64, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e8m0fnu]  # fmt: skip
+          torch.complex64, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e8m0fnu]  # fmt: skip  # noqa: E501
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
