@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Annotated
 
@@ -37,6 +38,8 @@ def make_app(service: Service, stopping: asyncio.Event) -> FastAPI:
     """Return the application; event streams end when ``stopping`` is set."""
     app = FastAPI(title="Holdfast metadata", version=holdfast.__version__, redoc_url=None)
     app.add_exception_handler(CheckpointError, _problem)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _unrouted)
     _add_health(app, service)
     _add_jobs(app, service)
     _add_events(app, service, stopping)
@@ -56,6 +59,18 @@ async def _problem(request: Request, error: Exception) -> Response:
         **({"context": error.context} if error.context else {}),
     }
     return JSONResponse(body, status_code=http_code(error), media_type=PROBLEM)
+
+
+async def _malformed(request: Request, error: Exception) -> Response:
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
+    where = ".".join(map(str, first.get("loc", ())))
+    return await _problem(request, InvalidRequestError(f"{where}: {first.get('msg', 'malformed')}"))
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        return await _problem(request, NotFoundError(f"nothing is at {request.url.path}"))
+    return await _problem(request, InvalidRequestError(f"{request.method} is not served here"))
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

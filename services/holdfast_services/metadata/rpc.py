@@ -26,7 +26,7 @@ class MetadataRpc(MetadataServicer):
         self._service = service
         self._rest_url = rest_url
 
-    async def Handshake(  # noqa: N802 - the protocol's names
+    async def Handshake(
         self, request: common.HandshakeRequest, context: Context
     ) -> common.HandshakeResponse:
         """Say who is here and where REST is."""
@@ -38,7 +38,7 @@ class MetadataRpc(MetadataServicer):
             rest_url=self._rest_url,
         )
 
-    async def RegisterRank(  # noqa: N802
+    async def RegisterRank(
         self, request: pb.RegisterRankRequest, context: Context
     ) -> pb.RegisterRankResponse:
         """Seat one rank of an attempt."""
@@ -46,25 +46,19 @@ class MetadataRpc(MetadataServicer):
         seat = await self._service.register(from_message(request, Registration))
         return pb.RegisterRankResponse(run=seat.run, generation=seat.generation)
 
-    async def Report(  # noqa: N802
-        self, request: pb.Inventory, context: Context
-    ) -> pb.NodeView:
+    async def Report(self, request: pb.Inventory, context: Context) -> pb.NodeView:
         """Take an inventory, answer with the node's view."""
         del context
         view = await self._service.report(from_message(request, Inventory))
         return to_message(view, pb.NodeView)
 
-    async def Watch(  # noqa: N802
-        self, request: pb.WatchRequest, context: Context
-    ) -> pb.NodeView:
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> pb.NodeView:
         """Answer when the node's view has changed, or at the deadline."""
         del context
         view = await self._service.watch(request.node, request.version, request.wait_s)
         return to_message(view, pb.NodeView)
 
-    async def Record(  # noqa: N802
-        self, request: pb.RecordRequest, context: Context
-    ) -> pb.RecordResponse:
+    async def Record(self, request: pb.RecordRequest, context: Context) -> pb.RecordResponse:
         """Take a node's news."""
         del context
         events = [from_message(event, Event) for event in request.events]

@@ -456,7 +456,8 @@ class Catalogue:
     # ------------------------------------------------------------------------------------------
 
     def _insert(self, table: Table) -> Any:
-        return sqlite.insert(table) if is_sqlite(self._db) else postgresql.insert(table)
+        statement = sqlite.insert(table) if is_sqlite(self._db) else postgresql.insert(table)
+        return statement.execution_options(preserve_rowcount=True)
 
     def _expect_one(self, count: int, run: Run) -> None:
         if count != 1:

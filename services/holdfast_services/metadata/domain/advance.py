@@ -32,7 +32,7 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     run, events = outcome.run, [*events, *outcome.events]
     outcome = cut(run, live)
     run, events = outcome.run, [*events, *outcome.events]
-    run = commit(run, evidence, live, now_s)
     outcome = decide(run, Facts(nodes=nodes, evidence=evidence, now_s=now_s, limits=limits))
     run, events = outcome.run, [*events, *outcome.events]
+    run = commit(run, evidence, live, now_s)
     return Outcome(run=announce(run, nodes, now_s), events=tuple(events))

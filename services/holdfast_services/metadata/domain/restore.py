@@ -85,8 +85,13 @@ def _candidates(
     run: Run, copies: Mapping[CheckpointId, CheckpointCopies]
 ) -> tuple[CheckpointId, ...]:
     """Return what may be restored, newest first: whole, not left behind, not tried in vain."""
-    keys = (key for key, held in copies.items() if run.usable(key) and whole(held))
-    return tuple(sorted(set(keys) - set(run.rejected), reverse=True))
+    keys = {key for key, held in copies.items() if _restorable(run, key) and whole(held)}
+    return tuple(sorted(keys - set(run.rejected), reverse=True))
+
+
+def _restorable(run: Run, key: CheckpointId) -> bool:
+    """Tell whether an attempt may restore ``key``: from an attempt before it, still valid."""
+    return key.generation < run.generation and run.usable(key)
 
 
 def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
@@ -94,8 +99,8 @@ def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
         copies = facts.evidence.live[key]
         if _fetchable(run, decision, copies, facts):
             return _propose(run, attempt, decision, copies)
-    known = {row.id for row in run.checkpoints if run.usable(row.id)}
-    known |= {key for key, held in facts.evidence.known.items() if run.usable(key) and whole(held)}
+    known = {row.id for row in run.checkpoints if _restorable(run, row.id)}
+    known |= {k for k, c in facts.evidence.known.items() if _restorable(run, k) and whole(c)}
     if known:
         return _lose(run, decision, max(known), facts)
     return _start_fresh(run, attempt, decision)

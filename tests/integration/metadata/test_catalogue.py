@@ -1,0 +1,318 @@
+"""The catalogue over SQLite and Postgres: one suite, the same promises (F91)."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from holdfast.core.facts import DecisionState, Event
+from holdfast.core.ids import CheckpointId
+from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
+from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
+from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.migrations import upgrade
+from holdfast_services.metadata.storage import Catalogue, InventoryCache
+
+
+def run_view(view):
+    (run,) = view.runs
+    return run
+
+
+async def commit_step(service, agents, seat, step):
+    """Both ranks save, both nodes hold both shards."""
+    for agent in agents:
+        for rank, owner in enumerate(agents):
+            agent.hold(seat.run, step, seat.generation, rank, owner=owner.name)
+    for agent in agents:
+        view = await service.report(agent.inventory())
+    return view
+
+
+async def test_a_life_of_save_crash_restore_and_load(database_url, agents, kit):
+    """F68, F74: from the first registration to the released pin."""
+    async with kit.running(database_url) as service:
+        first = await kit.launch(service, agents)
+        view = await commit_step(service, agents, first, 10)
+        key = CheckpointId(first.run, 10, first.generation)
+        assert run_view(view).keep_from == key
+        assert run_view(view).committed[0].replicated
+
+        second = await kit.launch(service, agents, b"second")
+        view = await service.watch("a", "", 0)
+        decision = run_view(view).decision
+        assert decision.state is DecisionState.PROPOSED
+        assert run_view(view).pinned == (decision.checkpoint,) == (key,)
+
+        for loaded in (False, True):
+            for rank, agent in enumerate(agents):
+                agent.serve(second, rank, ready_decision=decision.number, loaded=loaded)
+                view = await service.report(agent.inventory())
+            assert run_view(view).decision.state is DecisionState.CONFIRMED
+            assert run_view(view).pinned == (() if loaded else (key,))
+        assert run_view(view).superseded[-1].after_step == 10
+
+
+async def test_every_call_may_be_repeated(database_url, agents, kit):
+    """Idempotence: an agent that got no answer asks again and changes nothing."""
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        await commit_step(service, agents, seat, 10)
+        before = (await service.world()).runs
+        again = replace(agents[0].inventory(), sequence=agents[0].sequence - 1)
+
+        assert await service.register(kit.wish(0, "a")) == seat
+        views = [await service.report(again) for _ in range(3)]
+        after = (await service.world()).runs
+
+    def timeless(runs):
+        return [replace(r, attempt=replace(r.attempt, lease_until_s=0)) for r in runs]
+
+    assert timeless(after) == timeless(before)
+    assert len({view.version for view in views}) == 1
+
+
+async def test_an_older_incarnation_is_told_the_one_to_exceed(database_url, agents, kit):
+    async with kit.running(database_url) as service:
+        agents[0].incarnation = 7
+        await service.report(agents[0].inventory())
+        agents[0].incarnation = 3
+        agents[0].hold("r0", 1, 1, 0)
+
+        view = await service.report(agents[0].inventory())
+
+        assert view.incarnation_min == 8
+        assert (await service.world()).nodes["a"].inventory.shards == ()
+
+
+async def test_a_second_launch_is_refused_and_the_refusal_is_news(database_url, agents, kit):
+    """G12: the holder is named; the refused trainer changed nothing."""
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        with pytest.raises(AlreadyExistsError, match="holder of L"):
+            await service.register(kit.wish(0, "a", b"other", launcher="M"))
+
+        assert (await service.register(kit.wish(0, "a"))).generation == seat.generation
+        kinds = [row["kind"] for row in await service.read(lambda c: c.last_events(10))]
+        assert "attempt_refused" in kinds
+
+
+async def test_a_replaced_attempt_may_not_register_again(database_url, agents, kit):
+    """P2."""
+    async with kit.running(database_url) as service:
+        await kit.launch(service, agents)
+        await kit.launch(service, agents, b"second")
+
+        with pytest.raises(StaleGenerationError):
+            await service.register(kit.wish(1, "b", b"first"))
+
+
+async def test_many_ranks_at_many_services_get_one_generation(database_url, kit):
+    """F93: 32 ranks at four metadata processes at once, each twice."""
+    async with (
+        kit.running(database_url) as one,
+        kit.running(database_url) as two,
+        kit.running(database_url) as three,
+    ):
+        services = [one, two, three]
+        seats = await asyncio.gather(
+            *(
+                services[(rank + turn) % 3].register(kit.wish(rank, f"n{rank % 4}", world=32))
+                for rank in range(32)
+                for turn in range(2)
+            )
+        )
+        world = await two.world()
+
+    assert len(set(seats)) == 1
+    assert len(world.runs[0].ranks) == 32
+
+
+async def test_two_launches_racing_at_two_services_leave_one_holder(database_url, kit):
+    async with kit.running(database_url) as one, kit.running(database_url) as two:
+        answers = await asyncio.gather(
+            one.register(kit.wish(0, "a", b"1", launcher="L1", world=1)),
+            two.register(kit.wish(0, "b", b"2", launcher="L2", world=1)),
+            return_exceptions=True,
+        )
+
+    assert sorted(type(answer).__name__ for answer in answers) == ["AlreadyExistsError", "Seat"]
+
+
+async def test_services_that_decide_at_once_decide_once(database_url, kit):
+    """Any number of processes: one row, one event of each decision, whoever took it."""
+    agents = [kit.Agent(f"n{i}") for i in range(4)]
+    async with kit.running(database_url) as one, kit.running(database_url) as two:
+        services = [one, two]
+        seat = await kit.launch(one, agents)
+        for agent in agents:
+            for rank, owner in enumerate(agents):
+                agent.hold(seat.run, 10, seat.generation, rank, owner=owner.name, world=4)
+        for turn in range(3):
+            await asyncio.gather(
+                *(services[(i + turn) % 2].report(a.inventory()) for i, a in enumerate(agents))
+            )
+        second = await kit.launch(two, agents, b"second")
+        number = (await one.world()).runs[0].decision.number
+        for rank, agent in enumerate(agents):
+            agent.serve(second, rank, ready_decision=number)
+        await asyncio.gather(*(services[i % 2].report(a.inventory()) for i, a in enumerate(agents)))
+        run = (await one.world()).runs[0]
+        events = await one.read(lambda c: c.last_events(100))
+
+    assert run.decision.state is DecisionState.CONFIRMED
+    assert len(run.checkpoints) == 1
+    kinds = [row["kind"] for row in events]
+    assert kinds.count("restore_proposed") == 1
+    assert kinds.count("restore_confirmed") == 2, "one fresh, one restored"
+
+
+async def test_a_pinned_row_is_not_expired(database_url, agents, kit):
+    """4.7: the statement itself asks for the pin, so no order of events deletes it."""
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        await commit_step(service, agents, seat, 10)
+        await kit.launch(service, agents, b"second")
+        key = CheckpointId(seat.run, 10, seat.generation)
+
+        assert await service.write(lambda c: c.expire(key)) is False
+        assert len(await service.read(lambda c: c.checkpoints(seat.run))) == 1
+
+
+async def test_a_confirmed_decision_cannot_be_written_over(database_url, agents, kit):
+    """The database refuses what no process should try."""
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        before = (await service.world()).runs[0]
+        assert before.decision.state is DecisionState.CONFIRMED
+        forged = replace(before, decision=replace(before.decision, fresh=False))
+
+        with pytest.raises(Exception, match="changed under its lock"):
+            await service.write(lambda c: c.save_run(before, forged))
+
+        assert (await service.read(lambda c: c.load_run(seat.run))).decision == before.decision
+
+
+async def test_an_outage_leaves_leases_standing_and_costs_no_save(database_url, agents, kit):
+    """P5, G18: ten saves without metadata, then the new attempt registers first."""
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        await commit_step(service, agents, seat, 10)
+    for agent in agents:
+        for step in range(11, 21):
+            for rank, owner in enumerate(agents):
+                agent.hold(seat.run, step, seat.generation, rank, owner=owner.name)
+    age(database_url, 600.0)
+
+    async with kit.running(database_url) as service:
+        for rank, agent in enumerate(agents):
+            second = await service.register(kit.wish(rank, agent.name, b"second"))
+            agent.serve(second, rank)
+        assert (await service.world()).runs[0].decision.state is DecisionState.PENDING
+        assert len((await service.world()).live) == 2
+        for agent in agents:
+            view = await service.report(agent.inventory())
+
+    assert run_view(view).decision.checkpoint.step == 20
+
+
+def age(url, seconds):
+    """Move all times of the catalogue into the past, as an outage of ``seconds`` does."""
+    engine = make_engine(url, connections_max=1)
+    with write_transaction(engine) as db:
+        for table, column in (
+            ("pulse", "at_s"),
+            ("nodes", "lease_until_s"),
+            ("nodes", "reported_at_s"),
+            ("attempts", "lease_until_s"),
+            ("attempts", "started_at_s"),
+        ):
+            db.execute(text(f"UPDATE {table} SET {column} = {column} - :s"), {"s": seconds})
+    engine.dispose()
+
+
+async def test_a_watch_answers_when_another_process_changes_the_view(database_url, agents, kit):
+    """The condition of one process wakes at once, the poll finds what others did."""
+    async with kit.running(database_url) as one, kit.running(database_url) as two:
+        view = await one.report(agents[0].inventory())
+        watching = asyncio.create_task(one.watch("a", view.version, 30))
+        await two.report(agents[1].inventory())
+        changed = await asyncio.wait_for(watching, 20)
+
+    assert [peer.node for peer in changed.nodes] == ["a", "b"]
+    assert changed.version != view.version
+
+
+async def test_a_watch_of_an_unchanged_view_answers_at_its_deadline(database_url, agents, kit):
+    async with kit.running(database_url) as service:
+        view = await service.report(agents[0].inventory())
+        assert (await service.watch("a", view.version, 0.01)) == view
+
+
+async def test_lost_and_leaving_nodes_are_said_once(database_url, agents, kit):
+    async with kit.running(database_url, Limits(node_lease_s=0.2), clock=True) as service:
+        await service.report(agents[0].inventory())
+        agents[1].leaving = True
+        await service.report(agents[1].inventory())
+        kinds = []
+        ends = time.monotonic() + 20
+        while kinds.count("node_lost") < 2 and time.monotonic() < ends:
+            await service.changed(1.0)
+            rows = await service.read(lambda c: c.last_events(100))
+            kinds = [row["kind"] for row in rows]
+        await service.changed(1.0)
+        rows = await service.read(lambda c: c.last_events(100))
+
+    assert sorted(r["node"] for r in rows if r["kind"] == "node_lost") == ["a", "b"]
+
+
+async def test_news_of_agents_is_kept_and_bounded(database_url, kit):
+    async with kit.running(database_url) as service:
+        event = Event(
+            kind="save_failed", severity="warning", message="x" * 9999, context={"a": "b"}
+        )
+        await service.record("a", [event])
+        (row,) = await service.read(lambda c: c.last_events(10))
+        with pytest.raises(InvalidRequestError):
+            await service.record("a", [event] * 101)
+
+    assert len(row["message"]) == 2000
+    assert row["node"] == "a"
+
+
+async def test_one_bad_inventory_does_not_harm_the_others(database_url, agents, kit):
+    """A run id that belongs to another job is refused alone."""
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        await service.register(kit.wish(0, "a", job="other", world=1))
+        liar = kit.Agent("c")
+        liar.hold(seat.run, 1, 1, 0)
+        liar.shards = [replace(h, shard=replace(h.shard, job="third")) for h in liar.shards]
+        answers = await asyncio.gather(
+            service.report(agents[0].inventory()),
+            service.report(liar.inventory()),
+            service.report(agents[1].inventory()),
+            return_exceptions=True,
+        )
+
+    assert isinstance(answers[1], InvalidRequestError)
+    assert not isinstance(answers[0], Exception)
+    assert not isinstance(answers[2], Exception)
+
+
+async def test_migrations_may_run_from_many_processes_at_once(database_url):
+    engines = [make_engine(database_url, connections_max=1) for _ in range(4)]
+    await asyncio.gather(*(asyncio.to_thread(upgrade, engine) for engine in engines))
+    with read_transaction(engines[0]) as db:
+        assert Catalogue(db, InventoryCache()).pulse_s() == 0.0
+    for engine in engines:
+        engine.dispose()
+
+
+async def test_the_clock_is_the_databases(database_url, kit):
+    async with kit.running(database_url) as service:
+        now_s = await service.read(lambda c: c.now_s())
+
+    assert abs(now_s - time.time()) < 60

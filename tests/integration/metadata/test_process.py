@@ -1,0 +1,243 @@
+"""`python -m holdfast_services.metadata` as users run it: gRPC, REST, the page, a clean end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from holdfast.core.facts import NodeView
+from holdfast.errors import AlreadyExistsError
+from holdfast.rpc.channel import call, sync_channel
+from holdfast.rpc.codec import from_message, to_message
+from holdfast.v1 import common_pb2 as common
+from holdfast.v1 import metadata_pb2 as pb
+from holdfast.v1.metadata_pb2_grpc import MetadataStub
+
+ROOT = Path(__file__).parents[3]
+START_S_MAX = 60.0
+JOB = "gpt/small"
+
+
+class Running:
+    """The process and a stub that speaks to it."""
+
+    def __init__(self, process, ready):
+        self.process = process
+        self.rest_url = ready["rest_url"]
+        self.channel = sync_channel(ready["address"])
+        self.stub = MetadataStub(self.channel)
+        self.http = httpx.Client(base_url=self.rest_url, timeout=30)
+
+    def call(self, name, request):
+        return call(getattr(self.stub, name), request, timeout_s=30)
+
+    def register(self, rank, node, nonce=b"first", launcher="L"):
+        return self.call(
+            "RegisterRank",
+            pb.RegisterRankRequest(
+                job=JOB,
+                nonce=nonce,
+                launcher=launcher,
+                holder="host:1",
+                rank=rank,
+                world_size=2,
+                node=node,
+                replicas=1,
+            ),
+        )
+
+    def report(self, inventory):
+        return from_message(self.call("Report", to_message(inventory, pb.Inventory)), NodeView)
+
+    def stop(self):
+        self.channel.close()
+        self.http.close()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+def start(folder):
+    ready = folder / "ready.json"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'sdk'}{os.pathsep}{ROOT / 'services'}",
+        "HOLDFAST_DATABASE_URL": f"sqlite:///{folder / 'catalogue.db'}",
+        "HOLDFAST_LISTEN": "127.0.0.1:0",
+        "HOLDFAST_REST_LISTEN": "127.0.0.1:0",
+        "HOLDFAST_READY_FILE": str(ready),
+        "HOLDFAST_NODE_LEASE_S": "60",
+    }
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast_services.metadata"],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    ends = time.monotonic() + START_S_MAX
+    while not ready.exists():
+        assert process.poll() is None, (folder / "log").read_text()
+        assert time.monotonic() < ends, "not ready in time"
+        time.sleep(0.05)
+    return Running(process, json.loads(ready.read_text()))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    running = start(tmp_path_factory.mktemp("metadata"))
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def saved(service, kit):
+    """A job of two ranks that has replicated step 10."""
+    agents = [kit.Agent("a"), kit.Agent("b")]
+    for rank, agent in enumerate(agents):
+        seat = service.register(rank, agent.name)
+    for agent in agents:
+        service.report(agent.inventory())
+    for agent in agents:
+        for rank, owner in enumerate(agents):
+            agent.hold(seat.run, 10, seat.generation, rank, owner=owner.name)
+        view = service.report(agent.inventory())
+    return view
+
+
+def test_a_handshake_names_rest(service):
+    """F94."""
+    answer = service.call("Handshake", common.HandshakeRequest())
+
+    assert answer.rest_url == service.rest_url
+    assert answer.protocol_min <= answer.protocol_max
+
+
+def test_health_and_readiness(service):
+    """F113."""
+    assert service.http.get("/healthz").json() == {"status": "ok"}
+    assert service.http.get("/readyz").json() == {"status": "ready"}
+
+
+def test_a_refusal_crosses_the_wire_as_our_error(service, saved):
+    with pytest.raises(AlreadyExistsError, match="host:1"):
+        service.register(0, "a", b"other", launcher="M")
+
+
+def test_jobs_and_checkpoints_with_slashes_in_names(service, saved):
+    """F92: every replica's node is named."""
+    (job,) = service.http.get("/api/v1/jobs").json()
+    assert job == service.http.get(f"/api/v1/jobs/{JOB}").json()
+    assert (job["job"], job["newest_replicated_step"]) == (JOB, 10)
+
+    (row,) = service.http.get(f"/api/v1/jobs/{JOB}/checkpoints").json()
+    detail = service.http.get(f"/api/v1/jobs/{JOB}/checkpoints/10").json()
+
+    assert row["level"] == "replicated"
+    assert (row["length_bytes"], row["copies_min"], row["nodes"]) == (200, 2, ["a", "b"])
+    assert [shard["owner"] for shard in detail["shards"]] == ["a", "b"]
+    assert all({r["node"] for r in s["replicas"]} == {"a", "b"} for s in detail["shards"])
+
+
+def test_errors_are_problem_json_with_the_stable_kind(service, saved):
+    for path, code, kind in (
+        ("/api/v1/jobs/none", 404, "not_found"),
+        (f"/api/v1/jobs/{JOB}/checkpoints/11", 404, "not_found"),
+        ("/api/v1/jobs/..%2f..", 400, "invalid_request"),
+        (f"/api/v1/jobs/{JOB}/checkpoints/x", 400, "invalid_request"),
+        ("/api/v1/nowhere", 404, "not_found"),
+    ):
+        answer = service.http.get(path)
+        assert (answer.status_code, answer.json()["kind"]) == (code, kind), path
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_nodes_tell_lease_and_budget(service, saved):
+    nodes = service.http.get("/api/v1/nodes").json()
+
+    assert [(n["node"], n["live"], n["used_bytes"]) for n in nodes] == [
+        ("a", True, 200),
+        ("b", True, 200),
+    ]
+
+
+def test_events_are_listed_and_streamed_from_where_the_reader_was(service, saved):
+    """F111: Last-Event-ID resumes without a gap or a repeat."""
+    listed = service.http.get(
+        "/api/v1/events?limit=3", headers={"Accept": "application/json"}
+    ).json()
+    everything = service.http.get(
+        "/api/v1/events?limit=1000", headers={"Accept": "application/json"}
+    ).json()
+    assert listed == everything[:3]
+    first = everything[-1]["id"]
+
+    seen = []
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(first)}
+    with service.http.stream("GET", "/api/v1/events", headers=headers) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                seen.append(json.loads(line[6:])["id"])
+            if len(seen) == len(everything) - 1:
+                break
+
+    assert seen == [event["id"] for event in reversed(everything)][1:]
+
+
+def test_metrics_are_prometheus_text(service, saved):
+    """F110."""
+    lines = service.http.get("/metrics").text.splitlines()
+    figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+    assert figures["holdfast_nodes_live"] == "2"
+    assert float(figures["holdfast_report_seconds_count"]) >= 4
+
+
+def test_the_page_is_one_file_that_asks_nobody_else(service):
+    page = service.http.get("/").text
+
+    assert "EventSource" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+
+
+def test_openapi_describes_every_route(service):
+    paths = service.http.get("/openapi.json").json()["paths"]
+
+    assert {"/api/v1/jobs", "/api/v1/nodes", "/api/v1/events", "/readyz"} <= paths.keys()
+    assert service.http.get("/docs").status_code == 200
+
+
+def test_sigterm_ends_it_cleanly_though_streams_and_watches_are_open(tmp_path):
+    """A bounded shutdown: exit code 0."""
+    running = start(tmp_path)
+    opened = threading.Event()
+
+    def follow():
+        with (
+            httpx.Client(base_url=running.rest_url, timeout=30) as http,
+            http.stream("GET", "/api/v1/events") as stream,
+        ):
+            for _ in stream.iter_lines():
+                opened.set()
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    watch = running.stub.Watch.future(
+        pb.WatchRequest(node="a", version="", wait_s=30), metadata=(("holdfast-protocol", "1"),)
+    )
+    assert opened.wait(20)
+    assert watch.result(20).version
+
+    assert running.stop() == 0
+    reader.join(20)
+    assert not reader.is_alive()

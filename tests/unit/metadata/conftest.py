@@ -1,0 +1,235 @@
+"""A cluster on paper: nodes, ranks and one run, moved by the pure rules alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from holdfast.core.facts import (
+    AbandonedStep,
+    BadSource,
+    HeldShard,
+    HeldState,
+    Inventory,
+    Peer,
+    RankStatus,
+    Shard,
+)
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.attempts import Registration, register
+from holdfast_services.metadata.domain.model import Limits, Node, Run
+from holdfast_services.metadata.domain.view import node_view, world
+
+RUN = "0123456789ab"
+JOB = "gpt/small"
+
+
+@dataclass
+class Machine:
+    """What one node's agent would report next."""
+
+    name: str
+    incarnation: int = 1
+    sequence: int = 0
+    domain: str = ""
+    shards: dict = field(default_factory=dict)
+    ranks: dict = field(default_factory=dict)
+    abandoned: tuple = ()
+    bad_sources: tuple = ()
+    leaving: bool = False
+
+
+class Cluster:
+    """Drives one run through registrations, reports and the clock."""
+
+    def __init__(self):
+        self.now_s = 1000.0
+        self.limits = Limits(node_lease_s=5.0, decide_wait_s=10.0)
+        self.run = Run(id=RUN, job=JOB)
+        self.nodes = {}
+        self.machines = {}
+        self.nonces = {}
+        self.events = []
+
+    # what happens
+
+    def machine(self, name, domain=""):
+        return self.machines.setdefault(name, Machine(name=name, domain=domain))
+
+    def join(self, *names):
+        for name in names:
+            self.machine(name)
+            self.report(name)
+
+    def register(
+        self, rank, node, *, world=2, nonce=b"first", launcher="L", takeover=False, replicas=1
+    ):
+        wish = Registration(
+            job=JOB,
+            nonce=nonce,
+            launcher=launcher,
+            holder=f"holder of {launcher}",
+            takeover=takeover,
+            rank=rank,
+            world_size=world,
+            node=node,
+            replicas=replicas,
+        )
+        outcome = register(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
+        self.run = outcome.run
+        self.events += outcome.events
+        self.nonces.setdefault(nonce, self.run.generation)
+        generation = self.nonces[nonce]
+        self.status(node, rank, generation=generation)
+        self.settle()
+        return generation
+
+    def launch(self, nonce, *nodes, replicas=1, world=None, launcher="L"):
+        """Register one rank per node, in order, and let every host report."""
+        for rank, node in enumerate(nodes):
+            self.register(
+                rank,
+                node,
+                world=world or len(nodes),
+                nonce=nonce,
+                replicas=replicas,
+                launcher=launcher,
+            )
+        for node in dict.fromkeys(nodes):
+            self.report(node)
+        return self.run.generation
+
+    def status(self, node, rank, **changes):
+        ranks = self.machine(node).ranks
+        known = ranks.get(rank)
+        generation = changes.get("generation", known.generation if known else 0)
+        if known is None or known.generation != generation:
+            known = RankStatus(job=JOB, run=RUN, generation=generation, rank=rank)
+        ranks[rank] = replace(known, **changes)
+
+    def hold(self, node, step, generation, rank, *, world=2, owner=None, digest=None, state=1):
+        item = shard(step, generation, rank, world=world, digest=digest)
+        self.machine(node).shards[item.id] = HeldShard(
+            shard=item, state=HeldState(state), owner=owner or node, slot_incarnation=1
+        )
+
+    def drop(self, node, step, generation, rank):
+        del self.machine(node).shards[shard(step, generation, rank).id]
+
+    def wipe(self, node):
+        """The node comes back as a new agent with an empty arena."""
+        old = self.machines[node]
+        self.machines[node] = Machine(name=node, incarnation=old.incarnation + 1, domain=old.domain)
+
+    def abandon(self, node, step, generation, reason="busy"):
+        machine = self.machine(node)
+        item = AbandonedStep(run=RUN, step=step, generation=generation, reason=reason)
+        machine.abandoned = (*machine.abandoned, item)
+
+    def accuse(self, node, step, generation, rank, source, decision):
+        machine = self.machine(node)
+        key = shard(step, generation, rank).id
+        machine.bad_sources = (
+            *machine.bad_sources,
+            BadSource(shard=key, node=source, decision=decision),
+        )
+
+    def report(self, *names):
+        for name in names:
+            machine = self.machine(name)
+            machine.sequence += 1
+            self.deliver(self.inventory(name))
+
+    def inventory(self, name):
+        machine = self.machines[name]
+        peer = Peer(
+            node=name, rpc_address=f"{name}:1", data_address=f"{name}:2", domain=machine.domain
+        )
+        return Inventory(
+            node=peer,
+            incarnation=machine.incarnation,
+            sequence=machine.sequence,
+            shards=tuple(machine.shards.values()),
+            ranks=tuple(machine.ranks.values()),
+            abandoned=machine.abandoned,
+            bad_sources=machine.bad_sources,
+            leaving=machine.leaving,
+        )
+
+    def deliver(self, inventory):
+        """As storage does: replaced unless (incarnation, sequence) is lower."""
+        known = self.nodes.get(inventory.node.node)
+        key = (inventory.incarnation, inventory.sequence)
+        if known and key < (known.inventory.incarnation, known.inventory.sequence):
+            return
+        until_s = 0.0 if inventory.leaving else self.now_s + self.limits.node_lease_s
+        self.nodes[inventory.node.node] = Node(
+            inventory=inventory, reported_at_s=self.now_s, lease_until_s=until_s
+        )
+        self.settle()
+
+    def settle(self):
+        outcome = advance(self.run, self.nodes, self.now_s, self.limits)
+        self.run = outcome.run
+        self.events += outcome.events
+        again = advance(self.run, self.nodes, self.now_s, self.limits)
+        assert again.run == self.run, "the same facts changed something twice"
+        assert not again.events
+
+    def later(self, seconds):
+        self.now_s += seconds
+        self.settle()
+
+    def ready(self, *pairs):
+        """Ranks say that all they need for the open decision is here."""
+        number = self.run.decision.number
+        for node, rank in pairs:
+            self.status(node, rank, ready_decision=number)
+        self.report(*dict.fromkeys(node for node, _ in pairs))
+
+    # what is seen
+
+    def world(self):
+        return world(self.nodes, (self.run,), self.now_s)
+
+    def view(self, node):
+        return node_view(self.world(), node)
+
+    def levels(self):
+        return {
+            (row.id.step, row.id.generation): "local"
+            if row.replicated_at_s is None
+            else "replicated"
+            for row in self.run.checkpoints
+        }
+
+    def decided(self):
+        decision = self.run.decision
+        key = decision.checkpoint
+        return decision.state.name, (key.step, key.generation) if key else None
+
+    def kinds(self):
+        return [event.kind for event in self.events]
+
+
+def shard(step, generation, rank, *, world=2, digest=None):
+    return Shard(
+        id=ShardId(RUN, step, generation, rank),
+        job=JOB,
+        world_size=world,
+        plan_hash="plan",
+        length_bytes=100,
+        root_digest=digest or bytes([rank]) * 16,
+    )
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+@pytest.fixture
+def checkpoint():
+    return lambda step, generation: CheckpointId(RUN, step, generation)

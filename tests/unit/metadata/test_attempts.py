@@ -1,0 +1,100 @@
+"""One generation per launch, one trainer per name."""
+
+import pytest
+
+from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
+
+
+def test_one_nonce_has_one_generation_from_whatever_rank_and_node(cluster):
+    """F93, G12: many ranks, many nodes, repeats."""
+    cluster.join("a", "b")
+    seen = {cluster.register(rank, "ab"[rank % 2], world=8) for _ in range(2) for rank in range(8)}
+
+    assert seen == {1}
+    assert [rank.rank for rank in cluster.run.ranks] == list(range(8))
+
+
+def test_a_second_launch_is_refused_while_the_first_lives(cluster):
+    """G12: the refusal names the holder."""
+    cluster.join("a")
+    cluster.register(0, "a", world=1)
+
+    with pytest.raises(AlreadyExistsError, match="holder of L") as refusal:
+        cluster.register(0, "a", world=1, nonce=b"other", launcher="M")
+
+    assert refusal.value.context["holder"] == "holder of L"
+
+
+def test_the_same_launcher_takes_over_at_once(cluster):
+    cluster.join("a")
+    first = cluster.register(0, "a", world=1)
+    second = cluster.register(0, "a", world=1, nonce=b"second")
+
+    assert second > first
+
+
+def test_takeover_and_an_ended_lease_let_another_launcher_in(cluster):
+    cluster.join("a")
+    cluster.register(0, "a", world=1)
+    assert cluster.register(0, "a", world=1, nonce=b"2", launcher="M", takeover=True) == 2
+    cluster.later(5.1)
+
+    assert cluster.register(0, "a", world=1, nonce=b"3", launcher="N") == 3
+
+
+def test_reports_of_live_ranks_renew_the_lease(cluster):
+    cluster.join("a")
+    cluster.register(0, "a", world=1)
+    for _ in range(4):
+        cluster.later(3.0)
+        cluster.report("a")
+
+    with pytest.raises(AlreadyExistsError):
+        cluster.register(0, "a", world=1, nonce=b"2", launcher="M")
+
+
+def test_the_lease_ends_at_once_when_every_rank_is_reported_gone(cluster):
+    cluster.join("a", "b")
+    cluster.register(0, "a")
+    cluster.register(1, "b")
+    cluster.status("a", 0, live=False)
+    cluster.report("a")
+    with pytest.raises(AlreadyExistsError):
+        cluster.register(0, "a", nonce=b"2", launcher="M")
+
+    cluster.status("b", 1, live=False)
+    cluster.report("b")
+
+    assert cluster.register(0, "a", nonce=b"2", launcher="M") == 2
+
+
+def test_a_replaced_attempt_is_told_so(cluster):
+    """P2."""
+    cluster.join("a")
+    cluster.register(0, "a", world=1)
+    cluster.register(0, "a", world=1, nonce=b"second")
+
+    with pytest.raises(StaleGenerationError, match="replaced by generation 2"):
+        cluster.register(0, "a", world=1)
+
+
+def test_ranks_of_one_attempt_agree_on_the_world_size(cluster):
+    cluster.join("a")
+    cluster.register(0, "a", world=2)
+
+    with pytest.raises(InvalidRequestError, match="world size 3"):
+        cluster.register(1, "a", world=3)
+
+
+def test_evidence_of_a_higher_generation_fences_the_attempt_of_a_lost_catalogue(cluster):
+    """P6: the counter restarts above every generation that is seen."""
+    cluster.join("a")
+    assert cluster.register(0, "a", world=1) == 1
+    cluster.hold("a", 50, 7, 0, world=1)
+    cluster.report("a")
+
+    assert cluster.run.current is None
+    assert cluster.view("a").runs[0].generation == 7
+    assert cluster.register(0, "a", world=1, nonce=b"second") == 8
+    cluster.report("a")
+    assert cluster.decided() == ("PROPOSED", (50, 7))

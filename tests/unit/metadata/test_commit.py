@@ -1,0 +1,228 @@
+"""Levels: all shards of one generation, or nothing; facts stay facts."""
+
+from holdfast.core.facts import SupersedeRule
+from holdfast_services.metadata.domain.commit import commit
+from holdfast_services.metadata.domain.evidence import gather
+from holdfast_services.metadata.domain.model import (
+    ABANDONED_PER_RUN_MAX,
+    MEMORY_ROWS_PER_RUN_MAX,
+    SUPERSEDE_RULES_PER_RUN_MAX,
+)
+from holdfast_services.metadata.domain.restore import with_rule
+
+
+def start(cluster, *nodes, replicas=1):
+    cluster.join(*nodes)
+    return cluster.launch(b"first", *nodes, replicas=replicas)
+
+
+def test_local_needs_every_shard_and_replicated_every_copy(cluster):
+    """P1, F61."""
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.report("a")
+    assert cluster.levels() == {}
+    cluster.hold("b", 5, generation, 1)
+    cluster.report("b")
+    assert cluster.levels() == {(5, generation): "local"}
+    cluster.hold("b", 5, generation, 0, owner="a")
+    cluster.report("b")
+    assert cluster.levels() == {(5, generation): "local"}
+
+    cluster.hold("a", 5, generation, 1, owner="b")
+    cluster.report("a")
+
+    assert cluster.levels() == {(5, generation): "replicated"}
+
+
+def test_an_older_generation_commits_no_new_step(cluster):
+    """P2: its shards are evidence for a restore and nothing else."""
+    first = start(cluster, "a", "b")
+    second = cluster.launch(b"second", "a", "b")
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 5, first, rank)
+    cluster.report("a", "b")
+
+    assert cluster.levels() == {}
+    assert second == first + 1
+
+
+def test_a_level_outlives_the_copies_that_proved_it(cluster):
+    generation = start(cluster, "a", "b")
+    for node in "ab":
+        for rank in range(2):
+            cluster.hold(node, 5, generation, rank, owner="ab"[rank])
+    cluster.report("a", "b")
+    cluster.wipe("b")
+    cluster.report("b")
+
+    assert cluster.levels() == {(5, generation): "replicated"}
+
+
+def test_late_duplicate_and_reordered_reports_change_nothing(cluster):
+    """F60: the newest inventory wins, however they arrive."""
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.hold("b", 5, generation, 1)
+    old = cluster.inventory("a")
+    cluster.report("a", "b")
+    after = cluster.run
+
+    cluster.deliver(old)
+    cluster.deliver(cluster.inventory("b"))
+    cluster.deliver(cluster.inventory("b"))
+
+    assert cluster.run == after
+
+
+def test_an_inventory_of_an_older_incarnation_is_not_believed(cluster):
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    ghost = cluster.inventory("a")
+    cluster.wipe("a")
+    cluster.report("a")
+
+    cluster.deliver(ghost)
+    cluster.hold("b", 5, generation, 1)
+    cluster.report("b")
+
+    assert cluster.levels() == {}
+
+
+def test_copies_that_disagree_are_different_things(cluster):
+    """P3: a copy with another digest is no copy; the owner's word counts."""
+    generation = start(cluster, "a", "b")
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 5, generation, rank)
+    cluster.hold("b", 5, generation, 0, owner="a", digest=b"x" * 16)
+    cluster.hold("a", 5, generation, 1, owner="b")
+    cluster.report("a", "b")
+
+    assert cluster.levels() == {(5, generation): "local"}
+
+
+def test_shards_of_a_lost_node_do_not_commit(cluster):
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.report("a")
+    cluster.later(6.0)
+    cluster.hold("b", 5, generation, 1)
+    cluster.report("b")
+
+    assert cluster.levels() == {}
+
+
+def test_an_abandoned_step_is_never_committed_and_a_committed_one_never_abandoned(cluster):
+    """4.1: all ranks save a step or none does."""
+    generation = start(cluster, "a", "b")
+    for step in (5, 6):
+        cluster.hold("a", step, generation, 0)
+    cluster.hold("b", 6, generation, 1)
+    cluster.abandon("b", 5, generation)
+    cluster.report("a", "b")
+    cluster.abandon("b", 6, generation)
+    cluster.hold("b", 5, generation, 1)
+    cluster.report("b")
+
+    assert cluster.levels() == {(6, generation): "local"}
+    assert [item.step for item in cluster.view("a").runs[0].abandoned] == [5]
+    assert cluster.kinds().count("step_abandoned") == 1
+
+
+def test_replicas_are_cut_to_the_nodes_at_hand_and_said_once(cluster):
+    """F54: a job on one node is replicated as soon as it is local."""
+    generation = start(cluster, "a", replicas=2)
+    cluster.hold("a", 5, generation, 0, world=1)
+    cluster.report("a")
+
+    assert cluster.levels() == {(5, generation): "replicated"}
+    assert cluster.view("a").runs[0].replicas == 0
+    assert cluster.kinds().count("replication_cut") == 1
+
+
+def test_rows_of_a_run_are_bounded_and_the_pin_wins(cluster):
+    """4.7: expiry against a restore decision, in the rule that prunes."""
+    generation = start(cluster, "a", replicas=0)
+    for step in range(1, MEMORY_ROWS_PER_RUN_MAX + 10):
+        cluster.hold("a", step, generation, 0, world=1)
+        cluster.report("a")
+        cluster.drop("a", step, generation, 0)
+        cluster.later(0.1)
+    assert len(cluster.run.checkpoints) == MEMORY_ROWS_PER_RUN_MAX
+    oldest = cluster.run.checkpoints[-1].id
+    run = cluster.run
+    pinned = type(run)(
+        **{name: getattr(run, name) for name in run.__dataclass_fields__} | {"pins": (oldest,)}
+    )
+    cluster.hold("a", 999, generation, 0, world=1)
+    cluster.run = pinned
+    nodes = {
+        "a": type(cluster.nodes["a"])(
+            inventory=cluster.inventory("a"),
+            reported_at_s=cluster.now_s,
+            lease_until_s=cluster.now_s + 5,
+        )
+    }
+
+    after = commit(
+        pinned, gather(run.id, tuple(nodes.values()), cluster.now_s), nodes.values(), cluster.now_s
+    )
+
+    assert oldest in {row.id for row in after.checkpoints}
+    assert 999 in {row.id.step for row in after.checkpoints}
+
+
+def test_abandoned_steps_are_bounded(cluster):
+    generation = start(cluster, "a", replicas=0)
+    for step in range(1, 2 * ABANDONED_PER_RUN_MAX):
+        cluster.abandon("a", step, generation)
+    cluster.report("a")
+
+    assert len(cluster.run.abandoned) == ABANDONED_PER_RUN_MAX
+    assert cluster.run.abandoned[0].step == 2 * ABANDONED_PER_RUN_MAX - 1
+
+
+def test_supersede_rules_are_bounded_and_never_forget_what_was_left_behind(checkpoint):
+    rules = ()
+    for number in range(1, 3 * SUPERSEDE_RULES_PER_RUN_MAX):
+        rules = with_rule(rules, SupersedeRule(after_step=10 * number, below_generation=number + 1))
+
+        assert len(rules) <= SUPERSEDE_RULES_PER_RUN_MAX
+        for old in range(1, number + 1):
+            left_behind = checkpoint(10 * old + 5, old)
+            assert any(rule.covers(left_behind) for rule in rules)
+        assert not any(rule.covers(checkpoint(10 * number, number)) for rule in rules)
+
+
+def test_an_emptied_owner_gets_its_own_shards_back_and_a_third_node_what_is_missing(cluster):
+    """F55: at most what is missing, and the same answer from everybody."""
+    generation = start(cluster, "a", "b")
+    cluster.join("c")
+    for node in "ab":
+        for rank in range(2):
+            cluster.hold(node, 5, generation, rank, owner="ab"[rank])
+    cluster.report("a", "b")
+    assert cluster.view("c").wants == ()
+
+    cluster.wipe("b")
+    cluster.report("b")
+
+    back = [
+        (want.shard.id.rank, want.sources, want.reason.name) for want in cluster.view("b").wants
+    ]
+    assert back == [(0, ("a",), "REPAIR"), (1, ("a",), "REPAIR")]
+    assert cluster.view("c").wants == ()
+    cluster.later(6.0)
+    cluster.report("a", "c")
+    assert {want.shard.id.rank for want in cluster.view("c").wants} == {0, 1}
+
+
+def test_a_heartbeat_that_says_nothing_new_leaves_the_view_alone(cluster):
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.report("a")
+    before = cluster.view("a")
+    cluster.later(1.0)
+    cluster.report("a", "b")
+
+    assert cluster.view("a") == before
