@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import (
     HTMLResponse,
     JSONResponse,
@@ -16,6 +17,7 @@ from fastapi.responses import (
     Response,
     StreamingResponse,
 )
+from starlette.exceptions import HTTPException
 
 import holdfast
 from holdfast.core.ids import job_name
