@@ -6,8 +6,10 @@ Nothing here imports torch; a rank is a subprocess that runs ``trainer.py``.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -56,6 +58,7 @@ class Stack:
     def __init__(self, home: Path, nodes: int, **settings: str) -> None:
         self.home = home
         self._settings = settings
+        self._logs = itertools.count()
         self.holdfast("up", "--nodes", str(nodes), "--dir", str(home))
         self.info = json.loads((home / "stack.json").read_text())
 
@@ -117,58 +120,92 @@ class Stack:
         """Start one rank per entry, rank r on node ``nodes[r % len(nodes)]``."""
         port = free_port()
         local = max(1, -(-world_size // len(nodes)))
-        processes = []
+        started = []
         for rank in range(world_size):
-            node = self.node(nodes[rank % len(nodes)])
             env = environment(
-                HOLDFAST_AGENT=node["agent"], HOLDFAST_LAUNCH="test", RANK=str(rank),
-                WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(local),
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **extra,
-            )  # fmt: skip
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(TRAINER), *arguments],
-                    env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                )  # fmt: skip
+                HOLDFAST_AGENT=self.node(nodes[rank % len(nodes)])["agent"],
+                **{
+                    "HOLDFAST_LAUNCH": "test",
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "LOCAL_WORLD_SIZE": str(local),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    **extra,
+                },
             )
-        return Ranks(processes)
+            log = self.home / f"rank-{next(self._logs)}.log"
+            with log.open("w") as out:
+                command = [sys.executable, str(TRAINER), *arguments]
+                process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+            started.append(Trainer(process, log))
+        return Ranks(started)
 
     def close(self) -> None:
         """Stop everything, whatever state it is in."""
         self.holdfast("down", check=False)
 
 
+class Trainer:
+    """One rank's process and what it has printed so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def output(self) -> str:
+        """Everything printed so far, errors included."""
+        return self._log.read_text(errors="replace")
+
+    def has_done(self, step: int) -> bool:
+        """Tell whether it has printed the end of this step."""
+        return re.search(rf"^step {step} ", self.output, re.MULTILINE) is not None
+
+
 class Ranks:
     """The processes of one launch."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
-        self.processes = processes
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self.trainers = trainers
 
-    def wait(self, timeout_s: float = 90.0) -> list[str]:
-        """Return what each rank printed; kill what is left at the deadline."""
+    def wait(self, timeout_s: float = 90.0) -> list[int]:
+        """Return the exit code of each rank; kill what is left at the deadline."""
         deadline = time.monotonic() + timeout_s
-        outputs = []
-        for process in self.processes:
+        for trainer in self.trainers:
             try:
-                left_s = max(0.1, deadline - time.monotonic())
-                outputs.append(process.communicate(timeout=left_s)[0])
+                trainer.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.kill()
-                outputs.append(process.communicate()[0] + "\n[killed at the deadline]")
-        return outputs
+                trainer.process.kill()
+                trainer.process.wait()
+        return [trainer.process.returncode for trainer in self.trainers]
+
+    @property
+    def outputs(self) -> list[str]:
+        """What each rank has printed so far."""
+        return [trainer.output for trainer in self.trainers]
 
     def succeed(self, timeout_s: float = 90.0) -> list[str]:
-        """Wait; every rank must have ended well."""
-        outputs = self.wait(timeout_s)
-        codes = [process.returncode for process in self.processes]
-        assert set(codes) == {0}, f"exit codes {codes}\n" + "\n---\n".join(outputs)
-        return outputs
+        """Wait; every rank must have ended well. Returns what each printed."""
+        codes = self.wait(timeout_s)
+        assert set(codes) == {0}, f"exit codes {codes}\n" + "\n---\n".join(self.outputs)
+        return self.outputs
+
+    def until_step(self, step: int) -> None:
+        """Wait until every rank has done ``step``."""
+
+        def done() -> bool:
+            ended = [t for t in self.trainers if t.process.poll() is not None]
+            assert not ended, "\n---\n".join(self.outputs)
+            return all(trainer.has_done(step) for trainer in self.trainers)
+
+        until(done, f"step {step} on every rank")
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send every rank that still runs a signal."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(number)
+        for trainer in self.trainers:
+            if trainer.process.poll() is None:
+                trainer.process.send_signal(number)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from tests.e2e.stack import Stack, running_stack
 
 STEPS = "20"
@@ -75,7 +74,9 @@ def test_two_ddp_ranks_come_back_bit_identical_after_one_is_killed(stack):
     common = ("--steps", STEPS, "--save", "1", "--wait", "replicated")
     places = {"world_size": 2, "nodes": (0, 1)}
     expected = finals(stack, "--job", "calm-ddp", *common, **places)
-    killed = stack.ranks("--job", "ddp", *common, "--kill-at", KILL_AT, "--kill-ranks", "1", **places)
+    killed = stack.ranks(
+        "--job", "ddp", *common, "--kill-at", KILL_AT, "--kill-ranks", "1", **places
+    )
     killed.wait()
 
     outputs = stack.ranks("--job", "ddp", *common, **places).succeed()

@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 from pathlib import Path
 
 import pytest
-
-from tests.e2e.stack import Stack, environment, running_stack, until
+from tests.e2e.stack import Stack, running_stack, until
 from tests.e2e.test_bit_identity import final, finals, restored
 
 
@@ -21,19 +19,6 @@ from tests.e2e.test_bit_identity import final, finals, restored
 def stack():
     with running_stack(nodes=2, HOLDFAST_NODE_LEASE_S="3") as running:
         yield running
-
-
-def reader(process) -> list[str]:
-    """Collect a rank's lines while it runs."""
-    lines: list[str] = []
-    threading.Thread(
-        target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True
-    ).start()
-    return lines
-
-
-def step_seen(lines: list[str], step: int) -> bool:
-    return any(line.startswith(f"step {step} ") for line in list(lines))
 
 
 def levels(stack: Stack, job: str) -> dict[int, dict]:
@@ -65,13 +50,11 @@ def test_training_goes_on_without_agent_or_metadata_and_the_catalogue_catches_up
     """P4, G17, G18; interleaving 16: killed during a save, back under the supervisor."""
     expected = finals(stack, "--job", "calm", "--steps", "40", "--wait", "")
     ranks = stack.ranks("--job", "j", "--steps", "40", "--pause-s", "0.1")
-    lines = reader(ranks.processes[0])
-    until(lambda: step_seen(lines, 8), "step 8")
+    ranks.until_step(8)
     pid = stack.agent_pid(0) if victim == "agent" else stack.metadata_pid()
     os.kill(pid, signal.SIGKILL)
 
-    assert ranks.processes[0].wait(60) == 0, lines
-    assert f"final {expected[0]}\n" in lines
+    assert [final(text) for text in ranks.succeed()] == expected
     until(lambda: 40 in levels(stack, "j"), "step 40 in the catalogue")
 
 
@@ -118,8 +101,7 @@ def test_when_the_last_source_is_corrupt_all_ranks_load_the_older_step(stack):
     places = {"world_size": 2, "nodes": (0, 1)}
     common = ("--job", "j", "--pause-s", "0.05")
     ranks = stack.ranks(*common, "--steps", "400", **places)
-    lines = [reader(process) for process in ranks.processes]
-    until(lambda: all(step_seen(seen, 5) for seen in lines), "step 5")
+    ranks.until_step(5)
     supervisor = stack.pid("holdfast_services.supervisor")
     os.kill(supervisor, signal.SIGSTOP)
     try:
@@ -163,17 +145,15 @@ def test_a_stopped_old_trainer_that_wakes_up_writes_nowhere_anyone_reads(stack):
     common = ("--job", "j", "--pause-s", "0.05")
     expected = finals(stack, "--job", "calm", "--steps", "60", *common[2:])
     old = stack.ranks(*common, "--steps", "400")
-    lines = reader(old.processes[0])
-    until(lambda: step_seen(lines, 10), "step 10")
+    old.until_step(10)
     old.kill(signal.SIGSTOP)
     new = stack.ranks(*common, "--steps", "60", "--takeover", HOLDFAST_LAUNCH="second")
-    new_lines = reader(new.processes[0])
-    until(lambda: step_seen(new_lines, 20), "step 20 of the successor")
+    new.until_step(20)
     old.kill(signal.SIGCONT)
 
-    assert new.processes[0].wait(60) == 0, new_lines
-    assert f"final {expected[0]}\n" in new_lines
+    assert [final(text) for text in new.succeed()] == expected
     old.kill()
+    old.wait()
     rows = levels(stack, "j")
     newest = rows[max(step for step in rows if not rows[step].get("superseded"))]
     assert newest["step"] == 60
@@ -182,12 +162,16 @@ def test_a_stopped_old_trainer_that_wakes_up_writes_nowhere_anyone_reads(stack):
 def test_a_second_launch_under_the_same_name_is_refused_while_the_first_lives(stack):
     """G12; interleaving 12."""
     first = stack.ranks("--job", "j", "--steps", "400", "--pause-s", "0.05")
-    lines = reader(first.processes[0])
-    until(lambda: step_seen(lines, 3), "step 3")
+    first.until_step(3)
 
-    [output] = stack.ranks("--job", "j", "--steps", "5", HOLDFAST_LAUNCH="other").wait()
+    second = stack.ranks("--job", "j", "--steps", "5", HOLDFAST_LAUNCH="other")
+    codes = second.wait()
+    [output] = second.outputs
 
+    assert first.trainers[0].process.poll() is None
     first.kill()
+    first.wait()
+    assert codes == [3]
     assert "refused already_exists" in output
     assert "launch:test" in output or "pid" in output or ":" in output
 
@@ -197,10 +181,13 @@ def test_without_metadata_a_start_is_an_error_never_no_checkpoint(stack):
     os.kill(stack.pid("holdfast_services.supervisor"), signal.SIGSTOP)
     os.kill(stack.metadata_pid(), signal.SIGKILL)
     try:
-        [output] = stack.ranks("--job", "j", "--steps", "5", HOLDFAST_RESTORE_TIMEOUT="3").wait()
+        ranks = stack.ranks("--job", "j", "--steps", "5", HOLDFAST_RESTORE_TIMEOUT="3")
+        codes = ranks.wait()
     finally:
         os.kill(stack.pid("holdfast_services.supervisor"), signal.SIGCONT)
 
+    [output] = ranks.outputs
+    assert codes == [3]
     assert "refused unavailable" in output
     assert "restored" not in output
 
@@ -220,11 +207,10 @@ def test_sigterm_saves_once_more_on_all_ranks_and_ends_with_143(stack):
     places = {"world_size": 2, "nodes": (0, 1)}
     common = ("--job", "j", "--save", "preemption", "--pause-s", "0.1")
     ranks = stack.ranks(*common, "--steps", "600", **places)
-    lines = [reader(process) for process in ranks.processes]
-    until(lambda: all(step_seen(seen, 5) for seen in lines), "step 5")
+    ranks.until_step(5)
     ranks.kill(signal.SIGTERM)
 
-    assert [process.wait(60) for process in ranks.processes] == [143, 143], lines
+    assert ranks.wait() == [143, 143], ranks.outputs
     outputs = stack.ranks(*common, "--steps", "1", **places).succeed()
     steps = {restored(text) for text in outputs}
     assert len(steps) == 1
@@ -234,12 +220,11 @@ def test_sigterm_saves_once_more_on_all_ranks_and_ends_with_143(stack):
 def test_a_job_that_does_not_fit_is_refused_at_construction_with_the_sum():
     """P8, F43"""
     with running_stack(nodes=1, HOLDFAST_BUDGET="64KiB") as small:
-        [output] = small.ranks("--job", "j").wait()
+        ranks = small.ranks("--job", "j")
+        codes = ranks.wait()
+        [output] = ranks.outputs
 
+    assert codes == [3]
     assert "refused exhausted" in output
     assert "2 slots x (" in output
     assert " to restore = " in output
-
-
-def test_environment_is_clean():
-    assert not [key for key in environment() if key.startswith("HOLDFAST_")]

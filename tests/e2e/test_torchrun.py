@@ -13,7 +13,6 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.e2e.stack import TRAINER, environment, free_port, running_stack, until
 
 
