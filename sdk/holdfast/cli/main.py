@@ -97,7 +97,12 @@ def _add(
 ) -> argparse.ArgumentParser:
     added = commands.add_parser(name, help=purpose, description=purpose)
     added.add_argument("--json", action="store_true", help="print JSON")
-    added.add_argument("--dir", type=Path, metavar="DIR", help="default: HOLDFAST_HOME")
+    added.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder of its own, made private (default: HOLDFAST_HOME)",
+    )
     added.set_defaults(command=command)
     return added
 

@@ -18,7 +18,8 @@ WAIT_S_MIN = 0.2
 WAIT_S_MAX = 10.0
 STABLE_S = 30.0
 READY_S_MAX = 45.0
-STOP_S_MAX = 4.0
+# Twice this, and the draining of pipes, stays below the runner's SHUTDOWN_S_MAX.
+STOP_S_MAX = 3.5
 STARTS_MAX = 3
 
 METADATA = "metadata"
