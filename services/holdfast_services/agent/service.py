@@ -237,8 +237,10 @@ class AgentService:
         """Look at locks and names until cancelled: deaths, closed slots, time."""
         while True:
             for session in list(self.state.sessions.values()):
-                if session.live and not self._arena.session_alive(session.id):
-                    self._arena.forget_session(session.id)
+                if self._arena.session_alive(session.id):
+                    continue
+                self._arena.forget_session(session.id)
+                if session.live:
                     self.dispatch(ev.SessionEnded(session.id))
             self.look()
             self.dispatch(ev.Tick(self._clock()))

@@ -46,15 +46,13 @@ def test_two_hundred_kills_leave_no_torn_segment(node, catalogue):
     chance = random.Random(SEED)
     a = node()
     sealed = 0
-    step = 0
-    for kill in range(KILLS):
+    for step in range(1, KILLS + 1):
         t = Trainer(a.arena, secrets.token_hex(16))
         generation = open_session(a, t.session, nonce=secrets.token_bytes(16))
         reserve(a, t.session, LENGTH)
         lease = until(lambda s=t.session: a.view(s).leases, "a lease")[0]
-        step += 1
         t.send("write", lease.slot, lease.incarnation, step, generation, LENGTH)
-        if kill % 10 == 9:
+        if step % 10 == 0:
             with contextlib.suppress(OSError):
                 t.read()
             a.kill()

@@ -93,6 +93,18 @@ def test_without_a_commit_no_third_slot_is_leased(node, trainer, catalogue):
     assert [] == a.files("open")
 
 
+def test_a_closed_session_leaves_no_lock_file_and_its_slots_are_free(node, trainer):
+    a = node()
+    t = trainer(a)
+    open_session(a, t.session)
+    reserve(a, t.session, MIB)
+    a.call("CloseSession", pb.CloseSessionRequest(session=t.session))
+    t.end()
+
+    until(lambda: len(a.files("free")) == 2, "slots are free")
+    until(lambda: not list((a.arena / "sessions").iterdir()), "lock file removed")
+
+
 def test_the_death_of_a_trainer_frees_its_open_slot(node, trainer, catalogue):
     a = node()
     t = trainer(a)

@@ -1,7 +1,7 @@
 """A trainer without torch: locks its session, then does what standard input says.
 
-``write SLOT INC STEP GENERATION [SIZE] [RANK]`` fills and closes; ``begin`` stops half way and
-keeps the lock; ``finish`` closes what was begun; each answers with one line.
+``write SLOT INC STEP GENERATION [SIZE] [RANK] [RUN] [WORLD_SIZE]`` fills and closes; ``begin``
+stops half way and keeps the lock; ``finish`` closes what was begun; each answers with one line.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ arena, session = Path(sys.argv[1]), sys.argv[2]
 fds: dict[int, tuple[int, mmap.mmap]] = {}
 
 
-def template(length: int, rank: int):
+def template(length: int, rank: int, run: str, world_size: int):
     """A header for a segment of exactly ``length`` bytes."""
     identity = SegmentIdentity(
-        id=ShardId(RunId("r1"), Step(0), Generation(1), Rank(rank)),
+        id=ShardId(RunId(run), Step(0), Generation(1), Rank(rank)),
         job="job",
-        world_size=1,
+        world_size=world_size,
         plan_hash="p" * 32,
     )
     size = length
@@ -57,10 +57,10 @@ def begin(slot: str, incarnation: str, step: int, length: int):
 
 
 def finish(begun, held) -> str:
-    slot, incarnation, step, generation, length, rank = begun
+    slot, incarnation, step, generation, length, rank, run, world_size = begun
     fd, view, data = held
     view[length // 2 :] = data[length // 2 :]
-    made = template(length, rank)
+    made = template(length, rank, run, world_size)
     head = made.fill(step=step, generation=generation, parent=None)
     view[: len(head)] = head
     try:
@@ -83,15 +83,14 @@ def main() -> None:
     for line in sys.stdin:
         verb, *words = line.split()
         if verb in ("write", "begin"):
-            slot, incarnation, *numbers = words
-            step, generation, length, rank = (*map(int, numbers), *(1 << 20, 0))[:4]
-            if len(numbers) == 3:
-                rank = 0
-            elif len(numbers) == 2:
-                length, rank = 1 << 20, 0
+            slot, incarnation, step, generation, *rest = words
+            length, rank, run, world_size = (*rest, *("1048576", "0", "r1", "1")[len(rest) :])
+            begun = (
+                slot, incarnation, int(step), int(generation),
+                int(length), int(rank), run, int(world_size),
+            )  # fmt: skip
             try:
-                begun = (slot, incarnation, step, generation, length, rank)
-                held = begin(slot, incarnation, step, length)
+                held = begin(slot, incarnation, int(step), int(length))
             except OSError as error:
                 print(type(error).__name__, flush=True)
                 continue

@@ -50,6 +50,8 @@ def _session_opened(state: State, event: ev.SessionOpened) -> list[ev.Action]:
         event.session.generation,
     ):
         state.sessions[event.session.id] = replace(event.session, opened_s=state.now_s)
+    else:
+        state.sessions[known.id] = replace(known, live=True)
     ended = [key for key, session in state.sessions.items() if not session.live]
     for key in ended[:-SESSIONS_ENDED_COUNT_MAX]:
         del state.sessions[key]

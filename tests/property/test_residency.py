@@ -1,0 +1,252 @@
+"""The residency machine under any order of events: a model performs its actions and checks.
+
+Invariants after every event: the budget holds; no two sessions lease one slot; incarnations only
+grow; what an open decision names, or a rank reads, is never freed (F44, P8).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from holdfast.core.facts import (
+    CheckpointId,
+    Decision,
+    DecisionState,
+    HeldState,
+    NodeView,
+    Peer,
+    RunView,
+    Shard,
+    Want,
+    WantReason,
+)
+from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.session import SessionUpdate
+from holdfast.core.slots import SlotState
+from holdfast_services.agent.domain import Content, Reservation, Session, State, Work, handle
+from holdfast_services.agent.domain import events as ev
+
+LENGTH = 100
+BUDGET = 8 * LENGTH
+ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
+PEER = Peer(node="b", rpc_address="b:1", data_address="b:2")
+RUN = RunId("r1")
+
+
+def shard(step: int, generation: int = 1, rank: int = 0) -> Shard:
+    return Shard(
+        id=ShardId(RUN, Step(step), Generation(generation), Rank(rank)),
+        job="job",
+        world_size=2,
+        plan_hash="p",
+        length_bytes=LENGTH,
+        root_digest=b"d" * 16,
+    )
+
+
+class Residency(RuleBasedStateMachine):
+    """Feeds events; keeps the actions under way and answers them in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = State(me=ME, budget_bytes=BUDGET)
+        self.pending: list[ev.Action] = []
+        self.incarnations: dict[str, int] = {}
+        self.now_s = 0.0
+        self.generation = 1
+        self.version = 0
+        self.run_view = RunView(run=RUN, job="job", generation=1, world_size=2, ring=("a", "b"))
+        self.wants: tuple[Want, ...] = ()
+
+    def feed(self, event: ev.Event) -> None:
+        before = self.state
+        frozen = before.copy()
+        self.state, actions = handle(before, event)
+        assert frozen == before, "handle changed the state it was given"
+        for action in actions:
+            self.check(action)
+            if isinstance(action, ev.RenameSlot):
+                self.incarnations[action.new.slot] = action.new.incarnation
+            elif not isinstance(action, ev.Emit | ev.DropSlot | ev.Quarantine):
+                self.pending.append(action)
+
+    def check(self, action: ev.Action) -> None:
+        if isinstance(action, ev.RenameSlot):
+            assert action.new.incarnation >= self.incarnations.get(action.new.slot, 0)
+            if action.old.state is SlotState.SEALED:
+                assert action.new.state is SlotState.FREE
+        if isinstance(action, ev.Fetch):
+            assert self.state.held(action.shard.id) is None, "fetched although it is here"
+        if isinstance(action, ev.AskHold):
+            assert action.peer.node != ME.node
+
+    @rule(rank=st.integers(0, 1), newer=st.booleans())
+    def open_session(self, rank: int, newer: bool) -> None:
+        self.generation += newer
+        name = f"{self.generation}-{rank}"
+        session = Session(
+            id=name, job="job", run=RUN, generation=self.generation, rank=rank, world_size=2
+        )
+        self.feed(ev.SessionOpened(session))
+        asked = Reservation(
+            plan_hash="p", length_bytes=LENGTH, slots=2, checkpoint_bytes=2 * LENGTH
+        )
+        self.feed(ev.Reserved(name, asked))
+
+    @precondition(lambda self: self.state.sessions)
+    @rule(data=st.data(), loaded=st.booleans())
+    def session_news(self, data: st.DataObject, loaded: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.state.sessions)))
+        if self.state.sessions[name].live:
+            self.feed(ev.Updated(SessionUpdate(session=name, loaded=loaded)))
+
+    @precondition(lambda self: self.state.sessions)
+    @rule(data=st.data())
+    def session_dies(self, data: st.DataObject) -> None:
+        self.feed(ev.SessionEnded(data.draw(st.sampled_from(sorted(self.state.sessions)))))
+
+    @rule(data=st.data())
+    def a_writer_closes(self, data: st.DataObject) -> None:
+        open_slots = [
+            slot
+            for slot in self.state.slots.values()
+            if slot.name.state is SlotState.WRITING and slot.work is Work.NONE
+        ]
+        if open_slots:
+            slot = data.draw(st.sampled_from(open_slots))
+            self.feed(ev.SlotClosed(slot.name.to(SlotState.CLOSED)))
+
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data(), good=st.booleans(), step=st.integers(1, 5))
+    def work_ends(self, data: st.DataObject, good: bool, step: int) -> None:
+        action = self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1)))
+        self.feed(self.answer(action, good, step))
+
+    def answer(  # noqa: PLR0911 - one line per kind of action
+        self, action: ev.Action, good: bool, step: int
+    ) -> ev.Event:
+        match action:
+            case ev.CreateSlot():
+                name = action.name.slot
+                return ev.SlotCreated(name) if good else ev.SlotRefused(name, "full")
+            case ev.SealSlot():
+                if not good:
+                    return ev.SealBlocked(action.name)
+                _, generation, rank = action.expected or (RUN, 1, 0)
+                made = Content(shard=shard(step, generation, rank), owner="a", digests=b"d" * 16)
+                return ev.SlotSealed(action.name, made)
+            case ev.VerifySlot():
+                return ev.SlotVerified(action.name, good, action.decision)
+            case ev.ReclaimSlot():
+                if good or not action.replace:
+                    return ev.Reclaimed(action.name, replaced=False)
+                return ev.Reclaimed(action.name, replaced=True)
+            case ev.Fetch():
+                if not good:
+                    return ev.FetchFailed(action.name, action.shard.id, "no", ("b",))
+                made = Content(
+                    shard=action.shard, owner="b", digests=b"d" * 16, source="peer"
+                )
+                return ev.FetchDone(action.name, made)
+            case ev.AskHold():
+                kind = "" if good else "unavailable"
+                return ev.HoldAnswered(action.shard.id, action.peer, kind)
+        raise AssertionError(action)
+
+    @rule(step=st.integers(1, 6), generation=st.integers(1, 3))
+    def an_owner_asks(self, step: int, generation: int) -> None:
+        self.feed(ev.HoldAsked(shard(step, generation, rank=1), PEER))
+
+    @rule(step=st.integers(1, 6), state=st.sampled_from(DecisionState), number=st.integers(1, 4))
+    def metadata_decides(self, step: int, state: DecisionState, number: int) -> None:
+        wanted = shard(step, 1)
+        self.run_view = replace(
+            self.run_view,
+            generation=self.generation,
+            decision=Decision(
+                number=number,
+                state=state,
+                generation=self.generation,
+                checkpoint=CheckpointId(RUN, Step(step), Generation(1)),
+                shards=(wanted,),
+            ),
+        )
+        self.wants = (Want(shard=wanted, sources=("b",), reason=WantReason.RESTORE),)
+        self.view()
+
+    @rule(step=st.integers(1, 6), replicas=st.integers(0, 2))
+    def metadata_commits(self, step: int, replicas: int) -> None:
+        self.run_view = replace(
+            self.run_view,
+            keep_from=CheckpointId(RUN, Step(step), Generation(1)),
+            replicas=replicas,
+        )
+        self.view()
+
+    def view(self) -> None:
+        self.version += 1
+        self.feed(
+            ev.ViewArrived(
+                NodeView(
+                    version=str(self.version),
+                    nodes=(ME, PEER),
+                    runs=(self.run_view,),
+                    wants=self.wants,
+                )
+            )
+        )
+
+    @rule(wait_s=st.sampled_from([0.2, 10.0]))
+    def time_passes(self, wait_s: float) -> None:
+        self.now_s += wait_s
+        self.feed(ev.Tick(self.now_s))
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        assert self.state.used_bytes <= BUDGET
+
+    @invariant()
+    def no_session_has_more_than_its_quota(self) -> None:
+        for session in self.state.sessions.values():
+            leased = [
+                slot
+                for slot in self.state.slots.values()
+                if slot.session == session.id
+                and slot.name.state in (SlotState.WRITING, SlotState.CLOSED)
+            ]
+            assert len(leased) <= 2
+
+    @invariant()
+    def what_is_read_is_kept(self) -> None:
+        """P3: a rank that was given segments finds them until it says that it has loaded."""
+        for session in self.state.sessions.values():
+            for key in session.reading:
+                assert any(
+                    slot.content and slot.content.shard.id == key
+                    for slot in self.state.slots.values()
+                )
+
+    @invariant()
+    def one_good_copy_per_shard(self) -> None:
+        good = [
+            slot.content.shard.id
+            for slot in self.state.slots.values()
+            if slot.content
+            and slot.content.held is HeldState.SEALED
+            and slot.work is Work.NONE
+        ]
+        assert len(good) == len(set(good))
+
+    @invariant()
+    def content_is_there_exactly_when_sealed(self) -> None:
+        for slot in self.state.slots.values():
+            assert (slot.content is not None) == (slot.name.state is SlotState.SEALED)
+
+
+Residency.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestResidency = Residency.TestCase
+

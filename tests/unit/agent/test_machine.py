@@ -1,0 +1,299 @@
+"""The residency machine, decision by decision: state and event in, state and actions out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core.facts import (
+    AbandonedStep,
+    CheckpointId,
+    Committed,
+    Decision,
+    DecisionState,
+    HeldState,
+    NodeView,
+    Peer,
+    RunView,
+    Shard,
+    SupersedeRule,
+    Want,
+    WantReason,
+)
+from holdfast.core.ids import ShardId
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
+from holdfast_services.agent.domain import (
+    Content,
+    Reservation,
+    Session,
+    Slot,
+    State,
+    admit,
+    handle,
+    inventory,
+    rules,
+    session_view,
+)
+from holdfast_services.agent.domain import events as ev
+
+ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
+B = Peer(node="b", rpc_address="b:1", data_address="b:2")
+C = Peer(node="c", rpc_address="c:1", data_address="c:2")
+KIB = 1024
+
+
+def shard(step, generation=1, rank=0):
+    return Shard(
+        id=ShardId("r1", step, generation, rank),
+        job="job",
+        world_size=1,
+        plan_hash="p",
+        length_bytes=KIB,
+        root_digest=b"d" * 16,
+    )
+
+
+def sealed(name, step, generation=1, *, owner="a", held=HeldState.SEALED):
+    content = Content(shard=shard(step, generation), owner=owner, digests=b"", held=held)
+    return Slot(name=SlotName(name, 1, SlotState.SEALED), length_bytes=KIB, content=content)
+
+
+def state(*slots, **fields):
+    made = State(me=ME, budget_bytes=16 * KIB, **fields)
+    made.slots = {slot.name.slot: slot for slot in slots}
+    made.next_slot = len(slots) + 1
+    return made
+
+
+def run_view(**fields):
+    return RunView(run="r1", job="job", generation=1, world_size=1, **fields)
+
+
+def view(run=None, wants=(), version="1", nodes=(ME, B, C)):
+    return ev.ViewArrived(
+        NodeView(version=version, nodes=nodes, runs=(run,) if run else (), wants=wants)
+    )
+
+
+def session(generation=1, **fields):
+    name = f"{generation:032x}"
+    return Session(
+        id=name, job="job", run="r1", generation=generation, rank=0, world_size=1, **fields
+    )
+
+
+def kinds(actions, kind):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def freed(actions):
+    return {a.old.slot for a in kinds(actions, ev.RenameSlot) if a.new.state is SlotState.FREE}
+
+
+def test_nothing_is_freed_before_the_catalogue_has_spoken():
+    _, actions = handle(state(sealed("s1", 1), sealed("s2", 2)), ev.Tick(1.0))
+    assert set() == freed(actions)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"keep_from": CheckpointId("r1", 2, 1)}, {"s1"}),
+        ({"superseded": (SupersedeRule(after_step=1, below_generation=2),)}, {"s2", "s3"}),
+        ({"abandoned": (AbandonedStep(run="r1", step=3, generation=1),)}, {"s3"}),
+        (
+            {"keep_from": CheckpointId("r1", 3, 1), "pinned": (CheckpointId("r1", 1, 1),)},
+            {"s2"},
+        ),
+        (
+            {
+                "keep_from": CheckpointId("r1", 3, 1),
+                "decision": Decision(
+                    number=1,
+                    state=DecisionState.PROPOSED,
+                    generation=1,
+                    checkpoint=CheckpointId("r1", 2, 1),
+                ),
+            },
+            {"s1"},
+        ),
+    ],
+    ids=["older", "superseded", "abandoned", "pinned", "named"],
+)
+def test_slots_are_freed_by_the_rule_of_4_7_and_nothing_else(fields, expected):
+    """F44: pinned never, named by an open decision never."""
+    held = state(sealed("s1", 1), sealed("s2", 2), sealed("s3", 3))
+    _, actions = handle(held, view(run_view(**fields)))
+    assert expected == freed(actions)
+
+
+def test_a_newer_attempt_fences_the_older_at_once():
+    """G12: by the catalogue's word or by a session that opened here."""
+    now, _ = handle(state(), ev.SessionOpened(session(1)))
+    by_session, _ = handle(now, ev.SessionOpened(session(2)))
+    by_view, _ = handle(now, view(replace(run_view(), generation=5)))
+    assert by_session.sessions[session(1).id].fenced
+    assert not by_session.sessions[session(2).id].fenced
+    assert by_view.sessions[session(1).id].fenced
+
+
+def test_own_shards_go_to_the_next_nodes_of_the_ring_newest_first():
+    held = state(sealed("s1", 1), sealed("s2", 2), sealed("s3", 3, owner="c"))
+    _, actions = handle(held, view(run_view(ring=("c", "a", "b"), replicas=1)))
+    asked = [(a.shard.id.step, a.peer.node) for a in kinds(actions, ev.AskHold)]
+    assert [(2, "b"), (1, "b")] == asked
+
+
+def test_a_failed_copy_is_tried_again_later_and_a_final_refusal_never():
+    """F57."""
+    held, _ = handle(state(sealed("s1", 1)), view(run_view(ring=("a", "b"), replicas=1)))
+    key = shard(1).id
+    later, actions = handle(held, ev.HoldAnswered(key, B, "unavailable", "no"))
+    assert [] == kinds(actions, ev.AskHold)
+    _, actions = handle(later, ev.Tick(10.0))
+    assert 1 == len(kinds(actions, ev.AskHold))
+    final, _ = handle(held, ev.HoldAnswered(key, B, "precondition", "not wanted"))
+    _, actions = handle(final, ev.Tick(1000.0))
+    assert [] == kinds(actions, ev.AskHold)
+
+
+def test_a_backup_that_came_back_elsewhere_is_asked_again():
+    """F55: the predecessor replicates again."""
+    run = run_view(ring=("a", "b"), replicas=1)
+    held, _ = handle(state(sealed("s1", 1)), view(run))
+    held, _ = handle(held, ev.HoldAnswered(shard(1).id, B))
+    moved = replace(B, data_address="b:9")
+    _, actions = handle(held, view(run, nodes=(ME, moved), version="2"))
+    assert [moved] == [a.peer for a in kinds(actions, ev.AskHold)]
+
+
+def test_restores_are_fetched_before_repairs():
+    free = [
+        Slot(name=SlotName(f"s{i}", 0, SlotState.FREE), length_bytes=KIB) for i in range(1, 7)
+    ]
+    wants = tuple(
+        Want(shard=shard(step), sources=("b",), reason=reason)
+        for step, reason in [(i, WantReason.REPAIR) for i in range(1, 5)]
+        + [(9, WantReason.RESTORE)]
+    )
+    _, actions = handle(state(*free), view(run_view(), wants))
+    fetched = [a.shard.id.step for a in kinds(actions, ev.Fetch)]
+    assert 9 == fetched[0]
+    assert 4 == len(fetched), "bounded"
+
+
+def test_a_source_that_served_bad_bytes_is_asked_last():
+    free = [Slot(name=SlotName(f"s{i}", 0, SlotState.FREE), length_bytes=KIB) for i in (1, 2)]
+    wants = (Want(shard=shard(9), sources=("b", "c"), reason=WantReason.RESTORE),)
+    held, actions = handle(state(*free), view(run_view(), wants))
+    name = kinds(actions, ev.Fetch)[0].name
+    held, _ = handle(held, ev.FetchFailed(name, shard(9).id, "bad", ("b",)))
+    _, actions = handle(held, ev.Tick(10.0))
+    assert [C, B] == list(kinds(actions, ev.Fetch)[0].sources)
+
+
+def test_free_slots_of_a_length_nobody_needs_make_room():
+    big = Slot(name=SlotName("s1", 3, SlotState.FREE), length_bytes=16 * KIB)
+    wants = (Want(shard=shard(9), sources=("b",), reason=WantReason.RESTORE),)
+    _, actions = handle(state(big), view(run_view(), wants))
+    assert [big.name] == [a.name for a in kinds(actions, ev.DropSlot)]
+    assert [KIB] == [a.length_bytes for a in kinds(actions, ev.CreateSlot)]
+
+
+def proposal(number=1, stage=DecisionState.PROPOSED):
+    return Decision(
+        number=number,
+        state=stage,
+        generation=1,
+        checkpoint=CheckpointId("r1", 5, 1),
+        shards=(shard(5),),
+    )
+
+
+def test_held_shards_are_hashed_once_per_decision_number_before_the_rank_is_ready():
+    """P3, 4.8."""
+    now, _ = handle(state(sealed("s1", 5)), ev.SessionOpened(session()))
+    now, actions = handle(now, view(run_view(decision=proposal())))
+    assert [1] == [a.decision for a in kinds(actions, ev.VerifySlot)]
+    assert 0 == now.sessions[session().id].ready_decision
+    now, actions = handle(now, ev.SlotVerified(sealed("s1", 5).name, intact=True, decision=1))
+    assert 1 == now.sessions[session().id].ready_decision
+    assert [] == kinds(actions, ev.VerifySlot)
+    now, actions = handle(now, view(run_view(decision=proposal(2)), version="2"))
+    assert [2] == [a.decision for a in kinds(actions, ev.VerifySlot)]
+    assert 0 == now.sessions[session().id].ready_decision
+
+
+def test_segments_are_shown_only_once_confirmed_with_the_times_it_took():
+    now, _ = handle(state(sealed("s1", 5), now_s=10.0), ev.SessionOpened(session()))
+    now, _ = handle(now, ev.Tick(12.0))
+    now, _ = handle(now, view(run_view(decision=proposal())))
+    now, _ = handle(now, ev.Tick(15.0))
+    now, _ = handle(now, ev.SlotVerified(sealed("s1", 5).name, intact=True, decision=1))
+    shown = session_view(now, now.sessions[session().id]).restore
+    assert (True, ()) == (shown.ready, shown.segments)
+    confirmed = proposal(stage=DecisionState.CONFIRMED)
+    now, _ = handle(now, view(run_view(decision=confirmed), version="2"))
+    shown = session_view(now, now.sessions[session().id]).restore
+    assert ["s1.1.seg"] == [s.file_name for s in shown.segments]
+    assert (2.0, 3.0) == (shown.decide_s, shown.fetch_s)
+
+
+def test_levels_and_announced_steps_come_from_the_catalogue():
+    now, _ = handle(state(), ev.SessionOpened(session()))
+    run = run_view(
+        announced_step=12,
+        committed=(Committed(checkpoint=CheckpointId("r1", 7, 1), replicated=True),),
+        abandoned=(AbandonedStep(run="r1", step=6, generation=1, reason="late"),),
+    )
+    now, _ = handle(now, view(run))
+    shown = session_view(now, now.sessions[session().id])
+    assert 12 == shown.announced_step
+    assert [(7, True, False), (6, False, True)] == [
+        (s.step, s.replicated, s.abandoned) for s in shown.steps
+    ]
+    assert "late" == shown.steps[1].reason
+
+
+def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
+    bad = sealed("s1", 5, held=HeldState.QUARANTINED)
+    shown = inventory(state(bad, sealed("s2", 5)), incarnation=1, sequence=1)
+    assert [HeldState.SEALED] == [held.state for held in shown.shards]
+    shown = inventory(state(bad), incarnation=1, sequence=1)
+    assert [HeldState.QUARANTINED] == [held.state for held in shown.shards]
+
+
+def asked(length=KIB, slots=2, checkpoint=0):
+    return Reservation(
+        plan_hash="p", length_bytes=length, slots=slots, checkpoint_bytes=checkpoint
+    )
+
+
+def test_the_first_rank_is_refused_and_not_the_last():
+    """P8: local ranks that have not reserved yet count as like this one."""
+    with pytest.raises(ExhaustedError, match=r"2 slots x \(12 KiB own .* = 24 KiB"):
+        admit(state(), session(local_world_size=4), asked(3 * KIB))
+    admit(state(), session(local_world_size=1), asked(3 * KIB))
+
+
+def test_other_runs_count_in_the_sum():
+    now = state()
+    other = replace(session(), id="f" * 32, run="r2", reservation=asked(6 * KIB))
+    now.sessions[other.id] = other
+    with pytest.raises(ExhaustedError, match="beside 12 KiB of other runs"):
+        admit(now, session(), asked(3 * KIB))
+
+
+@pytest.mark.parametrize(("length", "slots"), [(0, 2), (-1, 2), (KIB, 0), (KIB, 17)])
+def test_a_reservation_without_sense_is_refused(length, slots):
+    with pytest.raises(InvalidRequestError):
+        admit(state(), session(), asked(length, slots))
+
+
+def test_a_copy_that_nobody_wants_is_refused():
+    now, _ = handle(state(), view(run_view(keep_from=CheckpointId("r1", 5, 1))))
+    with pytest.raises(PreconditionError):
+        rules.check_holdable(now, shard(4))
+    rules.check_holdable(now, shard(5))

@@ -1,0 +1,51 @@
+"""The agent's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import InvalidRequestError
+from holdfast_services.agent.settings import Settings, default_budget_bytes, memory_limits
+
+BASE = {
+    "HOLDFAST_NODE": "n1",
+    "HOLDFAST_ADDRESS": "127.0.0.1:7300",
+    "HOLDFAST_AGENT": "/run/a.sock",
+    "HOLDFAST_ARENA": "/dev/shm/a",
+}
+
+
+def test_sizes_and_ports_are_read():
+    made = Settings.from_env({**BASE, "HOLDFAST_BUDGET": "2GiB", "HOLDFAST_DATA_PORT": "7"})
+    assert (2 << 30, 7, 0) == (made.budget_bytes, made.data_port, made.rpc_port)
+
+
+@pytest.mark.parametrize("key", ["HOLDFAST_ADDRESS", "HOLDFAST_AGENT", "HOLDFAST_ARENA"])
+def test_what_is_missing_is_named(key):
+    with pytest.raises(InvalidRequestError, match=key):
+        Settings.from_env({k: v for k, v in BASE.items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("HOLDFAST_NODE", "../x"),
+        ("HOLDFAST_BUDGET", "lots"),
+        ("HOLDFAST_RPC_PORT", "65536"),
+        ("HOLDFAST_RPC_PORT", "x"),
+    ],
+)
+def test_what_cannot_be_is_refused(key, value):
+    with pytest.raises(InvalidRequestError):
+        Settings.from_env({**BASE, key: value})
+
+
+def test_the_default_budget_is_half_of_what_is_free(tmp_path):
+    assert 0 < default_budget_bytes(tmp_path / "arena")
+
+
+def test_cgroup_limits_are_read_and_no_limit_is_none(tmp_path):
+    """F43: v2 writes `max`, v1 a number."""
+    (tmp_path / "v2").write_text("max\n")
+    (tmp_path / "v1").write_text("1048576\n")
+    assert [1048576] == memory_limits((tmp_path / "v2", tmp_path / "v1", tmp_path / "none"))
