@@ -50,6 +50,8 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         return demo(arguments)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except DemoError as error:
         print(f"demo failed: {error}", file=sys.stderr)
         if error.log is not None and error.log.exists():
