@@ -126,6 +126,22 @@ class Residency(RuleBasedStateMachine):
         action = self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1)))
         self.feed(self.answer(action, good, step))
 
+    @rule(step=st.integers(1, 5))
+    def all_work_ends_well(self, step: int) -> None:
+        for _ in range(50):
+            if not self.pending:
+                return
+            self.feed(self.answer(self.pending.pop(0), good=True, step=step))
+
+    @rule(step=st.integers(1, 5))
+    def a_rank_restores(self, step: int) -> None:
+        """A proposal, all it takes, the confirmation: the rank may read from now on."""
+        self.open_session(rank=0, newer=True)
+        number = self.generation + 10
+        self.metadata_decides(step, DecisionState.PROPOSED, number)
+        self.all_work_ends_well(step)
+        self.metadata_decides(step, DecisionState.CONFIRMED, number)
+
     def answer(  # noqa: PLR0911 - one line per kind of action
         self, action: ev.Action, good: bool, step: int
     ) -> ev.Event:

@@ -311,7 +311,7 @@ def test_an_agent_restarted_lets_a_writer_finish(node, catalogue, saved):
     reported(catalogue, "a")
     t, generation, _ = saved(a)
     lease = until(lambda: a.view(t.session).leases, "a lease")[0]
-    until(lambda: (a.arena / f"{lease.slot}.{lease.incarnation}.open").exists(), "open")
+    until((a.arena / f"{lease.slot}.{lease.incarnation}.open").exists, "open")
     assert "begun" == t.ask("begin", lease.slot, lease.incarnation, 4, generation)
     a.kill()
     a.start()
