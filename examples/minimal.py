@@ -9,16 +9,16 @@ import torch
 
 import holdfast
 
-STEPS = 1000
+STEPS = 5000
 
 
 def main() -> None:
-    """Fit a line to noise, saving every step."""
+    """Fit a line to noise, saving every tenth step."""
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     state = {"model": model, "optimizer": optimizer}
-    with holdfast.Checkpointer("minimal", state, save=holdfast.EverySteps(1)) as ck:
+    with holdfast.Checkpointer("minimal", state, save=holdfast.EverySteps(10)) as ck:
         restored = ck.restore()
         for step in range(restored.step if restored else 0, STEPS):
             inputs = torch.randn(32, 64)
@@ -27,7 +27,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             ck.step(step + 1)
-            if (step + 1) % 100 == 0:
+            if (step + 1) % 500 == 0:
                 print(f"step {step + 1}: loss {loss.item():.4f}")
 
 
