@@ -50,9 +50,7 @@ class Screen:
 
 def print_report(recoveries: Sequence[Recovery]) -> None:
     """Print one column per fault."""
-    table = Table(
-        title="Recovery, seconds from the kill to the first new step", title_justify="left"
-    )
+    table = Table(title="Recovery, in seconds from the kill", title_justify="left")
     table.add_column("")
     for each in recoveries:
         table.add_column(each.kind.replace("_", " "), justify="right")
