@@ -48,9 +48,7 @@ def segment():
 
 def request_for(data, *, incarnation=4):
     digests = tuple(part_digest(data[a:b]) for a, b in part_ranges(len(data)))
-    return FetchRequest(
-        key=KEY, incarnation=incarnation, length_bytes=len(data), digests=digests
-    )
+    return FetchRequest(key=KEY, incarnation=incarnation, length_bytes=len(data), digests=digests)
 
 
 def serving(data):
@@ -63,9 +61,7 @@ def test_all_bytes_arrive_and_all_parts_are_noted(ends, segment):
     near, far, _ = ends
     address = far.serve(serving(segment))
     target, done = bytearray(LENGTH), set()
-    near.fetch(
-        address, request_for(segment), memoryview(target), done=done, stop=threading.Event()
-    )
+    near.fetch(address, request_for(segment), memoryview(target), done=done, stop=threading.Event())
     assert segment == target
     assert {0, 1, 2} == done
 

@@ -164,9 +164,7 @@ class Residency(RuleBasedStateMachine):
             case ev.Fetch():
                 if not good:
                     return ev.FetchFailed(action.name, action.shard.id, "no", ("b",))
-                made = Content(
-                    shard=action.shard, owner="b", digests=b"d" * 16, source="peer"
-                )
+                made = Content(shard=action.shard, owner="b", digests=b"d" * 16, source="peer")
                 return ev.FetchDone(action.name, made)
             case ev.AskHold():
                 kind = "" if good else "unavailable"
@@ -251,9 +249,7 @@ class Residency(RuleBasedStateMachine):
         good = [
             slot.content.shard.id
             for slot in self.state.slots.values()
-            if slot.content
-            and slot.content.held is HeldState.SEALED
-            and slot.work is Work.NONE
+            if slot.content and slot.content.held is HeldState.SEALED and slot.work is Work.NONE
         ]
         assert len(good) == len(set(good))
 
@@ -265,4 +261,3 @@ class Residency(RuleBasedStateMachine):
 
 Residency.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestResidency = Residency.TestCase
-

@@ -79,9 +79,7 @@ class Agent:
         self.service.on_event = self._reporter.tell
         agent = AgentRpc(self.service, self._arena, self._metadata)
         agent_pb2_grpc.add_AgentServicer_to_server(agent, self._local)
-        agent_pb2_grpc.add_ReplicationServicer_to_server(
-            ReplicationRpc(self.service), self._remote
-        )
+        agent_pb2_grpc.add_ReplicationServicer_to_server(ReplicationRpc(self.service), self._remote)
         _private_folder(self._settings.agent_socket)
         _bind(self._local, self._target)
         await self._remote.start()

@@ -155,9 +155,7 @@ class Arena:
             self._unlink(temporary)
             raise self._full(length_bytes, cause) from cause
         with self._guard:
-            os.rename(
-                temporary, name.file_name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd
-            )
+            os.rename(temporary, name.file_name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
             self._files[name.slot] = file
 
     def _full(self, length_bytes: int, cause: OSError) -> ExhaustedError:
@@ -228,9 +226,7 @@ class Arena:
         except OSError as cause:
             self._unlink(temporary)
             raise self._full(len(data), cause) from cause
-        os.rename(
-            temporary, name.sidecar_name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd
-        )
+        os.rename(temporary, name.sidecar_name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
 
     def read_sidecar(self, name: SlotName) -> bytes | None:
         """Return the digests of a slot, or None when there are none."""
@@ -248,9 +244,7 @@ class Arena:
     def session_alive(self, session: str) -> bool:
         """Tell whether a process holds the session's lock; does not take it."""
         try:
-            fd = os.open(
-                session_id(session), _OPEN, dir_fd=self._sessions_fd
-            )
+            fd = os.open(session_id(session), _OPEN, dir_fd=self._sessions_fd)
         except OSError:
             return False
         try:
@@ -267,9 +261,7 @@ class Arena:
         """Remove lock files nobody holds and nobody has just made."""
         for entry in _entries(self._sessions_fd):
             with suppress(InvalidRequestError, FileNotFoundError):
-                info = os.stat(
-                    session_id(entry), dir_fd=self._sessions_fd, follow_symlinks=False
-                )
+                info = os.stat(session_id(entry), dir_fd=self._sessions_fd, follow_symlinks=False)
                 old = time.time() - info.st_mtime > SESSION_ORPHAN_S
                 if old and not self.session_alive(entry):
                     self.forget_session(entry)

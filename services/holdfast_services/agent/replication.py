@@ -150,5 +150,3 @@ def _check(located: Located, shard: Shard) -> None:
         sidecar.check_digests(shard, located.digests)
     except ManifestError as cause:
         raise DigestMismatchError(str(cause)) from cause
-
-

@@ -162,9 +162,7 @@ def _shard(message: common_pb2.Shard) -> Shard:
     return shard
 
 
-def _registration(
-    request: pb.OpenSessionRequest, me: Peer
-) -> metadata_pb2.RegisterRankRequest:
+def _registration(request: pb.OpenSessionRequest, me: Peer) -> metadata_pb2.RegisterRankRequest:
     return metadata_pb2.RegisterRankRequest(
         job=request.job,
         nonce=request.nonce,
@@ -179,9 +177,7 @@ def _registration(
     )
 
 
-def _session(
-    request: pb.OpenSessionRequest, answer: metadata_pb2.RegisterRankResponse
-) -> Session:
+def _session(request: pb.OpenSessionRequest, answer: metadata_pb2.RegisterRankResponse) -> Session:
     return Session(
         id=request.session,
         job=request.job,

@@ -417,9 +417,7 @@ class AgentService:
 
     def inventory(self, *, incarnation: int, sequence: int, leaving: bool) -> Inventory:
         """Return all that this agent holds."""
-        return inventory(
-            self.state, incarnation=incarnation, sequence=sequence, leaving=leaving
-        )
+        return inventory(self.state, incarnation=incarnation, sequence=sequence, leaving=leaving)
 
     @property
     def view_version(self) -> str:
@@ -445,4 +443,3 @@ class AgentService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
-

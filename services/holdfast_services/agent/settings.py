@@ -19,7 +19,7 @@ BUDGET_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """See the table in ``docs/reference/environment.md``. ``budget_bytes`` 0: choose by free space."""
+    """See ``docs/reference/environment.md``. ``budget_bytes`` 0: choose by free space."""
 
     node: str
     metadata_address: str

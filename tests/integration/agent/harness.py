@@ -65,9 +65,7 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
         self.start()
 
     def start(self) -> None:
-        self._server = grpc.server(
-            ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)]
-        )
+        self._server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
         metadata_pb2_grpc.add_MetadataServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         self._server.start()
@@ -82,8 +80,10 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
     def set_run(self, wants: dict[str, tuple[Want, ...]] | None = None, **fields) -> None:
         """Change the run's view and the nodes' wants; peers are all nodes that reported."""
         with self._news:
-            before = self.common.runs[0] if self.common.runs else RunView(
-                run=RUN, job="job", generation=self.generation, world_size=1
+            before = (
+                self.common.runs[0]
+                if self.common.runs
+                else RunView(run=RUN, job="job", generation=self.generation, world_size=1)
             )
             run = replace(before, **fields)
             peers = tuple(i.node for i in self.inventories.values() if not i.leaving)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -49,7 +50,9 @@ def saved(node, catalogue):
         words = (lease.slot, lease.incarnation, step, generation, length, rank)
         assert "closed" == t.ask("write", *words)
         held = until(
-            lambda: [h for i, h in catalogue.held(a.name).items() if (i.step, i.rank) == (step, rank)],  # noqa: E501
+            lambda: [
+                h for i, h in catalogue.held(a.name).items() if (i.step, i.rank) == (step, rank)
+            ],
             "sealed",
         )
         return t, generation, held[0].shard
@@ -99,9 +102,9 @@ def test_replication_goes_on_while_metadata_is_down(node, catalogue, saved):
     t, generation, _ = saved(a, replicas=1)
     until(lambda: catalogue.held("b"), "first copy")
     catalogue.stop()
-    lease = until(
-        lambda: [x for x in a.view(t.session).leases if x.incarnation], "a second lease"
-    )[0]
+    lease = until(lambda: [x for x in a.view(t.session).leases if x.incarnation], "a second lease")[
+        0
+    ]
     assert "closed" == t.ask("write", lease.slot, lease.incarnation, 4, generation)
 
     until(lambda: len(b.files("seg")) == 2, "second copy without metadata")
@@ -131,8 +134,7 @@ def test_many_that_ask_for_one_shard_cause_one_transfer(node, catalogue, saved):
     )
     done = []
     threads = [
-        threading.Thread(target=lambda: done.append(b.call_peer("Hold", request)))
-        for _ in range(6)
+        threading.Thread(target=lambda: done.append(b.call_peer("Hold", request))) for _ in range(6)
     ]
     for thread in threads:
         thread.start()
@@ -173,9 +175,7 @@ def test_a_restore_fetches_verifies_confirms_and_holds_until_loaded(node, catalo
         decision=decision([shard], generation=generation),
         wants={"b": (want(shard, "a"),)},
     )
-    until(
-        lambda: [r.ready_decision for r in catalogue.inventories["b"].ranks] == [1], "ready"
-    )
+    until(lambda: [r.ready_decision for r in catalogue.inventories["b"].ranks] == [1], "ready")
     view = b.view(new.session)
     assert view.restore.ready
     assert () == view.restore.segments
@@ -223,9 +223,7 @@ def test_own_memory_is_hashed_again_before_it_is_believed(node, catalogue, saved
     new.end()
 
 
-def test_a_source_that_serves_bad_bytes_is_named_and_the_next_one_is_taken(
-    node, catalogue, saved
-):
+def test_a_source_that_serves_bad_bytes_is_named_and_the_next_one_is_taken(node, catalogue, saved):
     """P3, F70: BadSource in the inventory, the holder finds its copy bad, the shard arrives."""
     a, b, c = node("a"), node("b"), node("c")
     reported(catalogue, "a", "b", "c")
@@ -356,9 +354,7 @@ def test_levels_reach_the_session(node, catalogue, saved):
     reported(catalogue, "a")
     t, generation, _ = saved(a)
     catalogue.set_run(committed=(committed(3, generation, replicated=True),))
-    step = until(
-        lambda: [s for s in a.view(t.session).steps if s.replicated], "levels"
-    )[0]
+    step = until(lambda: [s for s in a.view(t.session).steps if s.replicated], "levels")[0]
     assert (3, True, True) == (step.step, step.sealed, step.local)
 
 
@@ -385,19 +381,14 @@ class FlippingProxy:
 
     def _pump(self, source, sink, flip) -> None:
         seen = 0
-        with source, sink:
+        with source, sink, contextlib.suppress(OSError):
             while data := bytearray(source.recv(1 << 16)):
                 if flip and not self.flipped and seen > 100_000:
                     data[0] ^= 4
                     self.flipped += 1
                 seen += len(data)
-                try:
-                    sink.sendall(data)
-                except OSError:
-                    return
+                sink.sendall(data)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-
-

@@ -170,9 +170,7 @@ def test_a_backup_that_came_back_elsewhere_is_asked_again():
 
 
 def test_restores_are_fetched_before_repairs():
-    free = [
-        Slot(name=SlotName(f"s{i}", 0, SlotState.FREE), length_bytes=KIB) for i in range(1, 7)
-    ]
+    free = [Slot(name=SlotName(f"s{i}", 0, SlotState.FREE), length_bytes=KIB) for i in range(1, 7)]
     wants = tuple(
         Want(shard=shard(step), sources=("b",), reason=reason)
         for step, reason in [(i, WantReason.REPAIR) for i in range(1, 5)]
@@ -266,9 +264,7 @@ def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
 
 
 def asked(length=KIB, slots=2, checkpoint=0):
-    return Reservation(
-        plan_hash="p", length_bytes=length, slots=slots, checkpoint_bytes=checkpoint
-    )
+    return Reservation(plan_hash="p", length_bytes=length, slots=slots, checkpoint_bytes=checkpoint)
 
 
 def test_the_first_rank_is_refused_and_not_the_last():

@@ -52,9 +52,7 @@ def decide(state: State) -> list[ev.Action]:
     ]
 
 
-def say(
-    state: State, kind: str, severity: str, message: str, *, job: str = ""
-) -> list[ev.Action]:
+def say(state: State, kind: str, severity: str, message: str, *, job: str = "") -> list[ev.Action]:
     """Tell people once; the same message is not repeated until many others were told."""
     if message in state.said:
         return []

@@ -284,9 +284,7 @@ def _blame(state: State, shard: ShardId, nodes: tuple[str, ...]) -> list[ev.Acti
     said: list[ev.Action] = []
     for node in nodes:
         bad = BadSource(shard=shard, node=node, decision=number)
-        state.bad_sources = tuple(dict.fromkeys((*state.bad_sources, bad)))[
-            -BAD_SOURCES_COUNT_MAX:
-        ]
+        state.bad_sources = tuple(dict.fromkeys((*state.bad_sources, bad)))[-BAD_SOURCES_COUNT_MAX:]
         message = f"node {node} served bytes of shard {shard.key} that do not match"
         said += say(state, "bad_source", "error", message)
     return said

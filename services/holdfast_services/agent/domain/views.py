@@ -22,9 +22,7 @@ STEPS_COUNT_MAX = 32
 ABANDONED_COUNT_MAX = 64
 
 
-def inventory(
-    state: State, *, incarnation: int, sequence: int, leaving: bool = False
-) -> Inventory:
+def inventory(state: State, *, incarnation: int, sequence: int, leaving: bool = False) -> Inventory:
     """Return all that this agent holds and all ranks it serves."""
     abandoned = dict.fromkeys(a for s in state.sessions.values() for a in s.abandoned)
     return Inventory(

@@ -130,9 +130,7 @@ def _part(job: _Job, connection: socket.socket, index: int) -> None:
     )
 
 
-def _receive_part(
-    job: _Job, connection: socket.socket, begin: int, piece: memoryview
-) -> None:
+def _receive_part(job: _Job, connection: socket.socket, begin: int, piece: memoryview) -> None:
     request = wire.PartRequest(
         key=job.request.key,
         incarnation=job.request.incarnation,
@@ -178,5 +176,3 @@ def _check_status(job: _Job, status: int) -> None:
     if status == Status.BUSY:
         raise UnavailableError(f"{job.address} has too many connections")
     raise InvalidRequestError(f"{job.address} refused the request for {job.request.key}")
-
-

@@ -98,6 +98,4 @@ def decode_request(head: bytes, key: bytes) -> PartRequest:
         raise InvalidRequestError("shard key is not ASCII") from cause
     if not 0 < length <= PART_BYTES:
         raise InvalidRequestError(f"length {length} is not 1..{PART_BYTES}")
-    return PartRequest(
-        key=shard.key, incarnation=incarnation, begin=begin, length_bytes=length
-    )
+    return PartRequest(key=shard.key, incarnation=incarnation, begin=begin, length_bytes=length)
