@@ -36,32 +36,35 @@ def places(run: Run, live: Mapping[str, Node]) -> Places:
     return Places(live, order, domains_of(live.values()))
 
 
-def wants(run: Run, evidence: Evidence, live: Mapping[str, Node]) -> Wants:
-    """Return node -> copies it should fetch for ``run``, restores first."""
-    where = places(run, live)
-    found: dict[str, dict[object, Want]] = {}
-    for node, want in (*_restores(run, evidence, where), *_repairs(run, evidence, where)):
-        found.setdefault(node, {}).setdefault(want.shard.id, want)
-    return {node: tuple(items.values()) for node, items in found.items()}
-
-
-def _restores(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str, Want]]:
+def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) -> Sequence[Want]:
+    """Return what ``host`` must fetch so that its ranks can load the decision's checkpoint."""
     decision = run.decision
     if decision is None or decision.checkpoint is None or run.current is None:
         return ()
     if decision.state is not DecisionState.PROPOSED and not run.loading:
         return ()
+    if host not in live or all(rank.loaded for rank in run.ranks if rank.node == host):
+        return ()
     copies = evidence.live.get(decision.checkpoint, {})
-    found: list[tuple[str, Want]] = []
-    for host in sorted({rank.node for rank in run.ranks if not rank.loaded} & where.live.keys()):
-        bad = bad_sources(where.live[host], decision.number)
-        for shard in decision.shards:
-            item = copies.get(shard.id)
-            if item is None or item.shard != shard or host in item.nodes:
-                continue
-            sources = [n for n in _sources(item, host, where) if (shard.id, n) not in bad]
-            found.append((host, _want(item, sources, WantReason.RESTORE)))
+    bad = bad_sources(live[host], decision.number)
+    turn = sorted(live).index(host)
+    found = []
+    for shard in decision.shards:
+        item = copies.get(shard.id)
+        if item is None or item.shard != shard or host in item.nodes:
+            continue
+        sources = [node for node in _sources(item, turn) if (shard.id, node) not in bad]
+        found.append(_want(item, sources, WantReason.RESTORE))
     return found
+
+
+def repairs(run: Run, evidence: Evidence, live: Mapping[str, Node]) -> Wants:
+    """Return node -> copies it should fetch because some were lost; empty while deciding."""
+    where = places(run, live)
+    found: dict[str, list[Want]] = {}
+    for node, want in _repairs(run, evidence, where):
+        found.setdefault(node, []).append(want)
+    return {node: tuple(items) for node, items in found.items()}
 
 
 def _repairs(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str, Want]]:
@@ -71,8 +74,8 @@ def _repairs(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str,
     for key in _protected(run):
         for _, item in sorted(evidence.live.get(key, {}).items()):
             found.extend(
-                (node, _want(item, _sources(item, node, where), WantReason.REPAIR))
-                for node in _fetchers(run, item, where)
+                (node, _want(item, _sources(item, turn), WantReason.REPAIR))
+                for turn, node in enumerate(_fetchers(run, item, where), item.shard.id.rank)
             )
     return found
 
@@ -115,13 +118,10 @@ def _place(node: str, spread: Mapping[str, str] | None) -> str:
     return spread.get(node, f"node:{node}") if spread else node
 
 
-def _sources(item: Copies, fetcher: str, where: Places) -> list[str]:
-    """Return who serves the shard, turned by the fetcher's place so that load is spread."""
-    nodes = [node for node in item.nodes if node != fetcher]
-    if not nodes:
-        return []
-    turn = where.ring.index(fetcher) % len(nodes) if fetcher in where.ring else 0
-    return [*nodes[turn:], *nodes[:turn]]
+def _sources(item: Copies, turn: int) -> Sequence[str]:
+    """Return who serves the shard, turned so that different fetchers begin with another one."""
+    start = turn % len(item.nodes)
+    return (*item.nodes[start:], *item.nodes[:start])
 
 
 def _want(item: Copies, sources: Sequence[str], reason: WantReason) -> Want:

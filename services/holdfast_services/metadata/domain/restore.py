@@ -151,13 +151,16 @@ def _same(copies: CheckpointCopies, key: ShardId, digest: bytes) -> bool:
 
 
 def _fetchable(run: Run, decision: Decision, copies: CheckpointCopies, facts: Facts) -> bool:
-    """Tell whether every node that hosts a rank holds or can still get every shard."""
+    """Tell whether every node that hosts a rank holds or can still get every shard.
+
+    Every shard in ``copies`` has a holder, so only a host that accuses one can be without.
+    """
     hosts = {rank.node for rank in run.ranks} & facts.nodes.keys()
-    bad = {host: bad_sources(facts.nodes[host], decision.number) for host in hosts}
+    accusers = {host: bad_sources(facts.nodes[host], decision.number) for host in hosts}
     return all(
-        host in item.nodes or any((key, node) not in bad[host] for node in item.nodes)
-        for key, item in copies.items()
-        for host in hosts
+        host in copies[key].nodes or any((key, node) not in bad for node in copies[key].nodes)
+        for host, bad in accusers.items()
+        for key in {shard for shard, _ in bad} & copies.keys()
     )
 
 

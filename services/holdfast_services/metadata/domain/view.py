@@ -6,14 +6,14 @@ changes only when there is something to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
 from holdfast_services.metadata.domain.commit import keep_from
 from holdfast_services.metadata.domain.evidence import Evidence, gather
 from holdfast_services.metadata.domain.model import Node, Run
-from holdfast_services.metadata.domain.repair import Wants, places, wants
+from holdfast_services.metadata.domain.repair import Wants, places, repairs, restores
 
 COMMITTED_IN_VIEW_MAX = 8
 
@@ -26,7 +26,7 @@ class World:
     nodes: Mapping[str, Node]
     runs: tuple[Run, ...]
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
-    wants: Mapping[str, Wants] = field(default_factory=dict)
+    repairs: Mapping[str, Wants] = field(default_factory=dict)
 
     @property
     def live(self) -> Mapping[str, Node]:
@@ -35,14 +35,14 @@ class World:
 
 
 def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float) -> World:
-    """Return the snapshot with evidence and wants worked out once for all nodes."""
+    """Return the snapshot with evidence and repairs worked out once for all nodes."""
     bare = World(now_s=now_s, nodes=nodes, runs=runs)
     evidence = {run.id: gather(run.id, tuple(nodes.values()), now_s) for run in runs}
     live = bare.live
     return replace(
         bare,
         evidence=evidence,
-        wants={run.id: wants(run, evidence[run.id], live) for run in runs},
+        repairs={run.id: repairs(run, evidence[run.id], live) for run in runs},
     )
 
 
@@ -54,7 +54,7 @@ def node_view(all_of_it: World, name: str) -> NodeView:
     runs: list[RunView] = []
     wanted: list[Want] = []
     for run in all_of_it.runs:
-        own = all_of_it.wants[run.id].get(name, ())
+        own = _wants(all_of_it, run, live, name)
         if own or run.id in held or any(rank.node == name for rank in run.ranks):
             runs.append(run_view(run, live))
             wanted.extend(own)
@@ -64,6 +64,14 @@ def node_view(all_of_it: World, name: str) -> NodeView:
         runs=tuple(runs),
         wants=tuple(sorted(wanted, key=lambda want: want.reason)),
     )
+
+
+def _wants(all_of_it: World, run: Run, live: Mapping[str, Node], name: str) -> Sequence[Want]:
+    """Return what the node should fetch for ``run``, each shard once, restores first."""
+    wanted = restores(run, all_of_it.evidence[run.id], live, name)
+    first = {want.shard.id for want in wanted}
+    lost = all_of_it.repairs[run.id].get(name, ())
+    return (*wanted, *(want for want in lost if want.shard.id not in first))
 
 
 def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:
