@@ -87,7 +87,7 @@ def test_two_ddp_ranks_come_back_bit_identical_after_one_is_killed(stack):
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_ddp_run_goes_on_with_another_number_of_ranks(stack, world_size):
-    """F75, F76: parameters and optimizer state are those that were saved; per-rank state by rule."""
+    """F75, F76: shared state is what was saved; state of one rank follows the written rule."""
     job = f"elastic-{world_size}"
     common = ("--job", job, "--save", "1", "--wait", "replicated")
     stack.ranks(*common, "--steps", "9", world_size=2, nodes=(0, 1)).succeed()
