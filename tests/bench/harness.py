@@ -57,7 +57,10 @@ def faster(
 ) -> Record:
     """Return a record in ms whose ratio says how many times less time we took than ``peer``."""
     value, peer_value = statistics.median(ours_s), statistics.median(peer_s)
-    spread = f"ours {min(ours_s) * 1e3:.3g}..{max(ours_s) * 1e3:.3g} ms, n={len(ours_s)}"
+    ours, theirs = (
+        f"{min(times_s) * 1e3:.3g}..{max(times_s) * 1e3:.3g} ms" for times_s in (ours_s, peer_s)
+    )
+    spread = f"ours {ours}, peer {theirs}, n={len(ours_s)}"
     return Record(
         name=name,
         value=value * 1e3,
