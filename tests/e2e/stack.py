@@ -52,6 +52,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def processes(*words: str) -> list[int]:
+    """Return the pids of all processes with all ``words`` in command line or environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                text = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+                if all(word.encode() in text for word in words):
+                    found.append(int(folder.name))
+    return sorted(found)
+
+
 class Stack:
     """``holdfast up`` in a folder of its own."""
 
@@ -91,15 +103,9 @@ class Stack:
             return json.load(answer)
 
     def pid(self, *words: str) -> int | None:
-        """Return the pid of the service of this stack whose environment has all ``words``."""
-        for folder in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                command = (folder / "cmdline").read_bytes()
-                environ = (folder / "environ").read_bytes()
-                mine = str(self.home).encode() in environ and b"holdfast_services" in command
-                if mine and all(w.encode() in command + environ for w in words):
-                    return int(folder.name)
-        return None
+        """Return the pid of the service of this stack that has all ``words`` about it."""
+        found = processes("holdfast_services", str(self.home), *words)
+        return found[0] if found else None
 
     def agent_pid(self, index: int) -> int | None:
         """Return the pid of a node's agent, None while it is down."""

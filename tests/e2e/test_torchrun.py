@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.e2e.stack import TRAINER, environment, free_port, running_stack, until
+from tests.e2e.stack import TRAINER, environment, free_port, processes, running_stack, until
 
 
 @pytest.fixture
@@ -22,19 +22,10 @@ def stack():
         yield running
 
 
-def workers(port: int) -> list[int]:
-    """Return the pids of the trainers of this rendezvous."""
-    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
-    return [
-        int(line.split()[0])
-        for line in listing.stdout.splitlines()
-        if str(TRAINER) in line and "torch.distributed.run" not in line and f"rdzv{port}" in line
-    ]
-
-
 def test_two_agents_restart_their_workers_into_one_generation_both_times(stack, tmp_path):
     """Two SIGKILLs, two restarts of both workers: generations 1, 2, 3 and the same end."""
     port = free_port()
+    job = f"rdzv{port}"
     agents = []
     for node in (0, 1):
         env = environment(
@@ -42,12 +33,12 @@ def test_two_agents_restart_their_workers_into_one_generation_both_times(stack, 
         )  # fmt: skip
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
-            f"--rdzv-id=rdzv{port}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+            f"--rdzv-id={job}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
             "--max-restarts=5", "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3",
             str(TRAINER), "--job", f"rdzv{port}", "--steps", "60", "--pause-s", "0.1",
         ]  # fmt: skip
-        out = (tmp_path / f"{node}.log").open("w")
-        agents.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT))
+        with (tmp_path / f"{node}.log").open("w") as out:
+            agents.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT))
     log = tmp_path / "0.log"
 
     def restores() -> list[str]:
@@ -60,7 +51,7 @@ def test_two_agents_restart_their_workers_into_one_generation_both_times(stack, 
         for round_number in (1, 2):
             until(lambda r=round_number: len(restores()) == r, f"start {round_number}")
             until(lambda r=round_number: last_step() >= 10 * r, f"step {10 * round_number}")
-            os.kill(workers(port)[-1], signal.SIGKILL)
+            os.kill(processes(str(TRAINER), "TORCHELASTIC_RUN_ID=" + job)[-1], signal.SIGKILL)
         assert [agent.wait(120) for agent in agents] == [0, 0], log.read_text()[-3000:]
     finally:
         for agent in agents:
@@ -74,5 +65,5 @@ def test_two_agents_restart_their_workers_into_one_generation_both_times(stack, 
     ]
     assert len(restores()) == 3
     assert len(ends[0]) == 1
-    detail = stack.rest(f"jobs/rdzv{port}")
+    detail = stack.rest(f"jobs/{job}")
     assert detail["generation"] == 3, detail

@@ -5,8 +5,12 @@ import threading
 import pytest
 
 from holdfast.core.session import StepLevels
-from holdfast.errors import ExhaustedError, InvalidRequestError, OutcomeUnknownError
-from holdfast.errors import PreconditionError
+from holdfast.errors import (
+    ExhaustedError,
+    InvalidRequestError,
+    OutcomeUnknownError,
+    PreconditionError,
+)
 from holdfast.handle import SaveHandle
 
 REACHABLE = frozenset({"staged", "local", "replicated"})
