@@ -23,6 +23,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 
+__all__ = ["Connection", "Engine", "make_engine", "read_transaction", "write_transaction"]
+
 CONNECT_S_MAX = 5
 STATEMENT_S_MAX = 20
 LOCK_S_MAX = 10

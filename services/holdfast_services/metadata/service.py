@@ -15,15 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from sqlalchemy import Engine
-
 from holdfast.core.facts import Event, Inventory, NodeView
 from holdfast.core.ids import job_name, node_name, run_id
 from holdfast.core.retry import Backoff
 from holdfast.errors import CheckpointError, ConflictError, InvalidRequestError
 from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb
-from holdfast_services.kit.db import read_transaction, write_transaction
+from holdfast_services.kit.db import Engine, read_transaction, write_transaction
 from holdfast_services.metadata import transactions
 from holdfast_services.metadata.batch import Batch
 from holdfast_services.metadata.domain.attempts import Registration, check
