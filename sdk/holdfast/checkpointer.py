@@ -32,7 +32,7 @@ from holdfast.errors import (
 from holdfast.handle import Level, SaveHandle
 from holdfast.policy import EverySteps, Never, Policy, Replicas, grace_s
 from holdfast.preemption import Preemption
-from holdfast.restoring import Restored, restore
+from holdfast.restore import Restored, restore
 from holdfast.saving import Saver
 from holdfast.session import Attempt, Session
 from holdfast.state.capture import Capture

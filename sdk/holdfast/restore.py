@@ -1,175 +1,122 @@
-"""The segments of one checkpoint, mapped and found by tensor name and box.
+"""The rank's side of a restore: wait for the decision, load what it names.
 
-Whoever holds the bytes and whatever the world size was: a tensor is what its boxes add up to.
-The bytes were verified before (P3); here headers are parsed and nothing is unpickled (P9).
+Metadata decides and the agent fetches and verifies; a rank only waits, loads, and says that it
+has loaded. See architecture 4.8.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Iterable, Sequence
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-import numpy as np
-import torch
+from holdfast.core.facts import Decision, DecisionState
+from holdfast.core.session import RestoreView, SessionView
+from holdfast.errors import CorruptionError, StaleGenerationError, UnavailableError
+from holdfast.segments import LoadedSegments
+from holdfast.session import Session
+from holdfast.state.capture import Capture
 
-from holdfast.core.boxes import Box, covers, intersect, whole
-from holdfast.core.facts import Shard
-from holdfast.core.segment import SegmentHeader, TensorSpec, parse_header
-from holdfast.errors import (
-    InvalidRequestError,
-    ManifestError,
-    NotFoundError,
-    NotReadyError,
-    TruncatedShardError,
-)
-from holdfast.snapshot.plan import blob_name
-from holdfast.state.dtypes import TORCH
-
-_MADV_POPULATE_READ = 22
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    spec: TensorSpec
-    data: torch.Tensor
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What was restored.
 
-
-class LoadedSegments:
-    """All segments of one checkpoint, mapped privately: writing to a tensor changes no file.
-
-    Invariants: every shard is of one (run, step, generation). Tensors returned are views and
-    valid until ``close``; copy what is to live longer.
-
-    Raises:
-        NotFoundError: a file is gone.
-        TruncatedShardError: a file is not as long as its shard.
-        ManifestError: a header breaks a rule, or is of another shard than was asked for.
+    ``sources``: bytes by tier, ``memory`` or ``peer``. ``seconds``: ``decide`` (until metadata had
+    chosen), ``fetch`` (until all bytes were here and verified), ``load`` (into the tensors).
     """
 
-    def __init__(self, files: Iterable[tuple[Path, Shard]]) -> None:
-        self._maps: list[mmap.mmap] = []
-        self._pieces: dict[str, list[_Piece]] = {}
-        self.world_size = 0
-        shards: list[Shard] = []
-        try:
-            for path, shard in files:
-                self._add(path, shard)
-                shards.append(shard)
-            _check_one_checkpoint(shards)
-        except BaseException:
-            self.close()
-            raise
-        self.world_size = shards[0].world_size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def names(self) -> Sequence[str]:
-        """Return the name of every tensor of which a part is here."""
-        return list(self._pieces)
-
-    def has(self, name: str) -> bool:
-        """Tell whether a part of the tensor is here."""
-        return name in self._pieces
-
-    def tensor(self, name: str, box: Box | None = None) -> torch.Tensor:
-        """Return the tensor, or the region ``box`` of it; no copy if one piece holds it all.
-
-        Raises:
-            NotReadyError: pieces are missing; names the tensor and the box.
-        """
-        pieces = self._pieces.get(name)
-        if not pieces:
-            raise NotReadyError(f"no segment has the tensor {name!r} {_text(box)}", fqn=name)
-        spec = pieces[0].spec
-        target = box if box is not None else whole(spec.shape)
-        for piece in pieces:
-            if piece.spec.box == target:
-                return piece.data
-            if intersect(piece.spec.box, target) == target:
-                return piece.data[target.within(piece.spec.box)]
-        if not covers(target, (piece.spec.box for piece in pieces)):
-            raise NotReadyError(f"pieces of tensor {name!r} are missing {_text(target)}", fqn=name)
-        result = torch.empty(target.lengths, dtype=TORCH[spec.dtype])
-        for piece in pieces:
-            shared = intersect(piece.spec.box, target)
-            if shared is not None:
-                result[shared.within(target)] = piece.data[shared.within(piece.spec.box)]
-        return result
-
-    def blob(self, rank: int) -> bytes:
-        """Return the text that ``rank`` saved, without its padding."""
-        return self.tensor(blob_name(rank)).numpy().tobytes().rstrip(b" ")
-
-    def close(self) -> None:
-        """Unmap everything; idempotent. A mapping with tensors still held goes with the last."""
-        self._pieces.clear()
-        maps, self._maps = self._maps, []
-        for mapping in maps:
-            try:
-                mapping.close()
-            except BufferError:
-                continue
-
-    def _add(self, path: Path, shard: Shard) -> None:
-        mapping = _mapped(path, shard)
-        self._maps.append(mapping)
-        data = torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8))
-        header = _header(mapping, shard)
-        for entry in header.entries:
-            spec = entry.spec
-            others = self._pieces.setdefault(spec.fqn, [])
-            if others and (others[0].spec.shape, others[0].spec.dtype) != (spec.shape, spec.dtype):
-                raise ManifestError(f"segments disagree about tensor {spec.fqn!r}", fqn=spec.fqn)
-            view = data[entry.begin : entry.end].view(TORCH[spec.dtype]).view(spec.box.lengths)
-            others.append(_Piece(spec, view))
+    step: int
+    generation: int
+    sources: Mapping[str, int]
+    seconds: Mapping[str, float]
+    apply_rng: Callable[[], None]
 
 
-def _check_one_checkpoint(shards: Sequence[Shard]) -> None:
-    if len({(shard.id.checkpoint, shard.world_size) for shard in shards}) != 1:
-        raise InvalidRequestError(f"{len(shards)} segments are not of one checkpoint")
+def restore(
+    session: Session,
+    capture: Capture,
+    arena: Path,
+    *,
+    timeout_s: float,
+    lost_is_fresh: bool,
+) -> Restored | None:
+    """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
+
+    Raises:
+        UnavailableError: no decision within ``timeout_s``.
+        StaleGenerationError: a newer attempt began meanwhile.
+        CorruptionError: checkpoints are known and none can be read, unless ``lost_is_fresh``.
+    """
+    view = session.wait_view(_settled, timeout_s=timeout_s)
+    if view is None:
+        raise UnavailableError(
+            f"no decision what to restore within {timeout_s:.0f} s: {_progress(session.view)}"
+        )
+    if view.fenced:
+        raise StaleGenerationError("a newer attempt of this job has begun: stop this one")
+    chosen = view.restore
+    assert chosen is not None
+    decision = chosen.decision
+    if decision.state is DecisionState.LOST and not lost_is_fresh:
+        raise CorruptionError(
+            f"the job has checkpoints, none can be read: {decision.reason}; to start over, use "
+            f'another job name or on_failure="warn"'
+        )
+    if decision.fresh or decision.state is DecisionState.LOST:
+        if decision.state is DecisionState.LOST:
+            log.warning("starting over, all checkpoints are lost: %s", decision.reason)
+        session.post(loaded=True)
+        return None
+    return _load(session, capture, arena, decision, chosen)
 
 
-def _mapped(path: Path, shard: Shard) -> mmap.mmap:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError as cause:
-        raise NotFoundError(f"segment {shard.id.key} is gone from {path}") from cause
-    try:
-        length_bytes = os.fstat(fd).st_size
-        if length_bytes != shard.length_bytes or length_bytes == 0:
-            raise TruncatedShardError(
-                f"segment {shard.id.key} has {length_bytes} bytes, not {shard.length_bytes}"
-            )
-        mapping = mmap.mmap(fd, length_bytes, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(fd)
-    try:
-        mapping.madvise(_MADV_POPULATE_READ)
-    except OSError:
-        return mapping  # An older kernel: the pages come as they are touched.
-    return mapping
+def _load(
+    session: Session, capture: Capture, arena: Path, decision: Decision, chosen: RestoreView
+) -> Restored:
+    assert decision.checkpoint is not None
+    step = decision.checkpoint.step
+    started_s = time.monotonic()
+    located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
+    with closing(LoadedSegments(located)) as segments:
+        capture.load(segments, step=step)
+    session.post(loaded=True)
+    sources = Counter[str]()
+    for segment in chosen.segments:
+        sources[segment.source] += segment.shard.length_bytes
+    load_s = time.monotonic() - started_s
+    log.info("restored step %d from %s in %.2f s", step, dict(sources), load_s + chosen.fetch_s)
+    return Restored(
+        step=step,
+        generation=decision.checkpoint.generation,
+        sources=dict(sources),
+        seconds={"decide": chosen.decide_s, "fetch": chosen.fetch_s, "load": load_s},
+        apply_rng=capture.apply_rng,
+    )
 
 
-def _header(mapping: mmap.mmap, shard: Shard) -> SegmentHeader:
-    with memoryview(mapping) as data:
-        header = parse_header(data, shard.length_bytes)
-    found = header.identity
-    if (found.id, found.world_size, found.plan_hash) != (
-        shard.id,
-        shard.world_size,
-        shard.plan_hash,
-    ):
-        raise ManifestError(f"{found.id.key} lies where {shard.id.key} should", shard=shard.id.key)
-    return header
+def _settled(view: SessionView) -> bool:
+    """Tell whether the wait is over: fenced, lost, or confirmed and all of it here."""
+    if view.fenced:
+        return True
+    if view.restore is None:
+        return False
+    decision = view.restore.decision
+    if decision.state is DecisionState.LOST:
+        return True
+    return decision.state is DecisionState.CONFIRMED and (decision.fresh or view.restore.ready)
 
 
-def _text(box: Box | None) -> str:
-    return "" if box is None else f"at {list(box.offsets)} + {list(box.lengths)}"
+def _progress(view: SessionView) -> str:
+    """Say how far it got, for the one who reads the error."""
+    if view.restore is None:
+        return "the agent has no decision yet"
+    decision = view.restore.decision
+    where = "all shards are here" if view.restore.ready else "shards are missing here"
+    return f"decision {decision.number} is {decision.state.name.lower()}, {where} {decision.reason}"

@@ -35,7 +35,15 @@ KNOWN_VARIABLES = frozenset(
     for name in (
         *("ADDRESS", "AGENT", "ARENA", "ATTEMPT", "BUDGET", "DATABASE_URL", "DATA_PORT"),
         *("DECIDE_WAIT_S", "DOMAIN", "HOME", "JOB", "LAUNCH", "LISTEN", "LISTEN_HOST", "LOG"),
-        *("NODE", "NODE_LEASE_S", "READY_FILE", "REST_LISTEN", "RESTORE_TIMEOUT", "RPC_PORT", "TOKEN"),
+        *(
+            "NODE",
+            "NODE_LEASE_S",
+            "READY_FILE",
+            "REST_LISTEN",
+            "RESTORE_TIMEOUT",
+            "RPC_PORT",
+            "TOKEN",
+        ),
     )
 )
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"

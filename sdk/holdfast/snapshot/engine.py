@@ -9,20 +9,19 @@ Times are seconds.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from holdfast.errors import CheckpointError, InvalidRequestError, PreconditionError
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.plan import SavePlan
+from holdfast.threads import limit_this_thread
 
 THREAD_NAME = "holdfast-copy"
 CLOSE_S_MAX = 5.0
@@ -200,27 +199,6 @@ class CopyEngine:
         finally:
             snapshot.copy_s = time.perf_counter() - begun_s
         snapshot.end()
-
-
-def limit_this_thread() -> int:
-    """Let torch use one core on the calling thread only; return the number it will use.
-
-    OpenMP keeps its limit per thread. torch sets it on a thread's first use from a number that
-    all threads share; asking for the number is a first use, so what is set after it stays.
-    """
-    torch.get_num_threads()
-    for path in _openmp_libraries():
-        ctypes.CDLL(path).omp_set_num_threads(1)
-    return torch.get_num_threads()
-
-
-def _openmp_libraries() -> set[str]:
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set()
-    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/")}
-    return {p for p in paths if Path(p).name.startswith(("libgomp", "libiomp", "libomp"))}
 
 
 def _check(plan: SavePlan, chunk: range, *, deferred: bool) -> None:

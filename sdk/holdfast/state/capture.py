@@ -29,6 +29,7 @@ from holdfast.state import State, modules, optimizers, rng
 from holdfast.state.loader import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.loader import is_stateful_loader as _is_stateful_loader
 from holdfast.state.survey import Home, Identity, Survey
+from holdfast.state.transfer import Transfer
 
 _RESERVED = frozenset({"holdfast", "rank"})
 _HEADER_BYTES_PER_TENSOR = 320
@@ -36,7 +37,7 @@ _BLOB_BYTES_MIN = 16 << 10
 
 
 class Segments(Protocol):
-    """What ``load`` reads from: ``holdfast.restore.LoadedSegments``."""
+    """What ``load`` reads from: ``holdfast.segments.LoadedSegments``."""
 
     world_size: int
 
@@ -310,30 +311,43 @@ class _Load:
         self._live: dict[str, Any] = blob["live"]
 
     def run(self) -> None:
+        """Fill everything; tensors first, so that what reads them afterwards sees them."""
         capture = self._capture
         survey = capture.survey()
         objects = capture._objects  # noqa: SLF001 - its own other half
+        self._check_same(objects)
+        found = {"module": dict[str, Any](), "optimizer": dict[str, Any](), "": dict[str, Any]()}
+        for path, value in objects.items():
+            kind = self._kind(path, value)
+            found[kind if kind in found else ""][path] = value
+        self._load_tensors(found["module"], found["optimizer"], survey)
+        for path, module in found["module"].items():
+            for name, part in modules.extra_states(path, module):
+                part.set_extra_state(self._decode(self._live["extra"][name]))
+        for path, value in found[""].items():
+            self._load_other(value, self._decode(self._live["objects"][path]))
+        for key, saved in self._live["tree"].items():
+            tree = self._decode(saved)
+            capture.state[key] = merge(capture.state.get(key), tree)
+
+    def _check_same(self, objects: Mapping[str, object]) -> None:
         known = {*self._static, *self._live["objects"]}
         lost = [path for path in objects if path not in known]
         lost += [path for path in known if path not in objects]
         if lost:
             where = "here" if lost[0] in objects else "in the checkpoint"
             raise InvalidRequestError(f"state {lost[0]!r} is only {where}", key=lost[0])
+
+    def _load_tensors(
+        self, roots: Mapping[str, nn.Module], stepped: Mapping[str, Optimizer], survey: Survey
+    ) -> None:
         names = self._names()
-        for path, value in objects.items():
-            if self._kind(path, value) == "module":
-                modules.load_module(path, value, self.read, names)
-                for name, module in modules.extra_states(path, value):
-                    module.set_extra_state(self._decode(self._live["extra"][name]))
-        for path, value in objects.items():
-            if self._kind(path, value) == "optimizer":
-                self._load_optimizer(path, value, survey)
-        for path, value in objects.items():
-            if path in self._live["objects"]:
-                self._load_other(value, self._decode(self._live["objects"][path]))
-        for key, saved in self._live["tree"].items():
-            tree = self._decode(saved)
-            capture.state[key] = merge(capture.state.get(key), tree)
+        transfer = Transfer()
+        for path, module in roots.items():
+            modules.load_module(path, module, self.read, names, transfer)
+        for path, optimizer in stepped.items():
+            self._load_optimizer(path, optimizer, survey, transfer)
+        transfer.run()
 
     def read(self, fqn: str) -> torch.Tensor:
         """Return a tensor of modules or optimizers: everybody's, or that of the source rank."""
@@ -343,14 +357,23 @@ class _Load:
                 return self._segments.tensor(name)
         raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
 
-    def _load_optimizer(self, path: str, optimizer: Optimizer, survey: Survey) -> None:
+    def _load_optimizer(
+        self, path: str, optimizer: Optimizer, survey: Survey, transfer: Transfer
+    ) -> None:
         saved = self._static[path]
         loose = None
         if not saved["strict"]:
             loose = cast("dict[str, dict[str, object]]", self._decode(self._live["loose"][path]))
         groups = cast("list[dict[str, object]]", self._decode(self._live["groups"][path]))
         optimizers.load_optimizer(
-            path, optimizer, saved, groups, loose, fqn_of=survey.fqn_of, read=self.read
+            path,
+            optimizer,
+            saved,
+            groups,
+            loose,
+            fqn_of=survey.fqn_of,
+            read=self.read,
+            transfer=transfer,
         )
 
     def _load_other(self, value: Any, tree: object) -> None:

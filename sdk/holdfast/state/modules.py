@@ -16,6 +16,7 @@ from torch import nn
 
 from holdfast.errors import InvalidRequestError
 from holdfast.state.survey import Home, Survey
+from holdfast.state.transfer import Transfer
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
 _REFUSED_TENSORS = frozenset({"DTensor", "ShardedTensor"})
@@ -111,9 +112,13 @@ def extra_states(path: str, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def load_module(
-    path: str, root: nn.Module, read: Callable[[str], torch.Tensor], saved: Iterable[str]
+    path: str,
+    root: nn.Module,
+    read: Callable[[str], torch.Tensor],
+    saved: Iterable[str],
+    transfer: Transfer,
 ) -> None:
-    """Fill the tensors of ``root`` in place.
+    """Let ``transfer`` fill the tensors of ``root`` in place.
 
     Raises:
         NotReadyError: ``read`` does not have one of them.
@@ -125,7 +130,7 @@ def load_module(
         for name, tensor in _persistent(module):
             fqn = f"{base}.{name}"
             names.add(fqn)
-            fill(fqn, tensor, read(fqn))
+            fill(fqn, tensor, read(fqn), transfer)
     lost = [fqn for fqn in saved if fqn.startswith(f"{path}.") and fqn not in names]
     if lost:
         raise InvalidRequestError(
@@ -133,8 +138,8 @@ def load_module(
         )
 
 
-def fill(fqn: str, target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy ``source`` into ``target``.
+def fill(fqn: str, target: torch.Tensor, source: torch.Tensor, transfer: Transfer) -> None:
+    """Owe ``transfer`` the copy of ``source`` into ``target``.
 
     Raises:
         InvalidRequestError: their shapes or dtypes differ; the message names the tensor.
@@ -144,8 +149,7 @@ def fill(fqn: str, target: torch.Tensor, source: torch.Tensor) -> None:
             f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} here and was saved as "
             f"{tuple(source.shape)} {source.dtype}"
         )
-    with torch.no_grad():
-        target.copy_(source)
+    transfer.add(target, source)
 
 
 def _persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -19,6 +19,7 @@ from holdfast.core.tree import Json
 from holdfast.errors import InvalidRequestError
 from holdfast.state.modules import check_mesh
 from holdfast.state.survey import Home, Survey
+from holdfast.state.transfer import Transfer
 
 _STATE_COPIES = {
     "SGD": 1, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1,
@@ -125,8 +126,9 @@ def load_optimizer(
     *,
     fqn_of: Mapping[int, str],
     read: Callable[[str], torch.Tensor],
+    transfer: Transfer,
 ) -> None:
-    """Put state and groups back; tensors that fit are filled in place.
+    """Put state and groups back, ``transfer`` owing the bytes; tensors that fit stay in place.
 
     Raises:
         InvalidRequestError: the groups hold other parameters than the saved ones did.
@@ -145,11 +147,13 @@ def load_optimizer(
         for keys, of in saved["state"]:
             for name in of:
                 wanted[name] = {key: read(f"{path}.state.{name}.{key}") for key in keys}
+    on_device = _steps_on_device(optimizer)
     for name, p in by_name.items():
-        _put_state(optimizer, p, wanted.get(name, {}))
+        steps_device = p.device if id(p) in on_device else torch.device("cpu")
+        _put_state(optimizer, p, wanted.get(name, {}), steps_device, transfer)
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for key, value in values.items():
-            group[key] = _fit(group.get(key), value)
+            group[key] = _fit(group.get(key), value, transfer)
 
 
 def estimate_state_bytes(optimizer: Optimizer) -> int:
@@ -183,7 +187,13 @@ def _identities(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:
     return found
 
 
-def _put_state(optimizer: Optimizer, p: torch.Tensor, wanted: Mapping[str, object]) -> None:
+def _put_state(
+    optimizer: Optimizer,
+    p: torch.Tensor,
+    wanted: Mapping[str, object],
+    steps_device: torch.device,
+    transfer: Transfer,
+) -> None:
     if not wanted:
         optimizer.state.pop(p, None)
         return
@@ -191,32 +201,33 @@ def _put_state(optimizer: Optimizer, p: torch.Tensor, wanted: Mapping[str, objec
     for key in [key for key in state if key not in wanted]:
         del state[key]
     for key, value in wanted.items():
-        device = p.device
-        if key == "step" and isinstance(value, torch.Tensor) and not _steps_on_device(optimizer, p):
-            device = torch.device("cpu")
-        state[key] = _fit(state.get(key), value, device)
+        device = steps_device if key == "step" else p.device
+        state[key] = _fit(state.get(key), value, transfer, device)
 
 
-def _steps_on_device(optimizer: Optimizer, p: torch.Tensor) -> bool:
-    group = next(g for g in optimizer.param_groups if any(q is p for q in g["params"]))
-    return bool(group.get("capturable") or group.get("fused"))
+def _steps_on_device(optimizer: Optimizer) -> set[int]:
+    """Return the ids of the parameters whose ``step`` lies on their device, not on the CPU."""
+    groups = (g for g in optimizer.param_groups if g.get("capturable") or g.get("fused"))
+    return {id(p) for group in groups for p in group["params"]}
 
 
-def _fit(target: object, value: object, device: torch.device | None = None) -> object:
+def _fit(
+    target: object, value: object, transfer: Transfer, device: torch.device | None = None
+) -> object:
     if not isinstance(value, torch.Tensor):
         return value
-    fits = (
+    if (
         isinstance(target, torch.Tensor)
         and target.shape == value.shape
         and target.dtype == value.dtype
-    )
-    if fits:
-        with torch.no_grad():
-            cast("torch.Tensor", target).copy_(value)
+    ):
+        transfer.add(target, value)
         return target
     if device is None:
         device = target.device if isinstance(target, torch.Tensor) else torch.device("cpu")
-    return value.to(device, copy=True)
+    fresh = torch.empty(value.shape, dtype=value.dtype, device=device)
+    transfer.add(fresh, value)
+    return fresh
 
 
 def _difference(here: list[list[str]], there: list[list[str]]) -> str:

@@ -15,12 +15,12 @@ from torch import nn
 
 from holdfast.core.session import SlotLease
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
-from holdfast.snapshot import engine as engine_module
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine
 from holdfast.snapshot.gate import Gate
 from holdfast.snapshot.plan import balance
 from holdfast.state.capture import Capture
+from holdfast.threads import limit_this_thread
 
 _SPEC = importlib.util.spec_from_file_location(
     "holdfast_test_worlds", Path(__file__).parents[1] / "state" / "worlds.py"
@@ -259,7 +259,7 @@ def test_the_copy_thread_uses_one_core_and_leaves_the_others_alone():
     counts: dict[str, int] = {}
 
     def limited() -> None:
-        counts["limited"] = engine_module.limit_this_thread()
+        counts["limited"] = limit_this_thread()
 
     def later() -> None:
         counts["later"] = torch.get_num_threads()

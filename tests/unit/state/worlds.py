@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.core.facts import Shard
 from holdfast.core.segment import header_length, parse_header
 from holdfast.core.session import SlotLease
-from holdfast.restore import LoadedSegments
+from holdfast.segments import LoadedSegments
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
 from holdfast.snapshot.plan import SavePlan, make_plan

@@ -19,7 +19,7 @@ from holdfast.core.facts import Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.errors import ManifestError, NotFoundError, NotReadyError, TruncatedShardError
-from holdfast.restore import LoadedSegments
+from holdfast.segments import LoadedSegments
 from holdfast.state.capture import Capture
 
 _SPEC = importlib.util.spec_from_file_location(
