@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ __all__ = ["Checkpointer", "Restored", "SaveHandle"]
 OPEN_S_MAX = 60.0
 RESTORE_S_MAX = 600.0
 CLOSE_S_MAX = 30.0
+FAILED_CLOSE_S_MAX = 2.0
 
 OnFailure = Literal["degrade", "warn", "raise"]
 
@@ -179,7 +181,7 @@ class Checkpointer:
             self._progress.step = restored.step
             self._saver.parent = (restored.step, restored.generation)
         self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
         return restored
 
     def step(self, step: int) -> SaveHandle | None:
@@ -240,7 +242,7 @@ class Checkpointer:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         deadline = time.monotonic() + timeout_s
         if self._preemption is not None:
             self._preemption.uninstall()
@@ -258,7 +260,12 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(CLOSE_S_MAX if error is None else FAILED_CLOSE_S_MAX)
+
+    def _at_exit(self) -> None:
+        """Close; after an uncaught exception hardly wait: a launcher waits to start us again."""
+        failed = getattr(sys, "last_value", None) is not None
+        self.close(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX)
 
     def _admit(self) -> Path:
         """Return the node's arena, after checking that the job fits its budget (P8)."""

@@ -205,6 +205,27 @@ def test_without_metadata_a_start_is_an_error_never_no_checkpoint(stack):
     assert "restored" not in output
 
 
+def test_a_rank_that_fails_does_not_wait_for_levels_that_cannot_come(stack):
+    """F66: exit waits, but not after an exception: its launcher waits to start it again.
+
+    Without metadata the last save never reaches a level; only the deadline of a clean exit (30 s)
+    or the short one of a failure (2 s) ends the wait.
+    """
+    common = ("--job", "j", "--steps", "40", "--pause-s", "0.5", "--save", "5")
+    ranks = stack.ranks(*common, "--fail-at", "6")
+    ranks.until_step(2)
+    supervisor = stack.pid("holdfast_services.supervisor")
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        os.kill(stack.metadata_pid(), signal.SIGKILL)
+        codes = ranks.wait(timeout_s=20)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+    assert codes == [1], ranks.outputs
+    assert "a bug in the training script" in ranks.outputs[0]
+
+
 def test_every_saved_step_of_a_time_trigger_is_whole_on_ranks_of_different_speed(stack):
     """F22, F26; interleaving 9: rank 1 computes 3 x slower; the ranks meet in all-reduce."""
     common = ("--job", "j", "--steps", "60", "--save", "seconds", "--pause-s", "0.03")

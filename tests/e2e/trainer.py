@@ -199,6 +199,8 @@ def train(options: argparse.Namespace) -> None:
         loss.backward()
         if step == options.kill_at and rank in options.kill_ranks:
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == options.fail_at:
+            raise RuntimeError("a bug in the training script")
         training.update()
         time.sleep(options.pause_s * (1 + rank * options.skew))
         handle = checkpointer.step(step)
@@ -222,6 +224,7 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--kill-at", type=int, default=0)
+    parser.add_argument("--fail-at", type=int, default=0)
     parser.add_argument("--kill-ranks", type=int, nargs="*", default=[0])
     parser.add_argument("--takeover", action="store_true")
     try:
