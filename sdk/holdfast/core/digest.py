@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import xxhash
 
@@ -22,6 +23,23 @@ _LENGTH = struct.Struct("<Q")
 def part_digest(data: bytes | memoryview) -> bytes:
     """Return the 16-byte digest of one part."""
     return xxhash.xxh3_128_digest(data)
+
+
+class PartHasher(Protocol):
+    """The digest of a part whose bytes come in pieces."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Take the next piece."""
+        ...
+
+    def digest(self) -> bytes:
+        """Return what ``part_digest`` returns for all pieces together."""
+        ...
+
+
+def part_hasher() -> PartHasher:
+    """Return a hasher that has seen nothing yet."""
+    return xxhash.xxh3_128()
 
 
 def part_ranges(length_bytes: int) -> Iterator[tuple[int, int]]:

@@ -23,6 +23,15 @@ def test_parts_cover_a_segment_in_order(length, parts):
     assert [0, *(end for _, end in ranges)] == [*(begin for begin, _ in ranges), length]
 
 
+def test_a_part_in_pieces_has_the_digest_of_the_part():
+    data = bytes(range(256)) * 65
+    hasher = digest.part_hasher()
+    for begin in range(0, len(data), 1000):
+        hasher.update(memoryview(data)[begin : begin + 1000])
+
+    assert digest.part_digest(data) == hasher.digest()
+
+
 def test_the_root_is_over_the_length_and_the_part_digests():
     """The rule of docs/reference/format-v1.md, spelled out by hand."""
     data = bytes(range(256)) * 65_537
