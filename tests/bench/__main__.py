@@ -78,7 +78,7 @@ def _inside(module: str, arguments: argparse.Namespace) -> int:
 
 def _print(records: Sequence[dict[str, Any]]) -> None:
     table = Table()
-    for column in ("name", "value", "unit", "peer", "peer value", "ratio", "note"):
+    for column in ("name", "ours", "unit", "peer", "ratio", "target", "", "how measured"):
         table.add_column(column, overflow="fold")
     for record in records:
         peer_value = record["peer_value"]
@@ -86,9 +86,10 @@ def _print(records: Sequence[dict[str, Any]]) -> None:
             record["name"],
             f"{record['value']:.4g}",
             record["unit"],
-            record["peer"],
-            "" if peer_value is None else f"{peer_value:.4g}",
+            "" if peer_value is None else f"{peer_value:.4g}, {record['peer']}",
             f"{record['ratio']:.3g}",
+            record["target"],
+            ("met" if record["met"] else "MISSED") if record["target"] else "",
             record["note"],
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)

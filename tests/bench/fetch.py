@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import os
 import socket
-import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
-from tests.bench.harness import Record, in_turn
+from tests.bench.harness import Record, in_turn, share
+from tests.bench.subject import PATIENCE_S, Saving, Subject
+from tests.e2e.stack import running_stack
 
 from holdfast.core.digest import PART_BYTES, part_digest
 from holdfast.core.slots import SlotName, SlotState
@@ -19,15 +21,17 @@ from holdfast_services.agent.transport import FetchRequest, ServedSegments
 from holdfast_services.agent.transport.tcp import TcpTransport
 from holdfast_services.agent.transport.tcp_client import STREAMS_COUNT
 
-NAMES = ("fetch_tcp/bare",)
+NAMES = ("fetch_tcp/bare", "replicate/bare")
 HOST = "127.0.0.1"
 KEY = "bench/1/1/0/0"  # run, step, generation, rank, volume
 SEND_BYTES = 4 << 20
+BARE = f"send and recv_into, {STREAMS_COUNT} streams, nothing verified"
 RUNS = 9
+REPLICATE_RUNS = 5
 
 
 def measure(*, quick: bool) -> Iterator[Record]:
-    """Yield one record: the fraction of the bare speed, with as many streams."""
+    """Yield the fractions of the bare speed: of a fetch alone, and of replicating a save."""
     length_bytes = (1 << 30) // (16 if quick else 1)
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
@@ -43,21 +47,49 @@ def measure(*, quick: bool) -> Iterator[Record]:
         transport.fetch(address, request, destination, done=set(), stop=threading.Event())
         return time.perf_counter() - started_s
 
-    ours_s, bare_s = in_turn(ours, lambda: _fetch_bare(bare_port, destination), runs=RUNS)
+    def bare() -> float:
+        return _fetch_bare(bare_port, destination)
+
+    ours_s, bare_s = in_turn(ours, bare, runs=RUNS)
+    yield share(
+        "fetch_tcp/bare",
+        ours_s,
+        bare_s,
+        peer=BARE,
+        length_bytes=length_bytes,
+        note="two processes, loopback, every part verified",
+        share_min=0.7,
+    )
+    with running_stack(2) as stack:
+        os.environ["HOLDFAST_AGENT"] = str(stack.node(0)["agent"])
+        yield _replicate(bare, length_bytes)
     server.terminate()
     server.join()
-    speed, bare_speed = (
-        length_bytes / statistics.median(times_s) / 1e9 for times_s in (ours_s, bare_s)
+
+
+def _replicate(bare: Callable[[], float], length_bytes: int) -> Record:
+    """Return how fast a sealed segment comes to be held on a second node, by what a save tells."""
+    saving = Saving(
+        Subject(tensors_count=201, length_bytes=length_bytes), job="replicate", replicas=1
     )
-    yield Record(
-        name="fetch_tcp/bare",
-        value=speed,
-        unit="GB/s",
-        peer=f"send and recv_into, {STREAMS_COUNT} streams, nothing verified",
-        peer_value=bare_speed,
-        ratio=speed / bare_speed,
-        bytes=length_bytes,
-        note="two processes, loopback, every part verified; target: 0.8 of bare",
+
+    def ours() -> float:
+        saving.train_and_save(1)
+        handle = saving.handles[-1].wait("local", timeout_s=PATIENCE_S)
+        sealed_s = time.perf_counter()
+        handle.wait("replicated", timeout_s=PATIENCE_S)
+        return time.perf_counter() - sealed_s
+
+    ours_s, bare_s = in_turn(ours, bare, runs=REPLICATE_RUNS)
+    saving.ck.close()
+    return share(
+        "replicate/bare",
+        ours_s,
+        bare_s,
+        peer=BARE,
+        length_bytes=saving.subject.length_bytes,
+        note="from sealed to held on the second node and reported, two agents, verified",
+        share_min=0.0,
     )
 
 

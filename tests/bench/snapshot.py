@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import statistics
 import time
 from collections.abc import Iterator
 
 import torch
-from tests.bench.harness import Record, in_turn
+from tests.bench.harness import Record, in_turn, share
 from tests.bench.subject import PATIENCE_S, Saving, Subject, agent
 
 NAMES = ("snapshot/memcpy",)
@@ -40,16 +39,12 @@ def measure(*, quick: bool) -> Iterator[Record]:
 
         ours_s, peer_s = in_turn(snapshot, memcpy, runs=RUNS, warm_up=3)
         saving.ck.close()
-    speed, peer_speed = (
-        subject.length_bytes / statistics.median(times_s) / 1e9 for times_s in (ours_s, peer_s)
-    )
-    yield Record(
-        name="snapshot/memcpy",
-        value=speed,
-        unit="GB/s",
+    yield share(
+        "snapshot/memcpy",
+        ours_s,
+        peer_s,
         peer="memmove into touched memory",
-        peer_value=peer_speed,
-        ratio=speed / peer_speed,
-        bytes=subject.length_bytes,
-        note="save() until staged, 200 tensors; target: 0.8 of memcpy",
+        length_bytes=subject.length_bytes,
+        note="save() until staged, 200 tensors",
+        share_min=0.85,
     )

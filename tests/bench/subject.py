@@ -23,17 +23,21 @@ PATIENCE_S = 60.0
 
 
 class Subject:
-    """A model of ``tensors_count`` tensors, ``length_bytes`` in all, moments included."""
+    """A model of ``tensors_count`` tensors, ``length_bytes`` in all, moments included.
 
-    def __init__(self, *, tensors_count: int, length_bytes: int) -> None:
+    Not ``trained``: the optimizer has no moments yet, as after the start of a process.
+    """
+
+    def __init__(self, *, tensors_count: int, length_bytes: int, trained: bool = True) -> None:
         torch.set_num_threads(1)
         count = tensors_count // (1 + MOMENTS)
         length = length_bytes // (1 + MOMENTS) // count // 4
         self.model = nn.ParameterList([nn.Parameter(torch.randn(length)) for _ in range(count)])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
-        for parameter in self.model.parameters():
-            parameter.grad = torch.full_like(parameter, 1e-3)
-        self.optimizer.step()  # makes the moments
+        if trained:
+            for parameter in self.model.parameters():
+                parameter.grad = torch.full_like(parameter, 1e-3)
+            self.optimizer.step()  # makes the moments
         self.length_bytes = (1 + MOMENTS) * count * length * 4
         self.steps_done = 0
         self._work = torch.randn(512, 512)
