@@ -48,7 +48,7 @@ def flip_a_byte(path: Path) -> None:
 @pytest.mark.parametrize("victim", ["agent", "metadata"])
 def test_training_goes_on_without_agent_or_metadata_and_the_catalogue_catches_up(stack, victim):
     """P4, G17, G18; interleaving 16: killed during a save, back under the supervisor."""
-    expected = finals(stack, "--job", "calm", "--steps", "40", "--wait", "")
+    expected = finals(stack, steps="40")
     ranks = stack.ranks("--job", "j", "--steps", "40", "--pause-s", "0.1")
     ranks.until_step(8)
     pid = stack.agent_pid(0) if victim == "agent" else stack.metadata_pid()
@@ -62,7 +62,7 @@ def test_a_node_lost_with_its_memory_is_rebuilt_from_its_neighbour(stack):
     """P5, F55, F67: agent and arena gone; the fresh agent fetches before its ranks ask."""
     places = {"world_size": 2, "nodes": (0, 1)}
     common = ("--job", "j", "--steps", "12", "--wait", "replicated")
-    expected = finals(stack, "--job", "calm", *common[2:], **places)
+    expected = finals(stack, steps="12", world_size=2)
     stack.ranks(*common, "--kill-at", "9", "--kill-ranks", "0", "1", **places).wait()
     arena = stack.arena(1)
     old = stack.agent_pid(1)
@@ -80,8 +80,8 @@ def test_a_node_lost_with_its_memory_is_rebuilt_from_its_neighbour(stack):
 def test_a_flipped_byte_in_memory_is_found_and_survived(stack):
     """P3, F70; interleaving 15: the copy on the other node is used, the bad one quarantined."""
     places = {"world_size": 2, "nodes": (0, 1)}
-    common = ("--job", "j", "--steps", "10", "--wait", "replicated")
-    expected = finals(stack, "--job", "calm", *common[2:], **places)
+    common = ("--job", "j", "--steps", "12", "--wait", "replicated")
+    expected = finals(stack, steps="12", world_size=2)
     stack.ranks(*common, "--kill-at", "8", "--kill-ranks", "0", "1", **places).wait()
     flip_a_byte(segment_of(stack.arena(0), rank=0))
 
@@ -156,7 +156,7 @@ def newer_step_lies_everywhere(arenas: list[Path]) -> bool:
 def test_a_stopped_old_trainer_that_wakes_up_writes_nowhere_anyone_reads(stack):
     """P2, G12; interleaving 5: SIGSTOP, a successor takes over, SIGCONT."""
     common = ("--job", "j", "--pause-s", "0.05")
-    expected = finals(stack, "--job", "calm", "--steps", "60", *common[2:])
+    expected = finals(stack, steps="60")
     old = stack.ranks(*common, "--steps", "400")
     old.until_step(10)
     old.kill(signal.SIGSTOP)
