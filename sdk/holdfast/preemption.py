@@ -57,10 +57,12 @@ class Preemption:
         """Put the previous handlers back, where ours still stand."""
         if os.getpid() != self._pid:
             return
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python lets only the main thread change handlers; ours does no harm
         for number, previous in self._previous.items():
-            if signal.getsignal(number) == self._note:
+            # None: a handler that Python did not set and cannot set again.
+            if signal.getsignal(number) == self._note and previous is not None:
                 signal.signal(number, previous)  # type: ignore[arg-type]
-        self._previous.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a forked child: behave as if we were not here

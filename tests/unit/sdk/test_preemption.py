@@ -29,6 +29,21 @@ def test_the_handler_only_sets_a_flag_and_finish_chains_to_the_previous_one():
         signal.signal(signal.SIGTERM, before)
 
 
+def test_handlers_put_back_first_are_still_chained_to():
+    """F24: the checkpointer closes, and with it takes its handler out, before it ends."""
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        preemption = Preemption({signal.SIGTERM}, grace_s=60)
+        os.kill(os.getpid(), signal.SIGTERM)
+        preemption.uninstall()
+        preemption.finish()
+
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_without_a_previous_handler_the_exit_code_is_143():
     """F24"""
     before = signal.getsignal(signal.SIGTERM)
