@@ -16,12 +16,12 @@ from tests.bench.subject import Saving, Subject, agent
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
 NAMES = ("stall/dcp_async", "stall/torch_save_disk", "stall/10k_tensors")
-STEP_S = 0.5
-RUNS = 9
+STEP_S = 0.3
+RUNS = 5
 STALL_MS_MAX = 5.0
 STABLE_RUNS = 3  # that many in a row, all near their median: the peer reuses its memory by now
 STABLE_SHARE = 0.15
-WARM_UP_MAX = 12
+WARM_UP_MAX = 8
 
 
 def measure(*, quick: bool) -> Iterator[Record]:
@@ -90,7 +90,7 @@ def _compare(saving: Saving, peer: Callable[[], float]) -> tuple[list[float], li
         saving.subject.optimizer.step()
         return waited_s
 
-    _warm_up(theirs)
+    _warm_up(peer)
     return in_turn(ours, theirs, runs=RUNS)
 
 
