@@ -33,12 +33,19 @@ class SlotPool:
         self._changed = threading.Condition()
 
     def offer(self, leases: Sequence[SlotLease]) -> None:
-        """Take over the agent's list of open slots: map new ones, let go of those it took back."""
+        """Take over the agent's list of open slots: map new ones, let go of those it took back.
+
+        An incarnation that is listed no more is forgotten: should an agent whose arena was
+        emptied begin to count anew, its slots are new ones.
+        """
         offered = {(lease.slot, lease.incarnation) for lease in leases}
         with self._changed:
             for slot in list(self._ready):
                 if (slot, self._leases[slot].incarnation) not in offered:
                     self._drop(slot)
+            for slot, lease in list(self._leases.items()):
+                if (slot, lease.incarnation) not in offered and not self._is_taken(slot):
+                    del self._leases[slot]
             fresh = [lease for lease in leases if self._is_news(lease)]
         for lease in fresh:
             self._map(lease)
@@ -68,12 +75,18 @@ class SlotPool:
             if self._buffers.get(buffer.slot) is buffer:
                 self._drop(buffer.slot)
 
-    def reset(self) -> None:
-        """Drop every slot that no save has taken: another plan, or the end."""
+    def reset(self, keep: str = "") -> None:
+        """Drop every slot that no save has taken and that is not of plan ``keep``."""
         with self._changed:
-            for slot, buffer in list(self._buffers.items()):
-                if slot in self._ready or not buffer.is_writing:
+            for slot in list(self._buffers):
+                lease = self._leases.get(slot)
+                kept = lease is not None and lease.plan_hash == keep
+                if not kept and not self._is_taken(slot):
                     self._drop(slot)
+
+    def _is_taken(self, slot: str) -> bool:
+        buffer = self._buffers.get(slot)
+        return buffer is not None and buffer.is_writing and slot not in self._ready
 
     def _is_news(self, lease: SlotLease) -> bool:
         known = self._leases.get(lease.slot)
