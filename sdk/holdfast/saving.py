@@ -9,12 +9,14 @@ is abandoned for the attempt, said so, and training goes on (P4).
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import warnings
 
 from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.session import SessionView
+from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,
@@ -59,6 +61,8 @@ class Saver:
         self._refused: tuple[float, CheckpointError] | None = None
         self._handles: dict[int, SaveHandle] = {}
         self._latest: Snapshot | None = None
+        self._saving: dict[int, SlotName | None] = {}  # None: not closed yet
+        self._guard = threading.Lock()
         self._waited_s = 0.0
         self._steps_seen = 0
         self._patience_s = BUSY_WAIT_S_MAX
@@ -74,18 +78,21 @@ class Saver:
         if known is not None:
             return known
         self._settle_stall()
+        self._give_up_lost()
         started_s = time.perf_counter()
         handle = SaveHandle(step, reachable=self._reachable)
         self._remember(handle)
+        self._claim(step)
         buffer: SlotBuffer | None = None
         try:
             plan = self._ready_plan()
             buffer = self._take_slot(plan)
             self._begin(plan, buffer, step)
-        except CheckpointError as error:
+        except (CheckpointError, OSError, RuntimeError) as cause:
+            # RuntimeError: what torch raises when it cannot copy; no failed save ends training.
             if buffer is not None:
                 self._pool.put_back(buffer)
-            self.abandon(step, error.message, error)
+            self.abandon(step, str(cause), cause if isinstance(cause, CheckpointError) else None)
         handle.stall_s += time.perf_counter() - started_s
         return handle
 
@@ -97,6 +104,7 @@ class Saver:
             handle.fail(failure)
         self._failure = failure
         log.warning("step %d is not saved: %s; training goes on", step, reason)
+        self._release(step)
         self._session.post(
             abandoned=AbandonedStep(
                 run=self._membership.run,
@@ -139,6 +147,8 @@ class Saver:
             handle = self._handles.get(levels.step)
             if handle is not None:
                 handle.learn(levels)
+            if levels.sealed or levels.abandoned:
+                self._release(levels.step)
         if view.fenced and not self._fenced:
             self._fenced = True
             self._failure = StaleGenerationError("a newer attempt of this job trains: stop here")
@@ -186,7 +196,8 @@ class Saver:
         return plan
 
     def _reserve(self, plan: SavePlan) -> None:
-        self._pool.reset()
+        # Slots of the same plan stay: to the agent nothing has changed, it leases no new ones.
+        self._pool.reset(keep=plan.plan_hash)
         self._patience_s = NEW_PLAN_S_MAX
         try:
             self._session.reserve(
@@ -242,16 +253,42 @@ class Saver:
             self._pool.put_back(snapshot.buffer)
             self.abandon(snapshot.step, snapshot.reason)
             return
+        buffer = snapshot.buffer
+        closed = SlotName(buffer.slot, buffer.incarnation, SlotState.CLOSED)
         try:
-            snapshot.buffer.close_slot()
+            buffer.close_slot()
         except CheckpointError as error:
-            self._pool.forget(snapshot.buffer)
+            self._pool.forget(buffer)
             self.abandon(snapshot.step, error.message, error)
             return
+        with self._guard:
+            if snapshot.step in self._saving:  # else it is sealed already
+                self._saving[snapshot.step] = closed
         handle = self._handles.get(snapshot.step)
         if handle is not None:
             handle.reach("staged")
-        self._session.post(closed_slot=snapshot.buffer.slot)
+        self._session.post(closed_slot=buffer.slot)
+
+    def _claim(self, step: int) -> None:
+        """Say that this rank has begun ``step``: until it is sealed, all others wait for it."""
+        with self._guard:
+            self._saving[step] = None
+            self._session.post(saving=tuple(self._saving))
+
+    def _release(self, step: int) -> None:
+        with self._guard:
+            if step in self._saving:
+                del self._saving[step]
+                self._session.post(saving=tuple(self._saving))
+
+    def _give_up_lost(self) -> None:
+        """Abandon closed steps whose slot has gone: not sealed, or lost with the agent's arena."""
+        with self._guard:
+            closed = [(step, name) for step, name in self._saving.items() if name is not None]
+        for step, name in closed:
+            names = (name.file_name, name.to(SlotState.SEALED).file_name)
+            if not any((self._membership.arena / entry).exists() for entry in names):
+                self.abandon(step, "its segment was lost before it was sealed")
 
     def _settle_stall(self) -> None:
         """Add to the newest save what the gate has waited for it since."""

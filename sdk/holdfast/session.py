@@ -17,9 +17,10 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import run_id
@@ -29,6 +30,7 @@ from holdfast.errors import (
     CheckpointError,
     NotFoundError,
     OutcomeUnknownError,
+    StaleGenerationError,
     UnavailableError,
 )
 from holdfast.rpc.channel import call, sync_channel, unix_target
@@ -42,6 +44,7 @@ RETRY_S = 0.2
 PROGRESS_S = 0.1
 RESERVE_BYTES_PER_S_MIN = 200 << 20
 EVENTS_COUNT_MAX = 256
+HINTS_COUNT_MAX = 64
 
 log = logging.getLogger(__name__)
 
@@ -84,15 +87,20 @@ class Reservation:
 
 @dataclass(slots=True)
 class _Outbox:
-    """What the agent has not been told yet; levels are repeated, lists are sent once."""
+    """What the agent has not been told yet; levels are repeated, lists are sent once.
+
+    Lists are bounded: of what could not be told for long, the oldest is dropped. That costs
+    nothing but news: which steps are lost follows from ``step`` and ``saving``.
+    """
 
     step: int = 0
     step_s: float = 0.0
     save_interval_s: float = 0.0
     wants_save: bool = False
     loaded: bool = False
-    abandoned: list[AbandonedStep] = field(default_factory=list)
-    closed_slots: list[str] = field(default_factory=list)
+    saving: tuple[int, ...] = ()
+    abandoned: deque[AbandonedStep] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
+    closed_slots: deque[str] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_COUNT_MAX))
 
     def message(self, session: str) -> SessionUpdate:
@@ -104,17 +112,17 @@ class _Outbox:
             save_interval_s=self.save_interval_s,
             wants_save=self.wants_save,
             loaded=self.loaded,
+            saving=self.saving,
             abandoned=tuple(self.abandoned),
             closed_slots=tuple(self.closed_slots),
             events=tuple(self.events),
         )
 
     def delivered(self, update: SessionUpdate) -> None:
-        """Forget the lists that ``update`` carried; they stand at the front."""
-        del self.abandoned[: len(update.abandoned)]
-        del self.closed_slots[: len(update.closed_slots)]
-        for _ in range(min(len(update.events), len(self.events))):
-            self.events.popleft()
+        """Forget what ``update`` carried: what stands at the front, if it still does."""
+        _forget(self.abandoned, update.abandoned)
+        _forget(self.closed_slots, update.closed_slots)
+        _forget(self.events, update.events)
 
 
 class Session:
@@ -133,6 +141,7 @@ class Session:
         self._outbox = _Outbox()
         self._guard = threading.Lock()
         self._opening = threading.Lock()
+        self._reopened = threading.Event()
         self._changed = threading.Condition()
         self._wake = threading.Event()
         self._urgent = threading.Event()
@@ -197,7 +206,7 @@ class Session:
         except NotFoundError:
             self._reopen()
 
-    def post(
+    def post(  # noqa: PLR0913 - one name for each thing a rank may have to say
         self,
         *,
         step: int | None = None,
@@ -205,6 +214,7 @@ class Session:
         save_interval_s: float | None = None,
         wants_save: bool | None = None,
         loaded: bool | None = None,
+        saving: tuple[int, ...] | None = None,
         abandoned: AbandonedStep | None = None,
         closed_slot: str | None = None,
         event: Event | None = None,
@@ -218,6 +228,7 @@ class Session:
                 box.save_interval_s = save_interval_s
             box.wants_save = box.wants_save if wants_save is None else wants_save
             box.loaded = box.loaded if loaded is None else loaded
+            box.saving = box.saving if saving is None else saving
             if abandoned is not None:
                 box.abandoned.append(abandoned)
             if closed_slot is not None:
@@ -308,32 +319,45 @@ class Session:
             self._open(Path(node.arena))
             if self._reservation is not None:
                 self._reserve(self._reservation)
+        self._reopened.set()
+        self._wake.set()  # the agent knows no level of ours any more
 
     def _watch(self, on_view: Callable[[SessionView], None]) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and not self.view.fenced:
+            if self._reopened.is_set():
+                # Another agent: its views have numbers of their own, its slots are other files.
+                self._reopened.clear()
+                self._take(replace(self.view, version="", leases=()), on_view)
             request = pb.SessionWatchRequest(
                 session=self.id, version=self.view.version, wait_s=WATCH_S
             )
             try:
                 response = call(self._stub.Watch, request, timeout_s=WATCH_S + CALL_S_MAX)
+                view = from_message(response, SessionView)
             except CheckpointError as error:
-                self._recover(error)
+                self._recover(error, on_view)
                 continue
             self.lost_agent = ""
-            view = from_message(response, SessionView)
             if view.version != self.view.version:
-                on_view(view)
-                with self._changed:
-                    self.view = view
-                    self._changed.notify_all()
+                self._take(view, on_view)
 
-    def _recover(self, error: CheckpointError) -> None:
+    def _take(self, view: SessionView, on_view: Callable[[SessionView], None]) -> None:
+        on_view(view)
+        with self._changed:
+            self.view = view
+            self._changed.notify_all()
+
+    def _recover(self, error: CheckpointError, on_view: Callable[[SessionView], None]) -> None:
         """After a failed watch: open again if forgotten, else wait before the next try."""
         if self._stopping.is_set():
             return
         if isinstance(error, NotFoundError):
             try:
                 self._reopen()
+            except StaleGenerationError:
+                # Replaced while the agent was away: the same end as being told by a view.
+                self._take(replace(self.view, fenced=True, leases=()), on_view)
+                return
             except CheckpointError as again:
                 error = again
             else:
@@ -352,7 +376,7 @@ class Session:
             sent = self._send()
             if self._stopping.is_set():
                 return
-            if not sent:
+            if not sent and not self.view.fenced:
                 self._stopping.wait(RETRY_S)
                 self._wake.set()
 
@@ -367,6 +391,12 @@ class Session:
         with self._guard:
             self._outbox.delivered(update)
         return True
+
+
+def _forget(waiting: deque[Any], sent: Sequence[object]) -> None:
+    told = {id(item) for item in sent}
+    while waiting and id(waiting[0]) in told:
+        waiting.popleft()
 
 
 def _open_request(session: str, attempt: Attempt) -> pb.OpenSessionRequest:

@@ -58,7 +58,11 @@ class HeldShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """What one rank's session is doing; ``ready_decision`` 0 means not ready for any."""
+    """What one rank's session is doing; ``ready_decision`` 0 means not ready for any.
+
+    ``saving`` are steps begun, neither sealed nor given up: with ``step`` beyond one that is
+    neither there nor among the shards, that one will never be whole.
+    """
 
     job: str
     run: str
@@ -71,6 +75,7 @@ class RankStatus:
     live: bool = True
     ready_decision: int = 0
     loaded: bool = False
+    saving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,3 +79,4 @@ class SessionUpdate:
     closed_slots: tuple[str, ...] = ()
     loaded: bool = False
     events: tuple[Event, ...] = ()
+    saving: tuple[int, ...] = ()

@@ -416,6 +416,7 @@ class UpdateRequest(_message.Message):
     CLOSED_SLOTS_FIELD_NUMBER: _builtins.int
     LOADED_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    SAVING_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     step: _builtins.int
     step_s: _builtins.float
@@ -430,6 +431,10 @@ class UpdateRequest(_message.Message):
 
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.Event]: ...
+    @_builtins.property
+    def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """steps begun, neither sealed nor given up"""
+
     def __init__(
         self,
         *,
@@ -442,10 +447,11 @@ class UpdateRequest(_message.Message):
         closed_slots: _abc.Iterable[_builtins.str] | None = ...,
         loaded: _builtins.bool = ...,
         events: _abc.Iterable[_metadata_pb2.Event] | None = ...,
+        saving: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "loaded", b"loaded", "save_interval_s", b"save_interval_s", "session", b"session", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "loaded", b"loaded", "save_interval_s", b"save_interval_s", "saving", b"saving", "session", b"session", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from holdfast.v1 import common_pb2 as holdfast_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aholdfast/v1/metadata.proto\x12\x0bholdfast.v1\x1a\x18holdfast/v1/common.proto\"\xbf\x01\n\x13RegisterRankRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x10\n\x08launcher\x18\x03 \x01(\t\x12\x0e\n\x06holder\x18\x04 \x01(\t\x12\x10\n\x08takeover\x18\x05 \x01(\x08\x12\x0c\n\x04rank\x18\x06 \x01(\x05\x12\x12\n\nworld_size\x18\x07 \x01(\x05\x12\x0c\n\x04node\x18\x08 \x01(\t\x12\x10\n\x08replicas\x18\t \x01(\x05\x12\x16\n\x0ereplica_domain\x18\n \x01(\t\"7\n\x14RegisterRankResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\"\xc9\x01\n\nRankStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x0e\n\x06step_s\x18\x06 \x01(\x01\x12\x17\n\x0fsave_interval_s\x18\x07 \x01(\x01\x12\x12\n\nwants_save\x18\x08 \x01(\x08\x12\x0c\n\x04live\x18\t \x01(\x08\x12\x16\n\x0eready_decision\x18\n \x01(\x03\x12\x0e\n\x06loaded\x18\x0b \x01(\x08\"\xcd\x01\n\tHeldShard\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.holdfast.v1.HeldShard.State\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x18\n\x10slot_incarnation\x18\x04 \x01(\x03\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTATE_SEALED\x10\x01\x12\x15\n\x11STATE_QUARANTINED\x10\x02\"N\n\rAbandonedStep\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"P\n\tBadSource\x12#\n\x05shard\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x03 \x01(\x03\"\xba\x02\n\tInventory\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.holdfast.v1.Peer\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x03\x12\x12\n\nused_bytes\x18\x05 \x01(\x03\x12&\n\x06shards\x18\x06 \x03(\x0b\x32\x16.holdfast.v1.HeldShard\x12&\n\x05ranks\x18\x07 \x03(\x0b\x32\x17.holdfast.v1.RankStatus\x12-\n\tabandoned\x18\x08 \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12+\n\x0b\x62\x61\x64_sources\x18\t \x03(\x0b\x32\x16.holdfast.v1.BadSource\x12\x0f\n\x07leaving\x18\n \x01(\x08\"=\n\x0cWatchRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\x9c\x01\n\x08NodeView\x12\x0f\n\x07version\x18\x01 \x01(\t\x12 \n\x05nodes\x18\x02 \x03(\x0b\x32\x11.holdfast.v1.Peer\x12\"\n\x04runs\x18\x03 \x03(\x0b\x32\x14.holdfast.v1.RunView\x12 \n\x05wants\x18\x04 \x03(\x0b\x32\x11.holdfast.v1.Want\x12\x17\n\x0fincarnation_min\x18\x05 \x01(\x03\"=\n\rSupersedeRule\x12\x12\n\nafter_step\x18\x01 \x01(\x03\x12\x18\n\x10\x62\x65low_generation\x18\x02 \x01(\x03\"N\n\tCommitted\x12-\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x12\n\nreplicated\x18\x02 \x01(\x08\"\xa6\x03\n\x07RunView\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12\x0c\n\x04ring\x18\x05 \x03(\t\x12\x10\n\x08replicas\x18\x06 \x01(\x05\x12\x15\n\rdomain_spread\x18\x07 \x01(\x08\x12)\n\tcommitted\x18\x08 \x03(\x0b\x32\x16.holdfast.v1.Committed\x12,\n\tkeep_from\x18\t \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12)\n\x06pinned\x18\n \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\x12.\n\nsuperseded\x18\x0b \x03(\x0b\x32\x1a.holdfast.v1.SupersedeRule\x12-\n\tabandoned\x18\x0c \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12\x16\n\x0e\x61nnounced_step\x18\r \x01(\x03\x12\'\n\x08\x64\x65\x63ision\x18\x0e \x01(\x0b\x32\x15.holdfast.v1.Decision\"\xad\x01\n\x04Want\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12(\n\x06reason\x18\x03 \x01(\x0e\x32\x18.holdfast.v1.Want.Reason\"G\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x12\n\x0eREASON_RESTORE\x10\x01\x12\x11\n\rREASON_REPAIR\x10\x02\"\xb8\x02\n\x08\x44\x65\x63ision\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.holdfast.v1.Decision.State\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05\x66resh\x18\x04 \x01(\x08\x12-\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\"\n\x06shards\x18\x06 \x03(\x0b\x32\x12.holdfast.v1.Shard\x12\x0e\n\x06reason\x18\x07 \x01(\t\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PENDING\x10\x01\x12\x12\n\x0eSTATE_PROPOSED\x10\x02\x12\x13\n\x0fSTATE_CONFIRMED\x10\x03\x12\x0e\n\nSTATE_LOST\x10\x04\"\xa7\x01\n\x05\x45vent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x30\n\x07\x63ontext\x18\x05 \x03(\x0b\x32\x1f.holdfast.v1.Event.ContextEntry\x1a.\n\x0c\x43ontextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\rRecordRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.holdfast.v1.Event\"\x10\n\x0eRecordResponse2\xe2\x02\n\x08Metadata\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12S\n\x0cRegisterRank\x12 .holdfast.v1.RegisterRankRequest\x1a!.holdfast.v1.RegisterRankResponse\x12\x37\n\x06Report\x12\x16.holdfast.v1.Inventory\x1a\x15.holdfast.v1.NodeView\x12\x39\n\x05Watch\x12\x19.holdfast.v1.WatchRequest\x1a\x15.holdfast.v1.NodeView\x12\x41\n\x06Record\x12\x1a.holdfast.v1.RecordRequest\x1a\x1b.holdfast.v1.RecordResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aholdfast/v1/metadata.proto\x12\x0bholdfast.v1\x1a\x18holdfast/v1/common.proto\"\xbf\x01\n\x13RegisterRankRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x10\n\x08launcher\x18\x03 \x01(\t\x12\x0e\n\x06holder\x18\x04 \x01(\t\x12\x10\n\x08takeover\x18\x05 \x01(\x08\x12\x0c\n\x04rank\x18\x06 \x01(\x05\x12\x12\n\nworld_size\x18\x07 \x01(\x05\x12\x0c\n\x04node\x18\x08 \x01(\t\x12\x10\n\x08replicas\x18\t \x01(\x05\x12\x16\n\x0ereplica_domain\x18\n \x01(\t\"7\n\x14RegisterRankResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\"\xd9\x01\n\nRankStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x0e\n\x06step_s\x18\x06 \x01(\x01\x12\x17\n\x0fsave_interval_s\x18\x07 \x01(\x01\x12\x12\n\nwants_save\x18\x08 \x01(\x08\x12\x0c\n\x04live\x18\t \x01(\x08\x12\x16\n\x0eready_decision\x18\n \x01(\x03\x12\x0e\n\x06loaded\x18\x0b \x01(\x08\x12\x0e\n\x06saving\x18\x0c \x03(\x03\"\xcd\x01\n\tHeldShard\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.holdfast.v1.HeldShard.State\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x18\n\x10slot_incarnation\x18\x04 \x01(\x03\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTATE_SEALED\x10\x01\x12\x15\n\x11STATE_QUARANTINED\x10\x02\"N\n\rAbandonedStep\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"P\n\tBadSource\x12#\n\x05shard\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x03 \x01(\x03\"\xba\x02\n\tInventory\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.holdfast.v1.Peer\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x03\x12\x12\n\nused_bytes\x18\x05 \x01(\x03\x12&\n\x06shards\x18\x06 \x03(\x0b\x32\x16.holdfast.v1.HeldShard\x12&\n\x05ranks\x18\x07 \x03(\x0b\x32\x17.holdfast.v1.RankStatus\x12-\n\tabandoned\x18\x08 \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12+\n\x0b\x62\x61\x64_sources\x18\t \x03(\x0b\x32\x16.holdfast.v1.BadSource\x12\x0f\n\x07leaving\x18\n \x01(\x08\"=\n\x0cWatchRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\x9c\x01\n\x08NodeView\x12\x0f\n\x07version\x18\x01 \x01(\t\x12 \n\x05nodes\x18\x02 \x03(\x0b\x32\x11.holdfast.v1.Peer\x12\"\n\x04runs\x18\x03 \x03(\x0b\x32\x14.holdfast.v1.RunView\x12 \n\x05wants\x18\x04 \x03(\x0b\x32\x11.holdfast.v1.Want\x12\x17\n\x0fincarnation_min\x18\x05 \x01(\x03\"=\n\rSupersedeRule\x12\x12\n\nafter_step\x18\x01 \x01(\x03\x12\x18\n\x10\x62\x65low_generation\x18\x02 \x01(\x03\"N\n\tCommitted\x12-\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x12\n\nreplicated\x18\x02 \x01(\x08\"\xa6\x03\n\x07RunView\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12\x0c\n\x04ring\x18\x05 \x03(\t\x12\x10\n\x08replicas\x18\x06 \x01(\x05\x12\x15\n\rdomain_spread\x18\x07 \x01(\x08\x12)\n\tcommitted\x18\x08 \x03(\x0b\x32\x16.holdfast.v1.Committed\x12,\n\tkeep_from\x18\t \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12)\n\x06pinned\x18\n \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\x12.\n\nsuperseded\x18\x0b \x03(\x0b\x32\x1a.holdfast.v1.SupersedeRule\x12-\n\tabandoned\x18\x0c \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12\x16\n\x0e\x61nnounced_step\x18\r \x01(\x03\x12\'\n\x08\x64\x65\x63ision\x18\x0e \x01(\x0b\x32\x15.holdfast.v1.Decision\"\xad\x01\n\x04Want\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12(\n\x06reason\x18\x03 \x01(\x0e\x32\x18.holdfast.v1.Want.Reason\"G\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x12\n\x0eREASON_RESTORE\x10\x01\x12\x11\n\rREASON_REPAIR\x10\x02\"\xb8\x02\n\x08\x44\x65\x63ision\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.holdfast.v1.Decision.State\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05\x66resh\x18\x04 \x01(\x08\x12-\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\"\n\x06shards\x18\x06 \x03(\x0b\x32\x12.holdfast.v1.Shard\x12\x0e\n\x06reason\x18\x07 \x01(\t\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PENDING\x10\x01\x12\x12\n\x0eSTATE_PROPOSED\x10\x02\x12\x13\n\x0fSTATE_CONFIRMED\x10\x03\x12\x0e\n\nSTATE_LOST\x10\x04\"\xa7\x01\n\x05\x45vent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x30\n\x07\x63ontext\x18\x05 \x03(\x0b\x32\x1f.holdfast.v1.Event.ContextEntry\x1a.\n\x0c\x43ontextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\rRecordRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.holdfast.v1.Event\"\x10\n\x0eRecordResponse2\xe2\x02\n\x08Metadata\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12S\n\x0cRegisterRank\x12 .holdfast.v1.RegisterRankRequest\x1a!.holdfast.v1.RegisterRankResponse\x12\x37\n\x06Report\x12\x16.holdfast.v1.Inventory\x1a\x15.holdfast.v1.NodeView\x12\x39\n\x05Watch\x12\x19.holdfast.v1.WatchRequest\x1a\x15.holdfast.v1.NodeView\x12\x41\n\x06Record\x12\x1a.holdfast.v1.RecordRequest\x1a\x1b.holdfast.v1.RecordResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,43 +39,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERRANKRESPONSE']._serialized_start=263
   _globals['_REGISTERRANKRESPONSE']._serialized_end=318
   _globals['_RANKSTATUS']._serialized_start=321
-  _globals['_RANKSTATUS']._serialized_end=522
-  _globals['_HELDSHARD']._serialized_start=525
-  _globals['_HELDSHARD']._serialized_end=730
-  _globals['_HELDSHARD_STATE']._serialized_start=659
-  _globals['_HELDSHARD_STATE']._serialized_end=730
-  _globals['_ABANDONEDSTEP']._serialized_start=732
-  _globals['_ABANDONEDSTEP']._serialized_end=810
-  _globals['_BADSOURCE']._serialized_start=812
-  _globals['_BADSOURCE']._serialized_end=892
-  _globals['_INVENTORY']._serialized_start=895
-  _globals['_INVENTORY']._serialized_end=1209
-  _globals['_WATCHREQUEST']._serialized_start=1211
-  _globals['_WATCHREQUEST']._serialized_end=1272
-  _globals['_NODEVIEW']._serialized_start=1275
-  _globals['_NODEVIEW']._serialized_end=1431
-  _globals['_SUPERSEDERULE']._serialized_start=1433
-  _globals['_SUPERSEDERULE']._serialized_end=1494
-  _globals['_COMMITTED']._serialized_start=1496
-  _globals['_COMMITTED']._serialized_end=1574
-  _globals['_RUNVIEW']._serialized_start=1577
-  _globals['_RUNVIEW']._serialized_end=1999
-  _globals['_WANT']._serialized_start=2002
-  _globals['_WANT']._serialized_end=2175
-  _globals['_WANT_REASON']._serialized_start=2104
-  _globals['_WANT_REASON']._serialized_end=2175
-  _globals['_DECISION']._serialized_start=2178
-  _globals['_DECISION']._serialized_end=2490
-  _globals['_DECISION_STATE']._serialized_start=2384
-  _globals['_DECISION_STATE']._serialized_end=2490
-  _globals['_EVENT']._serialized_start=2493
-  _globals['_EVENT']._serialized_end=2660
-  _globals['_EVENT_CONTEXTENTRY']._serialized_start=2614
-  _globals['_EVENT_CONTEXTENTRY']._serialized_end=2660
-  _globals['_RECORDREQUEST']._serialized_start=2662
-  _globals['_RECORDREQUEST']._serialized_end=2727
-  _globals['_RECORDRESPONSE']._serialized_start=2729
-  _globals['_RECORDRESPONSE']._serialized_end=2745
-  _globals['_METADATA']._serialized_start=2748
-  _globals['_METADATA']._serialized_end=3102
+  _globals['_RANKSTATUS']._serialized_end=538
+  _globals['_HELDSHARD']._serialized_start=541
+  _globals['_HELDSHARD']._serialized_end=746
+  _globals['_HELDSHARD_STATE']._serialized_start=675
+  _globals['_HELDSHARD_STATE']._serialized_end=746
+  _globals['_ABANDONEDSTEP']._serialized_start=748
+  _globals['_ABANDONEDSTEP']._serialized_end=826
+  _globals['_BADSOURCE']._serialized_start=828
+  _globals['_BADSOURCE']._serialized_end=908
+  _globals['_INVENTORY']._serialized_start=911
+  _globals['_INVENTORY']._serialized_end=1225
+  _globals['_WATCHREQUEST']._serialized_start=1227
+  _globals['_WATCHREQUEST']._serialized_end=1288
+  _globals['_NODEVIEW']._serialized_start=1291
+  _globals['_NODEVIEW']._serialized_end=1447
+  _globals['_SUPERSEDERULE']._serialized_start=1449
+  _globals['_SUPERSEDERULE']._serialized_end=1510
+  _globals['_COMMITTED']._serialized_start=1512
+  _globals['_COMMITTED']._serialized_end=1590
+  _globals['_RUNVIEW']._serialized_start=1593
+  _globals['_RUNVIEW']._serialized_end=2015
+  _globals['_WANT']._serialized_start=2018
+  _globals['_WANT']._serialized_end=2191
+  _globals['_WANT_REASON']._serialized_start=2120
+  _globals['_WANT_REASON']._serialized_end=2191
+  _globals['_DECISION']._serialized_start=2194
+  _globals['_DECISION']._serialized_end=2506
+  _globals['_DECISION_STATE']._serialized_start=2400
+  _globals['_DECISION_STATE']._serialized_end=2506
+  _globals['_EVENT']._serialized_start=2509
+  _globals['_EVENT']._serialized_end=2676
+  _globals['_EVENT_CONTEXTENTRY']._serialized_start=2630
+  _globals['_EVENT_CONTEXTENTRY']._serialized_end=2676
+  _globals['_RECORDREQUEST']._serialized_start=2678
+  _globals['_RECORDREQUEST']._serialized_end=2743
+  _globals['_RECORDRESPONSE']._serialized_start=2745
+  _globals['_RECORDRESPONSE']._serialized_end=2761
+  _globals['_METADATA']._serialized_start=2764
+  _globals['_METADATA']._serialized_end=3118
 # @@protoc_insertion_point(module_scope)

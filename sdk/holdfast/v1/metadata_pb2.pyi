@@ -109,6 +109,7 @@ class RankStatus(_message.Message):
     LIVE_FIELD_NUMBER: _builtins.int
     READY_DECISION_FIELD_NUMBER: _builtins.int
     LOADED_FIELD_NUMBER: _builtins.int
+    SAVING_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     run: _builtins.str
     generation: _builtins.int
@@ -127,6 +128,12 @@ class RankStatus(_message.Message):
     """Set once all that this rank needs for decision `ready_decision` is here, verified."""
     loaded: _builtins.bool
     """the rank has loaded what was confirmed"""
+    @_builtins.property
+    def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps this rank has begun to save, neither sealed nor given up. A step it has completed that
+        is neither here nor among the shards will never be whole.
+        """
+
     def __init__(
         self,
         *,
@@ -141,10 +148,11 @@ class RankStatus(_message.Message):
         live: _builtins.bool = ...,
         ready_decision: _builtins.int = ...,
         loaded: _builtins.bool = ...,
+        saving: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "loaded", b"loaded", "rank", b"rank", "ready_decision", b"ready_decision", "run", b"run", "save_interval_s", b"save_interval_s", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "loaded", b"loaded", "rank", b"rank", "ready_decision", b"ready_decision", "run", b"run", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
+from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (
@@ -30,6 +31,7 @@ from holdfast_services.agent.domain import (
     Session,
     Slot,
     State,
+    Work,
     admit,
     handle,
     inventory,
@@ -293,3 +295,57 @@ def test_a_copy_that_nobody_wants_is_refused():
     with pytest.raises(PreconditionError):
         rules.check_holdable(now, shard(4))
     rules.check_holdable(now, shard(5))
+
+
+def writing(name, *, plan="p", length=KIB):
+    made = Slot(name=SlotName(name, 1, SlotState.WRITING), length_bytes=length)
+    return replace(made, session=session().id, plan_hash=plan)
+
+
+def reserved(generation=1, plan="p"):
+    asked = Reservation(plan_hash=plan, length_bytes=KIB, slots=2, checkpoint_bytes=KIB)
+    return session(generation, reservation=asked)
+
+
+def test_slots_of_an_older_plan_are_taken_back_though_they_are_as_long():
+    """And as often as needed: the trainer may still hold one, mapping it or writing it."""
+    before = state(writing("s1"), writing("s2", plan="q"))
+    before.sessions = {session().id: reserved(plan="q")}
+    after, actions = handle(before, ev.Tick(1.0))
+
+    assert [(a.name.slot, a.replace) for a in kinds(actions, ev.ReclaimSlot)] == [("s1", False)]
+    leases = session_view(after, after.sessions[session().id]).leases
+    assert ["s2"] == [item.slot for item in leases]
+
+    after, actions = handle(after, ev.ReclaimBlocked(SlotName("s1", 1, SlotState.WRITING)))
+    assert [] == kinds(actions, ev.ReclaimSlot)
+    _, actions = handle(after, ev.Tick(2.0))
+    assert ["s1"] == [a.name.slot for a in kinds(actions, ev.ReclaimSlot)]
+
+
+def test_what_was_restored_counts_as_one_of_the_slots_whosever_rank_it_was():
+    """P8: leased on top, no room would be left for the copies that let it go."""
+    other_rank = replace(sealed("s1", 5).content, shard=shard(5, 1, rank=1), owner="b")
+    held = replace(sealed("s1", 5), content=other_rank)
+    before = state(held)
+    before.sessions = {session(2).id: reserved(2)}
+    kept = run_view(keep_from=CheckpointId("r1", 5, 1))
+    after, _ = handle(before, view(replace(kept, generation=2)))
+    assert 1 == rules.quota_left(before, before.sessions[session(2).id])
+
+    newer = replace(kept, generation=2, keep_from=CheckpointId("r1", 6, 2))
+    after, actions = handle(after, view(newer, version="2"))
+
+    assert {"s1"} == freed(actions)
+    creating = [slot for slot in after.slots.values() if slot.work is Work.CREATING]
+    open_slots = [slot for slot in after.slots.values() if slot.name.state is SlotState.WRITING]
+    assert 2 == len(creating) + len(open_slots)
+
+
+def test_what_a_rank_has_begun_is_reported_with_it():
+    before = state()
+    before.sessions = {session().id: session()}
+    update = SessionUpdate(session=session().id, step=7, saving=(5, 6))
+    after, _ = handle(before, ev.Updated(update))
+
+    assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].saving

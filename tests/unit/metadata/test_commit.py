@@ -226,3 +226,53 @@ def test_a_heartbeat_that_says_nothing_new_leaves_the_view_alone(cluster):
     cluster.report("a", "b")
 
     assert cluster.view("a") == before
+
+
+def half(cluster, *, saving=(), passed=6):
+    """Rank 0 holds step 5, rank 1 does not."""
+    generation = start(cluster, "a", "b")
+    cluster.status("a", 0, step=5)
+    cluster.hold("a", 5, generation, 0)
+    cluster.status("b", 1, step=passed, saving=saving)
+    cluster.report("a", "b")
+    return [item.step for item in cluster.run.abandoned]
+
+
+def test_a_step_that_a_rank_has_passed_without_a_segment_is_abandoned(cluster):
+    """Else the slots of the others would be kept for a step that never gets whole (4.1)."""
+    assert half(cluster) == [5]
+
+
+def test_a_step_that_a_rank_has_begun_or_not_reached_is_waited_for(cluster):
+    assert half(cluster, saving=(5,)) == []
+
+
+def test_a_step_that_a_rank_is_just_completing_is_waited_for(cluster):
+    assert half(cluster, passed=5) == []
+
+
+def test_a_segment_on_a_node_that_is_away_is_waited_for(cluster):
+    generation = start(cluster, "a", "b", "c")
+    for rank, node in enumerate("abc"):
+        cluster.status(node, rank, step=6)
+        cluster.hold(node, 5, generation, rank, world=3)
+    cluster.machine("c").shards.clear()
+    cluster.status("c", 2, saving=(5,))
+    cluster.report("a")
+    cluster.later(6)
+    cluster.report("b", "c")
+
+    assert cluster.run.abandoned == ()
+
+
+def test_an_abandoned_step_that_is_held_outlives_any_number_of_later_ones(cluster):
+    """A rank that could not save for long has a short memory of which steps those were."""
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.status("b", 1, step=1000)
+    for step in range(900, 900 + 2 * ABANDONED_PER_RUN_MAX):
+        cluster.abandon("b", step, generation)
+    cluster.report("a", "b")
+
+    assert 5 in {item.step for item in cluster.view("a").runs[0].abandoned}
+    assert len(cluster.run.abandoned) == ABANDONED_PER_RUN_MAX

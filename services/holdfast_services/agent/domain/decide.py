@@ -100,12 +100,14 @@ def _reclaim(state: State) -> list[ev.Action]:
     for key, slot in state.slots.items():
         if slot.name.state is not SlotState.WRITING or slot.work is not Work.NONE or slot.blocked:
             continue
-        session = rules.holder(state, slot)
-        if session is not None and session.active:
+        if rules.leased(state, slot):
             continue
+        session = rules.holder(state, slot)
         state.slots[key] = replace(slot, work=Work.RECLAIMING)
-        # Of a session we do not know (we were restarted) a held lock is a right to go on.
-        actions.append(ev.ReclaimSlot(slot.name, replace=session is not None))
+        # A held lock is a right to go on, of a session we do not know (we were restarted) and of
+        # one that may still copy by its last plan; not of one that was fenced or has ended.
+        taken = session is not None and not session.active
+        actions.append(ev.ReclaimSlot(slot.name, replace=taken))
     return actions
 
 

@@ -60,23 +60,9 @@ def _session_opened(state: State, event: ev.SessionOpened) -> list[ev.Action]:
 
 def _reserved(state: State, event: ev.Reserved) -> list[ev.Action]:
     session = state.sessions[event.session]
-    before = session.reservation
     state.sessions[session.id] = replace(session, reservation=event.reservation)
     state.creating_after_s = 0.0
-    if before is None or before.length_bytes == event.reservation.length_bytes:
-        return []
-    return [
-        _take_back(state, slot)
-        for slot in list(state.slots.values())
-        if slot.session == session.id
-        and slot.name.state is SlotState.WRITING
-        and slot.work is Work.NONE
-    ]
-
-
-def _take_back(state: State, slot: Slot) -> ev.Action:
-    state.slots[slot.name.slot] = replace(slot, work=Work.RECLAIMING)
-    return ev.ReclaimSlot(slot.name, replace=False)
+    return []
 
 
 def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
@@ -89,6 +75,7 @@ def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
         step_s=update.step_s or session.step_s,
         save_interval_s=update.save_interval_s or session.save_interval_s,
         wants_save=update.wants_save,
+        saving=update.saving,
         loaded=session.loaded or update.loaded,
         abandoned=abandoned[-ABANDONED_COUNT_MAX:],
         reading=frozenset() if update.loaded else session.reading,

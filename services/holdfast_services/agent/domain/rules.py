@@ -86,7 +86,41 @@ def quota_left(state: State, session: Session) -> int:
     if session.reservation is None:
         return 0
     taken = sum(1 for slot in state.slots.values() if _counts(state, slot, session))
+    if _restored(state, session):
+        # What was restored is kept until a newer step is safe. The budget counts it as one of the
+        # slots (P8); leased on top, there would be no room for the copies that make a step safe.
+        mine = sum(1 for slot in state.slots.values() if _is_new(state, slot, session))
+        taken = max(taken, mine + 1)
     return max(session.reservation.slots - taken, 0)
+
+
+def _restored(state: State, session: Session) -> bool:
+    """Tell whether segments of an older attempt lie here that may not be freed yet."""
+    return any(
+        slot.content is not None
+        and slot.content.shard.id.run == session.run
+        and slot.content.shard.id.generation < session.generation
+        and not freeable(state, slot)
+        for slot in state.slots.values()
+    )
+
+
+def _is_new(state: State, slot: Slot, session: Session) -> bool:
+    content = slot.content
+    old = content is not None and content.shard.id.generation < session.generation
+    return not old and _counts(state, slot, session)
+
+
+def leased(state: State, slot: Slot) -> bool:
+    """Tell whether a live session holds this open slot and still wants it, for its newest plan."""
+    session = holder(state, slot)
+    asked = session.reservation if session else None
+    return (
+        session is not None
+        and session.active
+        and asked is not None
+        and (slot.plan_hash, slot.length_bytes) == (asked.plan_hash, asked.length_bytes)
+    )
 
 
 def _counts(state: State, slot: Slot, session: Session) -> bool:

@@ -101,6 +101,7 @@ class Session:
     step_s: float = 0.0
     save_interval_s: float = 0.0
     wants_save: bool = False
+    saving: tuple[int, ...] = ()
     loaded: bool = False
     sealed_steps: tuple[int, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()

@@ -15,7 +15,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import ShardId
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotState
-from holdfast_services.agent.domain.rules import all_verified, decision_for, restoring
+from holdfast_services.agent.domain.rules import all_verified, decision_for, leased, restoring
 from holdfast_services.agent.domain.state import Session, Slot, State
 
 STEPS_COUNT_MAX = 32
@@ -70,6 +70,7 @@ def _rank(session: Session) -> RankStatus:
         live=session.live,
         ready_decision=session.ready_decision,
         loaded=session.loaded,
+        saving=session.saving,
     )
 
 
@@ -98,7 +99,9 @@ def _leases(state: State, session: Session) -> tuple[SlotLease, ...]:
             plan_hash=slot.plan_hash,
         )
         for slot in state.slots.values()
-        if slot.session == session.id and slot.name.state is SlotState.WRITING
+        if slot.session == session.id
+        and slot.name.state is SlotState.WRITING
+        and leased(state, slot)
     )
 
 

@@ -28,7 +28,7 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     run = replace(run, generation=max(run.generation, evidence.generation_max))
     run = absorb(run, nodes, limits)
     events: list[Event] = []
-    outcome = abandon(run, everybody)
+    outcome = abandon(run, nodes, evidence)
     run, events = outcome.run, [*events, *outcome.events]
     outcome = cut(run, live)
     run, events = outcome.run, [*events, *outcome.events]

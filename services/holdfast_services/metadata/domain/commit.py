@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId
-from holdfast_services.metadata.domain.evidence import CheckpointCopies, Evidence, whole
+from holdfast_services.metadata.domain.attempts import status_by_rank
+from holdfast_services.metadata.domain.evidence import (
+    CheckpointCopies,
+    Evidence,
+    ranks_of,
+    whole,
+)
 from holdfast_services.metadata.domain.model import (
     ABANDONED_PER_RUN_MAX,
     MEMORY_ROWS_PER_RUN_MAX,
@@ -113,23 +119,50 @@ def _kept(run: Run, rows: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     return tuple(row for row in ordered if row.id in needed)
 
 
-def abandon(run: Run, nodes: Iterable[Node]) -> Outcome:
-    """Return the run with the steps that ranks gave up; a committed or chosen one stays."""
+def abandon(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Outcome:
+    """Return the run with the steps that ranks gave up or lost; a committed or chosen one stays.
+
+    Ranks' lists are bounded and their news can be lost with an agent, so a step of which a copy
+    lies somewhere is also judged by what is there (see ``_lost``): else it would keep its slots
+    for ever. Those are the last to leave the bounded list.
+    """
     known = {(step.step, step.generation) for step in run.abandoned}
     safe = {row.id for row in run.checkpoints} | set(run.pins)
     fresh: dict[tuple[int, int], AbandonedStep] = {}
-    for node in nodes:
-        for step in node.inventory.abandoned:
-            key = CheckpointId(run.id, step.step, step.generation)  # type: ignore[arg-type]
-            if step.run == run.id and key not in safe and (step.step, step.generation) not in known:
-                fresh.setdefault((step.step, step.generation), step)
+    told = [step for node in nodes.values() for step in node.inventory.abandoned]
+    for step in (*told, *_lost(run, nodes, evidence)):
+        key = CheckpointId(run.id, step.step, step.generation)  # type: ignore[arg-type]
+        if step.run == run.id and key not in safe and (step.step, step.generation) not in known:
+            fresh.setdefault((step.step, step.generation), step)
     if not fresh:
         return Outcome(run=run)
+    held = {(key.step, key.generation) for key in evidence.known}
     merged = sorted(
-        (*run.abandoned, *fresh.values()), key=lambda s: (s.generation, s.step), reverse=True
+        (*run.abandoned, *fresh.values()),
+        key=lambda s: ((s.step, s.generation) in held, s.generation, s.step),
+        reverse=True,
     )[:ABANDONED_PER_RUN_MAX]
     events = tuple(_abandoned(run, step) for step in fresh.values() if step in merged)
     return Outcome(run=replace(run, abandoned=tuple(merged)), events=events)
+
+
+def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[AbandonedStep]:
+    """Return the steps of the running attempt that a rank has passed without a segment.
+
+    A rank and its shards are in one inventory, so what it has begun is always in one of both.
+    """
+    statuses = status_by_rank(run, nodes)
+    for key, copies in evidence.known.items():
+        if key.generation != _committing(run):
+            continue
+        missing = sorted(statuses.keys() - ranks_of(copies))
+        for rank in missing:
+            if statuses[rank].step > key.step and key.step not in statuses[rank].saving:
+                reason = f"rank {rank} went on without a segment of it"
+                yield AbandonedStep(
+                    run=run.id, step=key.step, generation=key.generation, reason=reason
+                )
+                break
 
 
 def _abandoned(run: Run, step: AbandonedStep) -> Event:
