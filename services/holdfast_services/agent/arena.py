@@ -219,8 +219,8 @@ class Arena:
         """Put the digests beside a slot, by rename: whole or not at all."""
         temporary = f"{name.sidecar_name}{_TEMPORARY}"
         flags = _OPEN | os.O_CREAT | os.O_TRUNC
-        fd = os.open(temporary, flags, 0o600, dir_fd=self._dir_fd)
         try:
+            fd = os.open(temporary, flags, 0o600, dir_fd=self._dir_fd)
             with os.fdopen(fd, "wb") as stream:
                 stream.write(data)
         except OSError as cause:

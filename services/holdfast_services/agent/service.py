@@ -200,7 +200,8 @@ class AgentService:
             content = sealer.seal(
                 self._arena, action.name, owner=self.state.me.node, expected=action.expected
             )
-        except sealer.SlotBusyError:
+        except (sealer.SlotBusyError, ExhaustedError):
+            # The writer's lock, or a full file system: what is in the slot is worth trying again.
             return ev.SealBlocked(action.name)
         except CheckpointError as error:
             return ev.SealFailed(action.name, str(error))
@@ -321,16 +322,20 @@ class AgentService:
         return free is None and rules.room(self.state, asked.length_bytes) is None
 
     async def watch(self, session: str, version: str, wait_s: float) -> SessionView:
-        """Return the session's view as soon as it differs from ``version``, or at the deadline."""
-        self.session(session)
+        """Return the session's view as soon as it differs from ``version``, or at the deadline.
 
-        def differs() -> bool:
-            view = self._views.get(session)
-            return view is None or view.version != version
+        A session that ends meanwhile is answered at once, with its last view.
+        """
+        last = self._views[self.session(session).id]
 
-        await self._until(differs, min(max(wait_s, 0.0), WATCH_S_MAX))
-        self.session(session)
-        return self._views[session]
+        def over() -> bool:
+            nonlocal last
+            last = self._views.get(session, last)
+            known = self.state.sessions.get(session)
+            return known is None or not known.live or last.version != version
+
+        await self._until(over, min(max(wait_s, 0.0), WATCH_S_MAX))
+        return last
 
     def update(self, update: SessionUpdate) -> None:
         """Take a rank's news; looks at once at slots it says it has closed."""
