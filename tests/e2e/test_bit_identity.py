@@ -42,7 +42,14 @@ def finals(stack: Stack, *, steps: str, scenario: str = "adamw", world_size: int
     key = (steps, scenario, world_size)
     if key not in _CALM:
         nodes = (0, 1)[:world_size]
-        arguments = ("--job", f"calm-{scenario}-{steps}", "--scenario", scenario, "--steps", steps)
+        arguments = (
+            "--job",
+            f"calm-{scenario}-{steps}-{world_size}",
+            "--scenario",
+            scenario,
+            "--steps",
+            steps,
+        )
         ranks = stack.ranks(*arguments, world_size=world_size, nodes=nodes)
         _CALM[key] = [final(text) for text in ranks.succeed()]
     return _CALM[key]

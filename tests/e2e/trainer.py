@@ -196,9 +196,9 @@ def train(options: argparse.Namespace) -> None:
     for step in range(begin + 1, options.steps + 1):
         inputs, targets = next(batches)
         loss = nn.functional.mse_loss(training.model(inputs), targets)
-        loss.backward()
         if step == options.kill_at and rank in options.kill_ranks:
             os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
         if step == options.fail_at:
             raise RuntimeError("a bug in the training script")
         training.update()
