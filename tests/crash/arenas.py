@@ -1,0 +1,42 @@
+"""What must be true of an arena after any crash: every sealed slot is whole, none is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.core.digest import part_digests
+from holdfast.core.segment import header_length, parse_header
+from holdfast_services.agent import sidecar
+
+
+def torn(arena: Path) -> list[str]:
+    """Return why sealed slots cannot be believed: the header, or digests unlike the sidecar's."""
+    found = []
+    for path in sorted(arena.glob("*.seg")):
+        try:
+            data = path.read_bytes()
+            text = path.with_suffix(".sum").read_bytes()
+        except FileNotFoundError:
+            if path.exists():
+                found.append(f"{path.name} has no sidecar")
+            continue  # freed or sealed anew meanwhile
+        if not path.exists():
+            continue
+        header = parse_header(data[: header_length(data[:8])], len(data))
+        content = sidecar.decode(text, len(data))
+        if header.identity.id != content.shard.id:
+            found.append(f"{path.name} is another shard than its sidecar")
+        if part_digests(memoryview(data)) != sidecar.split(content.digests):
+            found.append(f"{path.name} has other bytes than its sidecar")
+    return found
+
+
+def leftovers(arena: Path) -> list[str]:
+    """Return drafts that nobody will finish."""
+    return sorted(path.name for path in arena.glob("*.tmp"))
+
+
+def used_bytes(arena: Path) -> int:
+    """Return what slots take."""
+    names = [path for path in arena.glob("s*.*.*") if path.suffix not in (".sum", ".tmp")]
+    return sum(path.stat().st_size for path in names if path.exists())
