@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import grpc
 import pytest
@@ -348,3 +349,19 @@ def test_a_copy_flipped_in_memory_is_found_and_quarantined(node, trainer, catalo
     a.kill()
     a.start()
     until(lambda: catalogue.held("a")[shard].state is HeldState.QUARANTINED, "still quarantined")
+
+
+def test_a_watch_whose_session_is_closed_is_answered_at_once_and_not_refused(node, trainer):
+    """Every session ends so: it must not look like a failure in the log."""
+    a = node()
+    t = trainer(a)
+    open_session(a, t.session)
+    version = a.view(t.session).version
+    request = pb.SessionWatchRequest(session=t.session, version=version, wait_s=60)
+    with ThreadPoolExecutor(1) as waiting:
+        answer = waiting.submit(a.call, "Watch", request)
+        assert not wait({answer}, timeout=0.5).done
+        a.call("CloseSession", pb.CloseSessionRequest(session=t.session))
+
+        assert answer.result(timeout=10.0).version == version
+    assert "Watch refused" not in a.log_text()

@@ -265,6 +265,22 @@ def test_a_segment_on_a_node_that_is_away_is_waited_for(cluster):
     assert cluster.run.abandoned == ()
 
 
+def test_what_is_freed_as_old_is_not_called_abandoned(cluster):
+    """A node that was away still holds a part of it long after its row has gone."""
+    generation = start(cluster, "a", "b", replicas=0)
+    cluster.hold("a", 5, generation, 0)
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 7, generation, rank)
+        cluster.status(node, rank, step=8)
+    cluster.status("b", 1, saving=(5,))
+    cluster.report("b", "a")
+    cluster.status("b", 1, saving=())
+    cluster.report("b")
+
+    assert list(cluster.levels()) == [(7, generation)]
+    assert cluster.run.abandoned == ()
+
+
 def test_an_abandoned_step_that_is_held_outlives_any_number_of_later_ones(cluster):
     """A rank that could not save for long has a short memory of which steps those were."""
     generation = start(cluster, "a", "b")

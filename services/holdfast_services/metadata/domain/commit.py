@@ -152,9 +152,10 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
     A rank and its shards are in one inventory, so what it has begun is always in one of both.
     """
     statuses = status_by_rank(run, nodes)
+    kept = keep_from(run)
     for key, copies in evidence.known.items():
-        if key.generation != _committing(run):
-            continue
+        if key.generation != _committing(run) or (kept is not None and key < kept):
+            continue  # older ones are freed anyway, and a node that is away may hold some for long
         missing = sorted(statuses.keys() - ranks_of(copies))
         for rank in missing:
             if statuses[rank].step > key.step and key.step not in statuses[rank].saving:
