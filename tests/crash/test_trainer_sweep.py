@@ -11,7 +11,8 @@ import pytest
 from tests.crash.arenas import leftovers, torn, used_bytes
 from tests.e2e.stack import ROOT, environment, running_stack, until
 
-SWEEP_S_MAX = 110
+pytestmark = pytest.mark.timeout(300)
+SWEEP_S_MAX = 240
 EXPECTED = {"write", "copy", "rename", "unlock", "lock", "call"}
 
 
