@@ -108,6 +108,12 @@ class Checkpointer:
             raise InvalidRequestError(f"on_failure={on_failure!r} is not degrade, warn or raise")
         if checksum != "seal":
             raise InvalidRequestError(f"checksum={checksum!r} is not supported yet, only 'seal'")
+        if not isinstance(state, MutableMapping):
+            raise InvalidRequestError(
+                f'state is a {type(state).__name__}: pass a dict, such as {{"model": model}}'
+            )
+        if save is not None and not isinstance(save, Policy):
+            raise InvalidRequestError(f"save={save!r} is no policy: use holdfast.EverySteps(10)")
         self.state = state
         self._job = job_name(job)
         self._policy = save or EverySteps(1)
@@ -151,7 +157,9 @@ class Checkpointer:
             CorruptionError: checkpoints are known, none can be read; the message says why.
         """
         if self._saver is not None:
-            raise PreconditionError("restore() comes once, first", job=self._job)
+            raise PreconditionError(
+                "restore() was called already: call it once, before the first step", job=self._job
+            )
         timeout_s = float(os.environ.get("HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX))
         attempt = Attempt(
             job=self._job,

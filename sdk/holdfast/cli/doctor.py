@@ -157,7 +157,7 @@ def _variables(facts: Facts) -> Iterator[Check]:
     yield _check(
         "torchrun store",
         facts.environ.get(SHARE_STORE) == "1",
-        f"{SHARE_STORE}={facts.environ.get(SHARE_STORE, '')}",
+        f"{SHARE_STORE} is {facts.environ.get(SHARE_STORE, 'not set')}",
         f"export {SHARE_STORE}=1 for torchrun: a restarted rank may hang without it",
     )
 

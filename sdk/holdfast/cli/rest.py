@@ -110,9 +110,14 @@ def _handshake_url(address: str) -> str:
 
     with sync_channel(address) as channel:
         request = common_pb2.HandshakeRequest()
-        answer = call(
-            MetadataStub(channel).Handshake, request, timeout_s=TIMEOUT_S, address=address
-        )
+        try:
+            answer = call(MetadataStub(channel).Handshake, request, timeout_s=TIMEOUT_S)
+        except UnavailableError as cause:
+            reason = cause.message.rpartition(": ")[2]
+            raise UnavailableError(
+                f"no metadata service answers at {address} ({reason}): "
+                f"start it, or mend HOLDFAST_ADDRESS"
+            ) from cause
     if not answer.rest_url:
         raise UnavailableError(f"the metadata service at {address} serves no REST")
     return str(answer.rest_url)

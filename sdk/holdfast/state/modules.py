@@ -147,7 +147,7 @@ def fill(fqn: str, target: torch.Tensor, source: torch.Tensor, transfer: Transfe
     if target.shape != source.shape or target.dtype != source.dtype:
         raise InvalidRequestError(
             f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} here and was saved as "
-            f"{tuple(source.shape)} {source.dtype}"
+            f"{tuple(source.shape)} {source.dtype}: another model needs another job name"
         )
     transfer.add(target, source)
 
