@@ -21,7 +21,6 @@ from typing import Literal, Self
 from holdfast import attempt as launch
 from holdfast.core.budget import memory_need
 from holdfast.core.ids import job_name
-from holdfast.core.session import SessionView
 from holdfast.core.units import format_bytes
 from holdfast.embedded import agent_socket
 from holdfast.errors import (
@@ -161,6 +160,27 @@ class Checkpointer:
                 "restore() was called already: call it once, before the first step", job=self._job
             )
         timeout_s = float(os.environ.get("HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX))
+        self._saver = saver = self._join(timeout_s)
+        try:
+            restored = restore(
+                self._session,
+                self._capture,
+                saver.arena,
+                timeout_s=timeout_s,
+                lost_is_fresh=self._on_failure == "warn",
+            )
+        except CheckpointError:
+            self.close(FAILED_CLOSE_S_MAX)
+            raise
+        if restored is not None:
+            self._progress.step = restored.step
+            saver.parent = (restored.step, restored.generation)
+        self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
+        atexit.register(self._at_exit)
+        return restored
+
+    def _join(self, timeout_s: float) -> Saver:
+        """Take part in the attempt; from here on the rpc threads run."""
         attempt = Attempt(
             job=self._job,
             nonce=launch.nonce(os.environ, self._place),
@@ -174,23 +194,11 @@ class Checkpointer:
             replica_domain=self._replicas.domain,
         )
         membership = self._session.open(attempt, self._arena, timeout_s=timeout_s)
-        self._saver = Saver(
+        saver = Saver(
             capture=self._capture, session=self._session, attempt=attempt, membership=membership
         )
-        self._session.start(self._on_view)
-        restored = restore(
-            self._session,
-            self._capture,
-            membership.arena,
-            timeout_s=timeout_s,
-            lost_is_fresh=self._on_failure == "warn",
-        )
-        if restored is not None:
-            self._progress.step = restored.step
-            self._saver.parent = (restored.step, restored.generation)
-        self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
-        atexit.register(self._at_exit)
-        return restored
+        self._session.start(saver.on_view)
+        return saver
 
     def step(self, step: int) -> SaveHandle | None:
         """Say that ``step`` optimizer steps are done; saves when due. Last in the iteration.
@@ -297,11 +305,6 @@ class Checkpointer:
                 raise error
             log.warning("%s", error)
         return Path(node.arena)
-
-    def _on_view(self, view: SessionView) -> None:
-        """On the watch thread: leases and levels, as the agent knows them."""
-        if self._saver is not None:
-            self._saver.on_view(view)
 
     def _require_saver(self) -> Saver:
         if self._saver is None:

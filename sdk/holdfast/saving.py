@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 import warnings
+from pathlib import Path
 
 from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.facts import AbandonedStep, Event
@@ -71,6 +72,11 @@ class Saver:
         self._warned_idle = self._warned_eager = False
         levels: list[Level] = ["staged", "local", "replicated"]
         self._reachable = frozenset(levels)
+
+    @property
+    def arena(self) -> Path:
+        """The folder of this node's slots."""
+        return self._membership.arena
 
     def save(self, step: int) -> SaveHandle:
         """Snapshot the state as that of ``step``; the handle tells how it goes on."""
