@@ -54,8 +54,8 @@ test-unit: $(STAMP) ## Tests that start no process
 test-integration: $(STAMP) ## Tests against real services and databases
 	$(PYTEST) tests/integration
 
-test-e2e: $(STAMP) ## Train, kill, restore, compare bit for bit
-	$(PYTEST) tests/e2e
+test-e2e: $(STAMP) ## Train, kill anywhere, restore, compare bit for bit
+	$(PYTEST) tests/e2e tests/crash
 
 test: lint types imports ## Everything that must pass
 	$(PYTEST)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 HERE = Path(__file__).parent
-KINDS = ("unit", "contract", "property", "golden", "tidy", "integration", "e2e", "bench")
+KINDS = ("unit", "contract", "property", "golden", "tidy", "integration", "crash", "e2e", "bench")
 
 for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
     del os.environ[name]

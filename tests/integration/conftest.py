@@ -76,16 +76,21 @@ class PostgresServer:
             assert done.returncode == 0, output.read().decode(errors="replace")
 
 
-def _binaries():
-    """Where initdb lies; the package is installed when it is missing and we may."""
-    found = _find_binaries()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+def _install(package):
+    """Install a Debian package when we may; a test that needs it fails otherwise."""
+    if os.geteuid() == 0 and shutil.which("apt-get"):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update"], ["install", "-y", "-q", "postgresql"]):
+        for command in (["update"], ["install", "-y", "-q", "--no-install-recommends", package]):
             subprocess.run(
                 ["apt-get", *command], check=True, timeout=600, env=environment, capture_output=True
             )
-        found = _find_binaries()
+
+
+def _binaries():
+    """Where initdb lies; the package is installed when it is missing."""
+    if _find_binaries() is None:
+        _install("postgresql")
+    found = _find_binaries()
     if found is None:
         pytest.fail("no Postgres: install it so that initdb is on PATH or in /usr/lib/postgresql")
     return found
@@ -108,6 +113,17 @@ def postgres():
     yield server
     server.stop()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    names = ("chromium", "chromium-browser", "google-chrome")
+    if not any(map(shutil.which, names)):
+        _install("chromium")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.fail("no Chromium: apt-get install chromium")
+    return found
 
 
 @pytest.fixture

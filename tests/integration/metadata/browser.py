@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from typing import Any, Self
 
 ANSWER_S_MAX = 60.0
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 # The protocol wants to read from descriptor 3 and to write to descriptor 4.
 REWIRE = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
-
-
-def binary() -> str | None:
-    """Return the path of a Chromium, or None."""
-    return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 class Browser:

@@ -101,10 +101,10 @@ def address():
         thread.join()
 
 
-@pytest.mark.skipif(browser.binary() is None, reason="no Chromium: apt-get install chromium")
-def test_names_and_texts_of_others_are_shown_and_never_executed(address, tmp_path):
+@pytest.mark.timeout(700)  # a bare machine installs the browser first
+def test_names_and_texts_of_others_are_shown_and_never_executed(address, tmp_path, chromium):
     """P9: jobs, nodes, levels, reasons and events that are markup stay text."""
-    with browser.Browser(browser.binary(), str(tmp_path / "profile")) as page:
+    with browser.Browser(chromium, str(tmp_path / "profile")) as page:
         page.open(address)
         ends = time.monotonic() + SHOWN_S_MAX
         while not page.value("document.querySelectorAll('.job, .node, #events li').length >= 3"):
