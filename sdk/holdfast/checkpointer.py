@@ -220,7 +220,7 @@ class Checkpointer:
         self._session.post(
             step=step,
             step_s=self._progress.step_s,
-            save_interval_s=self._policy.interval_s(saver.stall_s),
+            save_interval_s=self._policy.interval_s(saver.stall_s) * saver.stretch,
             wants_save=wants_save,
         )
         announced = self._session.view.announced_step

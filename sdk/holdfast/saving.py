@@ -39,18 +39,26 @@ NEW_PLAN_S_MAX = 30.0
 REFUSED_PLAN_S = 30.0
 HANDLES_COUNT_MAX = 64
 EAGER_SAVES_MAX = 3
+STRETCH_DOUBLINGS_MAX = 5
 
 log = logging.getLogger(__name__)
 
 
 class Saver:
-    """See the module. ``parent`` is the (step, generation) that this attempt was restored from."""
+    """See the module. ``parent`` is the (step, generation) that this attempt was restored from.
+
+    ``stall_s`` is what the newest save has cost the training thread; ``abandoned_count`` the steps
+    that were given up.
+    """
 
     def __init__(
         self, *, capture: Capture, session: Session, attempt: Attempt, membership: Membership
     ) -> None:
         self.parent: tuple[int, int] | None = None
         self.stall_s = 0.0
+        self.abandoned_count = 0
+        self._abandoned_in_row = 0
+        self._abandoned_step = -1
         self._capture = capture
         self._session = session
         self._attempt = attempt
@@ -72,6 +80,11 @@ class Saver:
         self._warned_idle = self._warned_eager = False
         levels: list[Level] = ["staged", "local", "replicated"]
         self._reachable = frozenset(levels)
+
+    @property
+    def stretch(self) -> float:
+        """Factor on a time trigger's interval while steps are abandoned one after another."""
+        return float(2 ** min(self._abandoned_in_row, STRETCH_DOUBLINGS_MAX))
 
     @property
     def arena(self) -> Path:
@@ -109,6 +122,9 @@ class Saver:
         if handle is not None:
             handle.fail(failure)
         self._failure = failure
+        self.abandoned_count += 1
+        self._abandoned_in_row += 1
+        self._abandoned_step = max(self._abandoned_step, step)
         log.warning("step %d is not saved: %s; training goes on", step, reason)
         self._release(step)
         self._session.post(
@@ -153,6 +169,8 @@ class Saver:
             handle = self._handles.get(levels.step)
             if handle is not None:
                 handle.learn(levels)
+            if levels.local and levels.step > self._abandoned_step:
+                self._abandoned_in_row = 0
             if levels.sealed or levels.abandoned:
                 self._release(levels.step)
         if view.fenced and not self._fenced:
@@ -310,7 +328,11 @@ class Saver:
             del self._handles[next(iter(self._handles))]
 
     def _event(self, kind: str, message: str, step: int) -> Event:
-        context = {"step": str(step), "rank": str(self._attempt.rank)}
+        context = {
+            "step": str(step),
+            "rank": str(self._attempt.rank),
+            "abandoned": str(self.abandoned_count),
+        }
         return Event(
             kind=kind, severity="warning", message=message, job=self._attempt.job, context=context
         )

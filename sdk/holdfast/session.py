@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import run_id
@@ -47,6 +47,8 @@ EVENTS_COUNT_MAX = 256
 HINTS_COUNT_MAX = 64
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +156,18 @@ class Session:
         Raises:
             UnavailableError: nobody answers on the socket within ``timeout_s``.
         """
-        request = pb.DescribeRequest()
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                return call(self._stub.Describe, request, timeout_s=timeout_s)
-            except UnavailableError as error:
-                if time.monotonic() + RETRY_S > deadline:
-                    raise UnavailableError(
-                        f"no node agent answers on {self._socket}: {error.message}"
-                    ) from error
-            time.sleep(RETRY_S)
+
+        def ask() -> pb.DescribeResponse:
+            return call(self._stub.Describe, pb.DescribeRequest(), timeout_s=timeout_s)
+
+        there = "is there, but nobody answers" if self._socket.exists() else "does not exist"
+        return self._patiently(
+            ask,
+            timeout_s=timeout_s,
+            waiting=f"waiting for the node agent on {self._socket}",
+            failing=f"no node agent: socket {self._socket} {there}; start one (holdfast up), or "
+            f"set HOLDFAST_AGENT to the socket of the one that runs (holdfast status)",
+        )
 
     def open(self, attempt: Attempt, arena: Path, *, timeout_s: float) -> Membership:
         """Register this rank; tries again while the agent or the catalogue is unreachable.
@@ -174,18 +177,14 @@ class Session:
             UnavailableError: not reachable within ``timeout_s``.
         """
         self._attempt = attempt
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                return self._open(arena)
-            except (UnavailableError, OutcomeUnknownError) as error:
-                if time.monotonic() + RETRY_S > deadline:
-                    raise UnavailableError(
-                        f"job {attempt.job}: the catalogue could not be asked within "
-                        f"{timeout_s:.0f} s: {error.message}",
-                        job=attempt.job,
-                    ) from error
-            time.sleep(RETRY_S)
+        return self._patiently(
+            lambda: self._open(arena),
+            timeout_s=timeout_s,
+            waiting=f"job {attempt.job}: waiting for the catalogue",
+            failing=f"job {attempt.job}: the catalogue could not be asked for {timeout_s:.0f} s; "
+            f"see whether the metadata service runs (holdfast status) and whether the agent's "
+            f"HOLDFAST_ADDRESS names it",
+        )
 
     def start(self, on_view: Callable[[SessionView], None]) -> None:
         """Start the rpc threads; ``on_view`` runs on the watch thread for each new view."""
@@ -269,6 +268,26 @@ class Session:
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1
+
+    @staticmethod
+    def _patiently(ask: Callable[[], T], *, timeout_s: float, waiting: str, failing: str) -> T:
+        """Return what ``ask`` returns, trying again while the other side is out of reach.
+
+        Raises:
+            UnavailableError: ``failing`` and the last reason, after ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        said = False
+        while True:
+            try:
+                return ask()
+            except (UnavailableError, OutcomeUnknownError) as error:
+                if time.monotonic() + RETRY_S > deadline:
+                    raise UnavailableError(f"{failing} ({error.message})") from error
+                if not said:
+                    log.warning("%s, at most %.0f s: %s", waiting, timeout_s, error.message)
+                    said = True
+            time.sleep(RETRY_S)
 
     def _open(self, arena: Path) -> Membership:
         assert self._attempt is not None
