@@ -98,6 +98,8 @@ class Saver:
             return known
         self._settle_stall()
         self._give_up_lost()
+        if self._latest is not None and self._latest.abandoned:
+            self._give_up(self._latest)
         started_s = time.perf_counter()
         handle = SaveHandle(step, reachable=self._reachable)
         self._remember(handle)
@@ -181,7 +183,7 @@ class Saver:
     def close(self, timeout_s: float) -> None:
         """Wait, bounded, for the copy under way and for the newest save to get where it can."""
         deadline = time.monotonic() + max(timeout_s, 0.0)
-        self._engine.wait(max(timeout_s, 0.0))
+        self._engine.wait(0.0 if self._hangs() else max(timeout_s, 0.0))
         self._gate.uninstall()
         newest = max(self._handles.values(), key=lambda handle: handle.step, default=None)
         if newest is not None and not newest.ended and not self._session.lost_agent:
@@ -189,15 +191,18 @@ class Saver:
                 newest.wait("replicated", timeout_s=max(0.0, deadline - time.monotonic()))
             except CheckpointError as error:
                 log.warning("closing: %s", error)
-        self._engine.close(max(0.0, deadline - time.monotonic()))
+        self._engine.close(0.0 if self._hangs() else max(0.0, deadline - time.monotonic()))
         self._pool.reset()
+
+    def _hangs(self) -> bool:
+        """Tell whether a copy was given up that may never end: it has been waited for enough."""
+        return self._latest is not None and self._latest.abandoned
 
     def _ready_plan(self) -> SavePlan:
         """Return the plan of the state as it is now; a new one has its slots reserved."""
         if self._fenced:
             raise StaleGenerationError("a newer attempt of this job trains")
-        hangs = self._latest is not None and self._latest.abandoned
-        if not self._engine.wait(0.0 if hangs else GATE_S_MAX):
+        if not self._engine.wait(0.0 if self._hangs() else GATE_S_MAX):
             self._engine.abandon("the next save came first")
             raise UnavailableError("the copy of an earlier step hangs")
         plan = self._plan
@@ -275,7 +280,7 @@ class Saver:
         """The copy has ended, well or not; on the copy thread (or the caller's, if all eager)."""
         if snapshot.abandoned:
             self._pool.put_back(snapshot.buffer)
-            self.abandon(snapshot.step, snapshot.reason)
+            self._give_up(snapshot)
             return
         buffer = snapshot.buffer
         closed = SlotName(buffer.slot, buffer.incarnation, SlotState.CLOSED)
@@ -304,6 +309,12 @@ class Saver:
             if step in self._saving:
                 del self._saving[step]
                 self._session.post(saving=tuple(self._saving))
+
+    def _give_up(self, snapshot: Snapshot) -> None:
+        """Abandon the step of a copy that was given up, once; its thread may still hang."""
+        handle = self._handles.get(snapshot.step)
+        if handle is None or handle.error is None:
+            self.abandon(snapshot.step, snapshot.reason)
 
     def _give_up_lost(self) -> None:
         """Abandon closed steps whose slot has gone: not sealed, or lost with the agent's arena."""

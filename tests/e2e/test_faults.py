@@ -205,6 +205,17 @@ def test_without_metadata_a_start_is_an_error_never_no_checkpoint(stack):
     assert "restored" not in output
 
 
+def test_a_copy_thread_that_hangs_costs_saves_and_not_the_run(stack):
+    """P4; interleaving 13: the gate gives up once, every step runs, the end is bit-identical."""
+    expected = finals(stack, steps="12")
+
+    [output] = stack.ranks("--job", "j", "--steps", "12", "--hang-copies").succeed()
+
+    assert [final(output)] == expected
+    assert "held an optimizer step up" in output
+    assert "the copy of an earlier step hangs" in output
+
+
 def test_a_rank_that_fails_does_not_wait_for_levels_that_cannot_come(stack):
     """F66: exit waits, but not after an exception: its launcher waits to start it again.
 

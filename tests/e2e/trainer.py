@@ -12,6 +12,7 @@ import hashlib
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -21,6 +22,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import CheckpointError
+from holdfast.snapshot import engine, gate
 
 WIDTH = 64
 SAMPLES = 96
@@ -174,6 +176,19 @@ def policy(text: str) -> holdfast.policy.Policy:
     return holdfast.EverySteps(int(text))
 
 
+def hang_copies() -> None:
+    """Let the copy thread hang at its first copy, for good; the gate waits 1 s for it."""
+    copy_chunk = engine.torch._foreach_copy_
+    gate.Gate.__init__.__kwdefaults__["gate_s_max"] = 1.0
+
+    def hang(*arguments: list[torch.Tensor]) -> None:
+        if threading.current_thread().name == engine.THREAD_NAME:
+            threading.Event().wait()
+        copy_chunk(*arguments)
+
+    engine.torch._foreach_copy_ = hang
+
+
 def train(options: argparse.Namespace) -> None:
     """Train to ``options.steps``; prints as the module says."""
     torch.manual_seed(11)
@@ -182,6 +197,8 @@ def train(options: argparse.Namespace) -> None:
     rank = int(os.environ.get("RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
+    if options.hang_copies:
+        hang_copies()
     training = Training(options.scenario)
     checkpointer = holdfast.Checkpointer(
         options.job, training.state, save=policy(options.save), replicas=options.replicas,
@@ -226,6 +243,7 @@ def main() -> None:
     parser.add_argument("--kill-at", type=int, default=0)
     parser.add_argument("--fail-at", type=int, default=0)
     parser.add_argument("--kill-ranks", type=int, nargs="*", default=[0])
+    parser.add_argument("--hang-copies", action="store_true")
     parser.add_argument("--takeover", action="store_true")
     try:
         train(parser.parse_args())
