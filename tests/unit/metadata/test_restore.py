@@ -207,6 +207,25 @@ def test_a_lost_restore_says_what_is_missing_and_who_had_it(cluster):
     assert cluster.decided() == ("LOST", None), "a lost decision is final for its attempt"
 
 
+def test_starting_over_after_a_lost_restore_leaves_behind_what_returns_later(cluster):
+    """ADR 0013: consent to lose the old steps is a fresh start, whoever comes back with them."""
+    first = fresh(cluster, "a", "b", replicas=0)
+    save(cluster, 900, first, ("a", "b"), copies=False)
+    cluster.later(6.0)
+    cluster.report("a")
+    second = cluster.register(0, "a", world=1, nonce=b"second", replicas=0)
+    cluster.report("a")
+    assert cluster.decided() == ("LOST", None)
+
+    cluster.status("a", 0, generation=second, loaded=True)
+    cluster.hold("a", 5, second, 0, world=1)
+    cluster.report("a")
+    cluster.report("b")
+    cluster.launch(b"third", "a", replicas=0, world=1)
+
+    assert cluster.decided() == ("PROPOSED", (5, second))
+
+
 def test_a_step_that_never_was_whole_does_not_stop_a_fresh_start(cluster):
     """A crash in the very first save leaves a part of a step, which nobody was promised."""
     first = fresh(cluster, "a", "b")

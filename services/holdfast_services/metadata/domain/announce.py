@@ -18,6 +18,9 @@ STEPS_AHEAD_MAX = 1000
 NEWS_TRAVEL_S = 1.0
 STEP_S_UNKNOWN = 0.1
 
+# A rank trains after LOST when its user said to start over.
+_TRAINING = (DecisionState.CONFIRMED, DecisionState.LOST)
+
 
 def announce(run: Run, nodes: Mapping[str, Node], now_s: float) -> Run:
     """Return the run with a step announced, when one is due and none is open.
@@ -26,7 +29,7 @@ def announce(run: Run, nodes: Mapping[str, Node], now_s: float) -> Run:
     are: a step that one has passed already could not be saved by all.
     """
     attempt, decision = run.current, run.decision
-    if attempt is None or decision is None or decision.state is not DecisionState.CONFIRMED:
+    if attempt is None or decision is None or decision.state not in _TRAINING:
         return run
     statuses = status_by_rank(run, nodes)
     if len(statuses) < attempt.world_size or not all(s.live for s in statuses.values()):

@@ -55,6 +55,10 @@ def decide(run: Run, facts: Facts) -> Outcome:
         return _choose(run, attempt, decision, facts) if settled(run, facts) else Outcome(run=run)
     if decision.state is DecisionState.PROPOSED:
         return _follow(run, attempt, decision, facts)
+    if decision.state is DecisionState.LOST and any(rank.loaded for rank in run.ranks):
+        # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
+        rule = SupersedeRule(after_step=0, below_generation=attempt.generation)
+        return Outcome(run=replace(run, rules=with_rule(run.rules, rule)))
     if decision.state is DecisionState.CONFIRMED and run.pins and not run.loading:
         return Outcome(run=replace(run, pins=()))
     return Outcome(run=run)
