@@ -98,7 +98,7 @@ class AgentService:
 
     def dispatch(self, event: ev.Event) -> None:
         """Feed one event to the machine and begin what it decides."""
-        self.state, actions = handle(self.state, event)
+        self.state, actions = handle(self.state, event, now_s=self._clock())
         for action in actions:
             self._perform(action)
         self._settle(event)

@@ -227,11 +227,10 @@ def test_held_shards_are_hashed_once_per_decision_number_before_the_rank_is_read
 
 
 def test_segments_are_shown_only_once_confirmed_with_the_times_it_took():
-    now, _ = handle(state(sealed("s1", 5), now_s=10.0), ev.SessionOpened(session()))
-    now, _ = handle(now, ev.Tick(12.0))
-    now, _ = handle(now, view(run_view(decision=proposal())))
-    now, _ = handle(now, ev.Tick(15.0))
-    now, _ = handle(now, ev.SlotVerified(sealed("s1", 5).name, intact=True, decision=1))
+    now, _ = handle(state(sealed("s1", 5)), ev.SessionOpened(session()), now_s=10.0)
+    now, _ = handle(now, view(run_view(decision=proposal())), now_s=12.0)
+    verified = ev.SlotVerified(sealed("s1", 5).name, intact=True, decision=1)
+    now, _ = handle(now, verified, now_s=15.0)
     shown = session_view(now, now.sessions[session().id]).restore
     assert (True, ()) == (shown.ready, shown.segments)
     confirmed = proposal(stage=DecisionState.CONFIRMED)

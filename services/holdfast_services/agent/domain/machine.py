@@ -27,9 +27,18 @@ SESSIONS_ENDED_COUNT_MAX = 256
 CREATE_RETRY_S = 5.0
 
 
-def handle(state: State, event: ev.Event) -> tuple[State, list[ev.Action]]:
-    """Return the state after ``event`` and what to do now; ``state`` itself is not changed."""
+def handle(
+    state: State, event: ev.Event, *, now_s: float | None = None
+) -> tuple[State, list[ev.Action]]:
+    """Return the state after ``event`` and what to do now; ``state`` itself is not changed.
+
+    Args:
+        state: The state before.
+        event: What has happened.
+        now_s: When, on the agent's monotonic clock; None: as late as the event before.
+    """
     draft = state.copy()
+    draft.now_s = state.now_s if now_s is None else now_s
     note: Callable[[State, Any], list[ev.Action]] = _NOTES[type(event)]
     actions = note(draft, event)
     return draft, actions + decide(draft)
