@@ -16,7 +16,7 @@ from holdfast.errors import CheckpointError
 from holdfast_services.agent.clients import MetadataClient
 
 HEARTBEAT_S = 1.0
-COALESCE_S = 0.02
+COALESCE_S = 0.005
 WATCH_S = 20.0
 RETRY_S_MAX = 2.0
 EVENTS_COUNT_MAX = 256

@@ -103,7 +103,10 @@ def _view_arrived(state: State, event: ev.ViewArrived) -> list[ev.Action]:
     back = bool(state.lost) and state.view is not None
     state.view, state.lost = event.view, ""
     decisions = {view.decision.number for view in event.view.runs if view.decision}
-    state.bad_sources = tuple(b for b in state.bad_sources if b.decision in decisions)
+    wanted = {want.shard.id for want in event.view.wants}
+    state.bad_sources = tuple(
+        b for b in state.bad_sources if b.decision in decisions or b.shard in wanted
+    )
     if back:
         return say(state, "metadata_back", "info", "metadata service answers again")
     return []
