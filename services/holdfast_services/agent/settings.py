@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from pathlib import Path
 from holdfast.core.ids import node_name
 from holdfast.core.units import parse_bytes
 from holdfast.errors import InvalidRequestError
+from holdfast_services.kit.memory import free_bytes
 
-CGROUP_V2 = Path("/sys/fs/cgroup/memory.max")
-CGROUP_V1 = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 BUDGET_SHARE = 0.5
 
 
@@ -70,25 +68,10 @@ def _port(environ: Mapping[str, str], key: str) -> int:
 
 
 def default_budget_bytes(folder: Path) -> int:
-    """Return half of what the file system has free, or of the memory limit if that is less.
+    """Return half of what the file system, or the control group if that is less, has free.
 
     Slots that are there already count as free: they are reused.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    statistics = os.statvfs(folder)
     ours = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
-    free = statistics.f_bavail * statistics.f_frsize + ours
-    return int(min([free, *memory_limits((CGROUP_V2, CGROUP_V1))]) * BUDGET_SHARE)
-
-
-def memory_limits(files: tuple[Path, ...]) -> list[int]:
-    """Return the memory limits that cgroup files name; none when there is no limit."""
-    limits = []
-    for file in files:
-        try:
-            text = file.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limits.append(int(text))
-    return limits
+    return int((free_bytes(folder) + ours) * BUDGET_SHARE)

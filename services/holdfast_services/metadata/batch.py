@@ -65,11 +65,11 @@ class Batch(Generic[Q, A]):
                     await self._answer([item])
                 return
             answers = [error] * len(batch)
-        except BaseException as error:  # noqa: BLE001 - the askers' edge handles it
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
+        except BaseException as error:  # a bug, or the end of the loop: the askers must know
+            _fail(batch, error)
+            if isinstance(error, Exception):
+                return
+            raise
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():
                 continue
@@ -77,3 +77,9 @@ class Batch(Generic[Q, A]):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
+
+
+def _fail(batch: Sequence[tuple[object, asyncio.Future[A]]], error: BaseException) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import InvalidRequestError
-from holdfast_services.agent.settings import Settings, default_budget_bytes, memory_limits
+from holdfast_services.agent.settings import Settings, default_budget_bytes
 
 BASE = {
     "HOLDFAST_NODE": "n1",
@@ -42,10 +42,3 @@ def test_what_cannot_be_is_refused(key, value):
 
 def test_the_default_budget_is_half_of_what_is_free(tmp_path):
     assert 0 < default_budget_bytes(tmp_path / "arena")
-
-
-def test_cgroup_limits_are_read_and_no_limit_is_none(tmp_path):
-    """F43: v2 writes `max`, v1 a number."""
-    (tmp_path / "v2").write_text("max\n")
-    (tmp_path / "v1").write_text("1048576\n")
-    assert [1048576] == memory_limits((tmp_path / "v2", tmp_path / "v1", tmp_path / "none"))
