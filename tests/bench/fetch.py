@@ -18,9 +18,9 @@ from tests.e2e.stack import Stack, running_stack
 
 from holdfast.core.digest import PART_BYTES, part_digest
 from holdfast.core.slots import SlotName, SlotState
-from holdfast_services.agent.transport import FetchRequest, ServedSegments
-from holdfast_services.agent.transport.tcp import TcpTransport
-from holdfast_services.agent.transport.tcp_client import STREAMS_COUNT
+from holdfast_services.transport import FetchRequest, ServedSegments
+from holdfast_services.transport.tcp import TcpTransport
+from holdfast_services.transport.tcp_client import STREAMS_COUNT
 
 NAMES = ("fetch_tcp/bare", "replicate/bare")
 HOST = "127.0.0.1"

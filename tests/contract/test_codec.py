@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from holdfast.core import facts, ids, session
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
-from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2
+from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
 
 RENAMED = {"SessionUpdate": "UpdateRequest"}
 
 
 def message_of(cls):
     name = RENAMED.get(cls.__name__, cls.__name__)
-    homes = (common_pb2, metadata_pb2, agent_pb2)
+    homes = (common_pb2, metadata_pb2, agent_pb2, persistence_pb2)
     return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
 
 
@@ -33,6 +33,7 @@ VALUES = [
     if dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]
 INT_MAX = {"rank": 2**31 - 1, "volume": 2**31 - 1, "world_size": 2**31 - 1, "replicas": 2**31 - 1}
+INT_MAX |= {"last": 2**31 - 1, "best": 2**31 - 1}
 
 
 def strategy(hint, name):

@@ -9,13 +9,13 @@ import pytest
 from holdfast.core.digest import PART_BYTES, part_digest, part_ranges
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
-from holdfast_services.agent.transport import (
+from holdfast_services.transport import (
     FetchRequest,
     InterruptedFetchError,
     ServedSegments,
 )
-from holdfast_services.agent.transport.memory import MemoryNetwork, MemoryTransport
-from holdfast_services.agent.transport.tcp import TcpTransport
+from holdfast_services.transport.memory import MemoryNetwork, MemoryTransport
+from holdfast_services.transport.tcp import TcpTransport
 
 KEY = "r1/5/1/0/0"
 SLOT = SlotName("s1", 4, SlotState.SEALED)

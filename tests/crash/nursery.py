@@ -19,8 +19,8 @@ from typing import Any
 from tests.crash.operations import Point, Sweep
 
 from holdfast_services.agent import __main__ as agent
-from holdfast_services.agent.transport.tcp import TcpTransport
 from holdfast_services.kit import runner
+from holdfast_services.transport.tcp import TcpTransport
 
 
 def live(folder: Path, environ: dict[str, str], point: Point | None) -> None:

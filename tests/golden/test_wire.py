@@ -4,14 +4,14 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
-from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2
+from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
 
 GOLDEN = Path(__file__).parent / "wire-v1.txt"
 TYPES = {number: name for name, number in FieldDescriptorProto.Type.items()}
 
 
 def lines():
-    for module in (agent_pb2, common_pb2, metadata_pb2):
+    for module in (agent_pb2, common_pb2, metadata_pb2, persistence_pb2):
         file = module.DESCRIPTOR
         for service in file.services_by_name.values():
             for method in service.methods:

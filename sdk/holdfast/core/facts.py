@@ -15,6 +15,9 @@ from enum import IntEnum
 
 from holdfast.core.ids import CheckpointId, ShardId
 
+OBJECT_STORE = "@object"
+"""Stands where a source's node name stands; no node can have it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
@@ -76,6 +79,49 @@ class RankStatus:
     ready_decision: int = 0
     loaded: bool = False
     saving: tuple[int, ...] = ()
+    notes: tuple[StepNote, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNote:
+    """The user's metadata of one step: a JSON object as text."""
+
+    step: int
+    json: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistRule:
+    """Which committed steps go to the object store: the first at or after each multiple.
+
+    ``seconds``: the first step committed so long after the last one that went. 0: no such rule.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def on(self) -> bool:
+        """Whether anything goes there by itself."""
+        return self.steps > 0 or self.seconds > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What is kept in the object store: the union of the rules; no rule at all keeps everything.
+
+    ``last``: the newest n. ``every``: steps that are multiples. ``spaced_s``: one per span of time.
+    ``best``: the n best by the key ``metric`` of the user's metadata. ``age_s_min``: nothing
+    younger is deleted.
+    """
+
+    last: int = 0
+    every: int = 0
+    spaced_s: float = 0.0
+    best: int = 0
+    metric: str = ""
+    maximize: bool = False
+    age_s_min: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +136,10 @@ class AbandonedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSource:
-    """A node whose bytes did not match, as seen while fetching for ``decision``."""
+    """A node whose bytes did not match, as seen while fetching for ``decision``.
+
+    ``node`` is ``OBJECT_STORE`` when it was the object store that had no good bytes.
+    """
 
     shard: ShardId
     node: str
@@ -127,10 +176,31 @@ class SupersedeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint whose level is a fact; ``local`` is implied."""
+    """A checkpoint whose level is a fact; ``local`` is implied.
+
+    ``draining``: it is on its way to the object store, so its slots are kept.
+    """
 
     checkpoint: CheckpointId
     replicated: bool = False
+    durable: bool = False
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistPlan:
+    """What a persistence worker does for one item of the queue now; see ``persistence.proto``."""
+
+    checkpoint: CheckpointId
+    job: str
+    shards: tuple[Shard, ...] = ()
+    sources: tuple[Peer, ...] = ()
+    earlier: tuple[CheckpointId, ...] = ()
+    parent: CheckpointId | None = None
+    notes: str = ""
+    replicas: int = 0
+    created_at_s: float = 0.0
+    repair: bool = False
 
 
 class DecisionState(IntEnum):
@@ -166,11 +236,15 @@ class WantReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A copy that this node should fetch, and the nodes that have one."""
+    """A copy that this node should fetch, and the nodes that have one.
+
+    ``object``: the object store has it too, under the name that ``core.keys`` gives it.
+    """
 
     shard: Shard
     sources: tuple[str, ...]
     reason: WantReason
+    object: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.core.facts import AbandonedStep, Decision, Event, Shard
+from holdfast.core.facts import AbandonedStep, Decision, Event, Shard, StepNote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class StepLevels:
     durable: bool = False
     abandoned: bool = False
     reason: str = ""
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +81,4 @@ class SessionUpdate:
     loaded: bool = False
     events: tuple[Event, ...] = ()
     saving: tuple[int, ...] = ()
+    notes: tuple[StepNote, ...] = ()

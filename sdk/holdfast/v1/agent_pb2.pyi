@@ -87,6 +87,8 @@ class OpenSessionRequest(_message.Message):
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     REPLICA_DOMAIN_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """32 hex digits; the trainer holds a record lock on <arena>/sessions/<session>"""
     job: _builtins.str
@@ -99,6 +101,10 @@ class OpenSessionRequest(_message.Message):
     local_world_size: _builtins.int
     replicas: _builtins.int
     replica_domain: _builtins.str
+    @_builtins.property
+    def persist(self) -> _metadata_pb2.PersistRule: ...
+    @_builtins.property
+    def retention(self) -> _metadata_pb2.Retention: ...
     def __init__(
         self,
         *,
@@ -113,10 +119,12 @@ class OpenSessionRequest(_message.Message):
         local_world_size: _builtins.int = ...,
         replicas: _builtins.int = ...,
         replica_domain: _builtins.str = ...,
+        persist: _metadata_pb2.PersistRule | None = ...,
+        retention: _metadata_pb2.Retention | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "session", b"session", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "session", b"session", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -264,6 +272,7 @@ class StepLevels(_message.Message):
     DURABLE_FIELD_NUMBER: _builtins.int
     ABANDONED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     sealed: _builtins.bool
     """this rank's segment"""
@@ -272,6 +281,7 @@ class StepLevels(_message.Message):
     durable: _builtins.bool
     abandoned: _builtins.bool
     reason: _builtins.str
+    draining: _builtins.bool
     def __init__(
         self,
         *,
@@ -282,10 +292,11 @@ class StepLevels(_message.Message):
         durable: _builtins.bool = ...,
         abandoned: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "durable", b"durable", "local", b"local", "reason", b"reason", "replicated", b"replicated", "sealed", b"sealed", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "draining", b"draining", "durable", b"durable", "local", b"local", "reason", b"reason", "replicated", b"replicated", "sealed", b"sealed", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -417,6 +428,7 @@ class UpdateRequest(_message.Message):
     LOADED_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     step: _builtins.int
     step_s: _builtins.float
@@ -435,6 +447,8 @@ class UpdateRequest(_message.Message):
     def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """steps begun, neither sealed nor given up"""
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.StepNote]: ...
     def __init__(
         self,
         *,
@@ -448,10 +462,11 @@ class UpdateRequest(_message.Message):
         loaded: _builtins.bool = ...,
         events: _abc.Iterable[_metadata_pb2.Event] | None = ...,
         saving: _abc.Iterable[_builtins.int] | None = ...,
+        notes: _abc.Iterable[_metadata_pb2.StepNote] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "loaded", b"loaded", "save_interval_s", b"save_interval_s", "saving", b"saving", "session", b"session", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "session", b"session", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,9 +621,12 @@ class LocateResponse(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     SLOT_INCARNATION_FIELD_NUMBER: _builtins.int
     PART_DIGESTS_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     slot_incarnation: _builtins.int
     part_digests: _builtins.bytes
     """16 bytes each, in order"""
+    path: _builtins.str
+    """the segment's file, for a process of this user on the same machine"""
     @_builtins.property
     def shard(self) -> _common_pb2.Shard: ...
     def __init__(
@@ -617,10 +635,11 @@ class LocateResponse(_message.Message):
         shard: _common_pb2.Shard | None = ...,
         slot_incarnation: _builtins.int = ...,
         part_digests: _builtins.bytes = ...,
+        path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part_digests", b"part_digests", "shard", b"shard", "slot_incarnation", b"slot_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part_digests", b"part_digests", "path", b"path", "shard", b"shard", "slot_incarnation", b"slot_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,8 @@ class RegisterRankRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     REPLICA_DOMAIN_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     nonce: _builtins.bytes
     """16 bytes; names the attempt"""
@@ -48,6 +50,14 @@ class RegisterRankRequest(_message.Message):
     replicas: _builtins.int
     """copies beside the owner's"""
     replica_domain: _builtins.str
+    @_builtins.property
+    def persist(self) -> Global___PersistRule:
+        """unset: nothing goes to the object store by itself"""
+
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """unset: the job keeps the policy it has"""
+
     def __init__(
         self,
         *,
@@ -61,14 +71,87 @@ class RegisterRankRequest(_message.Message):
         node: _builtins.str = ...,
         replicas: _builtins.int = ...,
         replica_domain: _builtins.str = ...,
+        persist: Global___PersistRule | None = ...,
+        retention: Global___Retention | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterRankRequest: _TypeAlias = RegisterRankRequest  # noqa: Y015
+
+@_typing.final
+class PersistRule(_message.Message):
+    """Which committed steps go to the object store: the first one at or after each multiple."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """0: no such rule"""
+    seconds: _builtins.float
+    """the first step committed so long after the last one that went; 0: none"""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersistRule: _TypeAlias = PersistRule  # noqa: Y015
+
+@_typing.final
+class Retention(_message.Message):
+    """What is kept in the object store: the union of the rules; all unset keeps everything."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    SPACED_S_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    MAXIMIZE_FIELD_NUMBER: _builtins.int
+    AGE_S_MIN_FIELD_NUMBER: _builtins.int
+    last: _builtins.int
+    """the newest n"""
+    every: _builtins.int
+    """steps that are multiples"""
+    spaced_s: _builtins.float
+    """one per span of time"""
+    best: _builtins.int
+    """the n best by `metric`"""
+    metric: _builtins.str
+    """a key of the user's metadata"""
+    maximize: _builtins.bool
+    age_s_min: _builtins.float
+    """nothing younger is deleted"""
+    def __init__(
+        self,
+        *,
+        last: _builtins.int = ...,
+        every: _builtins.int = ...,
+        spaced_s: _builtins.float = ...,
+        best: _builtins.int = ...,
+        metric: _builtins.str = ...,
+        maximize: _builtins.bool = ...,
+        age_s_min: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s_min", b"age_s_min", "best", b"best", "every", b"every", "last", b"last", "maximize", b"maximize", "metric", b"metric", "spaced_s", b"spaced_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015
 
 @_typing.final
 class RegisterRankResponse(_message.Message):
@@ -110,6 +193,7 @@ class RankStatus(_message.Message):
     READY_DECISION_FIELD_NUMBER: _builtins.int
     LOADED_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     run: _builtins.str
     generation: _builtins.int
@@ -134,6 +218,10 @@ class RankStatus(_message.Message):
         is neither here nor among the shards will never be whole.
         """
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepNote]:
+        """What the user said of recent saves; of rank 0 only, newest last, a bounded number."""
+
     def __init__(
         self,
         *,
@@ -149,14 +237,39 @@ class RankStatus(_message.Message):
         ready_decision: _builtins.int = ...,
         loaded: _builtins.bool = ...,
         saving: _abc.Iterable[_builtins.int] | None = ...,
+        notes: _abc.Iterable[Global___StepNote] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "loaded", b"loaded", "rank", b"rank", "ready_decision", b"ready_decision", "run", b"run", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "loaded", b"loaded", "notes", b"notes", "rank", b"rank", "ready_decision", b"ready_decision", "run", b"run", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankStatus: _TypeAlias = RankStatus  # noqa: Y015
+
+@_typing.final
+class StepNote(_message.Message):
+    """The user's metadata of one step, a JSON object."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    json: _builtins.str
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepNote: _TypeAlias = StepNote  # noqa: Y015
 
 @_typing.final
 class HeldShard(_message.Message):
@@ -403,8 +516,13 @@ class Committed(_message.Message):
 
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     REPLICATED_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     replicated: _builtins.bool
     """local is implied"""
+    durable: _builtins.bool
+    draining: _builtins.bool
+    """on its way to the object store: its slots are kept"""
     @_builtins.property
     def checkpoint(self) -> _common_pb2.CheckpointId: ...
     def __init__(
@@ -412,10 +530,12 @@ class Committed(_message.Message):
         *,
         checkpoint: _common_pb2.CheckpointId | None = ...,
         replicated: _builtins.bool = ...,
+        durable: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "replicated", b"replicated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "draining", b"draining", "durable", b"durable", "replicated", b"replicated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -521,7 +641,10 @@ class Want(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
     reason: Global___Want.Reason.ValueType
+    object: _builtins.bool
+    """the object store has it too, under the name that core.keys gives it"""
     @_builtins.property
     def shard(self) -> _common_pb2.Shard: ...
     @_builtins.property
@@ -532,10 +655,11 @@ class Want(_message.Message):
         shard: _common_pb2.Shard | None = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         reason: Global___Want.Reason.ValueType = ...,
+        object: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "shard", b"shard", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["object", b"object", "reason", b"reason", "shard", b"shard", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from holdfast.errors import CheckpointError
 from holdfast_services.agent import sealer, sidecar
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import Slot, State
-from holdfast_services.agent.transport import ServedSegments
+from holdfast_services.transport import ServedSegments
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from holdfast_services.agent.reporter import Reporter
 from holdfast_services.agent.rpc import AgentRpc, ReplicationRpc
 from holdfast_services.agent.service import AgentService
 from holdfast_services.agent.settings import Settings, default_budget_bytes
-from holdfast_services.agent.transport import ServedSegments
-from holdfast_services.agent.transport.tcp import TcpTransport
 from holdfast_services.kit.server import make_server
+from holdfast_services.transport import ServedSegments
+from holdfast_services.transport.tcp import TcpTransport
 
 GRACE_S = 1.0
 

@@ -12,7 +12,7 @@ from holdfast.errors import UnavailableError
 from holdfast.rpc import codec
 from holdfast.rpc.channel import async_channel, call_async
 from holdfast.v1 import agent_pb2, agent_pb2_grpc, common_pb2, metadata_pb2, metadata_pb2_grpc
-from holdfast_services.agent.transport import deadline_s
+from holdfast_services.transport import deadline_s
 
 CALL_S_MAX = 5.0
 REGISTER_S_MAX = 10.0

@@ -23,7 +23,7 @@ from holdfast_services.agent.clients import Located, PeerClients
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
-from holdfast_services.agent.transport import FetchRequest, Transport
+from holdfast_services.transport import FetchRequest, Transport
 
 log = logging.getLogger(__name__)
 

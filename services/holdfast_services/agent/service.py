@@ -44,7 +44,7 @@ from holdfast_services.agent.domain import (
 )
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.replication import Fetcher
-from holdfast_services.agent.transport import ServedSegments, deadline_s
+from holdfast_services.transport import ServedSegments, deadline_s
 
 SCAN_S = 0.2
 WATCH_S_MAX = 60.0

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import InvalidRequestError
-from holdfast_services.agent.transport import ServedSegments, wire
-from holdfast_services.agent.transport.tcp_server import TcpServer
+from holdfast_services.transport import ServedSegments, wire
+from holdfast_services.transport.tcp_server import TcpServer
 
 REQUEST = wire.PartRequest(key="r1/5/1/0/0", incarnation=7, begin=2, length_bytes=3)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import Decision, DecisionState, Event, RankStatus
+from holdfast.core.facts import Decision, DecisionState, Event, PersistRule, RankStatus, Retention
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain.model import Attempt, Limits, Node, Outcome, RankFacts, Run
@@ -31,6 +31,8 @@ class Registration:
     node: str
     replicas: int = 0
     replica_domain: str = ""
+    persist: PersistRule | None = None
+    retention: Retention | None = None
 
 
 def check(wish: Registration) -> None:

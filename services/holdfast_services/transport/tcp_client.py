@@ -23,8 +23,8 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
-from holdfast_services.agent.transport import FetchRequest, InterruptedFetchError, deadline_s, wire
-from holdfast_services.agent.transport.wire import Status
+from holdfast_services.transport import FetchRequest, InterruptedFetchError, deadline_s, wire
+from holdfast_services.transport.wire import Status
 
 STREAMS_COUNT = 2
 ASKED_COUNT_MAX = 2

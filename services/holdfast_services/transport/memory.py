@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.digest import part_digest
 from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
-from holdfast_services.agent.transport import FetchRequest, InterruptedFetchError, SegmentSource
+from holdfast_services.transport import FetchRequest, InterruptedFetchError, SegmentSource
 
 
 @dataclass

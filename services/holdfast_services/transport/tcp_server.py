@@ -12,8 +12,8 @@ import threading
 from contextlib import suppress
 
 from holdfast.errors import CheckpointError
-from holdfast_services.agent.transport import SegmentSource, wire
-from holdfast_services.agent.transport.wire import Status
+from holdfast_services.transport import SegmentSource, wire
+from holdfast_services.transport.wire import Status
 
 CONNECTIONS_COUNT_MAX = 64
 IDLE_S_MAX = 30.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from holdfast_services.agent.transport import FetchRequest, SegmentSource
-from holdfast_services.agent.transport.tcp_client import fetch
-from holdfast_services.agent.transport.tcp_server import TcpServer
+from holdfast_services.transport import FetchRequest, SegmentSource
+from holdfast_services.transport.tcp_client import fetch
+from holdfast_services.transport.tcp_server import TcpServer
 
 
 class TcpTransport:
