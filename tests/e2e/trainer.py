@@ -203,6 +203,8 @@ def train(options: argparse.Namespace) -> None:
     checkpointer = holdfast.Checkpointer(
         options.job, training.state, save=policy(options.save), replicas=options.replicas,
         takeover=options.takeover,
+        persist=holdfast.EverySteps(options.persist) if options.persist else None,
+        keep=holdfast.Retention(last=options.keep_last) if options.keep_last else None,
     )  # fmt: skip
     training.gate = checkpointer.before_update
     restored = checkpointer.restore()
@@ -220,9 +222,11 @@ def train(options: argparse.Namespace) -> None:
             raise RuntimeError("a bug in the training script")
         training.update()
         time.sleep(options.pause_s * (1 + rank * options.skew))
-        handle = checkpointer.step(step)
+        handle = checkpointer.step(step, notes={"loss": loss.item()})
         if handle is not None and options.wait:
             handle.wait(options.wait, timeout_s=30)
+        if handle is not None and step in options.wait_durable:
+            handle.wait("durable", timeout_s=60)
         print(f"step {step} {handle.level if handle else '-'}", flush=True)
     if options.save.isdigit():
         checkpointer.close()
@@ -238,6 +242,9 @@ def main() -> None:
     parser.add_argument("--save", default="1")
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--wait", default="")
+    parser.add_argument("--persist", type=int, default=0)
+    parser.add_argument("--keep-last", type=int, default=0)
+    parser.add_argument("--wait-durable", type=int, nargs="*", default=[])
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--kill-at", type=int, default=0)
