@@ -1,0 +1,72 @@
+"""Which checkpoints an object store holds, by its names alone (P6).
+
+A folder counts when it has a manifest; what is in the manifest is for the reader to check. What
+is not named like ours is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.core.ids import job_name, run_id
+from holdfast.core.keys import MANIFEST, Place, parse_folder
+from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.objectstore import ObjectStore
+
+
+def places(store: ObjectStore, job: str | None = None) -> Iterator[Place]:
+    """Yield the checkpoints that have a manifest, by key; of ``job`` alone if it is given.
+
+    Costs one listing per folder above the checkpoints and one ``head`` per checkpoint, whatever
+    the number of shards.
+
+    Raises:
+        InvalidRequestError: ``job`` is no job name.
+        UnavailableError, AccessError, NotFoundError: the store itself.
+    """
+    found = _below(store, "") if job is None else _of_job(store, job_name(job))
+    for prefix, place in found:
+        try:
+            store.head(prefix + MANIFEST)
+        except NotFoundError:
+            continue
+        yield place
+
+
+def _of_job(store: ObjectStore, job: str) -> Iterator[tuple[str, Place]]:
+    for run in store.folders(f"{job}/"):
+        if not _is_run(run):
+            continue
+        for prefix in store.folders(run):
+            place = parse_folder(prefix)
+            if place is not None and place.job == job:
+                yield prefix, place
+
+
+def _below(store: ObjectStore, above: str) -> Iterator[tuple[str, Place]]:
+    """Yield all checkpoint folders below ``above``; only what can be a job or run is entered."""
+    for prefix in store.folders(above):
+        place = parse_folder(prefix)
+        if place is not None:
+            yield prefix, place
+        elif _is_job_or_run(prefix):
+            yield from _below(store, prefix)
+
+
+def _is_run(prefix: str) -> bool:
+    try:
+        run_id(prefix.rstrip("/").rpartition("/")[2])
+    except InvalidRequestError:
+        return False
+    return True
+
+
+def _is_job_or_run(prefix: str) -> bool:
+    """Tell whether ``prefix`` is a job, part of one's name, or a job and a run."""
+    name = prefix.rstrip("/")
+    try:
+        # A run's name has the form of one more part of a job's name.
+        job_name(name.rpartition("/")[0] if _is_run(prefix) and "/" in name else name)
+    except InvalidRequestError:
+        return False
+    return True
