@@ -12,7 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from holdfast.errors import InvalidRequestError
 
 UPLOAD_PARTS_COUNT_MAX = 10_000
 UPLOAD_PART_BYTES_MIN = 5 << 20
@@ -152,11 +156,16 @@ class ObjectStore(Protocol):
         ...
 
     def resume(self, upload: OpenUpload, length_bytes: int, part_bytes: int) -> Upload:
-        """Return an open upload to go on with; the caller knows length and part size."""
+        """Return an open upload to go on with; the caller knows length and part size.
+
+        Raises:
+            NotFoundError: it has ended; a store that does not keep count says so later.
+            PreconditionError: it was begun otherwise; abort it and begin anew.
+        """
         ...
 
     def parts(self, upload: Upload) -> Mapping[int, UploadedPart]:
-        """Return the parts that the store has, by number.
+        """Return the parts that the store has, by number; none of another length than the plan's.
 
         Raises:
             NotFoundError: the upload has ended, or was aborted.
@@ -184,6 +193,11 @@ class ObjectStore(Protocol):
         """Make the object appear, whole, made of ``parts`` in the order of their numbers.
 
         A repeat after success is success when the object has the upload's length.
+
+        Raises:
+            InvalidRequestError: ``parts`` are not all of them, in order.
+            PreconditionError: the store has other parts than these.
+            NotFoundError: the upload was aborted.
         """
         ...
 
@@ -196,15 +210,51 @@ class ObjectStore(Protocol):
         ...
 
 
-def open_store(url: str) -> ObjectStore:
+def open_store(url: str, *, make: bool = False) -> ObjectStore:
     """Return the store that ``url`` names.
 
     ``file:///absolute/folder`` or a path; ``s3://bucket[/prefix][?endpoint=...&region=...
     &addressing=path|virtual|auto&ca=/file.pem]``; ``memory:``. Credentials come from the usual
     chain (environment, profile, instance), never from the URL.
 
+    Args:
+        url: One of these.
+        make: Make the folder of a ``file:`` store if it is missing; else every call on it raises
+            ``NotFoundError``, so that a volume that is not mounted is seen. Never a bucket.
+
     Raises:
         InvalidRequestError: none of these; names the part that is wrong.
         UnavailableError: the client library is not installed; says which extra has it.
     """
-    raise NotImplementedError(url)
+    scheme, colon, rest = url.partition(":")
+    if not colon or scheme not in ("file", "memory"):
+        if "://" in url:
+            raise InvalidRequestError(f"store {url!r}: file:, s3: or memory:, not {scheme}:")
+        scheme, rest = "path", url
+    match scheme:
+        case "memory":
+            return _memory(rest)
+        case _:
+            from holdfast.objectstore.directory import DirectoryStore  # noqa: PLC0415
+
+            return DirectoryStore(_folder(scheme, rest), make=make)
+
+
+def _folder(scheme: str, rest: str) -> Path:
+    if scheme == "path":
+        return Path(rest).absolute()
+    parts = urlsplit(f"file:{rest}")
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        raise InvalidRequestError(f"store file:{rest}: file:///absolute/folder and no more")
+    if not path.startswith("/") or "\0" in path:
+        raise InvalidRequestError(f"store file:{rest}: the folder must be absolute")
+    return Path(path)
+
+
+def _memory(rest: str) -> ObjectStore:
+    from holdfast.objectstore.memory import MemoryStore  # noqa: PLC0415
+
+    if rest:
+        raise InvalidRequestError(f"store memory:{rest}: memory: has no name")
+    return MemoryStore()
