@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.servers.packages import install
 
 START_S_MAX = 60
 
@@ -76,20 +77,10 @@ class PostgresServer:
             assert done.returncode == 0, output.read().decode(errors="replace")
 
 
-def _install(package):
-    """Install a Debian package when we may; a test that needs it fails otherwise."""
-    if os.geteuid() == 0 and shutil.which("apt-get"):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update"], ["install", "-y", "-q", "--no-install-recommends", package]):
-            subprocess.run(
-                ["apt-get", *command], check=True, timeout=600, env=environment, capture_output=True
-            )
-
-
 def _binaries():
     """Where initdb lies; the package is installed when it is missing."""
     if _find_binaries() is None:
-        _install("postgresql")
+        install("postgresql")
     found = _find_binaries()
     if found is None:
         pytest.fail("no Postgres: install it so that initdb is on PATH or in /usr/lib/postgresql")
@@ -119,7 +110,7 @@ def postgres():
 def chromium():
     names = ("chromium", "chromium-browser", "google-chrome")
     if not any(map(shutil.which, names)):
-        _install("chromium")
+        install("chromium")
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
         pytest.fail("no Chromium: apt-get install chromium")
