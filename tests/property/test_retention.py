@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from holdfast.core.facts import Retention
 from holdfast.core.ids import CheckpointId
-from holdfast_services.metadata.domain.retention import Stored, check, on, plan
+from holdfast_services.metadata.domain.retention import Candidate, check, on, plan
 
 times = st.floats(0.0, 1e6)
 keys = st.builds(CheckpointId, st.just("run0"), st.integers(0, 40), st.integers(1, 3))
 stored = st.builds(
-    Stored,
+    Candidate,
     id=keys,
     committed_at_s=times,
     durable_at_s=times,

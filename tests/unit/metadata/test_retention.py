@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.facts import Retention
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import InvalidRequestError
-from holdfast_services.metadata.domain.retention import Stored, check, metric_of, plan
+from holdfast_services.metadata.domain.retention import Candidate, check, metric_of, plan
 
 NOW_S = 1_000_000.0
 
@@ -15,7 +15,7 @@ NOW_S = 1_000_000.0
 def stored(step, generation=1, **facts):
     key = CheckpointId("run0", step, generation)
     times = {"committed_at_s": NOW_S - 10_000 + step, "durable_at_s": NOW_S - 9_000 + step}
-    return Stored(id=key, **{**times, **facts})
+    return Candidate(id=key, **{**times, **facts})
 
 
 def kept(items, policy, now_s=NOW_S):

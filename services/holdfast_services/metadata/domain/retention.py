@@ -30,7 +30,7 @@ METRIC_LENGTH_MAX = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Candidate:
     """A durable checkpoint that has not expired, as the policy sees it.
 
     ``holds`` says who needs it just now, whatever the policy. ``metric`` is its value of the
@@ -101,7 +101,7 @@ def metric_of(notes: str, name: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def plan(stored: Iterable[Stored], policy: Retention | None, now_s: float) -> tuple[Verdict, ...]:
+def plan(stored: Iterable[Candidate], policy: Retention | None, now_s: float) -> tuple[Verdict, ...]:
     """Return a verdict for each checkpoint, newest first.
 
     Pure and idempotent: with what it expires taken away, it keeps all the rest.
@@ -127,7 +127,7 @@ def plan(stored: Iterable[Stored], policy: Retention | None, now_s: float) -> tu
 
 
 def _named(
-    counted: Sequence[Stored], policy: Retention, now_s: float
+    counted: Sequence[Candidate], policy: Retention, now_s: float
 ) -> Iterable[tuple[CheckpointId, str]]:
     """Yield what the rules keep of ``counted``, newest first, with the rule."""
     for item in counted[: policy.last]:
@@ -143,17 +143,17 @@ def _named(
             yield item.id, f"younger than {policy.age_s_min:g} s"
 
 
-def _spaced(counted: Sequence[Stored], span_s: float) -> Iterable[Stored]:
+def _spaced(counted: Sequence[Candidate], span_s: float) -> Iterable[Candidate]:
     """Return the first one committed in each span: later ones never push it out."""
     if not span_s:
         return ()
-    first: dict[float, Stored] = {}
+    first: dict[float, Candidate] = {}
     for item in sorted(counted, key=lambda item: (item.committed_at_s, item.id)):
         first.setdefault(item.committed_at_s // span_s, item)
     return first.values()
 
 
-def _best(counted: Sequence[Stored], policy: Retention) -> Sequence[Stored]:
+def _best(counted: Sequence[Candidate], policy: Retention) -> Sequence[Candidate]:
     """Return the best by the metric; of equals the newer ones."""
     sign = -1.0 if policy.maximize else 1.0
     measured = [(sign * item.metric, item) for item in counted if item.metric is not None]
