@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Never,
         OnPreemption,
         Replicas,
+        Retention,
     )
     from holdfast.state import State
     from holdfast.state.loader import ResumableLoader
@@ -36,6 +37,7 @@ __all__ = [
     "Replicas",
     "Restored",
     "ResumableLoader",
+    "Retention",
     "SaveHandle",
     "State",
 ]

@@ -12,14 +12,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from holdfast import attempt as launch
-from holdfast.core.budget import memory_need
+from holdfast.core.budget import memory_need, slots_per_rank
 from holdfast.core.ids import job_name
 from holdfast.core.units import format_bytes
 from holdfast.embedded import agent_socket
@@ -30,7 +30,7 @@ from holdfast.errors import (
     PreconditionError,
 )
 from holdfast.handle import Level, SaveHandle
-from holdfast.policy import EverySteps, Never, Policy, Replicas, grace_s
+from holdfast.policy import EverySteps, Policy, Replicas, Retention, grace_s, persist_rule
 from holdfast.preemption import Preemption
 from holdfast.restore import Restored, restore
 from holdfast.saving import Saver
@@ -74,8 +74,10 @@ class Checkpointer:
             ``state_dict``/``load_state_dict``, tensors, plain data, nested. Kept as ``state``;
             restore fills it in place. Wrap (DDP, compile) and build optimizers before.
         save: When to save to memory.
-        persist: When a saved step also goes to the object store; without effect until there is
-            one (a warning says so).
+        persist: Which saved steps also go to the object store: ``EverySteps(n)`` takes the first
+            one committed at or after each multiple, ``EverySeconds(s)`` the first one so long
+            after the last; ``AnyOf`` both. It costs a third slot of memory, never time.
+        keep: What the object store keeps of the job; None leaves the job the policy it has.
         replicas: Copies on other nodes beside the owner's.
         on_failure: ``degrade``: refuse before the first step, afterwards log, count and go on;
             ``warn``: never refuse for lack of memory or lost checkpoints; ``raise``: a failed
@@ -97,6 +99,7 @@ class Checkpointer:
         *,
         save: Policy | None = None,
         persist: Policy | None = None,
+        keep: Retention | None = None,
         replicas: int | Replicas = 1,
         on_failure: OnFailure = "degrade",
         takeover: bool = False,
@@ -116,8 +119,10 @@ class Checkpointer:
         self.state = state
         self._job = job_name(job)
         self._policy = save or EverySteps(1)
-        if persist is not None and not isinstance(persist, Never):
-            log.warning("job %s: no object tier yet: persist has no effect", job)
+        if keep is not None and not isinstance(keep, Retention):
+            raise InvalidRequestError(f"keep={keep!r}: use holdfast.Retention(last=5)")
+        self._persist = persist_rule(persist)
+        self._keep = keep
         self._replicas = Replicas(replicas) if isinstance(replicas, int) else replicas
         self._on_failure = on_failure
         self._takeover = takeover
@@ -192,6 +197,8 @@ class Checkpointer:
             local_world_size=self._place.local_world_size,
             replicas=self._replicas.count,
             replica_domain=self._replicas.domain,
+            persist=self._persist,
+            retention=self._keep,
         )
         membership = self._session.open(attempt, self._arena, timeout_s=timeout_s)
         saver = Saver(
@@ -200,10 +207,13 @@ class Checkpointer:
         self._session.start(saver.on_view)
         return saver
 
-    def step(self, step: int) -> SaveHandle | None:
+    def step(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle | None:
         """Say that ``step`` optimizer steps are done; saves when due. Last in the iteration.
 
-        A repeated ``step`` does nothing. Returns the handle of a save, None when none was due.
+        A repeated ``step`` does nothing. ``notes`` are plain values of yours that go with a save,
+        such as ``{"loss": 0.3}``; rank 0's count, at most 4 KiB as JSON.
+
+        Returns the handle of a save, None when none was due.
 
         Raises:
             PreconditionError: ``restore()`` was not called.
@@ -226,20 +236,20 @@ class Checkpointer:
         announced = self._session.view.announced_step
         due = self._policy.due(step) or step == announced
         alone = wants_save and self._place.world_size == 1
-        handle = self.save(step) if (due or alone) and not self._paused else None
+        handle = self.save(step, notes=notes) if (due or alone) and not self._paused else None
         self._answer_late_announcement(announced, step)
         if wants_save:
             self._end_after(handle, saved=step == announced or alone)
         return handle
 
-    def save(self, step: int) -> SaveHandle:
+    def save(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle:
         """Save now; on every rank at the same ``step``. Returns at once; see ``SaveHandle``."""
         saver = self._require_saver()
         if os.getpid() != self._pid:
             raise PreconditionError("a forked child must not save", job=self._job)
         if step > self._progress.step:
             self._progress.advance(step, time.monotonic())
-        return saver.save(step)
+        return saver.save(step, notes)
 
     def before_update(self) -> None:
         """Wait until captured tensors may change: for updates without a torch Optimizer."""
@@ -292,6 +302,7 @@ class Checkpointer:
             checkpoint_bytes=estimate.checkpoint_bytes,
             replicas=self._replicas.count,
             nodes_count=self._place.nodes_count,
+            slots=slots_per_rank(persist=self._persist.on),
         )
         if need.total_bytes > node.budget_bytes:
             error = ExhaustedError(

@@ -21,19 +21,33 @@ Level = Literal["staged", "local", "replicated", "durable"]
 LEVELS: tuple[Level, ...] = ("staged", "local", "replicated", "durable")
 
 
+GIVEN_UP = (
+    "will not become durable: it was given up on its way to the object store, because a copy was "
+    "lost before it was stored or an older step was restored (event persist_lost)"
+)
+
+
 class SaveHandle:
     """One save. ``level`` is the highest level reached, ``error`` why it will get no further.
 
     ``stall_s`` is how long the training thread waited for this save, the gate included; it is
-    final once the next save has begun.
+    final once the next save has begun. ``draining``: it is on its way to the object store.
+
+    Args:
+        step: Optimizer steps completed.
+        reachable: Levels that this save may reach; ``durable`` if any save of the run may.
+        rule: Which saves become durable, for the one whose save does not.
     """
 
-    def __init__(self, step: int, *, reachable: frozenset[Level]) -> None:
+    def __init__(self, step: int, *, reachable: frozenset[Level], rule: str = "") -> None:
         self.step = step
         self.level: Level | None = None
         self.error: CheckpointError | None = None
         self.stall_s = 0.0
+        self.draining = False
         self._reachable = reachable
+        self._not_due = f"is not due for durable: {rule or 'persist= is not set'}"
+        self._not_durable = "" if "durable" in reachable else self._not_due
         self._changed = threading.Condition()
 
     def wait(self, level: Level, timeout_s: float | None = None) -> SaveHandle:
@@ -49,14 +63,7 @@ class SaveHandle:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._reached(level):
-                if self.error is not None:
-                    raise PreconditionError(
-                        f"step {self.step} will not become {level}: {self.error}", step=self.step
-                    ) from self.error
-                if level not in self._reachable:
-                    raise PreconditionError(
-                        f"step {self.step} is not due for {level}", step=self.step
-                    )
+                self._check_possible(level)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise OutcomeUnknownError(
@@ -67,10 +74,20 @@ class SaveHandle:
                 self._changed.wait(left)
         return self
 
+    def _check_possible(self, level: Level) -> None:
+        """Raise PreconditionError if ``level`` will not be reached any more."""
+        if self.error is not None:
+            raise PreconditionError(
+                f"step {self.step} will not become {level}: {self.error}", step=self.step
+            ) from self.error
+        if level == "durable" and self._not_durable:
+            raise PreconditionError(f"step {self.step} {self._not_durable}", step=self.step)
+
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen: the strongest reachable level, or an error."""
-        strongest = max((LEVELS.index(level) for level in self._reachable), default=0)
+        """Whether nothing more will happen: the strongest level it is due for, or an error."""
+        levels = self._reachable - ({"durable"} if self._not_durable else set())
+        strongest = max((LEVELS.index(level) for level in levels), default=0)
         return self.error is not None or self._reached(LEVELS[strongest])
 
     def reach(self, level: Level) -> None:
@@ -97,6 +114,19 @@ class SaveHandle:
             self.reach("local")
         elif levels.abandoned:
             self.fail(PreconditionError(f"abandoned: {levels.reason}", step=self.step))
+        if levels.local and "durable" in self._reachable:
+            self._learn_drain(levels)
+
+    def _learn_drain(self, levels: StepLevels) -> None:
+        """Take over whether a committed step goes to the object store: decided as it commits."""
+        with self._changed:
+            due = levels.draining or levels.durable
+            if not due and not self._not_durable:
+                self._not_durable = GIVEN_UP if self.draining else self._not_due
+            elif due:
+                self._not_durable = ""
+            self.draining = levels.draining and not levels.durable
+            self._changed.notify_all()
 
     def _reached(self, level: Level) -> bool:
         return self.level is not None and LEVELS.index(self.level) >= LEVELS.index(level)

@@ -13,6 +13,8 @@ import math
 import signal
 from dataclasses import dataclass
 
+from holdfast.core import facts
+from holdfast.core.facts import PersistRule
 from holdfast.errors import InvalidRequestError
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "OnPreemption",
     "Policy",
     "Replicas",
+    "Retention",
 ]
 
 
@@ -155,6 +158,49 @@ def grace_s(policy: Policy) -> float:
     parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
     graces = [part.grace_s for part in parts if isinstance(part, OnPreemption)]
     return max(graces, default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention(facts.Retention):
+    """What the object store keeps of a job: what any of the rules keeps; no rule keeps all.
+
+    Args:
+        last: The newest n.
+        every: Steps that are multiples of it.
+        spaced_s: One per span of so many seconds.
+        best: The n best by ``metric``, a key of the notes given to ``step``; lower is better,
+            unless ``maximize``.
+        age_s_min: Nothing younger than so many seconds is deleted.
+    """
+
+    def __post_init__(self) -> None:
+        for name in ("last", "every", "best"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise InvalidRequestError(f"Retention: {name} must be a whole number, 0 or more")
+        for name in ("spaced_s", "age_s_min"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidRequestError(f"Retention: {name} must be seconds, 0 or more")
+        if bool(self.best) != bool(self.metric):
+            raise InvalidRequestError("Retention: best= and metric=, a key of the notes, together")
+
+
+def persist_rule(policy: Policy | None) -> PersistRule:
+    """Return which committed steps ``policy`` sends to the object store; None sends nothing.
+
+    Raises:
+        InvalidRequestError: a policy that means nothing there; names those that do.
+    """
+    parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+    steps = [part.steps for part in parts if isinstance(part, EverySteps)]
+    seconds = [part.seconds for part in parts if isinstance(part, EverySeconds)]
+    others = [part for part in parts if not isinstance(part, EverySteps | EverySeconds)]
+    if any(part is not None and not isinstance(part, Never) for part in others):
+        raise InvalidRequestError(
+            f"persist={policy!r}: only EverySteps, EverySeconds, AnyOf of these, or Never"
+        )
+    if len(steps) > 1 or len(seconds) > 1:
+        raise InvalidRequestError(f"persist={policy!r}: at most one EverySteps, one EverySeconds")
+    return PersistRule(steps=sum(steps), seconds=sum(seconds))
 
 
 @dataclass(frozen=True, slots=True)

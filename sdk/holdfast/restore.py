@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 class Restored:
     """What was restored.
 
-    ``sources``: bytes by tier, ``memory`` or ``peer``. ``seconds``: ``decide`` (until metadata had
-    chosen), ``fetch`` (until all bytes were here and verified), ``load`` (into the tensors).
+    ``sources``: bytes by tier, ``memory``, ``peer`` or ``object``. ``seconds``: ``decide`` (until
+    metadata had chosen), ``fetch`` (until all bytes were here and verified), ``load`` (into the
+    tensors).
     """
 
     step: int

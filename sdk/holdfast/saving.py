@@ -12,15 +12,18 @@ import logging
 import threading
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.core.budget import SLOTS_PER_RANK
-from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.budget import slots_per_rank
+from holdfast.core.facts import AbandonedStep, Event, PersistRule, StepNote
+from holdfast.core.notes import step_note
 from holdfast.core.session import SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,
+    InvalidRequestError,
     PreconditionError,
     StaleGenerationError,
     UnavailableError,
@@ -79,7 +82,8 @@ class Saver:
         self._failure: CheckpointError | None = None
         self._warned_idle = self._warned_eager = False
         levels: list[Level] = ["staged", "local", "replicated"]
-        self._reachable = frozenset(levels)
+        self._reachable = frozenset([*levels, "durable"] if attempt.persist.on else levels)
+        self._rule = _rule_text(attempt.persist)
 
     @property
     def stretch(self) -> float:
@@ -91,8 +95,11 @@ class Saver:
         """The folder of this node's slots."""
         return self._membership.arena
 
-    def save(self, step: int) -> SaveHandle:
-        """Snapshot the state as that of ``step``; the handle tells how it goes on."""
+    def save(self, step: int, notes: Mapping[str, object] | None = None) -> SaveHandle:
+        """Snapshot the state as that of ``step``; the handle tells how it goes on.
+
+        ``notes`` go with it; those that cannot are left out, loudly: they never cost a save.
+        """
         known = self._handles.get(step)
         if known is not None:
             return known
@@ -101,9 +108,9 @@ class Saver:
         if self._latest is not None and self._latest.abandoned:
             self._give_up(self._latest)
         started_s = time.perf_counter()
-        handle = SaveHandle(step, reachable=self._reachable)
+        handle = SaveHandle(step, reachable=self._reachable, rule=self._rule)
         self._remember(handle)
-        self._claim(step)
+        self._claim(step, self._note(step, notes))
         buffer: SlotBuffer | None = None
         try:
             plan = self._ready_plan()
@@ -233,7 +240,7 @@ class Saver:
                 Reservation(
                     plan_hash=plan.plan_hash,
                     length_bytes=plan.length_bytes,
-                    slots=SLOTS_PER_RANK,
+                    slots=slots_per_rank(persist=self._attempt.persist.on),
                     checkpoint_bytes=self._capture.estimate().checkpoint_bytes,
                 )
             )
@@ -298,11 +305,24 @@ class Saver:
             handle.reach("staged")
         self._session.post(closed_slot=buffer.slot)
 
-    def _claim(self, step: int) -> None:
+    def _claim(self, step: int, note: StepNote | None) -> None:
         """Say that this rank has begun ``step``: until it is sealed, all others wait for it."""
         with self._guard:
             self._saving[step] = None
-            self._session.post(saving=tuple(self._saving))
+            self._session.post(saving=tuple(self._saving), note=note)
+
+    def _note(self, step: int, notes: Mapping[str, object] | None) -> StepNote | None:
+        """Return what the user says of ``step``; rank 0 says it for all."""
+        if notes is None or self._attempt.rank:
+            return None
+        try:
+            return step_note(step, notes)
+        except InvalidRequestError as error:
+            self._failure = error
+            reason = f"step {step} is saved without its notes: {error}"
+            log.warning("%s", reason)
+            self._session.post(event=self._event("notes_refused", reason, step))
+            return None
 
     def _release(self, step: int) -> None:
         with self._guard:
@@ -336,7 +356,9 @@ class Saver:
     def _remember(self, handle: SaveHandle) -> None:
         self._handles[handle.step] = handle
         while len(self._handles) > HANDLES_COUNT_MAX:
-            del self._handles[next(iter(self._handles))]
+            # A drain is slow: many later steps begin and end before its handle has learned all.
+            ended = (step for step, known in self._handles.items() if not known.draining)
+            del self._handles[next(ended, next(iter(self._handles)))]
 
     def _event(self, kind: str, message: str, step: int) -> Event:
         context = {
@@ -347,3 +369,13 @@ class Saver:
         return Event(
             kind=kind, severity="warning", message=message, job=self._attempt.job, context=context
         )
+
+
+def _rule_text(rule: PersistRule) -> str:
+    """Return which steps become durable, as the end of a sentence; empty: none by itself."""
+    texts = []
+    if rule.steps:
+        texts.append(f"at or after each {rule.steps}")
+    if rule.seconds:
+        texts.append(f"{rule.seconds:g} s after the last one that went")
+    return f"the object tier takes the first step committed {', or '.join(texts)}" if texts else ""

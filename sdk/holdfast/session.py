@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.facts import AbandonedStep, Event, PersistRule, Retention, StepNote
 from holdfast.core.ids import run_id
+from holdfast.core.notes import NOTES_COUNT_MAX
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.errors import (
     AccessError,
@@ -36,6 +37,7 @@ from holdfast.errors import (
 from holdfast.rpc.channel import call, sync_channel, unix_target
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1 import metadata_pb2
 from holdfast.v1.agent_pb2_grpc import AgentStub
 
 CALL_S_MAX = 10.0
@@ -53,7 +55,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What a rank says of itself when it opens its session."""
+    """What a rank says of itself when it opens its session.
+
+    ``retention`` None leaves the job the policy that it has.
+    """
 
     job: str
     nonce: bytes
@@ -65,6 +70,8 @@ class Attempt:
     local_world_size: int
     replicas: int
     replica_domain: str
+    persist: PersistRule = field(default_factory=PersistRule)
+    retention: Retention | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +108,7 @@ class _Outbox:
     wants_save: bool = False
     loaded: bool = False
     saving: tuple[int, ...] = ()
+    notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=NOTES_COUNT_MAX))
     abandoned: deque[AbandonedStep] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
     closed_slots: deque[str] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_COUNT_MAX))
@@ -115,6 +123,7 @@ class _Outbox:
             wants_save=self.wants_save,
             loaded=self.loaded,
             saving=self.saving,
+            notes=tuple(self.notes),
             abandoned=tuple(self.abandoned),
             closed_slots=tuple(self.closed_slots),
             events=tuple(self.events),
@@ -214,6 +223,7 @@ class Session:
         wants_save: bool | None = None,
         loaded: bool | None = None,
         saving: tuple[int, ...] | None = None,
+        note: StepNote | None = None,
         abandoned: AbandonedStep | None = None,
         closed_slot: str | None = None,
         event: Event | None = None,
@@ -228,13 +238,15 @@ class Session:
             box.wants_save = box.wants_save if wants_save is None else wants_save
             box.loaded = box.loaded if loaded is None else loaded
             box.saving = box.saving if saving is None else saving
+            if note is not None:
+                box.notes.append(note)
             if abandoned is not None:
                 box.abandoned.append(abandoned)
             if closed_slot is not None:
                 box.closed_slots.append(closed_slot)
             if event is not None:
                 box.events.append(event)
-        if loaded or wants_save or abandoned or closed_slot or event:
+        if loaded or wants_save or note or abandoned or closed_slot or event:
             self._urgent.set()
         self._wake.set()
 
@@ -432,4 +444,10 @@ def _open_request(session: str, attempt: Attempt) -> pb.OpenSessionRequest:
         local_world_size=attempt.local_world_size,
         replicas=attempt.replicas,
         replica_domain=attempt.replica_domain,
+        persist=to_message(attempt.persist, metadata_pb2.PersistRule)
+        if attempt.persist.on
+        else None,
+        retention=to_message(attempt.retention, metadata_pb2.Retention)
+        if attempt.retention
+        else None,
     )

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from holdfast.core.units import format_bytes
 
 SLOTS_PER_RANK = 2
+"""One to write while the other holds the newest step."""
+
+PERSIST_SLOTS_PER_RANK = 3
+"""One more, for the step that is on its way to the object store: saves never wait for it."""
+
+
+def slots_per_rank(*, persist: bool) -> int:
+    """Return how many slots a rank needs; ``persist``: some of its steps go to an object store."""
+    return PERSIST_SLOTS_PER_RANK if persist else SLOTS_PER_RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

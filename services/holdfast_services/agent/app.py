@@ -17,6 +17,7 @@ from holdfast.v1 import agent_pb2_grpc
 from holdfast_services.agent.adoption import adopt
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient, PeerClients
+from holdfast_services.agent.objects import ObjectTier
 from holdfast_services.agent.replication import Fetcher
 from holdfast_services.agent.reporter import Reporter
 from holdfast_services.agent.rpc import AgentRpc, ReplicationRpc
@@ -66,7 +67,13 @@ class Agent:
             domain=self._settings.domain,
         )
         state = await asyncio.to_thread(adopt, self._arena, self._served, self.me)
-        fetcher = Fetcher(self._arena, self._transport, self._peers)
+        fetcher = Fetcher(
+            node=self.me.node,
+            arena=self._arena,
+            transport=self._transport,
+            peers=self._peers,
+            tier=ObjectTier(self._settings.store),
+        )
         self.service = AgentService(
             state=state,
             arena=self._arena,

@@ -60,11 +60,15 @@ class MetadataClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """A copy at a peer: in which incarnation of a slot, and the part digests it claims."""
+    """A copy at a peer: in which incarnation of a slot, and the part digests it claims.
+
+    ``path`` is its file there, for processes of the same user on the same machine.
+    """
 
     shard: Shard
     incarnation: int
     digests: bytes
+    path: str = ""
 
 
 class PeerClients:

@@ -1,4 +1,7 @@
-"""Brings copies here: locates them at peers, fetches, seals; blames those that serve bad bytes."""
+"""Brings copies here: from peers, else from the object store; fetches, verifies, seals.
+
+Blames sources that have bad bytes; those that do not answer are tried again later, unblamed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from holdfast.core.facts import Peer, Shard
+from holdfast.core.facts import OBJECT_STORE, Peer, Shard
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import (
     CheckpointError,
@@ -23,6 +26,7 @@ from holdfast_services.agent.clients import Located, PeerClients
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
+from holdfast_services.agent.objects import ObjectTier
 from holdfast_services.transport import FetchRequest, Transport
 
 log = logging.getLogger(__name__)
@@ -30,20 +34,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Progress:
-    """One fetch over all its sources: parts that are here, nodes to blame, what went wrong."""
+    """One fetch over all its sources: parts that are here, whom to blame, what went wrong."""
 
     done: set[int] = field(default_factory=set)
     bad: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    advice: str = ""
 
 
 class Fetcher:
     """Performs ``Fetch`` actions; ``stop`` interrupts those under way."""
 
-    def __init__(self, arena: Arena, transport: Transport, peers: PeerClients) -> None:
+    def __init__(
+        self, *, node: str, arena: Arena, transport: Transport, peers: PeerClients, tier: ObjectTier
+    ) -> None:
+        self._node = node
         self._arena = arena
         self._transport = transport
         self._peers = peers
+        self._tier = tier
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(FETCHES_COUNT_MAX, thread_name_prefix="fetch")
 
@@ -60,19 +69,47 @@ class Fetcher:
             return [ev.Reclaimed(action.name, replaced=True), failed]
         progress = _Progress()
         try:
-            for peer in action.sources:
-                content = await self._from(peer, action, progress)
-                if content is not None:
-                    self._seal(action.name, content)
-                    return [ev.FetchDone(action.name, content, tuple(progress.bad))]
+            content = await self._from_any(action, progress)
+            if content is not None:
+                self._seal(action.name, content)
+                return [ev.FetchDone(action.name, content, tuple(progress.bad))]
         except CheckpointError as error:
             progress.reasons.append(str(error))
         finally:
             file.unlock()
         reason = "; ".join(progress.reasons) or "no source is known"
-        return [ev.FetchFailed(action.name, action.shard.id, reason, tuple(progress.bad))]
+        bad = tuple(progress.bad)
+        return [ev.FetchFailed(action.name, action.shard.id, reason, bad, progress.advice)]
 
-    async def _from(self, peer: Peer, action: ev.Fetch, progress: _Progress) -> Content | None:
+    async def _from_any(self, action: ev.Fetch, progress: _Progress) -> Content | None:
+        for peer in action.sources:
+            content = await self._from_peer(peer, action, progress)
+            if content is not None:
+                return content
+        return await self._from_store(action, progress) if action.object else None
+
+    async def _from_store(self, action: ev.Fetch, progress: _Progress) -> Content | None:
+        """Fetch what is missing from the object store; None when it did not give all of it."""
+        view = self._arena.file(action.name.slot).view
+
+        def transfer() -> bytes:
+            return self._tier.fetch(action.shard, view, done=progress.done, stop=self._stop)
+
+        try:
+            digests = await asyncio.get_running_loop().run_in_executor(self._threads, transfer)
+        except CorruptionError as error:
+            log.warning("object store: %s", error)
+            progress.bad.append(OBJECT_STORE)
+            progress.reasons.append(f"object store: {error}")
+            return None
+        except CheckpointError as error:
+            progress.advice = self._tier.advice(error)
+            progress.reasons.append(progress.advice)
+            return None
+        owner = action.owner or self._node
+        return Content(shard=action.shard, owner=owner, digests=digests, source="object")
+
+    async def _from_peer(self, peer: Peer, action: ev.Fetch, progress: _Progress) -> Content | None:
         """Fetch what is missing from one peer; None when it did not give all of it."""
         located: Located | None = None
         try:
@@ -136,6 +173,7 @@ class Fetcher:
         """Interrupt all fetches; those interrupted leave an open slot, freed at the next start."""
         self._stop.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._tier.close()
 
 
 def _check(located: Located, shard: Shard) -> None:

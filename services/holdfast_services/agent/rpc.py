@@ -130,6 +130,7 @@ class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
             shard=codec.to_message(found.shard, common_pb2.Shard),
             slot_incarnation=found.incarnation,
             part_digests=found.digests,
+            path=found.path,
         )
 
     async def Suspect(self, request: pb.SuspectRequest, context: Context) -> pb.SuspectResponse:
@@ -174,6 +175,8 @@ def _registration(request: pb.OpenSessionRequest, me: Peer) -> metadata_pb2.Regi
         node=me.node,
         replicas=request.replicas,
         replica_domain=request.replica_domain,
+        persist=request.persist if request.HasField("persist") else None,
+        retention=request.retention if request.HasField("retention") else None,
     )
 
 

@@ -383,7 +383,10 @@ class AgentService:
             raise NotFoundError(f"shard {shard.key} is not here", node=self.state.me.node)
         content = slot.content
         return Located(
-            shard=content.shard, incarnation=slot.name.incarnation, digests=content.digests
+            shard=content.shard,
+            incarnation=slot.name.incarnation,
+            digests=content.digests,
+            path=str(self._arena.folder / slot.name.file_name),
         )
 
     async def suspect(self, shard: ShardId, incarnation: int) -> bool:

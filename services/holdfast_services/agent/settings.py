@@ -17,7 +17,10 @@ BUDGET_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """See ``docs/reference/environment.md``. ``budget_bytes`` 0: choose by free space."""
+    """See ``docs/reference/environment.md``. ``budget_bytes`` 0: choose by free space.
+
+    ``store`` empty: no object tier. It is opened when a restore first needs it.
+    """
 
     node: str
     metadata_address: str
@@ -29,6 +32,7 @@ class Settings:
     data_port: int
     domain: str
     ready_file: Path | None
+    store: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -50,6 +54,7 @@ class Settings:
             data_port=_port(environ, "HOLDFAST_DATA_PORT"),
             domain=environ.get("HOLDFAST_DOMAIN", ""),
             ready_file=Path(ready) if ready else None,
+            store=environ.get("HOLDFAST_STORE", ""),
         )
 
 

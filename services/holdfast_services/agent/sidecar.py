@@ -63,7 +63,7 @@ def decode(data: bytes, length_bytes: int) -> Content:
             shard=shard,
             owner=node_name(raw["owner"]),
             digests=bytes.fromhex(raw["parts"]),
-            source="peer" if raw["source"] == "peer" else "memory",
+            source=raw["source"] if raw["source"] in ("peer", "object") else "memory",
             held=HeldState.QUARANTINED if raw["quarantined"] else HeldState.SEALED,
         )
     except (KeyError, TypeError, ValueError, InvalidRequestError) as cause:

@@ -171,7 +171,8 @@ def _fetch(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     running = sum(1 for attempt in state.fetches.values() if attempt.under_way)
     wished: set[ShardId] = set()
-    for shard, sources, owner in rules.wishes(state):
+    for wish in rules.wishes(state):
+        shard = wish.shard
         wished.add(shard.id)
         attempt = state.fetches.get(shard.id, Attempt())
         if attempt.under_way or attempt.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
@@ -182,21 +183,20 @@ def _fetch(state: State) -> list[ev.Action]:
             continue
         running += 1
         state.fetches[shard.id] = replace(attempt, under_way=True)
-        actions += _begin_fetch(state, slot, shard, sources, owner)
+        actions += _begin_fetch(state, slot, wish)
     for key, attempt in list(state.fetches.items()):
         if key not in wished and not attempt.under_way:
             del state.fetches[key]
     return actions
 
 
-def _begin_fetch(
-    state: State, slot: Slot, shard: Shard, sources: tuple[Peer, ...], owner: str
-) -> list[ev.Action]:
+def _begin_fetch(state: State, slot: Slot, wish: rules.Wish) -> list[ev.Action]:
     opened = slot.name.to(SlotState.WRITING)
     state.slots[slot.name.slot] = replace(
-        slot, name=opened, work=Work.FETCHING, session=AGENT, filling=shard.id
+        slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
     )
-    return [ev.RenameSlot(slot.name, opened), ev.Fetch(opened, shard, sources, owner)]
+    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner, wish.object)
+    return [ev.RenameSlot(slot.name, opened), fetch]
 
 
 def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Action]]:

@@ -158,12 +158,16 @@ class FetchDone:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """No source gave it; ``bad`` are nodes that served bytes that do not match."""
+    """No source gave it; ``bad`` are sources whose bytes do not match.
+
+    ``advice`` says what to do about an object store that could not be read; empty if it could.
+    """
 
     name: SlotName
     shard: ShardId
     reason: str
     bad: tuple[str, ...] = ()
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +248,16 @@ class ReclaimSlot:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fill an open slot from the first good source."""
+    """Fill an open slot from the first good source; ``object``: the object store is the last.
+
+    ``owner`` is whose copy it becomes; empty: that of the source.
+    """
 
     name: SlotName
     shard: Shard
     sources: tuple[Peer, ...]
     owner: str
+    object: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.facts import BadSource, HeldState
+from holdfast.core.facts import OBJECT_STORE, BadSource, HeldState, StepNote
 from holdfast.core.ids import ShardId
+from holdfast.core.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
@@ -87,9 +88,16 @@ def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
         saving=update.saving,
         loaded=session.loaded or update.loaded,
         abandoned=abandoned[-ABANDONED_COUNT_MAX:],
+        notes=_notes(update) if session.rank == 0 else (),
         reading=frozenset() if update.loaded else session.reading,
     )
     return []
+
+
+def _notes(update: SessionUpdate) -> tuple[StepNote, ...]:
+    """What a rank says of its newest saves, within the limits whatever it sent."""
+    fitting = (note for note in update.notes if len(note.json.encode()) <= NOTE_BYTES_MAX)
+    return tuple(fitting)[-NOTES_COUNT_MAX:]
 
 
 def _session_ended(state: State, event: ev.SessionEnded) -> list[ev.Action]:
@@ -274,6 +282,7 @@ def _fetch_failed(state: State, event: ev.FetchFailed) -> list[ev.Action]:
         *actions,
         *_blame(state, event.shard, event.bad),
         *(say(state, "fetch_failed", "warning", message) if tries == 1 else []),
+        *(say(state, "object_store_failed", "warning", event.advice) if event.advice else []),
     ]
 
 
@@ -285,6 +294,8 @@ def _blame(state: State, shard: ShardId, nodes: tuple[str, ...]) -> list[ev.Acti
         bad = BadSource(shard=shard, node=node, decision=number)
         state.bad_sources = tuple(dict.fromkeys((*state.bad_sources, bad)))[-BAD_SOURCES_COUNT_MAX:]
         message = f"node {node} served bytes of shard {shard.key} that do not match"
+        if node == OBJECT_STORE:
+            message = f"the object store has no good copy of shard {shard.key}"
         said += say(state, "bad_source", "error", message)
     return said
 

@@ -5,6 +5,8 @@ Each function answers from the state and changes nothing. Source: architecture 4
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from holdfast.core.budget import MemoryNeed, memory_need
 from holdfast.core.facts import Decision, DecisionState, Peer, RunView, Shard, Want, WantReason
 from holdfast.core.ids import ShardId
@@ -30,12 +32,14 @@ def freeable(state: State, slot: Slot) -> bool:
 
 
 def outdated(view: RunView, shard: ShardId) -> bool:
-    """Tell whether no restore will choose this shard's checkpoint any more."""
+    """Tell whether no restore will choose this shard's checkpoint any more, nor a drain need it."""
     checkpoint = shard.checkpoint
     if any(rule.covers(checkpoint) for rule in view.superseded):
         return True
     if any((a.step, a.generation) == (shard.step, shard.generation) for a in view.abandoned):
         return True
+    if checkpoint in view.pinned:
+        return False
     keep = view.keep_from
     return keep is not None and (shard.step, shard.generation) < (keep.step, keep.generation)
 
@@ -191,18 +195,33 @@ def _mates(state: State, session: Session) -> list[Session]:
     ]
 
 
-def wishes(state: State) -> list[tuple[Shard, tuple[Peer, ...], str]]:
-    """What should be fetched, first things first: (shard, sources, owner), owner "" if unknown.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A copy that should be fetched: from a peer, else from the object store if it is there.
+
+    ``owner`` empty: whoever gives it.
+    """
+
+    shard: Shard
+    sources: tuple[Peer, ...]
+    owner: str = ""
+    object: bool = False
+
+
+def wishes(state: State) -> list[Wish]:
+    """What should be fetched and can be, first things first.
 
     Restores come before repairs, repairs before copies that owners asked for.
     """
     wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
-    listed = [(w.shard, _sources(state, w), "") for w in wants]
-    holds = [(h.shard, (h.source,), h.source.node) for h in state.holds.values()]
-    first: dict[ShardId, tuple[Shard, tuple[Peer, ...], str]] = {}
+    listed = [Wish(shard=w.shard, sources=_sources(state, w), object=w.object) for w in wants]
+    holds = [
+        Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
+    ]
+    first: dict[ShardId, Wish] = {}
     for wish in (*listed, *holds):
-        if wish[0].id not in first and wish[1]:
-            first[wish[0].id] = wish
+        if wish.shard.id not in first and (wish.sources or wish.object):
+            first[wish.shard.id] = wish
     return [wish for key, wish in first.items() if state.held(key) is None]
 
 

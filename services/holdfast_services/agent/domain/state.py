@@ -17,6 +17,7 @@ from holdfast.core.facts import (
     Peer,
     RunView,
     Shard,
+    StepNote,
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotName, SlotState
@@ -38,7 +39,10 @@ class Work(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a sealed slot holds; ``digests`` are the part digests, joined."""
+    """What a sealed slot holds; ``digests`` are the part digests, joined.
+
+    ``source`` is the tier it came from: ``memory``, ``peer`` or ``object``.
+    """
 
     shard: Shard
     owner: str
@@ -102,6 +106,7 @@ class Session:
     save_interval_s: float = 0.0
     wants_save: bool = False
     saving: tuple[int, ...] = ()
+    notes: tuple[StepNote, ...] = ()
     loaded: bool = False
     sealed_steps: tuple[int, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()

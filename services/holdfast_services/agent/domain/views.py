@@ -6,6 +6,7 @@ from dataclasses import asdict
 from enum import Enum
 
 from holdfast.core.facts import (
+    Committed,
     DecisionState,
     HeldShard,
     HeldState,
@@ -71,6 +72,7 @@ def _rank(session: Session) -> RankStatus:
         ready_decision=session.ready_decision,
         loaded=session.loaded,
         saving=session.saving,
+        notes=session.notes,
     )
 
 
@@ -109,26 +111,36 @@ def _steps(state: State, session: Session) -> tuple[StepLevels, ...]:
     view = state.run(session.run)
     generation = session.generation
     abandoned = {a.step: a.reason for a in session.abandoned}
-    committed: dict[int, bool] = {}
+    committed: dict[int, Committed] = {}
     if view:
         abandoned |= {a.step: a.reason for a in view.abandoned if a.generation == generation}
         committed = {
-            c.checkpoint.step: c.replicated
-            for c in view.committed
-            if c.checkpoint.generation == generation
+            c.checkpoint.step: c for c in view.committed if c.checkpoint.generation == generation
         }
     sealed = set(session.sealed_steps)
-    steps = sorted(sealed | set(abandoned) | set(committed), reverse=True)[:STEPS_COUNT_MAX]
+    steps = sorted(sealed | set(abandoned) | set(committed), reverse=True)
+    # Slow and few: a step on its way to the object store is listed however many came after it.
+    lasting = {step for step, c in committed.items() if c.draining or c.durable}
+    shown = {*steps[:STEPS_COUNT_MAX], *lasting}
     return tuple(
-        StepLevels(
-            step=step,
-            sealed=step in sealed or step in committed,
-            local=step in committed,
-            replicated=committed.get(step, False),
-            abandoned=step in abandoned,
-            reason=abandoned.get(step, ""),
-        )
+        _levels(step, step in sealed, committed.get(step), abandoned.get(step))
         for step in steps
+        if step in shown
+    )
+
+
+def _levels(
+    step: int, sealed: bool, committed: Committed | None, abandoned: str | None
+) -> StepLevels:
+    return StepLevels(
+        step=step,
+        sealed=sealed or committed is not None,
+        local=committed is not None,
+        replicated=committed is not None and committed.replicated,
+        durable=committed is not None and committed.durable,
+        draining=committed is not None and committed.draining,
+        abandoned=abandoned is not None,
+        reason=abandoned or "",
     )
 
 
