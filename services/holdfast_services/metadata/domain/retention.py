@@ -61,15 +61,19 @@ class Verdict:
 
 
 def check(policy: Retention) -> Retention:
-    """Return the policy if its numbers are within bounds; the class itself refuses nonsense.
+    """Return the policy if its numbers make sense and are within bounds.
 
     Raises:
         InvalidRequestError: names the number.
     """
+    if policy.best and not policy.metric:
+        raise InvalidRequestError(f"retention best={policy.best} needs the name of a metric")
     most = {"last": COUNT_MAX, "best": COUNT_MAX, "every": STEP_MAX}
     for name, limit in {**most, "spaced_s": SECONDS_MAX, "age_s_min": SECONDS_MAX}.items():
         if not 0 <= getattr(policy, name) <= limit:
-            raise InvalidRequestError(f"retention {name}={getattr(policy, name)} exceeds {limit}")
+            raise InvalidRequestError(
+                f"retention {name}={getattr(policy, name)} must be 0 to {limit}"
+            )
     if 0 < policy.spaced_s < SPACED_S_MIN:
         raise InvalidRequestError(f"retention spaced_s={policy.spaced_s} must be 1 s or more")
     if len(policy.metric) > METRIC_LENGTH_MAX:
@@ -101,7 +105,9 @@ def metric_of(notes: str, name: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def plan(stored: Iterable[Candidate], policy: Retention | None, now_s: float) -> tuple[Verdict, ...]:
+def plan(
+    stored: Iterable[Candidate], policy: Retention | None, now_s: float
+) -> tuple[Verdict, ...]:
     """Return a verdict for each checkpoint, newest first.
 
     Pure and idempotent: with what it expires taken away, it keeps all the rest.
