@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 
 from holdfast.core.ids import (
+    WORLD_SIZE_MAX,
     CheckpointId,
     Generation,
     Rank,
@@ -34,7 +35,7 @@ SIDECAR_SUFFIX = ".sum"
 
 _FOLDER = re.compile(r"step-(0|[1-9][0-9]{0,14})\.g(0|[1-9][0-9]{0,9})")
 _SHARD = re.compile(r"shard-([0-9]{5,7})-of-([0-9]{5,7})(?:\.v([1-9][0-9]{0,5}))?")
-_INDEX = re.compile(r"index-([0-9a-f]{32})\.json")
+_PLAN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,28 @@ def run_folder(job: str, run: str) -> str:
 
 
 def folder(job: str, checkpoint: CheckpointId) -> str:
-    """Return the prefix of all objects of one checkpoint; ends in ``/``."""
+    """Return the prefix of all objects of one checkpoint; ends in ``/``.
+
+    Raises:
+        InvalidRequestError: a name or a number that would not be read back.
+    """
     name = f"step-{checkpoint.step}.g{checkpoint.generation}"
+    if not _FOLDER.fullmatch(name):
+        raise InvalidRequestError(f"{name[:80]!r} is out of range")
     return f"{run_folder(job, checkpoint.run)}{name}/"
 
 
 def shard_stem(shard: ShardId, world_size: int) -> str:
-    """Return the file name of a shard, without what tells the segment from the sidecar."""
+    """Return the file name of a shard, without what tells the segment from the sidecar.
+
+    Raises:
+        InvalidRequestError: a number that would not be read back.
+    """
     volume = f".v{shard.volume}" if shard.volume else ""
-    return f"shard-{shard.rank:05}-of-{world_size:05}{volume}"
+    stem = f"shard-{shard.rank:05}-of-{world_size:05}{volume}"
+    if not _SHARD.fullmatch(stem) or not shard.rank < world_size <= WORLD_SIZE_MAX:
+        raise InvalidRequestError(f"{stem[:80]!r} is out of range")
+    return stem
 
 
 def segment_key(job: str, shard: ShardId, world_size: int) -> str:
@@ -82,11 +96,14 @@ def manifest_key(job: str, checkpoint: CheckpointId) -> str:
 
 
 def index_key(job: str, run: str, plan: str) -> str:
-    """Return the key of the index of all boxes of a plan; see ``manifest.checkpoint_plan``."""
-    key = f"{run_folder(job, run)}index-{plan}.json"
-    if not _INDEX.fullmatch(key.rpartition("/")[2]):
+    """Return the key of the index of all boxes of a plan; see ``manifest.checkpoint_plan``.
+
+    Raises:
+        InvalidRequestError: a name that must not become a key.
+    """
+    if not _PLAN.fullmatch(plan):
         raise InvalidRequestError(f"plan {plan[:40]!r} is not 32 hex digits")
-    return key
+    return f"{run_folder(job, run)}index-{plan}.json"
 
 
 def parse_folder(key: str) -> Place | None:
@@ -112,5 +129,8 @@ def parse_shard_stem(stem: str, checkpoint: CheckpointId) -> tuple[ShardId, int]
         return None
     rank, world_size, volume = int(match[1]), int(match[2]), int(match[3] or 0)
     shard = ShardId(checkpoint.run, checkpoint.step, checkpoint.generation, Rank(rank), volume)
-    # One spelling per shard: what would be written otherwise is not ours.
-    return (shard, world_size) if shard_stem(shard, world_size) == stem else None
+    try:
+        # One spelling per shard: what would be written otherwise is not ours.
+        return (shard, world_size) if shard_stem(shard, world_size) == stem else None
+    except InvalidRequestError:
+        return None

@@ -6,12 +6,22 @@ no places: its folder is its place, and a copy of the folder is the same checkpo
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
 
-from holdfast.core.canonical import canonical, strict_object
+from holdfast.core.canonical import (
+    canonical,
+    check_seal,
+    hex_of,
+    number_of,
+    sealed,
+    strict_object,
+    text_of,
+)
 from holdfast.core.digest import ALGORITHM, DIGEST_BYTES, part_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import (
@@ -26,19 +36,23 @@ from holdfast.core.ids import (
     job_name,
     run_id,
 )
-from holdfast.core.segment import PLAN_HASH_LENGTH_MAX
+from holdfast.core.segment import checked_plan_hash
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 
 FORMAT = "holdfast-checkpoint"
 VERSION = 1
-MANIFEST_BYTES_MAX = 512 << 20
+MANIFEST_BYTES_MAX = 256 << 20
 SHARDS_COUNT_MAX = 1_000_000
+VOLUME_MAX = 10**6 - 1
 NOTES_BYTES_MAX = 16 << 10
 GENERATION_MAX = 10**10 - 1
-LENGTH_BYTES_MAX = 1 << 62
+LENGTH_BYTES_MAX = 1 << 44
+TIME_S_MAX = 1e12
+MESH_AXES_COUNT_MAX = 64
+NAME_LENGTH_MAX = 128
+SOFTWARE_LENGTH_MAX = 200
 
 _WRITE_ID = re.compile(r"[0-9a-f]{32}")
-_HEX = re.compile(r"(?:[0-9a-f]{2})*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +94,14 @@ class Manifest:
 def checkpoint_plan(shards: Sequence[Shard]) -> str:
     """Return 32 hex digits that are equal for checkpoints with the same boxes in the same files.
 
-    xxh3-128 over ``rank.volume.plan_hash`` lines in the order of the shards.
+    xxh3-128 over the lines ``rank.volume.plan_hash``, sorted by the numbers.
     """
-    ordered = sorted(shards, key=lambda shard: (shard.id.rank, shard.id.volume))
-    lines = (f"{s.id.rank}.{s.id.volume}.{s.plan_hash}\n" for s in ordered)
+    return segments_plan((s.id.rank, s.id.volume, s.plan_hash) for s in shards)
+
+
+def segments_plan(segments: Iterable[tuple[int, int, str]]) -> str:
+    """Return what ``checkpoint_plan`` does, from (rank, volume, plan hash)."""
+    lines = (f"{rank}.{volume}.{plan_hash}\n" for rank, volume, plan_hash in sorted(segments))
     return part_digest("".join(lines).encode()).hex()
 
 
@@ -95,7 +113,7 @@ def encode(manifest: Manifest) -> bytes:
     """
     _check(manifest)
     parent = manifest.parent
-    return canonical(
+    data = sealed(
         {
             "format": FORMAT,
             "version": VERSION,
@@ -110,7 +128,7 @@ def encode(manifest: Manifest) -> bytes:
             "parent": [parent.step, parent.generation] if parent else None,
             "mesh": dict(manifest.mesh),
             "notes": dict(manifest.notes),
-            "created_at_s": manifest.created_at_s,
+            "created_at_s": float(manifest.created_at_s),
             "software": manifest.software,
             "write_id": manifest.write_id,
             "shards": [
@@ -119,6 +137,8 @@ def encode(manifest: Manifest) -> bytes:
             ],
         }
     )
+    assert len(data) <= MANIFEST_BYTES_MAX, "the limits of a manifest's parts bound the whole"
+    return data
 
 
 def decode(data: bytes) -> Manifest:
@@ -129,16 +149,11 @@ def decode(data: bytes) -> Manifest:
         UnsupportedFormatError: a version this code does not read.
     """
     raw = strict_object(data, what="manifest", bytes_max=MANIFEST_BYTES_MAX)
-    if raw.get("format") != FORMAT:
-        raise ManifestError(f"manifest has format {str(raw.get('format'))[:40]!r}, not {FORMAT!r}")
-    if raw.get("version") != VERSION or raw.get("algorithm") != ALGORITHM:
-        raise UnsupportedFormatError(
-            f"manifest has version {str(raw.get('version'))[:20]}, "
-            f"algorithm {str(raw.get('algorithm'))[:20]}; this reads {VERSION}, {ALGORITHM}"
-        )
+    check_format(raw, what="manifest", name=FORMAT, version=VERSION)
+    check_seal(data, what="manifest")
     try:
         manifest = _manifest(raw)
-    except (KeyError, InvalidRequestError) as cause:
+    except InvalidRequestError as cause:
         raise ManifestError(f"manifest is malformed: {cause}") from cause
     _check(manifest)
     if raw.get("plan") != manifest.plan:
@@ -148,28 +163,89 @@ def decode(data: bytes) -> Manifest:
     return manifest
 
 
-def _manifest(raw: Mapping[str, Any]) -> Manifest:
-    run = run_id(_text(raw, "run"))
-    step, generation = _number(raw, "step", STEP_MAX), _number(raw, "generation", GENERATION_MAX)
+def check_format(raw: Mapping[str, object], *, what: str, name: str, version: int) -> None:
+    """Do nothing if ``raw`` is of this format, version and digest algorithm.
+
+    Raises:
+        ManifestError: another format.
+        UnsupportedFormatError: another version or algorithm of it.
+    """
+    if raw.get("format") != name:
+        raise ManifestError(f"{what} has format {str(raw.get('format'))[:40]!r}, not {name!r}")
+    found, algorithm = raw.get("version"), raw.get("algorithm")
+    if type(found) is not int or found != version or algorithm != ALGORITHM:
+        raise UnsupportedFormatError(
+            f"{what} has version {str(found)[:20]!r}, algorithm {str(algorithm)[:20]!r}; "
+            f"this reads {version}, {ALGORITHM}"
+        )
+
+
+def check_complete(places: Sequence[tuple[int, int]], world_size: int) -> None:
+    """Check that (rank, volume) are sorted, every rank once for each volume from 0 on.
+
+    Raises:
+        ManifestError: names the rule.
+    """
+    if any(here >= there for here, there in pairwise(places)):
+        raise ManifestError("shards are not sorted, or one stands twice")
+    volumes: dict[int, int] = {}
+    for rank, volume in places:
+        if volume != volumes.get(rank, -1) + 1:
+            raise ManifestError(f"rank {rank} has volume {volume} without the one before")
+        volumes[rank] = volume
+    if len(volumes) != world_size or (volumes and max(volumes) != world_size - 1):
+        raise ManifestError(f"{len(volumes)} ranks of {world_size} have a shard")
+
+
+def check_shard(shard: Shard) -> None:
+    """Do nothing if ``shard`` can stand in a manifest.
+
+    Raises:
+        ManifestError: a number, digest or hash of it is out of range.
+    """
+    number = shard.id
+    if not (0 <= number.rank < shard.world_size and 0 <= number.volume <= VOLUME_MAX):
+        raise ManifestError(f"shard {number.key} of {shard.world_size} ranks is out of range")
+    if not 0 < shard.length_bytes <= LENGTH_BYTES_MAX:
+        raise ManifestError(
+            f"shard {number.key} has {shard.length_bytes} bytes, must be 1 to {LENGTH_BYTES_MAX}"
+        )
+    if len(shard.root_digest) != DIGEST_BYTES:
+        raise ManifestError(f"root digest of {number.key} is not {DIGEST_BYTES} bytes")
+    try:
+        checked_plan_hash(shard.plan_hash)
+    except InvalidRequestError as cause:
+        raise ManifestError(f"shard {number.key}: {cause}") from cause
+
+
+def _manifest(raw: Mapping[str, object]) -> Manifest:
+    run = run_id(text_of(raw, "run"))
+    step, generation = (
+        number_of(raw, "step", STEP_MAX),
+        number_of(raw, "generation", GENERATION_MAX),
+    )
     checkpoint = CheckpointId(run, Step(step), Generation(generation))
-    job, world_size = job_name(_text(raw, "job")), _number(raw, "world_size", WORLD_SIZE_MAX)
-    listed = raw.get("shards")
+    job, world_size = job_name(text_of(raw, "job")), number_of(raw, "world_size", WORLD_SIZE_MAX)
+    listed, created, mesh, notes = (
+        raw.get(key) for key in ("shards", "created_at_s", "mesh", "notes")
+    )
     if not isinstance(listed, list) or len(listed) > SHARDS_COUNT_MAX:
         raise ManifestError(f"manifest has no list of at most {SHARDS_COUNT_MAX} shards")
-    created = raw.get("created_at_s")
-    if not isinstance(created, int | float) or isinstance(created, bool) or created < 0:
+    if type(created) not in (int, float) or not 0 <= created <= TIME_S_MAX:  # type: ignore[operator]
         raise ManifestError("created_at_s is not a time")
+    if not isinstance(mesh, dict) or not isinstance(notes, dict):
+        raise ManifestError("mesh or notes is not an object")
     return Manifest(
         checkpoint=checkpoint,
         job=job,
         world_size=world_size,
         shards=tuple(_shard(row, checkpoint, job, world_size) for row in listed),
-        write_id=_text(raw, "write_id"),
-        created_at_s=float(created),
+        write_id=text_of(raw, "write_id"),
+        created_at_s=float(created),  # type: ignore[arg-type]
         parent=_parent(raw.get("parent"), run),
-        mesh=_mesh(raw.get("mesh")),
-        notes=_object(raw, "notes"),
-        software=_text(raw, "software")[:200],
+        mesh=mesh,
+        notes=notes,
+        software=text_of(raw, "software"),
     )
 
 
@@ -177,20 +253,17 @@ def _shard(row: object, checkpoint: CheckpointId, job: str, world_size: int) -> 
     if not isinstance(row, list) or len(row) != 5:
         raise ManifestError("a shard is not [rank, volume, length, root, plan hash]")
     rank, volume, length, root, plan = row
-    numbers = ((rank, WORLD_SIZE_MAX), (volume, WORLD_SIZE_MAX), (length, LENGTH_BYTES_MAX))
-    if not all(type(n) is int and 0 <= n <= most for n, most in numbers):
-        raise ManifestError(f"shard {str(row)[:80]} has a number out of range")
-    if not (isinstance(root, str) and len(root) == 2 * DIGEST_BYTES and _HEX.fullmatch(root)):
-        raise ManifestError(f"root digest of rank {rank} is not {2 * DIGEST_BYTES} hex digits")
-    if not (isinstance(plan, str) and 0 < len(plan) <= PLAN_HASH_LENGTH_MAX and plan.isascii()):
-        raise ManifestError(f"plan hash of rank {rank} is not usable")
+    if any(type(number) is not int for number in (rank, volume, length)):
+        raise ManifestError(f"shard {str(row)[:80]!r} has a number that is none")
+    if not isinstance(plan, str):
+        raise ManifestError(f"plan hash {str(plan)[:40]!r} is not a text")
     return Shard(
         id=ShardId(checkpoint.run, checkpoint.step, checkpoint.generation, Rank(rank), volume),
         job=job,
         world_size=world_size,
         plan_hash=plan,
         length_bytes=length,
-        root_digest=bytes.fromhex(root),
+        root_digest=hex_of(root, f"root digest {str(root)[:40]!r}"),
     )
 
 
@@ -199,71 +272,66 @@ def _parent(raw: object, run: RunId) -> CheckpointId | None:
         return None
     if not (isinstance(raw, list) and len(raw) == 2 and all(type(n) is int for n in raw)):
         raise ManifestError("parent is not [step, generation]")
-    step, generation = raw
-    if not (0 <= step <= STEP_MAX and 0 <= generation <= GENERATION_MAX):
-        raise ManifestError("parent is out of range")
-    return CheckpointId(run, Step(step), Generation(generation))
-
-
-def _mesh(raw: object) -> Mapping[str, int]:
-    if not isinstance(raw, dict) or not all(type(n) is int and n > 0 for n in raw.values()):
-        raise ManifestError("mesh is not a map of axis sizes")
-    return raw
-
-
-def _object(raw: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = raw.get(key)
-    if not isinstance(value, dict):
-        raise ManifestError(f"{key} is not an object")
-    return value
-
-
-def _text(raw: Mapping[str, object], key: str) -> str:
-    value = raw.get(key)
-    if not isinstance(value, str):
-        raise ManifestError(f"{key} is not a text")
-    return value
-
-
-def _number(raw: Mapping[str, object], key: str, most: int) -> int:
-    value = raw.get(key)
-    if type(value) is not int or not 0 <= value <= most:
-        raise ManifestError(f"{key} is not a number in 0..{most}")
-    return value
+    return CheckpointId(run, Step(raw[0]), Generation(raw[1]))
 
 
 def _check(manifest: Manifest) -> None:
-    """Check what makes the shards one whole checkpoint.
+    """Check every rule of the format that is not about JSON.
 
     Raises:
         ManifestError: names the rule.
     """
-    if not _WRITE_ID.fullmatch(manifest.write_id):
-        raise ManifestError("write_id is not 32 hex digits")
     try:
-        notes_bytes = len(canonical(dict(manifest.notes)))
-    except (TypeError, ValueError) as cause:
-        raise ManifestError(f"notes are not JSON: {cause}") from cause
-    if notes_bytes > NOTES_BYTES_MAX:
-        raise ManifestError(f"notes of {notes_bytes} bytes exceed {NOTES_BYTES_MAX}")
+        run_id(manifest.checkpoint.run)
+        job_name(manifest.job)
+    except InvalidRequestError as cause:
+        raise ManifestError(f"manifest is malformed: {cause}") from cause
+    _check_numbers(manifest)
+    _check_texts(manifest)
     if not 0 < len(manifest.shards) <= SHARDS_COUNT_MAX:
         raise ManifestError(f"{len(manifest.shards)} shards, must be 1 to {SHARDS_COUNT_MAX}")
-    places = [(shard.id.rank, shard.id.volume) for shard in manifest.shards]
-    if places != sorted(set(places)):
-        raise ManifestError("shards are not sorted, or one stands twice")
     for shard in manifest.shards:
+        check_shard(shard)
         named = (shard.id.checkpoint, shard.job, shard.world_size)
         if named != (manifest.checkpoint, manifest.job, manifest.world_size):
             raise ManifestError(f"shard {shard.id.key} is of another checkpoint")
-    _check_complete(places, manifest.world_size)
+    check_complete([(s.id.rank, s.id.volume) for s in manifest.shards], manifest.world_size)
 
 
-def _check_complete(places: Sequence[tuple[int, int]], world_size: int) -> None:
-    """Check that every rank is there, with its volumes counted from 0."""
-    volumes: dict[int, int] = {}
-    for rank, volume in places:
-        if volume != volumes.get(rank, -1) + 1:
-            raise ManifestError(f"rank {rank} has volume {volume} without the one before")
-        volumes[rank] = volume
-    if sorted(volumes) != list(range(world_size)):
-        raise ManifestError(f"{len(volumes)} ranks of {world_size} have a shard")
+def _check_numbers(manifest: Manifest) -> None:
+    own, parent = manifest.checkpoint, manifest.parent
+    for checkpoint in (own,) if parent is None else (own, parent):
+        if not (0 <= checkpoint.step <= STEP_MAX and 0 <= checkpoint.generation <= GENERATION_MAX):
+            raise ManifestError("step or generation is out of range")
+    if parent is not None and (parent.run != own.run or parent.generation > own.generation):
+        raise ManifestError("parent is of another run, or of a newer generation")
+    if not 0 < manifest.world_size <= WORLD_SIZE_MAX:
+        raise ManifestError(f"world_size {manifest.world_size} is out of range")
+    # Written so that NaN is refused too.
+    if not (math.isfinite(manifest.created_at_s) and 0 <= manifest.created_at_s <= TIME_S_MAX):
+        raise ManifestError("created_at_s is not a time")
+
+
+def _check_texts(manifest: Manifest) -> None:
+    if not _WRITE_ID.fullmatch(manifest.write_id):
+        raise ManifestError("write_id is not 32 hex digits")
+    if len(manifest.software) > SOFTWARE_LENGTH_MAX or not manifest.software.isprintable():
+        raise ManifestError("software is too long, or not printable")
+    mesh = manifest.mesh
+    if len(mesh) > MESH_AXES_COUNT_MAX:
+        raise ManifestError(f"mesh of {len(mesh)} axes, at most {MESH_AXES_COUNT_MAX}")
+    for axis, size in mesh.items():
+        if not (type(axis) is str and 0 < len(axis) <= NAME_LENGTH_MAX and axis.isprintable()):
+            raise ManifestError(f"mesh axis {str(axis)[:40]!r} is not usable")
+        if type(size) is not int or not 0 < size <= WORLD_SIZE_MAX:
+            raise ManifestError(f"mesh axis {axis!r} has the size {str(size)[:40]!r}")
+    try:
+        notes = canonical(dict(manifest.notes))
+        # What cannot be printed must not wait for the one who prints it.
+        json.dumps(dict(manifest.notes), ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as cause:
+        raise ManifestError(f"notes are not JSON: {cause}") from cause
+    if len(notes) > NOTES_BYTES_MAX:
+        raise ManifestError(f"notes of {len(notes)} bytes exceed {NOTES_BYTES_MAX}")
+    if strict_object(notes, what="notes", bytes_max=NOTES_BYTES_MAX) != dict(manifest.notes):
+        raise ManifestError("notes are not plain JSON: texts as keys, lists, no tuples")

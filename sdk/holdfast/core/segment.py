@@ -135,7 +135,7 @@ def header_template(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> H
         InvalidRequestError: a limit of the format is exceeded, or a name stands twice.
     """
     _check_specs(specs)
-    _check_plan_hash(identity.plan_hash)
+    checked_plan_hash(identity.plan_hash)
     ordered = sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype])
     table: dict[str, object] = {_METADATA_KEY: _metadata(identity, ordered)}
     ends: list[int] = []
@@ -313,7 +313,12 @@ def _inside(offsets: Sequence[int], lengths: Sequence[int], shape: Sequence[int]
     )
 
 
-def _check_plan_hash(text: str) -> str:
+def checked_plan_hash(text: str) -> str:
+    """Return ``text`` if it may be a plan hash.
+
+    Raises:
+        InvalidRequestError: empty, longer than ``PLAN_HASH_LENGTH_MAX``, or not printable ASCII.
+    """
     if not (0 < len(text) <= PLAN_HASH_LENGTH_MAX and text.isascii() and text.isprintable()):
         raise InvalidRequestError(f"plan hash {text[:PLAN_HASH_LENGTH_MAX]!r} is not usable")
     return text
@@ -378,7 +383,7 @@ def _identity(metadata: Mapping[str, str]) -> SegmentIdentity:
             ),
             job=job_name(metadata[_JOB]),
             world_size=_number(metadata[_WORLD]),
-            plan_hash=_check_plan_hash(metadata[_PLAN]),
+            plan_hash=checked_plan_hash(metadata[_PLAN]),
             parent=_parent(metadata[_PARENT]),
         )
     except (KeyError, InvalidRequestError) as cause:

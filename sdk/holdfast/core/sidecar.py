@@ -6,16 +6,19 @@ is); this one says only what is true of every copy. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.core.canonical import canonical, strict_object
+from holdfast.core.canonical import canonical, hex_of, number_of, strict_object, text_of
 from holdfast.core.digest import ALGORITHM, DIGEST_BYTES, parts_count, root_digest
 from holdfast.core.facts import Shard
-from holdfast.core.ids import job_name, shard_id
+from holdfast.core.ids import WORLD_SIZE_MAX, job_name, shard_id
+from holdfast.core.manifest import LENGTH_BYTES_MAX, check_shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 
 VERSION = 1
 SIDECAR_BYTES_MAX = 64 << 20
+"""Enough for a segment of ``LENGTH_BYTES_MAX``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,12 @@ class Sidecar:
 
 
 def encode(sidecar: Sidecar) -> bytes:
-    """Return the canonical text of ``sidecar``: equal values, equal bytes."""
+    """Return the canonical text of ``sidecar``: equal values, equal bytes.
+
+    Raises:
+        ManifestError: it breaks a rule of the format; it would not be read back.
+    """
+    _check(sidecar.shard, sidecar.digests)
     shard = sidecar.shard
     return canonical(
         {
@@ -52,29 +60,47 @@ def decode(data: bytes) -> Sidecar:
         UnsupportedFormatError: another version or algorithm.
     """
     raw = strict_object(data, what="sidecar", bytes_max=SIDECAR_BYTES_MAX)
-    if raw.get("version") != VERSION or raw.get("algorithm") != ALGORITHM:
+    version, algorithm = raw.get("version"), raw.get("algorithm")
+    if type(version) is not int or version != VERSION or algorithm != ALGORITHM:
         raise UnsupportedFormatError(
-            f"sidecar has version {str(raw.get('version'))[:20]}, "
-            f"algorithm {str(raw.get('algorithm'))[:20]}"
+            f"sidecar has version {str(version)[:20]!r}, algorithm {str(algorithm)[:20]!r}; "
+            f"this reads {VERSION}, {ALGORITHM}"
         )
-    length_bytes, world_size = raw.get("length_bytes"), raw.get("world_size")
-    if type(length_bytes) is not int or type(world_size) is not int or length_bytes < 0:
-        raise ManifestError("sidecar has no length or no world size")
     try:
-        shard = Shard(
-            id=shard_id(str(raw["shard"])),
-            job=job_name(str(raw["job"])),
-            world_size=world_size,
-            plan_hash=str(raw["plan_hash"]),
-            length_bytes=length_bytes,
-            root_digest=bytes.fromhex(str(raw["root"])),
-        )
-        joined = bytes.fromhex(str(raw["parts"]))
-    except (KeyError, ValueError, InvalidRequestError) as cause:
+        shard = _shard(raw)
+    except InvalidRequestError as cause:
         raise ManifestError(f"sidecar is malformed: {cause}") from cause
-    if len(joined) != DIGEST_BYTES * parts_count(length_bytes):
-        raise ManifestError(f"{len(joined)} bytes of part digests for {length_bytes} bytes")
+    if shard.id.key != raw["shard"]:
+        raise ManifestError(f"sidecar spells its shard {str(raw['shard'])[:80]!r}")
+    joined = hex_of(raw.get("parts"), "parts")
+    if len(joined) % DIGEST_BYTES:
+        raise ManifestError(f"{len(joined)} bytes of part digests")
     digests = tuple(joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES))
-    if root_digest(length_bytes, digests) != shard.root_digest:
-        raise ManifestError(f"part digests do not give the root of {shard.id.key}")
+    _check(shard, digests)
     return Sidecar(shard=shard, digests=digests)
+
+
+def _shard(raw: Mapping[str, object]) -> Shard:
+    return Shard(
+        id=shard_id(text_of(raw, "shard")),
+        job=job_name(text_of(raw, "job")),
+        world_size=number_of(raw, "world_size", WORLD_SIZE_MAX),
+        plan_hash=text_of(raw, "plan_hash"),
+        length_bytes=number_of(raw, "length_bytes", LENGTH_BYTES_MAX),
+        root_digest=hex_of(raw.get("root"), "root"),
+    )
+
+
+def _check(shard: Shard, digests: tuple[bytes, ...]) -> None:
+    """Check that the shard is in range and that its digests are all there and give its root.
+
+    Raises:
+        ManifestError: names the rule.
+    """
+    check_shard(shard)
+    if len(digests) != parts_count(shard.length_bytes):
+        raise ManifestError(f"{len(digests)} part digests for {shard.length_bytes} bytes")
+    if any(len(digest) != DIGEST_BYTES for digest in digests):
+        raise ManifestError(f"a part digest is not {DIGEST_BYTES} bytes")
+    if root_digest(shard.length_bytes, digests) != shard.root_digest:
+        raise ManifestError(f"part digests do not give the root of {shard.id.key}")
