@@ -27,7 +27,7 @@ from holdfast_services.metadata.batch import Batch
 from holdfast_services.metadata.domain.attempts import Registration, check
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.view import World, node_view
-from holdfast_services.metadata.storage import Catalogue, InventoryCache
+from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.transactions import Seat
 
 THREADS = 4
@@ -51,7 +51,7 @@ class Service:
         self._engine = engine
         self._limits = limits
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-catalogue")
-        self._cache = InventoryCache()
+        self._cache = DecodeCache()
         self._reports: Batch[Inventory, int] = Batch(self._report_all)
         self._seats: Batch[tuple[Registration, str], Seat] = Batch(self._register_all)
         self._changed = asyncio.Event()

@@ -41,6 +41,8 @@ jobs = _table(
 )
 
 # rules: JSON [[after_step, below_generation]]; abandoned: JSON [[step, generation, reason]].
+# retention: JSON of the policy, NULL: everything is kept. persisted_*: the last checkpoint that
+# became due, when; persist_owed: one was due and could not go, so the next one does.
 runs = _table(
     "runs",
     Column("run", String(32), primary_key=True),
@@ -50,6 +52,10 @@ runs = _table(
     Column("announced_at_s", Float, nullable=False),
     Column("rules", Text, nullable=False),
     Column("abandoned", Text, nullable=False),
+    Column("retention", Text),
+    Column("persisted_step", _BIG, nullable=False),
+    Column("persisted_at_s", Float, nullable=False),
+    Column("persist_owed", Boolean, nullable=False),
 )
 
 attempts = _table(
@@ -66,6 +72,8 @@ attempts = _table(
     Column("replica_domain", Text, nullable=False),
     Column("started_at_s", Float, nullable=False),
     Column("lease_until_s", Float, nullable=False),
+    Column("persist_steps", _BIG, nullable=False),
+    Column("persist_seconds", Float, nullable=False),
     UniqueConstraint("job", "nonce"),
 )
 
@@ -93,6 +101,8 @@ nodes = _table(
     Column("inventory", LargeBinary, nullable=False),
 )
 
+# drain_at_s: since when it is on its way to the object store, NULL once it is there or given up.
+# notes: the user's metadata, a JSON object or empty. parent_*: what its attempt had restored.
 checkpoints = _table(
     "checkpoints",
     Column("run", String(32), primary_key=True),
@@ -104,6 +114,40 @@ checkpoints = _table(
     Column("local_at_s", Float, nullable=False),
     Column("replicated_at_s", Float),
     Column("durable_at_s", Float),
+    Column("drain_at_s", Float),
+    Column("notes", Text, nullable=False),
+    Column("parent_step", _BIG),
+    Column("parent_generation", _BIG),
+)
+
+# One row per shard of a draining checkpoint, gone with the drain; done_at_s: it lies there.
+drains = _table(
+    "drains",
+    Column("run", String(32), primary_key=True),
+    Column("step", _BIG, primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("volume", Integer, primary_key=True),
+    Column("length_bytes", _BIG, nullable=False),
+    Column("root_digest", LargeBinary(16), nullable=False),
+    Column("plan_hash", Text, nullable=False),
+    Column("done_at_s", Float),
+)
+
+# What lies in the object store for a durable row of ``checkpoints``: one to one with those.
+# bad: JSON [[rank, volume]] of shards that were read back wrong. expired_at_s: to be collected.
+# scrub_asked: read it back now. body, last for quick scans: holdfast.v1.PersistPlan, its shards.
+objects = _table(
+    "objects",
+    Column("run", String(32), primary_key=True),
+    Column("step", _BIG, primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+    Column("manifest_digest", LargeBinary(16), nullable=False),
+    Column("scrubbed_at_s", Float),
+    Column("scrub_asked", Boolean, nullable=False),
+    Column("bad", Text, nullable=False),
+    Column("expired_at_s", Float),
+    Column("body", LargeBinary, nullable=False),
 )
 
 # body: holdfast.v1.Decision; rejected: JSON [[step, generation]] tried in vain before this one.
@@ -121,6 +165,27 @@ pins = _table(
     Column("run", String(32), primary_key=True),
     Column("step", _BIG, primary_key=True),
     Column("generation", _BIG, primary_key=True),
+)
+
+# What users keep, whatever the retention says.
+user_pins = _table(
+    "user_pins",
+    Column("run", String(32), primary_key=True),
+    Column("step", _BIG, primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+    Column("note", Text, nullable=False),
+    Column("at_s", Float, nullable=False),
+)
+
+# Leases of whoever reads a checkpoint out of the object store now: not expired before until_s.
+reads = _table(
+    "reads",
+    Column("id", String(32), primary_key=True),
+    Column("run", String(32), nullable=False),
+    Column("step", _BIG, nullable=False),
+    Column("generation", _BIG, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("until_s", Float, nullable=False),
 )
 
 events = _table(

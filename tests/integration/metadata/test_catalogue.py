@@ -13,7 +13,7 @@ from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenera
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.storage import Catalogue, InventoryCache
+from holdfast_services.metadata.storage import Catalogue, DecodeCache
 
 
 def run_view(view):
@@ -177,7 +177,7 @@ async def test_a_pinned_row_is_not_expired(database_url, agents, kit):
         await kit.launch(service, agents, b"second")
         key = CheckpointId(seat.run, 10, seat.generation)
 
-        assert await service.write(lambda c: c.expire(key)) is False
+        assert await service.write(lambda c: c.forget_checkpoint(key)) is False
         assert len(await service.read(lambda c: c.checkpoints(seat.run))) == 1
 
 
@@ -306,7 +306,7 @@ async def test_migrations_may_run_from_many_processes_at_once(database_url):
     engines = [make_engine(database_url, connections_max=1) for _ in range(4)]
     await asyncio.gather(*(asyncio.to_thread(upgrade, engine) for engine in engines))
     with read_transaction(engines[0]) as db:
-        assert Catalogue(db, InventoryCache()).pulse_s() == 0.0
+        assert Catalogue(db, DecodeCache()).pulse_s() == 0.0
     for engine in engines:
         engine.dispose()
 

@@ -14,21 +14,27 @@ from holdfast.core.facts import (
     DecisionState,
     Event,
     Inventory,
+    PersistRule,
+    Retention,
+    Shard,
     SupersedeRule,
 )
-from holdfast.core.ids import CheckpointId
+from holdfast.core.ids import CheckpointId, ShardId
 
 MEMORY_ROWS_PER_RUN_MAX = 64
 ABANDONED_PER_RUN_MAX = 64
 SUPERSEDE_RULES_PER_RUN_MAX = 32
 
+NEVER = PersistRule()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long things are believed, in seconds."""
+    """How long things are believed, in seconds, and whether there is an object tier."""
 
     node_lease_s: float = 5.0
     decide_wait_s: float = 10.0
+    object_tier: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,7 @@ class Attempt:
     started_at_s: float
     lease_until_s: float
     replicas_cut: int = 0
+    persist: PersistRule = NEVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,13 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A committed checkpoint; a level is a fact with a time, None until it was reached."""
+    """A committed checkpoint; a level is a fact with a time, None until it was reached.
+
+    ``drain_at_s`` is set while it is on its way to the object store. ``notes`` are the user's, a
+    JSON object or empty. ``parent`` is what its attempt had restored, None: it began at step 0.
+    ``expired`` and ``bad`` speak of the objects of a durable one: they are, or are being,
+    deleted; some were read back wrong.
+    """
 
     id: CheckpointId
     world_size: int
@@ -88,6 +101,38 @@ class Checkpoint:
     local_at_s: float
     replicated_at_s: float | None = None
     durable_at_s: float | None = None
+    drain_at_s: float | None = None
+    notes: str = ""
+    parent: CheckpointId | None = None
+    expired: bool = False
+    bad: bool = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is on its way to the object store."""
+        return self.drain_at_s is not None
+
+    @property
+    def stored(self) -> bool:
+        """Whether the object store has all of it, as far as is known intact."""
+        return self.durable_at_s is not None and not self.expired and not self.bad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """What of a draining checkpoint does not yet lie in the object store."""
+
+    checkpoint: CheckpointId
+    missing: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What the object store has of a durable checkpoint: all shards, sorted, some maybe bad."""
+
+    checkpoint: CheckpointId
+    shards: tuple[Shard, ...]
+    bad: tuple[ShardId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +144,13 @@ class Run:
           below it is fenced.
         * ``decision`` belongs to the attempt; once CONFIRMED it never changes.
         * ``rejected`` are the checkpoints that this attempt tried in vain.
+        * ``checkpoints`` are all that are in memory only, and of the durable ones the newest few
+          that may be restored and the newest few of the newest generation; newest first.
+        * ``drains`` has one entry per draining row.
+        * ``stored`` is filled while a restore is decided or loaded, for what may be restored.
+
+    ``persisted_step`` and ``persisted_at_s`` are those of the last checkpoint that became due;
+    ``persist_owed``: another was due and could not go, so the next one does.
     """
 
     id: str
@@ -114,6 +166,12 @@ class Run:
     abandoned: tuple[AbandonedStep, ...] = ()
     announced_step: int = 0
     announced_at_s: float = 0.0
+    retention: Retention | None = None
+    persisted_step: int = 0
+    persisted_at_s: float = 0.0
+    persist_owed: bool = False
+    drains: tuple[Drain, ...] = ()
+    stored: tuple[Stored, ...] = ()
 
     @property
     def current(self) -> Attempt | None:

@@ -1,0 +1,238 @@
+"""Rows of checkpoints, and their drains: what is on its way to the object store.
+
+A run has a bounded number of rows of what is in memory, and any number of durable ones, of which
+a change of the run reads the few that can matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, RowMapping, and_, delete, exists, func, select, update
+
+from holdfast.core.facts import Shard
+from holdfast.core.ids import CheckpointId, Rank, ShardId
+from holdfast_services.metadata import tables as t
+from holdfast_services.metadata.domain.model import Checkpoint, Drain, Run
+from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of
+from holdfast_services.metadata.storage.objects import ObjectStatements, same_checkpoint
+
+DURABLE_ROWS_IN_RUN_MAX = 8
+
+_NEWEST_FIRST = (t.checkpoints.c.step.desc(), t.checkpoints.c.generation.desc())
+
+
+class CheckpointStatements(ObjectStatements):
+    """Levels are added and never taken away; a drain's rows live as long as the drain."""
+
+    def checkpoints(self, run: str) -> tuple[Checkpoint, ...]:
+        """Return all rows of the run, newest first; a plain read."""
+        return self._rows(t.checkpoints.c.run == run)
+
+    def checkpoint(self, key: CheckpointId) -> Checkpoint | None:
+        """Return one row; a plain read."""
+        return next(iter(self._rows(is_of(t.checkpoints, key))), None)
+
+    def durable(
+        self, run: str, *conditions: ColumnElement[bool], limit: int
+    ) -> Sequence[Checkpoint]:
+        """Return the newest durable rows, neither expired nor bad; a plain read."""
+        o = t.objects.c
+        whole = and_(o.expired_at_s.is_(None), o.bad == "[]")
+        return self._durable(run, whole, *conditions, limit=limit)
+
+    def _durable(
+        self, run: str, *conditions: ColumnElement[bool], limit: int
+    ) -> tuple[Checkpoint, ...]:
+        c = t.checkpoints.c
+        return self._rows(c.run == run, c.durable_at_s.is_not(None), *conditions, limit=limit)
+
+    def _rows(
+        self, *conditions: ColumnElement[bool], limit: int | None = None
+    ) -> tuple[Checkpoint, ...]:
+        o = t.objects.c
+        beside = t.checkpoints.outerjoin(t.objects, same_checkpoint(t.objects))
+        sql = select(t.checkpoints, o.expired_at_s, o.bad).select_from(beside)
+        sql = sql.where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)
+        return tuple(map(_checkpoint, self._db.execute(sql).mappings()))
+
+    def _with_checkpoints(self, run: Run) -> Run:
+        """Return the run with the rows, drains and objects that its invariants name."""
+        c = t.checkpoints.c
+        memory = self._rows(c.run == run.id, c.durable_at_s.is_(None))
+        mine = self._durable(run.id, c.generation == run.generation, limit=DURABLE_ROWS_IN_RUN_MAX)
+        left = [
+            and_(c.step > rule.after_step, c.generation < rule.below_generation)
+            for rule in run.rules
+        ]
+        vain = [is_of(t.checkpoints, key) for key in run.rejected]
+        valid = self.durable(
+            run.id, *(~condition for condition in (*left, *vain)), limit=DURABLE_ROWS_IN_RUN_MAX
+        )
+        chosen = run.decision.checkpoint if run.decision else None
+        named = self._rows(is_of(t.checkpoints, chosen)) if chosen else ()
+        rows = {row.id: row for row in (*memory, *mine, *valid, *named)}
+        return replace(
+            run,
+            checkpoints=tuple(rows[key] for key in sorted(rows, reverse=True)),
+            drains=tuple(self._drain(row.id) for row in memory if row.draining),
+            stored=self._stored(row.id for row in (*valid, *named) if row.stored)
+            if run.deciding or run.loading
+            else (),
+        )
+
+    def _save_checkpoints(self, before: Run, after: Run) -> None:
+        """Add rows and levels, begin and end drains; a level that is there keeps its time."""
+        known = set(before.checkpoints)
+        changed = [row for row in after.checkpoints if row not in known]
+        self.put_checkpoints(changed)
+        kept = {row.id for row in after.checkpoints}
+        for row in before.checkpoints:
+            if row.id not in kept:
+                self.forget_checkpoint(row.id)
+        draining = {drain.checkpoint for drain in after.drains}
+        for drain in before.drains:
+            if drain.checkpoint not in draining:
+                self._db.execute(delete(t.drains).where(is_of(t.drains, drain.checkpoint)))
+        begun = {drain.checkpoint for drain in before.drains}
+        for drain in after.drains:
+            if drain.checkpoint not in begun:
+                self._db.execute(self._insert(t.drains), _drain_rows(drain))
+
+    def put_checkpoints(self, rows: Iterable[Checkpoint]) -> None:
+        """Add rows, or what they say that is new; levels that are there keep their time."""
+        sql = self._insert(t.checkpoints)
+        changes = {
+            name: func.coalesce(t.checkpoints.c[name], sql.excluded[name])
+            for name in ("replicated_at_s", "durable_at_s")
+        }
+        changes |= {name: sql.excluded[name] for name in ("drain_at_s", "notes")}
+        sql = sql.on_conflict_do_update(index_elements=["run", "step", "generation"], set_=changes)
+        values = [_checkpoint_row(row) for row in rows]
+        if values:
+            self._db.execute(sql, values)
+
+    def forget_checkpoint(self, key: CheckpointId) -> bool:
+        """Delete a memory row unless something holds it: the statement itself asks (4.7)."""
+        c = t.checkpoints.c
+        held = [
+            exists().where(same_checkpoint(table)).correlate(t.checkpoints)
+            for table in (t.pins, t.user_pins)
+        ]
+        memory = and_(c.durable_at_s.is_(None), c.drain_at_s.is_(None))
+        row = and_(is_of(t.checkpoints, key), memory, *(~pinned for pinned in held))
+        return self._db.execute(delete(t.checkpoints).where(row)).rowcount == 1
+
+    # -- drains --------------------------------------------------------------------------------
+
+    def draining_runs(self) -> Sequence[str]:
+        """Return the runs that have something on its way; a plain read."""
+        return sorted(self._db.execute(select(t.drains.c.run).distinct()).scalars())
+
+    def drained_shards(self, key: CheckpointId) -> tuple[Shard, ...]:
+        """Return all shards of a draining checkpoint, there or not, sorted; a plain read."""
+        return self._drain_shards(is_of(t.drains, key), key)
+
+    def drain_done(self, shard: Shard, now_s: float) -> bool:
+        """Note that exactly this shard lies there; False: it is not one that is awaited."""
+        sql = update(t.drains).where(_is_shard(shard.id), t.drains.c.done_at_s.is_(None))
+        sql = sql.where(t.drains.c.root_digest == shard.root_digest).values(done_at_s=now_s)
+        return self._db.execute(sql).rowcount == 1
+
+    def drain_counts(self, key: CheckpointId) -> tuple[int, int]:
+        """Return (shards that lie there, shards still to come); (0, 0): nothing drains."""
+        d = t.drains.c
+        sql = select(func.count(d.done_at_s), func.count()).where(is_of(t.drains, key))
+        done, total = self._db.execute(sql).one()
+        return done, total - done
+
+    def _drain(self, key: CheckpointId) -> Drain:
+        missing = and_(is_of(t.drains, key), t.drains.c.done_at_s.is_(None))
+        return Drain(checkpoint=key, missing=self._drain_shards(missing, key))
+
+    def _drain_shards(self, which: ColumnElement[bool], key: CheckpointId) -> tuple[Shard, ...]:
+        d, c, r = t.drains.c, t.checkpoints.c, t.runs.c
+        one = self._db.execute(
+            select(r.job, c.world_size).where(is_of(t.checkpoints, key), r.run == c.run)
+        ).one_or_none()
+        if one is None:
+            return ()
+        rows = self._db.execute(select(t.drains).where(which).order_by(d.rank, d.volume)).mappings()
+        return tuple(
+            Shard(
+                id=ShardId(key.run, key.step, key.generation, Rank(row["rank"]), row["volume"]),
+                job=one.job,
+                world_size=one.world_size,
+                plan_hash=row["plan_hash"],
+                length_bytes=row["length_bytes"],
+                root_digest=row["root_digest"],
+            )
+            for row in rows
+        )
+
+    def forget_memory(self) -> None:
+        """Delete all that is in memory only, drains and pins with it; durable rows stay."""
+        c = t.checkpoints.c
+        self._db.execute(delete(t.drains))
+        self._db.execute(delete(t.pins))
+        self._db.execute(delete(t.checkpoints).where(c.durable_at_s.is_(None)))
+        lost = exists().where(same_checkpoint(t.user_pins)).correlate(t.user_pins)
+        self._db.execute(delete(t.user_pins).where(~lost))
+
+
+def _is_shard(key: ShardId) -> ColumnElement[bool]:
+    d = t.drains.c
+    return and_(is_of(t.drains, key.checkpoint), d.rank == key.rank, d.volume == key.volume)
+
+
+def _checkpoint(row: RowMapping) -> Checkpoint:
+    parent = row["parent_step"]
+    return Checkpoint(
+        id=checkpoint_id(row["run"], row["step"], row["generation"]),
+        world_size=row["world_size"],
+        plan_hash=row["plan_hash"],
+        length_bytes=row["length_bytes"],
+        local_at_s=row["local_at_s"],
+        replicated_at_s=row["replicated_at_s"],
+        durable_at_s=row["durable_at_s"],
+        drain_at_s=row["drain_at_s"],
+        notes=row["notes"],
+        parent=None
+        if parent is None
+        else checkpoint_id(row["run"], parent, row["parent_generation"]),
+        expired=row["expired_at_s"] is not None,
+        bad=row["bad"] not in (None, "[]"),
+    )
+
+
+def _checkpoint_row(row: Checkpoint) -> dict[str, Any]:
+    return {
+        **key_of(row.id),
+        "world_size": row.world_size,
+        "plan_hash": row.plan_hash,
+        "length_bytes": row.length_bytes,
+        "local_at_s": row.local_at_s,
+        "replicated_at_s": row.replicated_at_s,
+        "durable_at_s": row.durable_at_s,
+        "drain_at_s": row.drain_at_s,
+        "notes": row.notes,
+        "parent_step": row.parent.step if row.parent else None,
+        "parent_generation": row.parent.generation if row.parent else None,
+    }
+
+
+def _drain_rows(drain: Drain) -> list[dict[str, Any]]:
+    return [
+        {
+            **key_of(drain.checkpoint),
+            "rank": shard.id.rank,
+            "volume": shard.id.volume,
+            "length_bytes": shard.length_bytes,
+            "root_digest": shard.root_digest,
+            "plan_hash": shard.plan_hash,
+            "done_at_s": None,
+        }
+        for shard in drain.missing
+    ]

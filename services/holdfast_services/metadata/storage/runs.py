@@ -1,0 +1,274 @@
+"""Jobs and runs, their newest attempt, ranks, decisions and pins.
+
+Whoever changes a run holds its job's row, so all its changes come one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import RowMapping, and_, delete, exists, insert, select, update
+
+from holdfast.core.facts import (
+    AbandonedStep,
+    Decision,
+    DecisionState,
+    PersistRule,
+    Retention,
+    SupersedeRule,
+)
+from holdfast.core.ids import CheckpointId
+from holdfast.rpc.codec import from_message, to_message
+from holdfast.v1 import metadata_pb2 as pb
+from holdfast_services.metadata import tables as t
+from holdfast_services.metadata.domain.model import Attempt, RankFacts, Run
+from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of
+from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
+
+DECISIONS_PER_RUN_MAX = 16
+
+_FINAL = (int(DecisionState.CONFIRMED), int(DecisionState.LOST))
+_ATTEMPT = tuple(name for name in Attempt.__dataclass_fields__ if name != "persist")
+_NEW_RUN = {
+    "generation": 0,
+    "announced_step": 0,
+    "announced_at_s": 0.0,
+    "rules": "[]",
+    "abandoned": "[]",
+    "persisted_step": 0,
+    "persisted_at_s": 0.0,
+    "persist_owed": False,
+}
+
+
+class RunStatements(CheckpointStatements):
+    """A run is read whole, and what differs is written."""
+
+    # -- jobs and runs -------------------------------------------------------------------------
+
+    def add_job(self, job: str, run: str, now_s: float) -> None:
+        """Create job and run unless there is one; of racing creators the first one wins."""
+        row = {"name": job, "run": run, "created_at_s": now_s}
+        created = self._db.execute(self._insert(t.jobs).values(row).on_conflict_do_nothing())
+        if created.rowcount == 1:
+            self._db.execute(insert(t.runs).values(run=run, job=job, **_NEW_RUN))
+
+    def lock_job(self, job: str) -> str | None:
+        """Return the job's run and hold its row to the end: one change of a run at a time."""
+        sql = select(t.jobs.c.run).where(t.jobs.c.name == job).with_for_update()
+        return self._db.execute(sql).scalar_one_or_none()
+
+    def job_rows(self) -> Sequence[RowMapping]:
+        """Return all jobs by name; a plain read."""
+        return self._db.execute(select(t.jobs).order_by(t.jobs.c.name)).mappings().all()
+
+    def active_jobs(self, since_s: float) -> Sequence[str]:
+        """Return jobs with a lease after ``since_s`` or a restore being decided; a plain read."""
+        newest = and_(
+            t.attempts.c.run == t.runs.c.run, t.attempts.c.generation == t.runs.c.generation
+        )
+        deciding = exists().where(
+            t.decisions.c.run == t.runs.c.run, t.decisions.c.state.not_in(_FINAL)
+        )
+        sql = (
+            select(t.runs.c.job)
+            .join(t.attempts, newest)
+            .where((t.attempts.c.lease_until_s > since_s) | deciding)
+        )
+        return sorted(self._db.execute(sql).scalars())
+
+    def run_of(self, job: str) -> str | None:
+        """Return the job's run without a lock; a plain read."""
+        return self._db.execute(
+            select(t.jobs.c.run).where(t.jobs.c.name == job)
+        ).scalar_one_or_none()
+
+    def job_of(self, run: str) -> str | None:
+        """Return whose run it is; a plain read, and it never changes."""
+        sql = select(t.runs.c.job).where(t.runs.c.run == run)
+        return self._db.execute(sql).scalar_one_or_none()
+
+    def generation_of(self, job: str, nonce: bytes) -> int | None:
+        """Return the generation that a nonce has; (job, nonce) is unique in the table."""
+        a = t.attempts.c
+        sql = select(a.generation).where(a.job == job, a.nonce == nonce)
+        return self._db.execute(sql).scalar_one_or_none()
+
+    def load_run(self, run: str) -> Run | None:
+        """Return the run with its newest attempt; stable only while its job is locked."""
+        row = self._db.execute(select(t.runs).where(t.runs.c.run == run)).mappings().one_or_none()
+        if row is None:
+            return None
+        attempt = self._attempt(run)
+        decision, rejected = self._decision(run)
+        bare = Run(
+            id=run,
+            job=row["job"],
+            generation=row["generation"],
+            attempt=attempt,
+            ranks=self._ranks(run, attempt.generation) if attempt else (),
+            decision=decision,
+            rejected=rejected,
+            pins=self._pins(run),
+            rules=tuple(
+                SupersedeRule(after_step=a, below_generation=b) for a, b in json.loads(row["rules"])
+            ),
+            abandoned=tuple(
+                AbandonedStep(run=run, step=step, generation=generation, reason=reason)
+                for step, generation, reason in json.loads(row["abandoned"])
+            ),
+            announced_step=row["announced_step"],
+            announced_at_s=row["announced_at_s"],
+            retention=Retention(**json.loads(row["retention"])) if row["retention"] else None,
+            persisted_step=row["persisted_step"],
+            persisted_at_s=row["persisted_at_s"],
+            persist_owed=row["persist_owed"],
+        )
+        return self._with_checkpoints(bare)
+
+    def save_run(self, before: Run, after: Run) -> None:
+        """Write what differs. Under the job's lock; generation and final decisions never go back.
+
+        Raises:
+            ConflictError: somebody wrote without the lock; redo the transaction.
+        """
+        if before == after:
+            return
+        self._save_run_row(after)
+        if after.attempt and after.attempt != before.attempt:
+            self._save_attempt(after, after.attempt)
+        if after.attempt and after.ranks != before.ranks:
+            self._save_ranks(before, after, after.attempt.generation)
+        if after.decision and after.decision != before.decision:
+            self._save_decision(after, after.decision)
+        self._save_pins(before, after)
+        self._save_checkpoints(before, after)
+
+    def _save_run_row(self, run: Run) -> None:
+        """Replace the row unless its generation is higher by now."""
+        values = {
+            "generation": run.generation,
+            "announced_step": run.announced_step,
+            "announced_at_s": run.announced_at_s,
+            "rules": json.dumps([[r.after_step, r.below_generation] for r in run.rules]),
+            "abandoned": json.dumps([[s.step, s.generation, s.reason] for s in run.abandoned]),
+            "retention": json.dumps(asdict(run.retention)) if run.retention else None,
+            "persisted_step": run.persisted_step,
+            "persisted_at_s": run.persisted_at_s,
+            "persist_owed": run.persist_owed,
+        }
+        r = t.runs.c
+        sql = update(t.runs).where(r.run == run.id, r.generation <= run.generation)
+        self._expect_one(self._db.execute(sql.values(values)).rowcount, run)
+
+    # -- attempts ------------------------------------------------------------------------------
+
+    def _attempt(self, run: str) -> Attempt | None:
+        """Return the newest attempt; a plain read."""
+        a = t.attempts.c
+        sql = select(t.attempts).where(a.run == run).order_by(a.generation.desc()).limit(1)
+        row = self._db.execute(sql).mappings().one_or_none()
+        if row is None:
+            return None
+        rule = PersistRule(steps=row["persist_steps"], seconds=row["persist_seconds"])
+        return Attempt(**{name: row[name] for name in _ATTEMPT}, persist=rule)
+
+    def _save_attempt(self, run: Run, attempt: Attempt) -> None:
+        """Insert the attempt, or move its lease and cut; (job, nonce) is unique, so one wins."""
+        row: dict[str, Any] = {name: getattr(attempt, name) for name in _ATTEMPT}
+        row["persist_steps"] = attempt.persist.steps
+        row["persist_seconds"] = attempt.persist.seconds
+        moving = {"lease_until_s": attempt.lease_until_s, "replicas_cut": attempt.replicas_cut}
+        sql = self._insert(t.attempts).values(run=run.id, job=run.job, **row)
+        self._db.execute(
+            sql.on_conflict_do_update(index_elements=["run", "generation"], set_=moving)
+        )
+
+    def _ranks(self, run: str, generation: int) -> tuple[RankFacts, ...]:
+        """Return the registered ranks of one attempt; a plain read."""
+        r = t.attempt_ranks.c
+        sql = select(t.attempt_ranks).where(r.run == run, r.generation == generation)
+        rows = self._db.execute(sql.order_by(r.rank)).mappings()
+        names = RankFacts.__dataclass_fields__
+        return tuple(RankFacts(**{name: row[name] for name in names}) for row in rows)
+
+    def _save_ranks(self, before: Run, after: Run, generation: int) -> None:
+        """Upsert changed ranks and drop those of older attempts; under the job's lock."""
+        r = t.attempt_ranks.c
+        if before.attempt and before.attempt.generation != generation:
+            self._db.execute(
+                delete(t.attempt_ranks).where(r.run == after.id, r.generation < generation)
+            )
+        known = set(before.ranks) if before.generation == after.generation else set()
+        changed = [rank for rank in after.ranks if rank not in known]
+        if changed:
+            sql = self._insert(t.attempt_ranks)
+            names = ("node", "registered_at_s", "live", "ready_decision", "loaded")
+            sql = sql.on_conflict_do_update(
+                index_elements=["run", "generation", "rank"],
+                set_={name: sql.excluded[name] for name in names},
+            )
+            fields = RankFacts.__dataclass_fields__
+            rows = [{name: getattr(rank, name) for name in fields} for rank in changed]
+            keys = {"run": after.id, "generation": generation}
+            self._db.execute(sql, [{**keys, **row} for row in rows])
+
+    # -- decisions and pins --------------------------------------------------------------------
+
+    def _decision(self, run: str) -> tuple[Decision | None, tuple[CheckpointId, ...]]:
+        """Return the newest decision and what was tried before it; a plain read."""
+        d = t.decisions.c
+        sql = select(d.body, d.rejected).where(d.run == run).order_by(d.number.desc()).limit(1)
+        row = self._db.execute(sql).one_or_none()
+        if row is None:
+            return None, ()
+        decision = from_message(pb.Decision.FromString(row.body), Decision)
+        rejected = tuple(checkpoint_id(run, *pair) for pair in json.loads(row.rejected))
+        return decision, rejected
+
+    def _save_decision(self, run: Run, decision: Decision) -> None:
+        """Insert or change the decision of this number, unless it is confirmed or lost."""
+        d = t.decisions.c
+        values = {
+            "state": int(decision.state),
+            "body": to_message(decision, pb.Decision).SerializeToString(),
+            "rejected": json.dumps([[key.step, key.generation] for key in run.rejected]),
+        }
+        sql = self._insert(t.decisions).values(run=run.id, number=decision.number, **values)
+        changed = self._db.execute(
+            sql.on_conflict_do_update(
+                index_elements=["run", "number"], set_=values, where=d.state.not_in(_FINAL)
+            )
+        )
+        self._expect_one(changed.rowcount, run)
+        # Only the newest decision of a run is ever read; older open ones are closed with it.
+        old = and_(d.run == run.id, d.number < decision.number)
+        self._db.execute(
+            update(t.decisions).where(old, d.state.not_in(_FINAL)).values(state=_FINAL[1])
+        )
+        self._db.execute(
+            delete(t.decisions).where(
+                d.run == run.id, d.number <= decision.number - DECISIONS_PER_RUN_MAX
+            )
+        )
+
+    def _pins(self, run: str) -> tuple[CheckpointId, ...]:
+        """Return what a restore holds; a plain read."""
+        p = t.pins.c
+        rows = self._db.execute(select(p.step, p.generation).where(p.run == run))
+        return tuple(sorted(checkpoint_id(run, *row) for row in rows))
+
+    def _save_pins(self, before: Run, after: Run) -> None:
+        """Add and remove pins; in the transaction of the decision that needs them."""
+        for key in set(before.pins) - set(after.pins):
+            self._db.execute(delete(t.pins).where(is_of(t.pins, key)))
+        for key in set(after.pins) - set(before.pins):
+            row = self._insert(t.pins).values(key_of(key))
+            self._db.execute(row.on_conflict_do_nothing())
+
+    def forget_leases(self) -> None:
+        """End every attempt's lease: none of their processes can be there any more."""
+        self._db.execute(update(t.attempts).values(lease_until_s=0.0))
