@@ -191,7 +191,7 @@ def test_each_item_goes_to_exactly_one_of_eight_threads(place):
         thread.join(WAIT_S_MAX)
 
     assert Counter(items) == Counter(done)
-    assert (queue.waiting_count(), queue.claimed_count()) == (0, 0)
+    assert (queue.waiting_count(), queue.items_count()) == (0, 0)
 
 
 def test_each_item_goes_to_exactly_one_of_three_processes(shared_place):
@@ -205,7 +205,7 @@ def test_each_item_goes_to_exactly_one_of_three_processes(shared_place):
 
     assert Counter(items) == Counter("".join(first + rest).split())
     assert [worker.returncode for worker in workers] == [0, 0, 0]
-    assert (queue.waiting_count(), queue.claimed_count()) == (0, 0)
+    assert (queue.waiting_count(), queue.items_count()) == (0, 0)
 
 
 def test_what_a_killed_process_held_is_taken_over_after_its_lease(shared_place):
@@ -228,7 +228,7 @@ def test_a_silent_workers_items_are_taken_over_and_deliveries_counted(place):
     for deliveries in (2, 3):
         place.pass_s(2 * SHORT_S)
         taken.append({claim_one(queue).item, claim_one(queue, "other").item})
-        assert queue.claimed_count() == 2, deliveries
+        assert (queue.waiting_count(), queue.items_count()) == (0, 2), deliveries
     place.pass_s(2 * SHORT_S)
     claim = claim_one(queue)
 
@@ -277,10 +277,10 @@ def test_who_was_taken_over_learns_it_and_cannot_undo_the_others_work(place):
     assert list(queue.heartbeat("same name", [old, new])) == [old]
     queue.acknowledge(old)
     queue.release(old, delay_s=0)
-    assert (queue.waiting_count(), queue.claimed_count()) == (0, 1)
+    assert (queue.waiting_count(), queue.items_count()) == (0, 1)
     assert list(queue.heartbeat("same name", [new])) == []
     queue.acknowledge(new)
-    assert (queue.waiting_count(), queue.claimed_count()) == (0, 0)
+    assert (queue.waiting_count(), queue.items_count()) == (0, 0)
 
 
 def test_an_old_claim_does_not_end_a_new_one_of_the_same_item(place):
@@ -293,7 +293,7 @@ def test_an_old_claim_does_not_end_a_new_one_of_the_same_item(place):
     queue.acknowledge(old)
 
     assert list(queue.heartbeat("w", [old, new])) == [old]
-    assert queue.claimed_count() == 1
+    assert queue.items_count() == 1
 
 
 def test_a_released_item_goes_to_the_end_and_keeps_its_count(place):
@@ -318,7 +318,18 @@ def test_a_delayed_item_is_nobodys_until_it_is_due(place):
     again = claim_one(queue)
     assert (again.item, again.deliveries) == ("near", 2)
     assert list(queue.claim("w", count_max=1, wait_s=0)) == []
-    assert (queue.waiting_count(), queue.claimed_count()) == (1, 1)
+    assert (queue.waiting_count(), queue.items_count()) == (1, 2)
+
+
+def test_items_are_counted_by_how_they_begin(place):
+    queue = place.open()
+    queue.offer(["shard/1", "shard/2", "shard/3", "manifest/1", "shar%", "Shard/1"])
+    queue.release(claim_one(queue), delay_s=LONG_S)
+    claim_one(queue)
+
+    counts = [queue.items_count(prefix) for prefix in ("shard/", "manifest/", "shar%", "x", "")]
+    assert counts == [3, 1, 1, 0, 6]
+    assert queue.waiting_count() == 5
 
 
 def test_an_item_of_full_length_passes_and_others_are_refused(place):

@@ -95,8 +95,8 @@ class Queue(Protocol):
         """Return how many items are nobody's: waiting or delayed."""
         ...
 
-    def claimed_count(self) -> int:
-        """Return how many items were claimed and neither acknowledged nor released since."""
+    def items_count(self, prefix: str = "") -> int:
+        """Return how many items that begin with ``prefix`` are here: waiting, delayed, claimed."""
         ...
 
     def close(self) -> None:

@@ -104,10 +104,10 @@ class MemoryQueue:
         with self._changed:
             return sum(entry.token is None for entry in self._entries.values())
 
-    def claimed_count(self) -> int:
+    def items_count(self, prefix: str = "") -> int:
         """As in ``Queue``."""
         with self._changed:
-            return sum(entry.token is not None for entry in self._entries.values())
+            return sum(item.startswith(prefix) for item in self._entries)
 
     def close(self) -> None:
         """As in ``Queue``; the items stay with this object."""

@@ -138,12 +138,18 @@ if is_ours(ARGV[2], ARGV[3]) then
 end
 """
 
-_COUNTS = f"""{_BEGIN}
-return {{
-  redis.call('XLEN', items),
-  redis.call('XPENDING', items, group)[1],
-  redis.call('ZCARD', delayed),
-}}
+_WAITING = f"""{_BEGIN}
+local claimed = redis.call('XPENDING', items, group)[1]
+return redis.call('XLEN', items) - claimed + redis.call('ZCARD', delayed)
+"""
+
+# ARGV: prefix.
+_COUNT = f"""{_BEGIN}
+local count = 0
+for _, item in ipairs(redis.call('HKEYS', known)) do
+  if string.sub(item, 1, #ARGV[2]) == ARGV[2] then count = count + 1 end
+end
+return count
 """
 
 _FORGET_WORKERS = f"""{_BEGIN}
@@ -218,12 +224,11 @@ class RedisQueue:
 
     def waiting_count(self) -> int:
         """As in ``Queue``."""
-        entries_count, claimed_count, delayed_count = self._run(_COUNTS)
-        return int(entries_count) - int(claimed_count) + int(delayed_count)
+        return int(self._run(_WAITING))
 
-    def claimed_count(self) -> int:
+    def items_count(self, prefix: str = "") -> int:
         """As in ``Queue``."""
-        return int(self._run(_COUNTS)[1])
+        return int(self._run(_COUNT, prefix))
 
     def close(self) -> None:
         """As in ``Queue``."""

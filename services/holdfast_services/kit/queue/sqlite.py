@@ -1,7 +1,7 @@
 """A queue in one SQLite file that the processes of one machine share.
 
-Each call is one transaction that locks the file (``BEGIN IMMEDIATE``), so two claimers never see
-the same item free. Leases and delays run by the clock of SQLite, which is this machine's.
+Each change is one transaction that locks the file (``BEGIN IMMEDIATE``), so two claimers never
+see the same item free. Leases and delays run by the clock of SQLite, which is this machine's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _SCHEMA = (
 )
 _NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 _LAST = "(SELECT coalesce(max(turn), 0) + 1 FROM items)"
-_COUNT = "SELECT count(*) FROM items WHERE token IS"
+_LOOK = "BEGIN"  # a transaction that only reads locks nobody out
+
+_WAITING = "SELECT count(*) FROM items WHERE token IS NULL"
+_COUNT = "SELECT count(*) FROM items WHERE substr(item, 1, ?) = ?"
 
 # Each runs inside a transaction that has the file to itself.
 _OFFER = f"INSERT OR IGNORE INTO items (item, turn, due_s) VALUES (?, {_LAST}, {_NOW})"  # noqa: S608
@@ -60,7 +63,7 @@ class SqliteQueue:
 
     def epoch(self) -> str:
         """As in ``Queue``."""
-        with self._transaction() as connection:
+        with self._transaction(_LOOK) as connection:
             return str(connection.execute("SELECT epoch FROM queue").fetchone()[0])
 
     def offer(self, items: Sequence[str]) -> int:
@@ -103,13 +106,13 @@ class SqliteQueue:
 
     def waiting_count(self) -> int:
         """As in ``Queue``."""
-        with self._transaction() as connection:
-            return int(connection.execute(f"{_COUNT} NULL").fetchone()[0])
+        with self._transaction(_LOOK) as connection:
+            return int(connection.execute(_WAITING).fetchone()[0])
 
-    def claimed_count(self) -> int:
+    def items_count(self, prefix: str = "") -> int:
         """As in ``Queue``."""
-        with self._transaction() as connection:
-            return int(connection.execute(f"{_COUNT} NOT NULL").fetchone()[0])
+        with self._transaction(_LOOK) as connection:
+            return int(connection.execute(_COUNT, (len(prefix), prefix)).fetchone()[0])
 
     def close(self) -> None:
         """As in ``Queue``."""
@@ -117,8 +120,8 @@ class SqliteQueue:
             self._drop()
 
     def _take(self, worker: str, count_max: int) -> Sequence[Claim]:
-        # Most questions find nothing, and those lock nobody out.
-        with self._transaction(begin="BEGIN") as connection:
+        # Most questions find nothing.
+        with self._transaction(_LOOK) as connection:
             if connection.execute(_ANY_DUE).fetchone() is None:
                 return []
         token = secrets.token_hex(8)
@@ -130,7 +133,7 @@ class SqliteQueue:
             return claims
 
     @contextmanager
-    def _transaction(self, *, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
                 if self._connection is None:
