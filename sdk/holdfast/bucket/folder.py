@@ -18,7 +18,7 @@ from holdfast.core.keys import (
     MANIFEST,
     SEGMENT_SUFFIX,
     SIDECAR_SUFFIX,
-    parse_folder,
+    folder_place,
     shard_stem,
 )
 from holdfast.core.manifest import MANIFEST_BYTES_MAX, Manifest
@@ -65,7 +65,7 @@ class CheckpointFolder:
         """
         data = self.store.get(self.prefix + MANIFEST, length_bytes_max=MANIFEST_BYTES_MAX)
         manifest = decode_manifest(data)
-        place = parse_folder(self.prefix)
+        place = folder_place(self.prefix)
         if place is not None and (place.job, place.checkpoint) != (
             manifest.job,
             manifest.checkpoint,

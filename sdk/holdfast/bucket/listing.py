@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.core.ids import job_name, run_id
-from holdfast.core.keys import MANIFEST, Place, parse_folder
+from holdfast.core.keys import MANIFEST, Place, folder_place
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.objectstore import ObjectStore
 
@@ -24,33 +24,39 @@ def places(store: ObjectStore, job: str | None = None) -> Iterator[Place]:
         InvalidRequestError: ``job`` is no job name.
         UnavailableError, AccessError, NotFoundError: the store itself.
     """
-    found = _below(store, "") if job is None else _of_job(store, job_name(job))
-    for prefix, place in found:
-        try:
-            store.head(prefix + MANIFEST)
-        except NotFoundError:
-            continue
-        yield place
+    if job is None:
+        yield from _below(store, "")
+    else:
+        yield from _of_job(store, job_name(job))
 
 
-def _of_job(store: ObjectStore, job: str) -> Iterator[tuple[str, Place]]:
+def _of_job(store: ObjectStore, job: str) -> Iterator[Place]:
     for run in store.folders(f"{job}/"):
         if not _is_run(run):
             continue
         for prefix in store.folders(run):
-            place = parse_folder(prefix)
-            if place is not None and place.job == job:
-                yield prefix, place
+            place = folder_place(prefix)
+            if place is not None and place.job == job and _has_manifest(store, prefix):
+                yield place
 
 
-def _below(store: ObjectStore, above: str) -> Iterator[tuple[str, Place]]:
-    """Yield all checkpoint folders below ``above``; only what can be a job or run is entered."""
+def _below(store: ObjectStore, above: str) -> Iterator[Place]:
+    """Yield all checkpoints below ``above``; only what can be a job or run is entered."""
     for prefix in store.folders(above):
-        place = parse_folder(prefix)
-        if place is not None:
-            yield prefix, place
+        place = folder_place(prefix)
+        if place is not None and _has_manifest(store, prefix):
+            yield place
         elif _is_job_or_run(prefix):
+            # Also a folder named like a checkpoint: a job may have such a name.
             yield from _below(store, prefix)
+
+
+def _has_manifest(store: ObjectStore, prefix: str) -> bool:
+    try:
+        store.head(prefix + MANIFEST)
+    except NotFoundError:
+        return False
+    return True
 
 
 def _is_run(prefix: str) -> bool:

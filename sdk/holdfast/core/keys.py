@@ -122,6 +122,13 @@ def parse_folder(key: str) -> Place | None:
     return None
 
 
+def folder_place(prefix: str) -> Place | None:
+    """Return the place whose ``folder`` is exactly ``prefix``, or None."""
+    place = parse_folder(prefix)
+    exact = place is not None and folder(place.job, place.checkpoint) == prefix
+    return place if exact else None
+
+
 def parse_shard_stem(stem: str, checkpoint: CheckpointId) -> tuple[ShardId, int] | None:
     """Return the shard and the world size that a file name without suffix says, or None."""
     match = _SHARD.fullmatch(stem)
