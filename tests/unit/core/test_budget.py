@@ -1,6 +1,6 @@
 """``core.budget``: the sum that a refusal writes out (P8)."""
 
-from holdfast.core.budget import memory_need
+from holdfast.core.budget import memory_need, slots_per_rank
 
 
 def test_a_ddp_node_needs_slots_copies_and_the_rest_of_the_checkpoint():
@@ -39,3 +39,13 @@ def test_the_text_is_the_sum_written_out():
     need = memory_need(own_bytes=1 << 30, checkpoint_bytes=4 << 30, replicas=1, nodes_count=4)
 
     assert "2 slots x (1 GiB own + 1 GiB incoming copies) + 2 GiB to restore = 6 GiB" == str(need)
+
+
+def test_an_object_tier_costs_one_slot_more_and_the_copies_that_go_with_it():
+    """P8, 4.7: what drains is kept beside the newest step and the one being written."""
+    sizes = {"own_bytes": 100, "checkpoint_bytes": 200, "replicas": 1, "nodes_count": 2}
+    plain = memory_need(**sizes, slots=slots_per_rank(persist=False))
+    more = memory_need(**sizes, slots=slots_per_rank(persist=True))
+
+    assert (2, 3) == (plain.slots, more.slots)
+    assert 100 + 100 == more.total_bytes - plain.total_bytes

@@ -14,6 +14,7 @@ from holdfast.errors import (
 from holdfast.handle import SaveHandle
 
 REACHABLE = frozenset({"staged", "local", "replicated"})
+RULE = "the object tier takes the first step committed at or after each 100"
 
 
 def test_a_wait_is_met_by_a_stronger_level():
@@ -56,8 +57,76 @@ def test_an_abandoned_save_ends_every_wait_at_once():
 def test_a_level_that_this_step_is_not_due_for_is_refused_at_once():
     handle = SaveHandle(7, reachable=REACHABLE)
 
-    with pytest.raises(PreconditionError, match="not due for durable"):
+    with pytest.raises(PreconditionError, match="not due for durable: persist= is not set"):
         handle.wait("durable")
+
+
+def persisted(step=7):
+    return SaveHandle(step, reachable=REACHABLE | {"durable"}, rule=RULE)
+
+
+def test_a_committed_step_that_is_not_draining_is_not_due_for_durable():
+    """Said at once, with the rule: which steps go is decided as they are committed."""
+    handle = persisted()
+    with pytest.raises(OutcomeUnknownError, match="not yet durable"):
+        handle.wait("durable", timeout_s=0)
+    handle.learn(StepLevels(step=7, sealed=True, local=True))
+
+    with pytest.raises(PreconditionError, match=f"step 7 is not due for durable: {RULE}"):
+        handle.wait("durable")
+    assert not handle.ended
+    handle.learn(StepLevels(step=7, sealed=True, local=True, replicated=True))
+    assert handle.ended
+
+
+def test_a_wait_for_durable_ends_at_once_when_the_step_turns_out_not_to_be_due():
+    handle = persisted()
+    refused = []
+
+    def wait():
+        with pytest.raises(PreconditionError, match="not due"):
+            handle.wait("durable", timeout_s=30)
+        refused.append(True)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    handle.learn(StepLevels(step=7, sealed=True, local=True))
+    waiter.join(30)
+
+    assert refused
+
+
+def test_a_draining_step_becomes_durable():
+    """F85"""
+    handle = persisted()
+    handle.learn(StepLevels(step=7, local=True, replicated=True, draining=True))
+    assert (handle.draining, handle.ended) == (True, False)
+    with pytest.raises(OutcomeUnknownError, match="step 7 is replicated, not yet durable"):
+        handle.wait("durable", timeout_s=0)
+    handle.learn(StepLevels(step=7, local=True, replicated=True, durable=True))
+
+    assert handle.wait("durable", timeout_s=0).level == "durable"
+    assert (handle.draining, handle.ended) == (False, True)
+
+
+def test_a_drain_that_was_given_up_is_told_from_a_step_that_was_never_due():
+    handle = persisted()
+    handle.learn(StepLevels(step=7, local=True, replicated=True, draining=True))
+    handle.learn(StepLevels(step=7, local=True, replicated=True))
+
+    with pytest.raises(PreconditionError, match=r"given up on its way .* persist_lost"):
+        handle.wait("durable", timeout_s=0)
+    assert handle.wait("replicated", timeout_s=0) is handle
+    assert handle.ended
+
+
+def test_a_step_that_was_pinned_later_can_be_waited_for_again():
+    handle = persisted()
+    handle.learn(StepLevels(step=7, local=True))
+    handle.learn(StepLevels(step=7, local=True, draining=True))
+
+    with pytest.raises(OutcomeUnknownError):
+        handle.wait("durable", timeout_s=0)
 
 
 def test_a_level_that_was_reached_stays_good_after_a_later_failure():

@@ -5,9 +5,19 @@ import signal
 
 import pytest
 
-from holdfast import AnyOf, Auto, EverySeconds, EverySteps, Never, OnPreemption, Replicas
+from holdfast import (
+    AnyOf,
+    Auto,
+    EverySeconds,
+    EverySteps,
+    Never,
+    OnPreemption,
+    Replicas,
+    Retention,
+)
+from holdfast.core.facts import PersistRule
 from holdfast.errors import InvalidRequestError
-from holdfast.policy import grace_s
+from holdfast.policy import Policy, grace_s, persist_rule
 
 
 def test_every_steps_is_due_at_multiples_only():
@@ -45,8 +55,58 @@ def test_auto_follows_youngs_formula_and_its_floor():
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: EverySteps(0), lambda: EverySeconds(0), lambda: Auto(mtbf_s=0), lambda: Replicas(-1)],
+    [
+        lambda: EverySteps(0),
+        lambda: EverySeconds(0),
+        lambda: Auto(mtbf_s=0),
+        lambda: Replicas(-1),
+        lambda: Retention(last=-1),
+        lambda: Retention(every=1.5),
+        lambda: Retention(spaced_s=-1.0),
+        lambda: Retention(age_s_min=math.nan),
+        lambda: Retention(best=2),
+        lambda: Retention(metric="loss"),
+    ],
 )
 def test_values_that_mean_nothing_are_refused(make):
     with pytest.raises(InvalidRequestError):
         make()
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (None, PersistRule()),
+        (Never(), PersistRule()),
+        (EverySteps(100), PersistRule(steps=100)),
+        (EverySeconds(60), PersistRule(seconds=60)),
+        (AnyOf(EverySteps(100), EverySeconds(60), Never()), PersistRule(steps=100, seconds=60)),
+        (AnyOf(), PersistRule()),
+    ],
+)
+def test_a_policy_says_what_goes_to_the_object_store(policy, rule):
+    """F86: on or off per job."""
+    assert rule == persist_rule(policy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "match"),
+    [
+        (Auto(), "only EverySteps, EverySeconds"),
+        (OnPreemption(), "only EverySteps, EverySeconds"),
+        (AnyOf(EverySteps(5), Auto()), "only EverySteps, EverySeconds"),
+        (Policy(), "only EverySteps, EverySeconds"),
+        (100, "only EverySteps, EverySeconds"),
+        (AnyOf(EverySteps(5), EverySteps(7)), "at most one EverySteps"),
+    ],
+)
+def test_a_policy_that_means_nothing_there_is_refused_with_those_that_do(policy, match):
+    with pytest.raises(InvalidRequestError, match=match):
+        persist_rule(policy)
+
+
+def test_the_best_steps_are_kept_by_a_metric():
+    """F87"""
+    kept = Retention(last=3, best=2, metric="loss")
+
+    assert (3, 2, "loss", False) == (kept.last, kept.best, kept.metric, kept.maximize)

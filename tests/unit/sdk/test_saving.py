@@ -1,19 +1,41 @@
 """Saver: what it counts and how it stretches; copying and slots are tested with real agents."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from holdfast.core.facts import PersistRule
 from holdfast.core.session import SessionView, StepLevels
-from holdfast.saving import Saver
+from holdfast.errors import InvalidRequestError, PreconditionError
+from holdfast.handle import SaveHandle
+from holdfast.saving import HANDLES_COUNT_MAX, Saver
 from holdfast.session import Attempt, Membership, Session
 from holdfast.state.capture import Capture
 
 
 @pytest.fixture
-def saver(tmp_path):
+def make_saver(tmp_path):
     session = Session(tmp_path / "nobody.sock")
-    attempt = Attempt(
+
+    def make(**fields):
+        made = attempt(**fields)
+        capture = Capture({"tokens": 1}, rank=made.rank, world_size=made.world_size)
+        membership = Membership(run="r", generation=1, node="n", arena=tmp_path)
+        return Saver(capture=capture, session=session, attempt=made, membership=membership)
+
+    make.session = session
+    yield make
+    session.close(timeout_s=1.0)
+
+
+@pytest.fixture
+def saver(make_saver):
+    return make_saver()
+
+
+def attempt(**fields):
+    made = Attempt(
         job="j",
         nonce=os.urandom(16),
         launcher="l",
@@ -25,10 +47,7 @@ def saver(tmp_path):
         replicas=0,
         replica_domain="",
     )
-    membership = Membership(run="r", generation=1, node="n", arena=tmp_path)
-    capture = Capture({"tokens": 1}, rank=0, world_size=1)
-    yield Saver(capture=capture, session=session, attempt=attempt, membership=membership)
-    session.close(timeout_s=1.0)
+    return replace(made, **fields)
 
 
 def test_steps_abandoned_in_a_row_stretch_the_interval_and_are_counted(saver):
@@ -57,3 +76,80 @@ def test_the_interval_does_not_grow_for_ever(saver):
         saver.abandon(step, "no free slot")
 
     assert saver.stretch == 32
+
+
+def refused(handle):
+    """A committed step that does not go to the object store."""
+    handle.learn(StepLevels(step=handle.step, sealed=True, local=True))
+    with pytest.raises(PreconditionError) as caught:
+        handle.wait("durable")
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (PersistRule(), "persist= is not set"),
+        (PersistRule(steps=100), "the first step committed at or after each 100"),
+        (PersistRule(seconds=60), "the first step committed 60 s after the last one that went"),
+        (PersistRule(steps=5, seconds=0.5), "at or after each 5, or 0.5 s after the last"),
+    ],
+)
+def test_a_handle_says_which_steps_become_durable(make_saver, rule, text):
+    handle = make_saver(persist=rule).save(7)
+    handle.error = None  # nobody answered here: it was abandoned
+
+    assert text in refused(handle)
+
+
+def test_the_handle_of_a_draining_step_is_remembered_until_its_end(make_saver):
+    """A drain may take longer than 64 saves; its handle must still learn how it ends."""
+    saver = make_saver(persist=PersistRule(steps=100))
+    slow = SaveHandle(100, reachable=frozenset({"local", "durable"}))
+    saver._remember(slow)
+    saver.on_view(
+        SessionView(version="1", steps=(StepLevels(step=100, local=True, draining=True),))
+    )
+    for step in range(101, 101 + 3 * HANDLES_COUNT_MAX):
+        saver._remember(SaveHandle(step, reachable=frozenset({"local", "durable"})))
+    assert len(saver._handles) == HANDLES_COUNT_MAX
+
+    saver.on_view(SessionView(version="2", steps=(StepLevels(step=100, local=True, durable=True),)))
+    assert slow.level == "durable"
+
+
+def test_handles_are_bounded_though_all_of_them_drain(make_saver):
+    saver = make_saver(persist=PersistRule(steps=1))
+    for step in range(3 * HANDLES_COUNT_MAX):
+        handle = SaveHandle(step, reachable=frozenset({"local", "durable"}))
+        handle.learn(StepLevels(step=step, local=True, draining=True))
+        saver._remember(handle)
+
+    assert len(saver._handles) == HANDLES_COUNT_MAX
+    assert handle.step in saver._handles
+
+
+def test_notes_of_rank_0_are_told_and_repeated(make_saver):
+    make_saver().save(7, {"loss": 0.5})
+    box = make_saver.session._outbox
+    first = box.message("s")
+    box.delivered(first)
+
+    assert [(7, '{"loss":0.5}')] == [(note.step, note.json) for note in first.notes]
+    assert first.notes == box.message("s").notes, "an agent that restarted hears them too"
+
+
+def test_other_ranks_say_nothing_of_a_step(make_saver):
+    make_saver(rank=1, world_size=2).save(7, {"loss": 0.5})
+
+    assert () == make_saver.session._outbox.message("s").notes
+
+
+def test_notes_that_cannot_be_kept_cost_no_save_and_are_said(make_saver):
+    """P4: nothing that a note does ends training; `on_failure="raise"` hears of it."""
+    saver = make_saver()
+    note = saver._note(7, {"loss": object()})
+
+    assert note is None
+    assert isinstance(saver.take_failure(), InvalidRequestError)
+    assert "notes_refused" == make_saver.session._outbox.message("s").events[0].kind

@@ -1,0 +1,250 @@
+"""The residency machine with an object tier: what is fetched from it, kept for it, told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core.facts import (
+    OBJECT_STORE,
+    AbandonedStep,
+    CheckpointId,
+    Committed,
+    NodeView,
+    Peer,
+    RunView,
+    Shard,
+    StepNote,
+    SupersedeRule,
+    Want,
+    WantReason,
+)
+from holdfast.core.ids import ShardId
+from holdfast.core.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
+from holdfast.core.session import SessionUpdate
+from holdfast.core.slots import SlotName, SlotState
+from holdfast_services.agent import sidecar
+from holdfast_services.agent.domain import (
+    Content,
+    Reservation,
+    Session,
+    Slot,
+    State,
+    handle,
+    inventory,
+    rules,
+    session_view,
+)
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain.views import STEPS_COUNT_MAX
+
+ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
+B = Peer(node="b", rpc_address="b:1", data_address="b:2")
+KIB = 1024
+
+
+def shard(step, rank=0):
+    return Shard(
+        id=ShardId("r1", step, 1, rank), job="job", world_size=1, plan_hash="p",
+        length_bytes=KIB, root_digest=b"d" * 16,
+    )  # fmt: skip
+
+
+def checkpoint(step):
+    return CheckpointId("r1", step, 1)
+
+
+def sealed(name, step, owner="a"):
+    content = Content(shard=shard(step), owner=owner, digests=b"")
+    return Slot(name=SlotName(name, 1, SlotState.SEALED), length_bytes=KIB, content=content)
+
+
+def free(*names):
+    return [Slot(name=SlotName(name, 0, SlotState.FREE), length_bytes=KIB) for name in names]
+
+
+def state(*slots):
+    made = State(me=ME, budget_bytes=16 * KIB)
+    made.slots = {slot.name.slot: slot for slot in slots}
+    made.next_slot = len(slots) + 1
+    return made
+
+
+def session(**fields):
+    return Session(id="1" * 32, job="job", run="r1", generation=1, rank=0, world_size=1, **fields)
+
+
+def view(wants=(), version="1", **run):
+    made = RunView(run="r1", job="job", generation=1, world_size=1, **run)
+    return ev.ViewArrived(NodeView(version=version, nodes=(ME, B), runs=(made,), wants=wants))
+
+
+def want(step, *sources, stored=True, reason=WantReason.RESTORE):
+    return Want(shard=shard(step), sources=sources, reason=reason, object=stored)
+
+
+def kinds(actions, kind):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def said(actions, kind):
+    return [a.event.message for a in kinds(actions, ev.Emit) if a.event.kind == kind]
+
+
+def freed(actions):
+    return {a.old.slot for a in kinds(actions, ev.RenameSlot) if a.new.state is SlotState.FREE}
+
+
+@pytest.mark.parametrize(
+    ("sources", "stored", "expected"),
+    [
+        ((), True, [((), True)]),
+        (("b",), True, [((B,), True)]),
+        (("b",), False, [((B,), False)]),
+        ((), False, []),
+        (("gone",), True, [((), True)]),
+    ],
+    ids=["object", "both", "peer", "nobody", "peer unknown here"],
+)
+def test_a_copy_that_no_peer_has_is_fetched_if_the_object_store_has_it(sources, stored, expected):
+    """F67: never dropped for want of a peer."""
+    _, actions = handle(state(*free("s1")), view((want(7, *sources, stored=stored),)))
+    assert expected == [(a.sources, a.object) for a in kinds(actions, ev.Fetch)]
+
+
+def test_several_shards_are_fetched_side_by_side_and_never_more_than_the_limit():
+    """F72"""
+    wants = tuple(replace(want(7), shard=shard(7, rank)) for rank in range(6))
+    _, actions = handle(state(*free("s1", "s2", "s3", "s4", "s5", "s6")), view(wants))
+    assert 4 == len(kinds(actions, ev.Fetch))
+
+
+def fetching():
+    now, actions = handle(state(*free("s1")), view((want(7),)))
+    return now, kinds(actions, ev.Fetch)[0]
+
+
+def test_an_object_without_good_bytes_is_accused_under_the_name_of_the_store():
+    """F70: metadata must choose something else; the event says what is meant."""
+    now, fetch = fetching()
+    now, actions = handle(
+        now, ev.FetchFailed(fetch.name, shard(7).id, "truncated", (OBJECT_STORE,))
+    )
+    listed = inventory(now, incarnation=1, sequence=1).bad_sources
+    assert [(OBJECT_STORE, shard(7).id)] == [(bad.node, bad.shard) for bad in listed]
+    assert ["the object store has no good copy of shard r1/7/1/0/0"] == said(actions, "bad_source")
+
+
+def test_a_store_that_cannot_be_read_is_tried_again_unaccused_and_says_once_what_to_do():
+    now, fetch = fetching()
+    failed = ev.FetchFailed(fetch.name, shard(7).id, "503", (), "the store is down; start it")
+    now, actions = handle(now, failed)
+    assert ["the store is down; start it"] == said(actions, "object_store_failed")
+    assert () == now.bad_sources
+
+    now, actions = handle(now, ev.Tick(60.0))
+    again = kinds(actions, ev.Fetch)
+    assert [True] == [a.object for a in again]
+    now, actions = handle(now, replace(failed, name=again[0].name))
+    assert [] == said(actions, "object_store_failed")
+
+
+def test_a_draining_checkpoint_keeps_its_slots_and_its_copies_until_it_is_durable():
+    """F28, 4.7: pinned slots are kept, own ones and those held for others."""
+    held = state(sealed("s1", 5), sealed("s2", 5, owner="b"), sealed("s3", 6))
+    held.slots["s2"] = replace(
+        held.slots["s2"],
+        content=replace(held.slots["s2"].content, shard=shard(5, rank=1)),
+    )
+    keep = {"keep_from": checkpoint(6)}
+    now, actions = handle(held, view(pinned=(checkpoint(5),), **keep))
+    assert set() == freed(actions)
+    _, actions = handle(now, view(version="2", **keep))
+    assert {"s1", "s2"} == freed(actions)
+
+
+def test_what_is_draining_is_copied_to_backups_although_a_newer_step_is_kept():
+    """A drain lost with its only holder is a durable step less."""
+    run = {"keep_from": checkpoint(6), "ring": ("a", "b"), "replicas": 1}
+    _, actions = handle(state(sealed("s1", 5)), view(pinned=(checkpoint(5),), **run))
+    assert [5] == [a.shard.id.step for a in kinds(actions, ev.AskHold)]
+
+    now, _ = handle(state(*free("s1")), view(pinned=(checkpoint(5),), **run))
+    rules.check_holdable(now, shard(5))
+
+
+def test_a_superseded_checkpoint_is_not_copied_though_it_is_still_pinned():
+    rule = SupersedeRule(after_step=4, below_generation=2)
+    run = {"ring": ("a", "b"), "replicas": 1, "superseded": (rule,)}
+    _, actions = handle(state(sealed("s1", 5)), view(pinned=(checkpoint(5),), **run))
+    assert [] == kinds(actions, ev.AskHold)
+    assert set() == freed(actions)
+
+
+def leases(now):
+    return [item.slot for item in session_view(now, now.sessions["1" * 32]).leases]
+
+
+def test_the_third_slot_is_what_a_rank_writes_while_an_older_step_drains():
+    """F88: one drains, one is the newest, one is written; not a fourth."""
+    reservation = Reservation(plan_hash="p", length_bytes=KIB, slots=3, checkpoint_bytes=KIB)
+    before = state(sealed("s1", 5), sealed("s2", 9), *free("s3", "s4"))
+    before.sessions = {"1" * 32: session(reservation=reservation)}
+    keep = {"keep_from": checkpoint(9)}
+    now, _ = handle(before, view(pinned=(checkpoint(5),), **keep))
+    assert ["s3"] == leases(now)
+
+    now, actions = handle(now, view(version="2", **keep))
+    assert {"s1"} == freed(actions)
+    assert 2 == len(leases(now))
+
+
+def test_levels_of_steps_on_their_way_are_listed_however_many_came_after_them():
+    newer = tuple(Committed(checkpoint=checkpoint(s)) for s in range(100, 108))
+    slow = (
+        Committed(checkpoint=checkpoint(3), replicated=True, draining=True),
+        Committed(checkpoint=checkpoint(2), durable=True),
+    )
+    lost = tuple(AbandonedStep(run="r1", step=s, generation=1) for s in range(40, 90))
+    now, _ = handle(state(), ev.SessionOpened(session()))
+    now, _ = handle(now, view(committed=(*newer, *slow), abandoned=lost))
+
+    steps = session_view(now, now.sessions["1" * 32]).steps
+    assert STEPS_COUNT_MAX + 2 == len(steps)
+    assert [(3, True, False), (2, False, True)] == [
+        (s.step, s.draining, s.durable) for s in steps[-2:]
+    ]
+    assert all(s.local and s.sealed for s in steps[-2:])
+    assert not any(s.draining or s.durable for s in steps[:-2])
+
+
+def notes(*steps, json='{"loss":1}'):
+    return tuple(StepNote(step=step, json=json) for step in steps)
+
+
+def updated(made, sent):
+    before = state()
+    before.sessions = {made.id: made}
+    after, _ = handle(before, ev.Updated(SessionUpdate(session=made.id, notes=sent)))
+    return inventory(after, incarnation=1, sequence=1).ranks[0].notes
+
+
+def test_notes_of_rank_0_go_into_the_inventory_within_their_limits():
+    assert notes(1, 2) == updated(session(), notes(1, 2))
+    assert NOTES_COUNT_MAX == len(updated(session(), notes(*range(20))))
+    long = notes(1, json='"' + "x" * NOTE_BYTES_MAX + '"')
+    assert notes(2) == updated(session(), long + notes(2))
+    assert () == updated(replace(session(), rank=1), notes(1))
+
+
+@pytest.mark.parametrize("source", ["memory", "peer", "object"])
+def test_where_a_copy_came_from_survives_in_its_sidecar(source):
+    """What a restore says of its sources does not depend on whether the agent was restarted."""
+    from holdfast.core.digest import part_digests, root_digest
+
+    data = bytes(KIB)
+    digests = part_digests(data)
+    whole = replace(shard(7), root_digest=root_digest(KIB, digests))
+    content = Content(shard=whole, owner="a", digests=b"".join(digests), source=source)
+    assert content == sidecar.decode(sidecar.encode(content), KIB)
