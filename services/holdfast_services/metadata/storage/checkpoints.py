@@ -21,7 +21,7 @@ from holdfast_services.metadata.storage.objects import ObjectStatements, same_ch
 
 DURABLE_ROWS_IN_RUN_MAX = 8
 
-_NEWEST_FIRST = (t.checkpoints.c.step.desc(), t.checkpoints.c.generation.desc())
+NEWEST_FIRST = (t.checkpoints.c.step.desc(), t.checkpoints.c.generation.desc())
 
 
 class CheckpointStatements(ObjectStatements):
@@ -55,8 +55,8 @@ class CheckpointStatements(ObjectStatements):
         o = t.objects.c
         beside = t.checkpoints.outerjoin(t.objects, same_checkpoint(t.objects))
         sql = select(t.checkpoints, o.expired_at_s, o.bad).select_from(beside)
-        sql = sql.where(*conditions).order_by(*_NEWEST_FIRST).limit(limit)
-        return tuple(map(_checkpoint, self._db.execute(sql).mappings()))
+        sql = sql.where(*conditions).order_by(*NEWEST_FIRST).limit(limit)
+        return tuple(map(checkpoint_of, self._db.execute(sql).mappings()))
 
     def _with_checkpoints(self, run: Run) -> Run:
         """Return the run with the rows, drains and objects that its invariants name."""
@@ -187,7 +187,8 @@ def _is_shard(key: ShardId) -> ColumnElement[bool]:
     return and_(is_of(t.drains, key.checkpoint), d.rank == key.rank, d.volume == key.volume)
 
 
-def _checkpoint(row: RowMapping) -> Checkpoint:
+def checkpoint_of(row: RowMapping) -> Checkpoint:
+    """Return the checkpoint that a row of ``checkpoints``, beside that of ``objects``, holds."""
     parent = row["parent_step"]
     return Checkpoint(
         id=checkpoint_id(row["run"], row["step"], row["generation"]),

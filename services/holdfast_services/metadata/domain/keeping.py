@@ -1,0 +1,114 @@
+"""Who holds a durable checkpoint, what may be removed by hand, what retention says of each.
+
+Pure. The policy itself is in ``domain.retention``; here its facts are gathered from rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.errors import PreconditionError
+from holdfast_services.metadata.domain.model import Checkpoint, Run
+from holdfast_services.metadata.domain.retention import Candidate, Verdict, metric_of, plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A row with what is known of its objects and who holds it.
+
+    ``pin`` is the note of the user's pin, None without one; ``readers`` have a lease that holds.
+    ``stored_shards`` counts what of a drain lies there already, None when nothing drains.
+    """
+
+    row: Checkpoint
+    expired_at_s: float | None = None
+    scrubbed_at_s: float | None = None
+    scrub_asked: bool = False
+    bad: tuple[ShardId, ...] = ()
+    pin: str | None = None
+    readers: tuple[str, ...] = ()
+    stored_shards: int | None = None
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint's id."""
+        return self.row.id
+
+
+def restored(run: Run) -> frozenset[CheckpointId]:
+    """Return what a restore holds: chosen, or confirmed and not yet loaded by every rank."""
+    named = run.decision.checkpoint if run.decision and (run.deciding or run.loading) else None
+    return frozenset((*run.pins, *((named,) if named else ())))
+
+
+def holds(run: Run, item: Listed) -> tuple[str, ...]:
+    """Return who needs the checkpoint just now: nobody may remove it, not even by force."""
+    found = [f"read by {reader}" for reader in item.readers]
+    if item.id in restored(run):
+        found.append("being restored")
+    if item.row.draining:
+        found.append("being written again")
+    return tuple(found)
+
+
+def newest_restorable(run: Run, listed: Iterable[Listed]) -> CheckpointId | None:
+    """Return the newest checkpoint that a restore could take from the object store, if any."""
+    return max((i.id for i in listed if i.row.stored and run.usable(i.id)), default=None)
+
+
+def verdicts(run: Run, listed: Iterable[Listed], now_s: float) -> tuple[Verdict, ...]:
+    """Return what the run's policy says of its durable checkpoints, newest first.
+
+    Those that have expired already are among them: their objects are about to go.
+    """
+    rows = [item for item in listed if item.row.durable_at_s is not None]
+    candidates = [_candidate(run, item) for item in rows if not item.row.expired]
+    gone = (Verdict(id=i.id, keep=False, why="expired already") for i in rows if i.row.expired)
+    judged = (*plan(candidates, run.retention, now_s), *gone)
+    return tuple(sorted(judged, key=lambda verdict: verdict.id, reverse=True))
+
+
+def _candidate(run: Run, item: Listed) -> Candidate:
+    pin = () if item.pin is None else (f"pinned: {item.pin}" if item.pin else "pinned",)
+    row, policy = item.row, run.retention
+    return Candidate(
+        id=row.id,
+        committed_at_s=row.local_at_s,
+        durable_at_s=row.durable_at_s or 0.0,
+        superseded=not run.usable(row.id),
+        bad=row.bad,
+        metric=metric_of(row.notes, policy.metric) if policy and policy.best else None,
+        holds=(*pin, *holds(run, item)),
+    )
+
+
+def check_removal(run: Run, item: Listed, newest: CheckpointId | None, *, force: bool) -> None:
+    """Do nothing if a user may remove the checkpoint's objects.
+
+    Args:
+        run: As read under the job's lock.
+        item: What is to go.
+        newest: See ``newest_restorable``.
+        force: Though it is pinned, or the newest that can be restored.
+
+    Raises:
+        PreconditionError: it lies in memory only, or somebody needs it; says who.
+    """
+    name = f"step {item.id.step} of generation {item.id.generation}"
+    ids = {"job": run.job, "run": run.id, "step": item.id.step, "generation": item.id.generation}
+    if item.row.durable_at_s is None:
+        raise PreconditionError(
+            f"{name} is in memory only: its slots are freed by themselves", **ids
+        )
+    if held := holds(run, item):
+        raise PreconditionError(f"{name} is {', '.join(held)}", **ids)
+    if force:
+        return
+    if item.pin is not None:
+        raise PreconditionError(f"{name} is pinned: unpin it, or remove it by force", **ids)
+    if item.id == newest:
+        raise PreconditionError(
+            f"{name} is the newest that can be restored: force is needed", **ids
+        )
