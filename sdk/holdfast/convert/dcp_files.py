@@ -1,0 +1,219 @@
+"""Folders of ``torch.distributed.checkpoint``: written by torch itself, read without trust.
+
+DCP's ``.metadata`` is a pickle. It is read by an unpickler that knows DCP's own data classes and
+nothing else; what else a folder names is refused (P9). Tensors are loaded with ``weights_only``.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from holdfast.convert.source import STATE_NAME, TensorSource, spec_of, state_rank
+from holdfast.core.boxes import Box, covers, whole
+from holdfast.core.segment import TensorSpec
+from holdfast.core.tree import encode
+from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
+from holdfast.state.dtypes import TORCH, dtype_name
+
+METADATA = ".metadata"
+METADATA_BYTES_MAX = 4 << 30
+
+_CLASSES: dict[tuple[str, str], object] = {
+    (cls.__module__, cls.__qualname__): cls
+    for cls in (
+        metadata.Metadata,
+        metadata.TensorStorageMetadata,
+        metadata.BytesStorageMetadata,
+        metadata.ChunkStorageMetadata,
+        metadata.TensorProperties,
+        metadata.MetadataIndex,
+        metadata.StorageMeta,
+        metadata._MEM_FORMAT_ENCODING,  # noqa: SLF001 - what TensorProperties are pickled with
+        filesystem._StorageInfo,  # noqa: SLF001 - where FileSystemWriter put a tensor
+        torch.Size,
+    )
+} | {
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,  # noqa: SLF001
+    ("pathlib", "PosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PurePosixPath,
+}
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans for tensors that are read when torch comes to write them, one at a time."""
+
+    def __init__(self, source: TensorSource, advance: Callable[[int], None]) -> None:
+        # Flattening takes empty dicts out of what is not tensors.
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._advance = advance
+        self._tensors = source.tensors([spec.fqn for spec in source.specs()])
+
+    def lookup_object(self, index: metadata.MetadataIndex) -> Any:
+        if state_rank(index.fqn) is not None:
+            return super().lookup_object(index)
+        name, tensor = next(self._tensors)
+        assert name == index.fqn, "torch writes in the order of the state dict"
+        self._advance(tensor.nbytes)
+        return tensor
+
+
+def write_folder(source: TensorSource, folder: Path, advance: Callable[[int], None]) -> None:
+    """Write a folder that ``dcp.load`` reads; state of ranks goes in as plain Python values."""
+    state_dict: dict[str, Any] = {
+        spec.fqn: torch.empty(spec.shape, dtype=TORCH[spec.dtype], device="meta")
+        for spec in source.specs()
+    }
+    state_dict |= {f"{STATE_NAME}{rank}": value for rank, value in source.state().items()}
+    writer = FileSystemWriter(folder, single_file_per_rank=True, thread_count=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*")
+        save(state_dict, storage_writer=writer, planner=_Planner(source, advance), no_dist=True)
+
+
+class DcpSource:
+    """The tensors of a DCP folder, put together from the chunks of all its files.
+
+    Raises:
+        InvalidRequestError: ``.metadata`` names a class that is not DCP's own; names it.
+        ManifestError: chunks are missing, or a file name leads out of the folder.
+        UnsupportedFormatError: written by something else than ``FileSystemWriter``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        found = _read_metadata(folder / METADATA)
+        self._places: Mapping[Any, Any] = found.storage_data
+        self._tensors: dict[str, metadata.TensorStorageMetadata] = {}
+        self._specs: dict[str, TensorSpec] = {}
+        self._values: dict[str, Any] = {}
+        self._state: dict[int, Any] = {}
+        for name, held in found.state_dict_metadata.items():
+            if isinstance(held, metadata.TensorStorageMetadata):
+                self._add(name, held)
+            else:
+                self._add_value(name)
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """Return all tensors in the order of their first chunks in the files."""
+        return sorted(self._specs.values(), key=lambda spec: self._first(spec.fqn))
+
+    def tensors(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield these tensors, whole."""
+        for name in names:
+            yield name, self._tensor(name)
+
+    def state(self) -> Mapping[int, Any]:
+        """Return what an export of ours put in."""
+        return self._state
+
+    def values(self) -> Mapping[str, Any]:
+        """Return the other values by name, as JSON trees."""
+        return self._values
+
+    def _add(self, name: str, held: metadata.TensorStorageMetadata) -> None:
+        shape = tuple(held.size)
+        dtype = dtype_name(name, torch.empty(0, dtype=held.properties.dtype))
+        boxes = {Box(tuple(c.offsets), tuple(c.sizes)) for c in held.chunks}
+        if not covers(whole(shape), boxes):
+            raise ManifestError(f"chunks of tensor {name!r} are missing", fqn=name)
+        self._tensors[name] = held
+        self._specs[name] = spec_of(name, dtype, shape)
+
+    def _add_value(self, name: str) -> None:
+        value = self._load(metadata.MetadataIndex(name), f"value {name!r}")
+        rank = state_rank(name)
+        if rank is not None and isinstance(value, dict):
+            self._state[rank] = value
+            return
+        self._values[name] = encode(value, path=name, leaf=lambda _value, _path: None)
+
+    def _first(self, name: str) -> tuple[str, int]:
+        chunks = self._tensors[name].chunks
+        if not chunks:
+            return "", 0
+        place = self._place(metadata.MetadataIndex(name, chunks[0].offsets), name)
+        return place.relative_path, place.offset
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        held = self._tensors[name]
+        result: torch.Tensor | None = None
+        for chunk in held.chunks:
+            index = metadata.MetadataIndex(name, chunk.offsets)
+            part = self._load(index, f"tensor {name!r}")
+            if not isinstance(part, torch.Tensor) or part.dtype != held.properties.dtype:
+                raise ManifestError(f"a chunk of {name!r} is not a tensor of its dtype", fqn=name)
+            if tuple(part.shape) != tuple(chunk.sizes):
+                raise ManifestError(f"a chunk of {name!r} has another shape", fqn=name)
+            if tuple(chunk.sizes) == tuple(held.size):
+                return part
+            if result is None:
+                result = torch.empty(held.size, dtype=held.properties.dtype)
+            box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+            result[box.within(whole(held.size))] = part
+        return torch.empty(held.size, dtype=held.properties.dtype) if result is None else result
+
+    def _load(self, index: metadata.MetadataIndex, what: str) -> Any:
+        place = self._place(index, what)
+        with (self._folder / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            data = io.BytesIO(file.read(place.length))
+        try:
+            return torch.load(data, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as cause:
+            raise InvalidRequestError(
+                f"{what} in {self._folder} is more than plain data and is not unpickled: select "
+                f"others with --only"
+            ) from cause
+        except (RuntimeError, ValueError, EOFError) as cause:
+            raise ManifestError(f"{what} in {self._folder} cannot be read: {cause}") from cause
+
+    def _place(self, index: metadata.MetadataIndex, what: str) -> Any:
+        place = self._places.get(index)
+        if not isinstance(place, filesystem._StorageInfo):  # noqa: SLF001
+            raise ManifestError(f"{self._folder} does not say where {what} lies")
+        name = str(place.relative_path)
+        # Names come from the file: none of them may lead out of the folder (P9).
+        if Path(name).name != name or not (self._folder / name).is_file():
+            raise ManifestError(f"{self._folder} names {name[:80]!r}, which is no file in it")
+        if place.transform_descriptors:
+            raise UnsupportedFormatError(f"{what} is stored as {place.transform_descriptors}")
+        return place
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows DCP's data classes, dtypes and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _CLASSES:
+            return _CLASSES[module, name]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise InvalidRequestError(
+            f"{METADATA} names {module}.{name}, which is no data of DCP: it is not unpickled"
+        )
+
+
+def _read_metadata(path: Path) -> metadata.Metadata:
+    if path.stat().st_size > METADATA_BYTES_MAX:
+        raise ManifestError(f"{path} is longer than {METADATA_BYTES_MAX} bytes")
+    with path.open("rb") as file:
+        try:
+            found = _Unpickler(file).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError) as cause:
+            if isinstance(cause, InvalidRequestError):
+                raise
+            raise ManifestError(f"{path} is malformed: {cause}") from cause
+    if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
+        raise UnsupportedFormatError(f"{path} was not written by torch's FileSystemWriter")
+    return found

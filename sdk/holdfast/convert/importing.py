@@ -1,0 +1,226 @@
+"""Writes a source into a store as a Holdfast checkpoint: world size 1, one segment.
+
+Order of effects: segment, sidecar, index, and last of all the manifest. Until that is there,
+nobody sees a checkpoint, and a killed import leaves what the store's orphan collection removes.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.listing import places
+from holdfast.convert.dcp_files import METADATA, DcpSource
+from holdfast.convert.safetensors_files import (
+    SUFFIX,
+    SafetensorsSource,
+    open_folder,
+    state_path,
+)
+from holdfast.convert.source import STATE_NAME, TensorSource, raw
+from holdfast.convert.torch_files import TorchSource
+from holdfast.convert.upload import SegmentUpload
+from holdfast.core import keys, manifest, sidecar
+from holdfast.core.digest import part_digest, root_digest
+from holdfast.core.facts import Shard
+from holdfast.core.ids import (
+    CheckpointId,
+    Generation,
+    Rank,
+    RunId,
+    ShardId,
+    Step,
+    job_name,
+    run_id,
+)
+from holdfast.core.segment import (
+    HeaderTemplate,
+    SegmentIdentity,
+    TensorSpec,
+    blob_spec,
+    header_template,
+)
+from holdfast.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionError,
+)
+from holdfast.objectstore import ObjectStore
+
+STATE_ALIGN_BYTES = 4096
+
+Advance = Callable[[int], None]
+
+
+def open_source(path: Path) -> TensorSource:
+    """Return the source of a safetensors or torch file, or a Hugging Face or DCP folder.
+
+    Raises:
+        NotFoundError: nothing is there, or nothing that is one of these.
+        CheckpointError: what the format's reader refuses.
+    """
+    if path.is_dir():
+        return DcpSource(path) if (path / METADATA).is_file() else open_folder(path)
+    if not path.is_file():
+        raise NotFoundError(f"no file or folder is at {path}")
+    if path.name.endswith(SUFFIX):
+        return SafetensorsSource([path], state_path(path))
+    return TorchSource(path)
+
+
+def place_for(store: ObjectStore, job: str, step: int) -> CheckpointId:
+    """Return under which id an imported checkpoint goes: generation 0 of the job's run.
+
+    Raises:
+        AlreadyExistsError: the job has this step.
+        PreconditionError: the job was trained here: its own restores would pass the import by.
+    """
+    name = job_name(job)
+    found = [place.checkpoint for place in places(store, name)]
+    if any(checkpoint.generation for checkpoint in found):
+        raise PreconditionError(f"job {name} has checkpoints of its own: import as another --job")
+    if any(checkpoint.step == step for checkpoint in found):
+        raise AlreadyExistsError(f"job {name} has step {step} already: choose another --step")
+    run = max(found).run if found else run_id(secrets.token_hex(8))
+    return CheckpointId(RunId(run), Step(step), Generation(0))
+
+
+def write_checkpoint(
+    store: ObjectStore,
+    source: TensorSource,
+    *,
+    job: str,
+    checkpoint: CheckpointId,
+    advance: Advance = lambda _bytes: None,
+) -> manifest.Manifest:
+    """Write ``source`` as ``checkpoint`` of ``job`` and return its manifest.
+
+    Raises:
+        InvalidRequestError: a name or a number of tensors that the format does not take.
+        CheckpointError: the source or the store; nothing is a checkpoint then.
+    """
+    blobs = _blobs(source)
+    specs = list(source.specs())
+    shard_id = ShardId(checkpoint.run, checkpoint.step, checkpoint.generation, Rank(0))
+    identity = SegmentIdentity(
+        id=shard_id, job=job_name(job), world_size=1, plan_hash=_plan_hash([*specs, *blobs])
+    )
+    template = header_template(identity, [*specs, *blobs])
+    key = keys.segment_key(job, shard_id, 1)
+    with SegmentUpload(store, key, template.length_bytes) as upload:
+        _send(upload, template, checkpoint, source, blobs, advance)
+        digests = upload.finish()
+    shard = Shard(
+        id=shard_id,
+        job=identity.job,
+        world_size=1,
+        plan_hash=identity.plan_hash,
+        length_bytes=template.length_bytes,
+        root_digest=root_digest(template.length_bytes, digests),
+    )
+    described = sidecar.encode(sidecar.Sidecar(shard=shard, digests=digests))
+    store.put(keys.sidecar_key(job, shard_id, 1), described)
+    return publish(
+        store,
+        manifest.Manifest(
+            checkpoint=checkpoint,
+            job=identity.job,
+            world_size=1,
+            shards=(shard,),
+            write_id=secrets.token_hex(16),
+            created_at_s=time.time(),
+            mesh={"dp": 1},
+            software=f"holdfast {holdfast.__version__}",
+        ),
+    )
+
+
+def publish(store: ObjectStore, made: manifest.Manifest) -> manifest.Manifest:
+    """Put the manifest, from which on the checkpoint exists, and return the one that is there.
+
+    Raises:
+        AlreadyExistsError: another checkpoint has that place.
+    """
+    key = keys.manifest_key(made.job, made.checkpoint)
+    try:
+        store.put(key, manifest.encode(made), if_absent=True)
+    except (AlreadyExistsError, OutcomeUnknownError) as cause:
+        # Ours, when only the answer was lost; another's with the same shards is as good.
+        found = CheckpointFolder(store, keys.folder(made.job, made.checkpoint)).manifest()
+        if found.shards != made.shards:
+            raise AlreadyExistsError(f"{key} is another checkpoint") from cause
+        return found
+    return made
+
+
+def _send(
+    upload: SegmentUpload,
+    template: HeaderTemplate,
+    checkpoint: CheckpointId,
+    source: TensorSource,
+    blobs: dict[TensorSpec, bytes],
+    advance: Advance,
+) -> None:
+    """Send header, tensors and blobs in the order of the template."""
+    header = template.fill(step=checkpoint.step, generation=checkpoint.generation, parent=None)
+    upload.write(header)
+    texts = {spec.fqn: text for spec, text in blobs.items()}
+    ordered = [entry.spec.fqn for entry in template.entries]
+    tensors = source.tensors([name for name in ordered if name not in texts])
+    for name in ordered:
+        if name in texts:
+            upload.write(texts[name])
+            continue
+        _, tensor = next(tensors)
+        upload.write(raw(tensor))
+        advance(tensor.nbytes)
+
+
+def _blobs(source: TensorSource) -> dict[TensorSpec, bytes]:
+    """Return the state of each rank as text of a length that is its blob's capacity."""
+    state = dict(source.state()) or {0: _state(source)}
+    blobs = {}
+    for rank, value in state.items():
+        text = json.dumps(value, separators=(",", ":")).encode()
+        text = text.ljust(len(text) + -len(text) % STATE_ALIGN_BYTES)
+        blobs[blob_spec(f"{STATE_NAME}{rank}", len(text))] = text
+    return blobs
+
+
+def _state(source: TensorSource) -> dict[str, Any]:
+    """Return the state of a rank that had one module per first part of the tensors' names.
+
+    So ``Checkpointer(job, {"model": model})`` restores what was imported with ``--as model``.
+    """
+    modules = dict.fromkeys(
+        spec.fqn.partition(".")[0] for spec in source.specs() if "." in spec.fqn
+    )
+    values = source.values()
+    clash = next((name for name in values if name in modules), None)
+    tree: dict[str, Any] = {name: {"$ref": name} for name in modules}
+    tree |= {name: value for name, value in values.items() if "." not in name and name != clash}
+    for name in tree:
+        if name in ("holdfast", "rank"):
+            raise InvalidRequestError(f"a tensor's name begins with {name!r}: use --as or --strip")
+    return {
+        "static": {
+            "objects": {name: {"kind": "module"} for name in modules},
+            "aliases": {},
+            "world_size": 1,
+        },
+        "live": {"tree": tree, "groups": {}, "loose": {}, "objects": {}, "extra": {}},
+        "imported": dict(values),
+    }
+
+
+def _plan_hash(specs: Sequence[TensorSpec]) -> str:
+    table = [(spec.fqn, spec.dtype, spec.shape, spec.box.offsets) for spec in specs]
+    return part_digest(json.dumps(table, separators=(",", ":")).encode()).hex()
