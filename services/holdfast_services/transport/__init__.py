@@ -34,6 +34,9 @@ class InterruptedFetchError(CheckpointError):
 class FetchRequest:
     """What to fetch: a shard by key, in a slot incarnation, with the digests its parts must have.
 
+    All of it, or a window: ``length_bytes`` from ``offset_bytes`` on, which is a multiple of
+    ``PART_BYTES``. Parts and the destination are those of the window.
+
     Invariant: ``len(digests)`` is the number of parts of ``length_bytes``.
     """
 
@@ -41,9 +44,10 @@ class FetchRequest:
     incarnation: int
     length_bytes: int
     digests: tuple[bytes, ...]
+    offset_bytes: int = 0
 
     def part(self, index: int) -> tuple[int, int]:
-        """Return ``(begin, end)`` of a part, in bytes."""
+        """Return ``(begin, end)`` of a part in the destination, in bytes."""
         begin = index * PART_BYTES
         return begin, min(begin + PART_BYTES, self.length_bytes)
 

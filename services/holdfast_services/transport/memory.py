@@ -64,10 +64,11 @@ class MemoryTransport:
             raise UnavailableError(f"nobody serves at {address}")
         begin, end = request.part(index)
         view = source.lookup(request.key, request.incarnation)
-        if view is not None and end > len(view):
-            raise UnavailableError(f"{address} has {len(view)} bytes, not {end}")
+        first, last = request.offset_bytes + begin, request.offset_bytes + end
+        if view is not None and last > len(view):
+            raise UnavailableError(f"{address} has {len(view)} bytes, not {last}")
         if view is not None:
-            destination[begin:end] = view[begin:end]
+            destination[begin:end] = view[first:last]
         if view is None or source.lookup(request.key, request.incarnation) is None:
             raise NotFoundError(f"{address} no longer has {request.key}")
 

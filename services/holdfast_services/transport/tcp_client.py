@@ -131,7 +131,7 @@ def _ask(job: _Job, connection: socket.socket, asked: deque[int]) -> bool:
     request = wire.PartRequest(
         key=job.request.key,
         incarnation=job.request.incarnation,
-        begin=begin,
+        begin=job.request.offset_bytes + begin,
         length_bytes=end - begin,
     )
     connection.sendall(wire.encode_request(request))

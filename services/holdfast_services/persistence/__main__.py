@@ -1,0 +1,96 @@
+"""``python -m holdfast_services.persistence``: a worker, until SIGTERM; see ``settings``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+
+from holdfast.errors import InternalError
+from holdfast.objectstore import open_store
+from holdfast_services.kit import runner
+from holdfast_services.kit.queue import open_queue
+from holdfast_services.persistence.clients import MetadataClient
+from holdfast_services.persistence.pace import Pace
+from holdfast_services.persistence.pool import PartPool
+from holdfast_services.persistence.service import PersistService
+from holdfast_services.persistence.settings import Settings
+from holdfast_services.persistence.worker import Worker
+
+NICE = 10
+"""Training goes first: a worker takes what processor time is left over."""
+
+log = logging.getLogger("holdfast_services.persistence")
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Work until ``stop``; store, queue and metadata may come and go meanwhile.
+
+    Raises:
+        InvalidRequestError: a URL that is none.
+    """
+    os.nice(NICE)
+    store = open_store(settings.store_url)
+    queue = open_queue(settings.queue_url, lease_s=settings.queue_lease_s)
+    metadata = MetadataClient(settings.metadata_address, settings.worker)
+    pool = PartPool(settings.parts_in_flight)
+    service = PersistService(
+        store,
+        metadata,
+        pool,
+        Pace(settings.persist_bytes_per_s),
+        Pace(settings.scrub_bytes_per_s),
+    )
+    worker = Worker(settings.worker, queue, service, pool, settings.queue_lease_s)
+    ended = _in_thread(worker)
+    try:
+        _say_ready(settings)
+        log.info("worker %s drains to %s", settings.worker, store.url)
+        waiting = [asyncio.create_task(event.wait()) for event in (stop, ended)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        worker.stop()
+        await ended.wait()
+        for task in waiting:
+            task.cancel()
+        if not stop.is_set():
+            raise InternalError("the worker's loop ended; its traceback is in the log")
+    finally:
+        pool.close()
+        metadata.close()
+        queue.close()
+        store.close()
+
+
+def _in_thread(worker: Worker) -> asyncio.Event:
+    """Run ``worker`` in a daemon thread, which does not keep the process; return its end."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            worker.run()
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=run, name="worker", daemon=True).start()
+    return ended
+
+
+def _say_ready(settings: Settings) -> None:
+    """Say so by rename: who sees the file sees all of it."""
+    if settings.ready_file is None:
+        return
+    draft = settings.ready_file.with_name(f"{settings.ready_file.name}.{os.getpid()}.tmp")
+    draft.write_text(json.dumps({"worker": settings.worker, "pid": os.getpid()}))
+    draft.replace(settings.ready_file)
+
+
+def main() -> int:
+    """Run the worker; returns the exit code."""
+    return runner.run("persistence", lambda stop: serve(Settings.from_env(os.environ), stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

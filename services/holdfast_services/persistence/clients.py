@@ -1,0 +1,135 @@
+"""The worker's ways out: calls to metadata and to agents, in values, with deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.core.digest import DIGEST_BYTES, parts_count, root_digest
+from holdfast.core.facts import Event, Peer, PersistPlan, Shard
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.errors import DigestMismatchError
+from holdfast.rpc import codec
+from holdfast.rpc.channel import call, sync_channel
+from holdfast.v1 import (
+    agent_pb2,
+    agent_pb2_grpc,
+    common_pb2,
+    metadata_pb2,
+    metadata_pb2_grpc,
+    persistence_pb2_grpc,
+)
+from holdfast.v1 import persistence_pb2 as pb
+from holdfast_services.transport import deadline_s
+
+CALL_S_MAX = 10.0
+
+
+class MetadataClient:
+    """One channel to the metadata service, for all threads; reconnects by itself.
+
+    Every method raises a CheckpointError: what metadata answered, or what its silence means.
+    """
+
+    def __init__(self, address: str, worker: str) -> None:
+        self._worker = worker
+        self._channel = sync_channel(address)
+        self._stub = persistence_pb2_grpc.PersistenceStub(self._channel)
+        self._metadata = metadata_pb2_grpc.MetadataStub(self._channel)
+
+    def plan(self, item: str) -> PersistPlan:
+        """Return what is to be done for an item now; NotFoundError when nothing is."""
+        request = pb.PlanRequest(item=item, worker=self._worker)
+        answer = call(self._stub.Plan, request, timeout_s=CALL_S_MAX, item=item)
+        return codec.from_message(answer, PersistPlan)
+
+    def shard_stored(self, shard: Shard) -> int:
+        """Say that a shard lies in the store, verified; return how many are still to come."""
+        message = codec.to_message(shard, common_pb2.Shard)
+        request = pb.ShardStoredRequest(worker=self._worker, shard=message)
+        return int(call(self._stub.ShardStored, request, timeout_s=CALL_S_MAX).missing)
+
+    def durable(self, checkpoint: CheckpointId, manifest_digest: bytes) -> None:
+        """Say that the manifest lies there.
+
+        Raises:
+            StaleGenerationError: the checkpoint was superseded meanwhile; its folder is harmless.
+        """
+        request = pb.DurableRequest(
+            worker=self._worker,
+            checkpoint=codec.to_message(checkpoint, common_pb2.CheckpointId),
+            manifest_digest=manifest_digest,
+        )
+        call(self._stub.Durable, request, timeout_s=CALL_S_MAX)
+
+    def collected(self, checkpoint: CheckpointId, freed_bytes: int) -> None:
+        """Say that nothing of an expired checkpoint is left."""
+        request = pb.CollectedRequest(
+            worker=self._worker,
+            checkpoint=codec.to_message(checkpoint, common_pb2.CheckpointId),
+            freed_bytes=freed_bytes,
+        )
+        call(self._stub.Collected, request, timeout_s=CALL_S_MAX)
+
+    def scrubbed(self, checkpoint: CheckpointId, bad: Sequence[ShardId]) -> None:
+        """Say that every shard was read back, and which are not what they should be."""
+        request = pb.ScrubbedRequest(
+            worker=self._worker,
+            checkpoint=codec.to_message(checkpoint, common_pb2.CheckpointId),
+            bad=[codec.to_message(shard, common_pb2.ShardId) for shard in bad],
+        )
+        call(self._stub.Scrubbed, request, timeout_s=CALL_S_MAX)
+
+    def record(self, event: Event) -> None:
+        """Tell people."""
+        message = codec.to_message(event, metadata_pb2.Event)
+        request = metadata_pb2.RecordRequest(node=self._worker, events=[message])
+        call(self._metadata.Record, request, timeout_s=CALL_S_MAX)
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """A copy at an agent: the slot incarnation, its part digests (proven), and its file."""
+
+    incarnation: int
+    digests: tuple[bytes, ...]
+    path: str
+
+
+def locate(peer: Peer, shard: Shard) -> Located:
+    """Return where ``peer`` has ``shard``; its part digests give the root digest.
+
+    Raises:
+        NotFoundError: it has none.
+        DigestMismatchError: it has another segment under this id.
+        UnavailableError: it does not answer.
+    """
+    request = agent_pb2.LocateRequest(id=codec.to_message(shard.id, common_pb2.ShardId))
+    with sync_channel(peer.rpc_address) as channel:
+        stub = agent_pb2_grpc.ReplicationStub(channel)
+        answer = call(stub.Locate, request, timeout_s=CALL_S_MAX, node=peer.node)
+    joined = answer.part_digests
+    digests = tuple(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES))
+    if (
+        codec.from_message(answer.shard, Shard) != shard
+        or len(joined) != DIGEST_BYTES * parts_count(shard.length_bytes)
+        or root_digest(shard.length_bytes, digests) != shard.root_digest
+    ):
+        raise DigestMismatchError(f"{shard.id.key} is another segment there", node=peer.node)
+    return Located(incarnation=answer.slot_incarnation, digests=digests, path=answer.path)
+
+
+def suspect(peer: Peer, shard: Shard, incarnation: int) -> bool:
+    """Tell ``peer`` that its bytes did not match; True when it found its copy bad."""
+    request = agent_pb2.SuspectRequest(
+        id=codec.to_message(shard.id, common_pb2.ShardId), slot_incarnation=incarnation
+    )
+    with sync_channel(peer.rpc_address) as channel:
+        stub = agent_pb2_grpc.ReplicationStub(channel)
+        timeout_s = deadline_s(shard.length_bytes)
+        answer = call(stub.Suspect, request, timeout_s=timeout_s, node=peer.node)
+    return bool(answer.quarantined)

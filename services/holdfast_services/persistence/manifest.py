@@ -1,0 +1,161 @@
+"""Makes a checkpoint durable: every shard is there, the index, and last of all the manifest.
+
+The manifest is one conditional create that carries an id drawn for it. A lost answer is read
+back, never repeated: whoever finds its own id, or the same shards, has succeeded.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+
+import holdfast
+from holdfast.bucket.folder import CheckpointFolder
+from holdfast.core import index, keys
+from holdfast.core.canonical import strict_object
+from holdfast.core.digest import part_digest
+from holdfast.core.facts import PersistPlan, Shard
+from holdfast.core.manifest import (
+    MANIFEST_BYTES_MAX,
+    NOTES_BYTES_MAX,
+    Manifest,
+    checkpoint_plan,
+    decode,
+    encode,
+)
+from holdfast.core.segment import SegmentHeader
+from holdfast.errors import (
+    AlreadyExistsError,
+    CheckpointError,
+    CorruptionError,
+    ExhaustedError,
+    NotFoundError,
+    NotReadyError,
+    OutcomeUnknownError,
+    PreconditionError,
+    UnavailableError,
+)
+from holdfast.objectstore import ObjectStore
+from holdfast_services.persistence.domain.found import same_checkpoint
+from holdfast_services.persistence.pool import PartPool
+from holdfast_services.transport import InterruptedFetchError
+
+MISSING_NAMED_MAX = 8
+
+log = logging.getLogger(__name__)
+
+
+def write_manifest(
+    store: ObjectStore, pool: PartPool, plan: PersistPlan, stop: threading.Event
+) -> bytes:
+    """Write the manifest of the planned checkpoint; return the digest of what lies there.
+
+    Raises:
+        NotReadyError: a shard is not in the store; names the first.
+        PreconditionError: another manifest, of other shards, is there.
+        UnavailableError: the store, or nobody knows whether it was written; try again.
+    """
+    folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
+    shards = tuple(sorted(plan.shards, key=lambda shard: shard.id))
+    _check_shards(folder, shards, pool, stop)
+    _write_index(folder, plan, shards, pool)
+    mine = Manifest(
+        checkpoint=plan.checkpoint,
+        job=plan.job,
+        world_size=shards[0].world_size,
+        shards=shards,
+        write_id=secrets.token_hex(16),
+        created_at_s=plan.created_at_s,
+        parent=plan.parent,
+        mesh={"dp": shards[0].world_size},
+        notes=_notes(plan.notes),
+        software=f"holdfast {holdfast.__version__}",
+    )
+    return part_digest(_create(store, mine, repair=plan.repair))
+
+
+def _notes(text: str) -> dict[str, object]:
+    if not text:
+        return {}
+    return strict_object(text.encode(), what="notes", bytes_max=NOTES_BYTES_MAX)
+
+
+def _check_shards(
+    folder: CheckpointFolder, shards: tuple[Shard, ...], pool: PartPool, stop: threading.Event
+) -> None:
+    def problem(shard: Shard) -> str:
+        if stop.is_set():
+            raise InterruptedFetchError("checking shards was interrupted")
+        try:
+            folder.check_length(shard)
+            folder.sidecar(shard)
+        except (NotFoundError, CorruptionError) as error:
+            return f"{shard.id.key}: {error.message}"
+        return ""
+
+    missing = sorted(filter(None, pool.each(problem, shards)))
+    if missing:
+        # A bucket that is gone has no shards either: let that be the error, if it is so.
+        folder.store.check()
+        raise NotReadyError(
+            f"{len(missing)} of {len(shards)} shards are not in the store: "
+            + "; ".join(missing[:MISSING_NAMED_MAX])
+        )
+
+
+def _write_index(
+    folder: CheckpointFolder, plan: PersistPlan, shards: tuple[Shard, ...], pool: PartPool
+) -> None:
+    """Write the plan's index unless it is there; it is a convenience, never a condition."""
+    store = folder.store
+    key = keys.index_key(plan.job, plan.checkpoint.run, checkpoint_plan(shards))
+    try:
+        store.head(key)
+    except NotFoundError:
+        pass
+    else:
+        return
+    headers: list[SegmentHeader] = pool.each(folder.header, shards)
+    try:
+        store.put(key, index.encode(index.build(headers)), if_absent=True)
+    except (AlreadyExistsError, OutcomeUnknownError):
+        log.debug("%s was written meanwhile", key)
+    except ExhaustedError as error:
+        log.warning("%s: %s", key, error)
+
+
+def _create(store: ObjectStore, mine: Manifest, *, repair: bool) -> bytes:
+    """Create the manifest, or find that it is there; return its bytes."""
+    key = keys.manifest_key(mine.job, mine.checkpoint)
+    data = encode(mine)
+    try:
+        store.put(key, data, if_absent=True)
+    except (AlreadyExistsError, OutcomeUnknownError) as cause:
+        return _read_back(store, key, mine, data, cause, repair=repair)
+    return data
+
+
+def _read_back(
+    store: ObjectStore,
+    key: str,
+    mine: Manifest,
+    data: bytes,
+    cause: CheckpointError,
+    *,
+    repair: bool,
+) -> bytes:
+    try:
+        there = store.get(key, length_bytes_max=MANIFEST_BYTES_MAX)
+    except NotFoundError:
+        raise UnavailableError(f"nobody knows whether {key} was written") from cause
+    try:
+        found = decode(there)
+    except CorruptionError:
+        if not repair:
+            raise
+        store.put(key, data)
+        return data
+    if not same_checkpoint(found, mine):
+        raise PreconditionError(f"{key} lists other shards than the catalogue") from cause
+    return there

@@ -1,0 +1,157 @@
+"""What an item comes to: ask what it stands for now, do it, tell metadata, tell people.
+
+Whatever fails raises; the worker gives the item back. Every kind may be done twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from holdfast.core.facts import Event, PersistPlan
+from holdfast.core.retry import Backoff
+from holdfast.core.units import format_bytes
+from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.objectstore import ObjectStore
+from holdfast.rpc.channel import retrying
+from holdfast_services.persistence.clients import MetadataClient
+from holdfast_services.persistence.collect import collect
+from holdfast_services.persistence.domain.items import Item, Kind
+from holdfast_services.persistence.manifest import write_manifest
+from holdfast_services.persistence.orphans import sweep
+from holdfast_services.persistence.pace import Pace
+from holdfast_services.persistence.pool import PartPool
+from holdfast_services.persistence.scrub import scrub
+from holdfast_services.persistence.upload import Moved, ShardUpload
+
+TELL = Backoff(first_s=0.2, wait_s_max=2.0, tries_max=4)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class PersistService:
+    """Does items, several at once from threads of the worker.
+
+    Args:
+        store: The object store.
+        metadata: Says what is to be done, hears what was done.
+        pool: Moves parts, of all items together.
+        persist: Byte rate of what is sent.
+        scrub_pace: Byte rate of what is read back for its own sake.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        metadata: MetadataClient,
+        pool: PartPool,
+        persist: Pace,
+        scrub_pace: Pace,
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._pool = pool
+        self._persist = persist
+        self._scrub = scrub_pace
+        self._kinds: Mapping[Kind, Callable[[PersistPlan, threading.Event], None]] = {
+            Kind.SHARD: self._shard,
+            Kind.MANIFEST: self._manifest,
+            Kind.COLLECT: self._collect,
+            Kind.SCRUB: self._scrub_checkpoint,
+            Kind.ORPHANS: self._orphans,
+        }
+
+    def plan(self, item: Item) -> PersistPlan:
+        """Return what ``item`` stands for now.
+
+        Raises:
+            NotFoundError: nothing any more.
+            UnavailableError: metadata does not answer.
+        """
+        return self._metadata.plan(item.text)
+
+    def do(self, item: Item, plan: PersistPlan, stop: threading.Event) -> None:
+        """Do what ``plan`` asks; ``stop`` ends it early.
+
+        Raises:
+            CheckpointError: it is not done; nothing half-done can be mistaken for done.
+        """
+        self._kinds[item.kind](plan, stop)
+
+    def tell(self, kind: str, message: str, plan: PersistPlan | None, **context: object) -> None:
+        """Make an event for people, best effort."""
+        event = Event(
+            kind=kind,
+            severity="warning" if kind.endswith("_failed") else "info",
+            message=message,
+            job=plan.job if plan else "",
+            context={key: str(value) for key, value in context.items()},
+        )
+        try:
+            self._metadata.record(event)
+        except CheckpointError as error:
+            log.info("nobody heard of %s: %s", kind, error)
+
+    def _shard(self, plan: PersistPlan, stop: threading.Event) -> None:
+        if len(plan.shards) != 1:
+            raise InvalidRequestError(f"{len(plan.shards)} shards for one item")
+        shard = plan.shards[0]
+        key, length = shard.id.key, shard.length_bytes
+        self.tell("persist_started", f"{key}: {format_bytes(length)}", plan, bytes=length)
+        began_s = time.monotonic()
+        upload = ShardUpload(self._store, self._pool, self._persist, plan, stop)
+        upload.run()
+        took_s = time.monotonic() - began_s
+        missing = self._retrying(lambda: self._metadata.shard_stored(shard))
+        summary = _summary(length, took_s, upload.moved)
+        log.info("shard %s: %s, %d to come", key, summary, missing)
+        self.tell(
+            "persisted", f"{key}: {summary}", plan,
+            bytes=length, seconds=f"{took_s:.3f}", sent_bytes=upload.moved.sent_bytes,
+            copied_bytes=upload.moved.copied_bytes, kept_bytes=upload.moved.kept_bytes,
+        )  # fmt: skip
+
+    def _manifest(self, plan: PersistPlan, stop: threading.Event) -> None:
+        digest = write_manifest(self._store, self._pool, plan, stop)
+        self._retrying(lambda: self._metadata.durable(plan.checkpoint, digest))
+        name = f"run {plan.checkpoint.run} step {plan.checkpoint.step}"
+        log.info("%s is durable: %d shards", name, len(plan.shards))
+
+    def _collect(self, plan: PersistPlan, stop: threading.Event) -> None:
+        freed = collect(self._store, plan.job, plan.checkpoint, stop)
+        self._retrying(lambda: self._metadata.collected(plan.checkpoint, freed))
+        log.info("collected %s: %s", plan.checkpoint, format_bytes(freed))
+
+    def _scrub_checkpoint(self, plan: PersistPlan, stop: threading.Event) -> None:
+        bad = scrub(self._store, plan, self._scrub, stop)
+        self._retrying(lambda: self._metadata.scrubbed(plan.checkpoint, bad))
+        log.info("scrubbed %s: %d of %d bad", plan.checkpoint, len(bad), len(plan.shards))
+
+    def _orphans(self, plan: PersistPlan, stop: threading.Event) -> None:
+        swept = sweep(self._store, plan.created_at_s, frozenset(plan.earlier), stop)
+        if swept.folders or swept.uploads:
+            message = (
+                f"{swept.folders} folders, {swept.uploads} uploads, "
+                f"{format_bytes(swept.freed_bytes)}"
+            )
+            self.tell("orphans_deleted", message, plan, bytes=swept.freed_bytes)
+
+    def _retrying(self, call: Callable[[], T]) -> T:
+        """Report what was done: short outages are sat out, the work is not done again for them."""
+        return retrying(call, TELL, time.sleep)
+
+
+def _summary(length_bytes: int, took_s: float, moved: Moved) -> str:
+    rate = length_bytes / max(took_s, 1e-9) / 1e6
+    parts = (
+        ("sent", moved.sent_bytes),
+        ("copied", moved.copied_bytes),
+        ("kept", moved.kept_bytes),
+    )
+    how = ", ".join(f"{word} {format_bytes(count)}" for word, count in parts if count)
+    return f"{format_bytes(length_bytes)} in {took_s:.2f} s, {rate:.0f} MB/s ({how or 'was there'})"

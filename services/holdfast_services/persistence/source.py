@@ -1,0 +1,286 @@
+"""Where a shard's bytes come from: the slot's file on this machine, or agents, part by part.
+
+Every byte given out was hashed against the digest that the owner's agent made when it sealed
+(P3), after its last hop. A source that fails is left, and the next one is asked; one whose bytes
+do not match is told so. Units: bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.core.digest import PART_BYTES, part_digest
+from holdfast.core.facts import Peer, Shard
+from holdfast.core.segment import header_length, parse_header
+from holdfast.errors import (
+    AccessError,
+    CheckpointError,
+    CorruptionError,
+    DigestMismatchError,
+    NotFoundError,
+    TruncatedShardError,
+    UnavailableError,
+)
+from holdfast_services.persistence.clients import Located, locate, suspect
+from holdfast_services.persistence.domain.parts import Part
+from holdfast_services.persistence.pool import PartPool
+from holdfast_services.transport import FetchRequest, InterruptedFetchError
+from holdfast_services.transport.tcp_client import fetch
+
+log = logging.getLogger(__name__)
+
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Source(Protocol):
+    """One copy of one shard."""
+
+    def part(self, part: Part, stop: threading.Event) -> Iterator[memoryview]:
+        """Yield the bytes of a part once, verified, and take them back.
+
+        Raises:
+            NotFoundError: the copy is not there any more.
+            DigestMismatchError: the bytes are not what was sealed.
+            UnavailableError: the node does not answer.
+            InterruptedFetchError: ``stop`` was set.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise NotFoundError when what was given out may have been overwritten meanwhile."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+class MappedFile:
+    """The file of a sealed slot, mapped: no copy, no second set of pages.
+
+    An agent renames a slot before it reuses it. So bytes that were read while the name stood are
+    those that were sealed: a seqlock, with the name as the sequence number.
+    """
+
+    def __init__(self, path: str, shard: Shard) -> None:
+        """Map ``path``.
+
+        Raises:
+            NotFoundError: no such file here: the agent is on another machine, or in a container.
+            AccessError: not a plain file of this user.
+            CorruptionError: not as long as the shard, or another segment.
+        """
+        self._path = path
+        try:
+            fd = os.open(path, _OPEN)
+        except FileNotFoundError as cause:
+            raise NotFoundError(f"no file {path} here") from cause
+        except OSError as cause:
+            raise AccessError(f"cannot open {path}: {cause.strerror}") from cause
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid():
+                raise AccessError(f"{path} is no plain file of this user")
+            if facts.st_size != shard.length_bytes:
+                raise TruncatedShardError(f"{path} has {facts.st_size} bytes")
+            self._fd, self._inode = fd, (facts.st_dev, facts.st_ino)
+            self._check_identity(shard)
+        except CheckpointError:
+            os.close(fd)
+            raise
+
+    def part(self, part: Part, stop: threading.Event) -> Iterator[memoryview]:
+        """Yield a mapping of the part alone: page tables too stay bounded."""
+        if stop.is_set():
+            raise InterruptedFetchError("reading a slot was interrupted")
+        view = self._map(part.begin, part.length_bytes)
+        for index, digest in enumerate(part.digests):
+            if part_digest(view[index * PART_BYTES : (index + 1) * PART_BYTES]) != digest:
+                self.check()
+                raise DigestMismatchError(f"part {part.number} of {self._path} does not match")
+        yield view
+
+    def check(self) -> None:
+        """Raise NotFoundError when the slot has been given another name."""
+        try:
+            facts = os.lstat(self._path)
+        except OSError as cause:
+            raise NotFoundError(f"slot {self._path} was reused") from cause
+        if (facts.st_dev, facts.st_ino) != self._inode:
+            raise NotFoundError(f"slot {self._path} was replaced")
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._fd)
+
+    def _map(self, begin: int, length_bytes: int) -> memoryview:
+        mapping = mmap.mmap(self._fd, length_bytes, prot=mmap.PROT_READ, offset=begin)
+        return memoryview(mapping)
+
+    def _check_identity(self, shard: Shard) -> None:
+        length = header_length(os.pread(self._fd, 8, 0))
+        if length > shard.length_bytes:
+            raise TruncatedShardError(f"{self._path} has a header of {length} bytes")
+        found = parse_header(self._map(0, length), shard.length_bytes).identity
+        if (found.id, found.job, found.plan_hash) != (shard.id, shard.job, shard.plan_hash):
+            raise NotFoundError(f"{self._path} is the segment of {found.id.key}")
+
+
+class RemoteCopy:
+    """A copy at an agent: each part is fetched when it is sent, into memory used over and over."""
+
+    def __init__(self, peer: Peer, shard: Shard, located: Located, pool: PartPool) -> None:
+        self._peer = peer
+        self._shard = shard
+        self._located = located
+        self._pool = pool
+
+    def part(self, part: Part, stop: threading.Event) -> Iterator[memoryview]:
+        """Fetch the part and yield it; see ``Source.part``."""
+        request = FetchRequest(
+            key=self._shard.id.key,
+            incarnation=self._located.incarnation,
+            length_bytes=part.length_bytes,
+            digests=part.digests,
+            offset_bytes=part.begin,
+        )
+        with self._pool.buffer(part.length_bytes) as view:
+            fetch(self._peer.data_address, request, view, done=set(), stop=stop)
+            yield view
+
+    def check(self) -> None:
+        """Nothing to look at: these bytes are ours."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opened:
+    """A copy: how to read it, whose it is, what its agent said of it."""
+
+    source: Source
+    peer: Peer
+    located: Located
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A part's bytes while they are used; ``still`` tells afterwards whether to believe them."""
+
+    view: memoryview
+    still: Callable[[], bool]
+
+
+class Sources:
+    """All copies of a shard, one of them in use. Safe to use from several threads.
+
+    Args:
+        shard: Whose copies.
+        peers: Agents that hold one; those whose file can be mapped are asked first.
+        pool: Lends memory for what is fetched.
+    """
+
+    def __init__(self, shard: Shard, peers: Sequence[Peer], pool: PartPool) -> None:
+        self._shard = shard
+        self._pool = pool
+        self._peers = tuple(peers)
+        self._guard = threading.Lock()
+        self._opened: list[_Opened] = []
+        self._left: list[_Opened] = []
+        self._reasons: list[str] = []
+
+    def digests(self) -> tuple[bytes, ...]:
+        """Return the part digests, which give the root digest.
+
+        Raises:
+            UnavailableError: no copy is left; says what became of each.
+        """
+        return self._use().located.digests
+
+    @contextmanager
+    def part(self, part: Part, stop: threading.Event) -> Iterator[Lent]:
+        """Lend the bytes of a part, verified, from the first copy that has them.
+
+        Raises:
+            UnavailableError: no copy is left; says what became of each.
+            InterruptedFetchError: ``stop`` was set.
+        """
+        while True:
+            opened = self._use()
+            lending = opened.source.part(part, stop)
+            try:
+                view = next(lending)
+                break
+            except InterruptedFetchError:
+                raise
+            except CheckpointError as error:
+                self._leave(opened, error)
+        try:
+            yield Lent(view, lambda: self._still(opened))
+        finally:
+            for _ in lending:
+                pass  # it takes the memory back
+
+    def close(self) -> None:
+        """Give all copies back; nothing of them may be in use."""
+        for opened in self._opened:
+            opened.source.close()
+        self._opened.clear()
+
+    def _still(self, opened: _Opened) -> bool:
+        try:
+            opened.source.check()
+        except CheckpointError as error:
+            self._leave(opened, error)
+            return False
+        return True
+
+    def _use(self) -> _Opened:
+        """Return the copy in use; look for all of them the first time."""
+        with self._guard:
+            if self._peers:
+                self._opened = [o for peer in self._peers if (o := self._open(peer)) is not None]
+                # What can be mapped is not fetched.
+                self._opened.sort(key=lambda opened: isinstance(opened.source, RemoteCopy))
+                self._left, self._peers = list(self._opened), ()
+            if not self._left:
+                why = "; ".join(self._reasons) or "no agent holds it"
+                raise UnavailableError(f"no copy of {self._shard.id.key} can be read: {why}")
+            return self._left[0]
+
+    def _open(self, peer: Peer) -> _Opened | None:
+        try:
+            located = locate(peer, self._shard)
+        except CheckpointError as error:
+            self._reasons.append(f"{peer.node}: {error}")
+            return None
+        source: Source = RemoteCopy(peer, self._shard, located, self._pool)
+        if located.path:
+            try:
+                source = MappedFile(located.path, self._shard)
+            except CheckpointError as error:
+                log.debug("%s is fetched from %s: %s", self._shard.id.key, peer.node, error)
+        return _Opened(source, peer, located)
+
+    def _leave(self, opened: _Opened, error: CheckpointError) -> None:
+        """Use this copy no more; the node hears of it when its bytes did not match."""
+        with self._guard:
+            if opened not in self._left:
+                return  # another thread has left it already
+            self._left.remove(opened)
+            self._reasons.append(f"{opened.peer.node}: {error}")
+        log.warning("%s from %s: %s", self._shard.id.key, opened.peer.node, error)
+        if isinstance(error, CorruptionError):
+            try:
+                suspect(opened.peer, self._shard, opened.located.incarnation)
+            except CheckpointError as cause:
+                log.info("could not tell %s: %s", opened.peer.node, cause)

@@ -1,0 +1,264 @@
+"""Puts one shard into the object store: the object, proven, then its sidecar.
+
+The order of effects, and what a death leaves at each, is ``docs/explanation/persistence.md``.
+Two workers on one shard are harmless: same name, same bytes. Units: bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from holdfast.bucket.folder import CheckpointFolder
+from holdfast.core import keys
+from holdfast.core.digest import PART_BYTES, part_digest
+from holdfast.core.facts import PersistPlan, Shard
+from holdfast.core.sidecar import SIDECAR_BYTES_MAX, Sidecar
+from holdfast.core.sidecar import decode as decode_sidecar
+from holdfast.core.sidecar import encode as encode_sidecar
+from holdfast.errors import (
+    CorruptionError,
+    DigestMismatchError,
+    NotFoundError,
+    PreconditionError,
+    TruncatedShardError,
+    UnsupportedFormatError,
+)
+from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX, ObjectStore, Upload, UploadedPart
+from holdfast_services.persistence.domain.found import Verdict, judge
+from holdfast_services.persistence.domain.parts import (
+    Copy,
+    Part,
+    UploadPlan,
+    comparable,
+    cut,
+    plan_upload,
+    to_read_back,
+    upload_part_bytes,
+)
+from holdfast_services.persistence.pace import Pace
+from holdfast_services.persistence.pool import PartPool
+from holdfast_services.persistence.source import Sources
+from holdfast_services.transport import InterruptedFetchError
+
+TRIES_COUNT_MAX = 3
+EARLIER_COUNT_MAX = 4
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Moved:
+    """How a shard got there; all 0: it was there already.
+
+    Bytes ``sent`` by us, ``copied`` inside the store, ``kept`` of what somebody else had sent.
+    """
+
+    sent_bytes: int = 0
+    copied_bytes: int = 0
+    kept_bytes: int = 0
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, *, sent: int = 0, copied: int = 0, kept: int = 0) -> None:
+        """Count bytes; from any thread."""
+        with self._guard:
+            self.sent_bytes += sent
+            self.copied_bytes += copied
+            self.kept_bytes += kept
+
+
+class ShardUpload:
+    """One shard on its way into the store.
+
+    Args:
+        store: Where to.
+        pool: Moves the parts.
+        pace: How fast bytes may be sent.
+        plan: What metadata asked for; ``plan.shards[0]`` is the shard.
+        stop: Ends it between two parts; what was begun stays for whoever goes on.
+    """
+
+    def __init__(
+        self, store: ObjectStore, pool: PartPool, pace: Pace, plan: PersistPlan,
+        stop: threading.Event,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._pool = pool
+        self._pace = pace
+        self._plan = plan
+        self._stop = stop
+        self._shard: Shard = plan.shards[0]
+        self._folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
+        self._key = self._folder.segment_key(self._shard)
+        self._part_bytes = upload_part_bytes(self._shard.length_bytes, UPLOAD_PARTS_COUNT_MAX)
+        self._sources = Sources(self._shard, plan.sources, pool)
+        self.moved = Moved()
+
+    def run(self) -> None:
+        """Return when object and sidecar are there, proven.
+
+        Raises:
+            UnavailableError: the store, or all sources; try again later.
+            InterruptedFetchError: ``stop`` was set.
+            CorruptionError: what the store gives back is not what was sent, again and again.
+            CheckpointError: as the store refuses.
+        """
+        try:
+            verdict = self._judge()
+            if verdict is Verdict.DONE:
+                return
+            sidecar = Sidecar(shard=self._shard, digests=self._sources.digests())
+            parts = cut(self._shard.length_bytes, sidecar.digests, self._part_bytes)
+            if verdict is Verdict.WRITE or not self._proven(parts):
+                self._write(parts)
+            self._store.put(self._folder.sidecar_key(self._shard), encode_sidecar(sidecar))
+        finally:
+            self._sources.close()
+
+    def _judge(self) -> Verdict:
+        try:
+            length_bytes = self._store.head(self._key).length_bytes
+        except NotFoundError:
+            return Verdict.WRITE
+        sidecar = self._sidecar(self._shard)
+        found = sidecar.shard if sidecar else None
+        return judge(self._shard, length_bytes, found, repair=self._plan.repair)
+
+    def _sidecar(self, shard: Shard) -> Sidecar | None:
+        try:
+            return self._folder.sidecar(shard)
+        except (NotFoundError, CorruptionError, UnsupportedFormatError):
+            return None
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        """Upload and prove; begin again when the upload is taken away or is not what was sent."""
+        fresh = self._plan.repair
+        for tries_left in reversed(range(TRIES_COUNT_MAX)):
+            try:
+                plan = self._upload(parts, fresh=fresh)
+                self._prove(to_read_back(
+                    plan, self._shard.root_digest, checked=self._store.checks_parts
+                ))  # fmt: skip
+            except NotFoundError:
+                # The upload was ended by another worker, or aborted; or the bucket is gone.
+                if not self._plan.repair and self._proven(parts):
+                    return
+                if not tries_left:
+                    raise
+            except CorruptionError as error:
+                log.warning("%s is written again: %s", self._key, error)
+                fresh = True
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    def _upload(self, parts: Sequence[Part], *, fresh: bool) -> UploadPlan:
+        upload, present = self._begin(fresh=fresh)
+        sizes = {number: part.length_bytes for number, part in present.items()}
+        plan = plan_upload(parts, sizes, self._earlier())
+        self.moved.add(kept=sum(part.length_bytes for part in plan.kept))
+        done = [present[part.number] for part in plan.kept]
+        work: Iterable[Copy | Part] = chain(plan.copies, plan.sends)
+        done += self._pool.each(lambda job: self._move(upload, job), work)
+        self._store.finish(upload, sorted(done, key=lambda part: part.number))
+        return plan
+
+    def _begin(self, *, fresh: bool) -> tuple[Upload, dict[int, UploadedPart]]:
+        """Go on with the newest open upload of this shard and its parts, or begin one."""
+        length_bytes = self._shard.length_bytes
+        if not fresh:
+            found = [u for u in self._store.open_uploads(self._key) if u.key == self._key]
+            for opened in sorted(found, key=lambda u: u.started_s, reverse=True):
+                upload = self._store.resume(opened, length_bytes, self._part_bytes)
+                try:
+                    return upload, dict(self._store.parts(upload))
+                except NotFoundError:
+                    continue
+        return self._store.begin(self._key, length_bytes, self._part_bytes), {}
+
+    def _move(self, upload: Upload, job: Part | Copy) -> UploadedPart:
+        if self._stop.is_set():
+            raise InterruptedFetchError(f"persisting {self._shard.id.key} was interrupted")
+        if isinstance(job, Part):
+            return self._send(upload, job)
+        try:
+            done = self._store.copy_part(upload, job.part.number, job.source, job.part.begin)
+        except (NotFoundError, PreconditionError) as error:
+            log.debug("part %d of %s is sent: %s", job.part.number, self._key, error)
+            return self._send(upload, job.part)
+        self.moved.add(copied=job.part.length_bytes)
+        return done
+
+    def _send(self, upload: Upload, part: Part) -> UploadedPart:
+        """Send a part that was hashed just before, from a slot that is still the shard's after."""
+        while True:
+            with self._sources.part(part, self._stop) as lent:
+                self._pace.take(part.length_bytes, self._stop)
+                done = self._store.put_part(upload, part.number, lent.view)
+                if lent.still():
+                    break
+        self.moved.add(sent=part.length_bytes)
+        return done
+
+    # -- parts that an earlier checkpoint has ------------------------------------------------
+
+    def _earlier(self) -> list[tuple[str, Sidecar]]:
+        """Return objects of earlier checkpoints that may share parts, with their sidecars."""
+        found = []
+        for checkpoint in self._plan.earlier[:EARLIER_COUNT_MAX]:
+            mine = self._shard.id
+            theirs = replace(
+                mine, run=checkpoint.run, step=checkpoint.step, generation=checkpoint.generation
+            )
+            place = (self._plan.job, theirs, self._shard.world_size)
+            try:
+                data = self._store.get(keys.sidecar_key(*place), length_bytes_max=SIDECAR_BYTES_MAX)
+                sidecar = decode_sidecar(data)
+            except (NotFoundError, CorruptionError, UnsupportedFormatError) as error:
+                log.debug("nothing is copied from %s: %s", theirs.key, error)
+                continue
+            if sidecar.shard.id == theirs and comparable(self._shard, sidecar.shard):
+                found.append((keys.segment_key(*place), sidecar))
+        return found
+
+    # -- proof -------------------------------------------------------------------------------
+
+    def _proven(self, parts: Sequence[Part]) -> bool:
+        """Tell whether an object that somebody else finished is the shard: all of it is read."""
+        try:
+            self._prove(parts)
+        except (NotFoundError, CorruptionError) as error:
+            log.info("%s is not what it should be: %s", self._key, error)
+            return False
+        self.moved.add(kept=self._shard.length_bytes)
+        return True
+
+    def _prove(self, parts: Sequence[Part]) -> None:
+        """Check the object's length, and read ``parts`` of it back.
+
+        Raises:
+            NotFoundError: there is none.
+            CorruptionError: it is not the shard.
+        """
+        length_bytes = self._store.head(self._key).length_bytes
+        if length_bytes != self._shard.length_bytes:
+            raise TruncatedShardError(f"{self._key} has {length_bytes} bytes")
+        self._pool.each(self._read_back, parts)
+
+    def _read_back(self, part: Part) -> None:
+        for index, digest in enumerate(part.digests):
+            begin = part.begin + index * PART_BYTES
+            if self._stop.is_set():
+                raise InterruptedFetchError(f"reading {self._key} back was interrupted")
+            with self._pool.buffer(min(PART_BYTES, part.end - begin)) as view:
+                self._store.read_into(self._key, begin, view)
+                if part_digest(view) != digest:
+                    raise DigestMismatchError(
+                        f"{self._key} does not match at byte {begin}", shard=self._shard.id.key
+                    )

@@ -1,0 +1,191 @@
+"""The edge to the queue: claims items, keeps them alive, gives back what did not succeed.
+
+An outage of queue, metadata or store is waited out with growing rests; nothing is lost by it, as
+metadata offers again whatever is still due. On ``stop`` nothing more is claimed, parts in flight
+end, claims are given back, and open uploads stay for whoever goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.core.facts import PersistPlan
+from holdfast.errors import CheckpointError, InternalError, InvalidRequestError, NotFoundError
+from holdfast_services.kit.queue import Claim, Queue
+from holdfast_services.persistence.domain.backoff import rest_s, worth_telling
+from holdfast_services.persistence.domain.items import parse
+from holdfast_services.persistence.pool import PartPool
+from holdfast_services.persistence.service import PersistService
+from holdfast_services.transport import InterruptedFetchError
+
+ITEMS_COUNT_MAX = 2
+CLAIM_WAIT_S = 1.0
+DRAIN_S_MAX = 8.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Doing:
+    """One claimed item under way; ``stop`` ends it, ``lost`` when another has it now."""
+
+    claim: Claim
+    stop: threading.Event = field(default_factory=threading.Event)
+    lost: bool = False
+
+
+class Worker:
+    """Takes items from a queue until it is stopped.
+
+    Args:
+        name: Under which it claims.
+        queue: Where items come from.
+        service: Does them.
+        pool: Its idle memory is given back when there is nothing to do.
+        lease_s: How long the queue believes a silent worker.
+    """
+
+    def __init__(
+        self, name: str, queue: Queue, service: PersistService, pool: PartPool, lease_s: float
+    ) -> None:
+        self._name = name
+        self._queue = queue
+        self._service = service
+        self._pool = pool
+        self._beat_s = lease_s / 3
+        self._stop = threading.Event()
+        self._guard = threading.Condition()
+        self._doing: set[_Doing] = set()
+
+    def stop(self) -> None:
+        """End ``run`` soon; from any thread."""
+        with self._guard:
+            self._stop.set()
+            for doing in self._doing:
+                doing.stop.set()
+            self._guard.notify_all()
+
+    def run(self) -> None:
+        """Claim and do until ``stop``; then give everything back, within ``DRAIN_S_MAX``."""
+        beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        beating.start()
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                self._claim()
+                failures = 0
+            except CheckpointError as error:
+                failures += 1
+                if worth_telling(failures):
+                    log.warning("the queue does not answer: %s", error)
+                self._stop.wait(rest_s(failures) / 2)
+        self._drain()
+
+    def _claim(self) -> None:
+        """Claim as many items as there are hands free; wait until there is one."""
+        with self._guard:
+            self._guard.wait_for(
+                lambda: self._stop.is_set() or len(self._doing) < ITEMS_COUNT_MAX, CLAIM_WAIT_S
+            )
+            free = ITEMS_COUNT_MAX - len(self._doing)
+        if free <= 0 or self._stop.is_set():
+            return
+        if free == ITEMS_COUNT_MAX:
+            self._pool.trim()
+        for claim in self._queue.claim(self._name, count_max=free, wait_s=CLAIM_WAIT_S):
+            doing = _Doing(claim)
+            with self._guard:
+                self._doing.add(doing)
+                if self._stop.is_set():
+                    doing.stop.set()
+            threading.Thread(
+                target=self._do, args=(doing,), name=f"item-{claim.item}", daemon=True
+            ).start()
+
+    def _do(self, doing: _Doing) -> None:
+        """Do one item to its end, whatever that is, and settle its claim."""
+        try:
+            settle = self._outcome(doing)
+            if not doing.lost:
+                settle()
+        except CheckpointError as error:
+            # The claim runs out by itself, and the item comes again.
+            log.warning("%s is not settled: %s", doing.claim.item, error)
+        finally:
+            with self._guard:
+                self._doing.discard(doing)
+                self._guard.notify_all()
+
+    def _outcome(self, doing: _Doing) -> Callable[[], None]:
+        """Do the item; return how its claim is to be settled."""
+        claim = doing.claim
+        try:
+            item = parse(claim.item)
+            plan = self._service.plan(item)
+        except (InvalidRequestError, NotFoundError) as error:
+            log.debug("%s is dropped: %s", claim.item, error)
+            return lambda: self._queue.acknowledge(claim)
+        except CheckpointError as error:
+            log.warning("%s cannot be planned: %s", claim.item, error)
+            return self._later(claim)
+        try:
+            self._service.do(item, plan, doing.stop)
+        except InterruptedFetchError:
+            log.info("%s is left to others", claim.item)
+            return lambda: self._queue.release(claim, delay_s=0.0)
+        except CheckpointError as error:
+            log.warning("%s failed, delivery %d: %s", claim.item, claim.deliveries, error)
+            self._tell_failed(claim, plan, error)
+            return self._later(claim)
+        except Exception as error:
+            log.exception("%s failed, delivery %d", claim.item, claim.deliveries)
+            self._tell_failed(claim, plan, InternalError(repr(error)))
+            return self._later(claim)
+        return lambda: self._queue.acknowledge(claim)
+
+    def _later(self, claim: Claim) -> Callable[[], None]:
+        return lambda: self._queue.release(claim, delay_s=rest_s(claim.deliveries))
+
+    def _tell_failed(self, claim: Claim, plan: PersistPlan, error: CheckpointError) -> None:
+        if worth_telling(claim.deliveries):
+            message = f"{claim.item}: {error}"
+            context = {"error": error.kind, "deliveries": claim.deliveries}
+            self._service.tell("persist_failed", message, plan, **context)
+
+    def _beat(self) -> None:
+        """Keep the claims; end what another worker has taken over."""
+        while True:
+            with self._guard:
+                self._guard.wait_for(self._is_over, self._beat_s)
+                if self._is_over():
+                    return
+                doing = list(self._doing)
+            try:
+                lost = self._queue.heartbeat(self._name, [each.claim for each in doing])
+            except CheckpointError as error:
+                log.warning("no heartbeat: %s", error)
+                continue
+            tokens = {claim.token for claim in lost}
+            for each in doing:
+                if each.claim.token in tokens:
+                    log.warning("%s was taken over by another worker", each.claim.item)
+                    each.lost = True
+                    each.stop.set()
+
+    def _is_over(self) -> bool:
+        return self._stop.is_set() and not self._doing
+
+    def _drain(self) -> None:
+        """Wait for parts in flight; give back also what hangs: somebody else goes on with it."""
+        with self._guard:
+            self._guard.wait_for(lambda: not self._doing, DRAIN_S_MAX)
+            hanging = list(self._doing)
+        for doing in hanging:
+            doing.lost = True
+            try:
+                self._queue.release(doing.claim, delay_s=0.0)
+            except CheckpointError as error:
+                log.warning("%s is not given back: %s", doing.claim.item, error)
