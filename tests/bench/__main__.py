@@ -19,7 +19,18 @@ from rich.console import Console
 from rich.table import Table
 from tests.bench.harness import machine
 
-MODULES = ("light", "stall", "snapshot", "restore", "fetch", "training", "memory")
+MODULES = (
+    "light",
+    "stall",
+    "snapshot",
+    "restore",
+    "fetch",
+    "training",
+    "memory",
+    "persist",
+    "draining",
+    "catalogue",
+)
 MODULE_S_MAX = 600.0
 
 
