@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import (
     InvalidRequestError,
@@ -54,17 +55,23 @@ class Stack:
     address: str
     rest_url: str
     log: Path
+    store: str
     nodes: tuple[StackNode, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRequest:
-    """What to start when nothing runs. Ports: 0 means any free one; ``idle_exit_s`` 0: never."""
+    """What to start when nothing runs. Ports: 0 means any free one; ``idle_exit_s`` 0: never.
+
+    ``store``: URL of the object store; empty means ``HOLDFAST_STORE``, else that of the last time,
+    at first a folder in HOME.
+    """
 
     nodes_count: int = 1
     port: int = 0
     rest_port: int = 0
     idle_exit_s: float = 0.0
+    store: str = ""
 
     def command(self, home: Path, *more: str) -> list[str]:
         """Return the command line of the supervisor."""
@@ -72,6 +79,7 @@ class StackRequest:
             *(sys.executable, "-m", _SUPERVISOR, "--dir", str(home)),
             *("--nodes", str(self.nodes_count), "--port", str(self.port)),
             *("--rest-port", str(self.rest_port), "--idle-exit", str(self.idle_exit_s)),
+            *(("--store", self.store) if self.store else ()),
             *more,
         ]
 
@@ -81,7 +89,7 @@ def agent_socket(environ: Mapping[str, str], *, world_size: int, local_world_siz
 
     In order: ``HOLDFAST_AGENT``; the only node of a stack that runs in ``HOLDFAST_HOME``; a stack
     started for the purpose, when no service is named and all ranks are on this machine. Such a
-    stack ends itself after ``IDLE_EXIT_S`` without a trainer.
+    stack ends itself after ``IDLE_EXIT_S`` without a trainer and with nothing to drain.
 
     Raises:
         InvalidRequestError: it must be said which agent, or the ``services`` extra is missing.
@@ -140,6 +148,7 @@ def running_stack(home: Path) -> Stack | None:
             address=str(record["address"]),
             rest_url=str(record["rest_url"]),
             log=Path(record["log"]),
+            store=str(record["store"]),
             nodes=nodes,
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -213,10 +222,61 @@ def stop_stack(home: Path) -> int:
     raise OutcomeUnknownError("the supervisor does not end", home=home, pid=pid)
 
 
-def erase_stack(home: Path) -> int:
-    """Remove what a stopped stack keeps in memory and its catalogue; return the bytes freed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erased:
+    """What was thrown away. ``store`` is where durable checkpoints stay, empty if it went too.
+
+    ``undrained_count``: shards and manifests that had not reached the store. ``catalogue_lost``:
+    why the catalogue is gone as well, though it was to keep what is durable; empty if it did.
+    """
+
+    freed_bytes: int
+    store: str
+    store_freed_bytes: int
+    undrained_count: int
+    catalogue_lost: str
+
+
+def erase_stack(home: Path, *, everything: bool = False) -> Erased:
+    """Remove what a stopped stack keeps in memory; its catalogue keeps what is durable.
+
+    Args:
+        home: HOME of the stack.
+        everything: Remove the catalogue and the store in HOME as well.
+    """
+    return Erased(**_asked(home, "--erase-all" if everything else "--erase"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """How far the drain to the store is.
+
+    ``items_count`` counts all that is in the queue, ``waiting_count`` what nobody does yet, and
+    ``undrained_count`` shards and manifests, without scrubs and sweeps.
+    """
+
+    worker_ready: bool
+    waiting_count: int
+    items_count: int
+    undrained_count: int
+
+
+def drain(home: Path) -> Drain:
+    """Return how far the drain of the stack that runs in ``home`` is.
+
+    Raises:
+        UnavailableError: the queue does not answer.
+    """
+    return Drain(**_asked(home, "--drain"))
+
+
+def _asked(home: Path, what: str) -> dict[str, Any]:
+    """Return what a supervisor that runs nothing answers."""
     require_services()
-    return int(_run_supervisor(StackRequest().command(home, "--erase"), home).stdout)
+    answer: dict[str, Any] = json.loads(
+        _run_supervisor(StackRequest().command(home, what), home).stdout
+    )
+    return answer
 
 
 def _start(home: Path, request: StackRequest) -> bool:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import Stack, environment, running_stack, until
+from tests.e2e.stack import Stack, environment, processes, running_stack, until
 
 ASK = """
 import os
@@ -160,6 +160,7 @@ def test_doctor_finds_the_services_well(stack):
 
 def test_down_ends_all_and_removes_arenas_unless_they_are_kept(stack):
     pids = [stack.info["pid"], stack.metadata_pid(), stack.agent_pid(0), stack.agent_pid(1)]
+    pids += processes("holdfast_services.persistence", str(stack.home))
     stack.holdfast("down", "--keep")
 
     assert all(gone(pid) for pid in pids)
@@ -168,6 +169,65 @@ def test_down_ends_all_and_removes_arenas_unless_they_are_kept(stack):
     stack.holdfast("down")
     assert not stack.arena(0).parent.exists()
     assert stack.holdfast("down").returncode == 0
+
+
+def test_down_keeps_what_is_durable_and_down_all_does_not(stack):
+    """F87: memory is thrown away by ``down``, durable checkpoints only by who says so twice."""
+    assert stack.info["store"] == f"file://{stack.home}/store"
+    kept = stack.home / "store" / "job" / "object"
+    kept.parent.mkdir()
+    kept.write_bytes(b"x" * 8192)
+    first = json.loads(stack.holdfast("down", "--json").stdout)
+
+    assert not stack.arena(0).parent.exists()
+    assert kept.exists()
+    assert first["store"] == stack.info["store"]
+    assert first["freed_bytes"] > 0
+    stack.holdfast("up")
+    refused = stack.holdfast("down", "--all", check=False)
+    assert refused.returncode == 1
+    assert "say --yes" in refused.stderr
+    assert stack.holdfast("status").returncode == 0
+    gone_too = json.loads(stack.holdfast("down", "--all", "--yes", "--json").stdout)
+    assert gone_too["store_freed_bytes"] >= 8192
+    assert not (stack.home / "store").exists()
+    assert not (stack.home / "metadata.db").exists()
+    stack.holdfast("up")
+    assert (stack.home / "store").is_dir()
+
+
+def test_a_killed_persistence_worker_comes_back_and_status_says_how_it_is(stack):
+    """G10: the drain goes on after SIGKILL; nobody but ``status`` notices."""
+    until(lambda: drain(stack)["worker_ready"], "a worker that claims")
+    pid = stack.pid("holdfast_services.persistence")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: stack.pid("holdfast_services.persistence") not in (None, pid), "a new process")
+    until(lambda: drain(stack)["worker_ready"], "a worker that claims again")
+
+    assert "worker     ready; queue: " in stack.holdfast("status").stdout
+    assert all(node["live"] for node in nodes(stack).values())
+
+
+def drain(stack: Stack) -> dict:
+    """Return what ``status`` says of the drain."""
+    return json.loads(stack.holdfast("status", "--json").stdout)["drain"]
+
+
+def test_a_store_that_is_away_keeps_no_stack_from_starting(home, tmp_path):
+    """P4: what was chosen is remembered; its volume is not mounted when the stack starts again."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    first = json.loads(cli("up", "--dir", str(home), "--store", str(volume), "--json").stdout)
+    cli("down", "--dir", str(home))
+    volume.rmdir()
+    again = json.loads(cli("up", "--dir", str(home), "--json").stdout)
+
+    assert first["store"] == again["store"] == f"file://{volume}"
+    assert not (home / "store").exists()
+    assert not volume.exists()
+    refused = cli("up", "--dir", str(tmp_path / "x"), "--store", str(volume))
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "make it, or mount its volume" in refused.stderr
 
 
 def test_a_stopped_stack_ends_its_services_in_order(stack):

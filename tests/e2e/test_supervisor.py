@@ -76,7 +76,7 @@ def gone(pid: int) -> bool:
 
 async def test_a_killed_child_comes_back_and_all_end_in_order(tmp_path):
     stage = Stage(tmp_path, (METADATA, "a"))
-    supervisor = Supervisor(stage.specs, idle_exit_s=0.0, sessions=lambda: 0, publish=stage.publish)
+    supervisor = Supervisor(stage.specs, idle_exit_s=0.0, needs=lambda: 0, publish=stage.publish)
     stop = asyncio.Event()
     running = asyncio.create_task(supervisor.run(stop))
     await until(lambda: stage.published_count == 1)
@@ -95,7 +95,7 @@ async def test_a_killed_child_comes_back_and_all_end_in_order(tmp_path):
 async def test_lines_of_children_reach_the_log_with_their_name(tmp_path, caplog):
     caplog.set_level("INFO")
     stage = Stage(tmp_path, (METADATA,))
-    supervisor = Supervisor(stage.specs, idle_exit_s=0.0, sessions=lambda: 0, publish=stage.publish)
+    supervisor = Supervisor(stage.specs, idle_exit_s=0.0, needs=lambda: 0, publish=stage.publish)
     stop = asyncio.Event()
     running = asyncio.create_task(supervisor.run(stop))
     await until(lambda: ("child.metadata", 20, "line of metadata") in caplog.record_tuples)
@@ -110,7 +110,7 @@ async def test_a_stack_that_cannot_start_says_which_child_failed(tmp_path):
         environ={},
         probe=Stage(tmp_path, (METADATA,)).specs[0].probe,
     )
-    supervisor = Supervisor([broken], idle_exit_s=0.0, sessions=lambda: 0, publish=pytest.fail)
+    supervisor = Supervisor([broken], idle_exit_s=0.0, needs=lambda: 0, publish=pytest.fail)
 
     with pytest.raises(UnavailableError, match="metadata exited with code 7 3 times"):
         await asyncio.wait_for(supervisor.run(asyncio.Event()), WAIT_S_MAX)
@@ -118,7 +118,7 @@ async def test_a_stack_that_cannot_start_says_which_child_failed(tmp_path):
 
 async def test_an_idle_stack_ends_itself(tmp_path):
     stage = Stage(tmp_path, (METADATA, "a"))
-    supervisor = Supervisor(stage.specs, idle_exit_s=0.1, sessions=lambda: 0, publish=stage.publish)
+    supervisor = Supervisor(stage.specs, idle_exit_s=0.1, needs=lambda: 0, publish=stage.publish)
     await asyncio.wait_for(supervisor.run(asyncio.Event()), WAIT_S_MAX)
 
     assert stage.stop_order() == ["a", METADATA]

@@ -9,17 +9,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import holdfast
-from holdfast.cli import catalogue, doctor, stack, verify
+from holdfast.cli.arguments import parser
 from holdfast.cli.output import Report, print_report
 from holdfast.errors import CheckpointError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
-
-Command = Callable[[argparse.Namespace, Mapping[str, str]], Report]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,72 +54,6 @@ def _print_error(error: CheckpointError, *, as_json: bool) -> None:
         print(json.dumps({"error": record}), file=sys.stderr)
     else:
         print(f"holdfast: {line}", file=sys.stderr)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line; ``args.command`` is what to run."""
-    top = argparse.ArgumentParser(prog="holdfast", description=holdfast.__doc__.splitlines()[0])
-    top.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
-
-    up = _add(commands, "up", "start the embedded stack and return once it is ready", stack.up)
-    up.add_argument("--nodes", type=_count, default=1, metavar="N", help="node agents (default 1)")
-    up.add_argument("--port", type=_port, default=0, help="gRPC port of the metadata service")
-    up.add_argument("--rest-port", type=_port, default=0, help="port of REST and the dashboard")
-    up.add_argument("--foreground", action="store_true", help="stay, and log to the terminal")
-
-    down = _add(commands, "down", "stop the stack and give its memory back", stack.down)
-    down.add_argument(
-        "--keep", action="store_true", help="keep arenas and catalogue for the next up"
-    )
-
-    _add(commands, "status", "what runs here, and where", stack.status)
-    ls = _add(commands, "ls", "jobs, or the checkpoints of one", catalogue.ls)
-    ls.add_argument("job", nargs="?", metavar="JOB")
-    show = _add(commands, "show", "one checkpoint: levels, shards, copies", catalogue.show)
-    show.add_argument("target", type=_target, metavar="JOB[@STEP]")
-    check = _add(commands, "verify", "hash all held copies again, loading none", verify.verify)
-    check.add_argument("target", type=_target, metavar="JOB[@STEP]")
-    check.add_argument("--tier", choices=["memory"], default="memory", help="default: memory")
-    _add(commands, "doctor", "look for what commonly goes wrong", doctor.doctor)
-    return top
-
-
-def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    purpose: str,
-    command: Command,
-) -> argparse.ArgumentParser:
-    added = commands.add_parser(name, help=purpose, description=purpose)
-    added.add_argument("--json", action="store_true", help="print JSON")
-    added.add_argument(
-        "--dir",
-        type=Path,
-        metavar="DIR",
-        help="a folder of its own, made private (default: HOLDFAST_HOME)",
-    )
-    added.set_defaults(command=command)
-    return added
-
-
-def _target(text: str) -> catalogue.Target:
-    try:
-        return catalogue.parse_target(text)
-    except CheckpointError as error:
-        raise argparse.ArgumentTypeError(error.message) from error
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= stack.NODES_MAX:
-        raise argparse.ArgumentTypeError(f"must be 1..{stack.NODES_MAX}, got {text}")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"must be 0..65535, got {text}")
-    return int(text)
 
 
 if __name__ == "__main__":

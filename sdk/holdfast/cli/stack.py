@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 
 from holdfast.cli.output import Json, Report, Table, waiting
 from holdfast.cli.rest import Rest, nodes_table
 from holdfast.core.units import format_bytes
 from holdfast.embedded import (
+    Drain,
+    Erased,
     Stack,
     StackRequest,
+    drain,
     ensure_stack,
     erase_stack,
     home_folder,
@@ -20,7 +26,7 @@ from holdfast.embedded import (
     running_stack,
     stop_stack,
 )
-from holdfast.errors import NotFoundError
+from holdfast.errors import InvalidRequestError, NotFoundError, UnavailableError
 
 NODES_MAX = 64
 
@@ -28,26 +34,34 @@ NODES_MAX = 64
 def up(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     """Start the stack and say how to use it; success too when it already runs."""
     home = home_folder(environ)
-    request = StackRequest(nodes_count=args.nodes, port=args.port, rest_port=args.rest_port)
+    store = args.store or environ.get("HOLDFAST_STORE", "")
+    if store and ":" not in store:
+        store = Path(store).expanduser().absolute().as_uri()
+    request = StackRequest(
+        nodes_count=args.nodes, port=args.port, rest_port=args.rest_port, store=store
+    )
     if args.foreground:
         require_services()
         command = request.command(home)
         os.execv(command[0], command)  # noqa: S606 - we become the supervisor
     with waiting("starting the stack"):
         stack, started = ensure_stack(home, request)
-    return describe(stack, started=started, asked_nodes_count=args.nodes)
+    return describe(stack, request, started=started)
 
 
-def describe(stack: Stack, *, started: bool, asked_nodes_count: int) -> Report:
+def describe(stack: Stack, asked: StackRequest, *, started: bool) -> Report:
     """Return where everything is and the lines to put into a shell."""
     count = len(stack.nodes)
     begun = "started" if started else "already running"
     text: list[str | Table] = [f"{begun}: {count} node{'s' * (count != 1)}, pid {stack.pid}"]
-    if count != asked_nodes_count:
-        text.append(f"  not {asked_nodes_count} as asked: `holdfast down` first to change that")
+    if count != asked.nodes_count:
+        text.append(f"  not {asked.nodes_count} as asked: `holdfast down` first to change that")
+    if asked.store not in ("", stack.store):
+        text.append(f"  not store {asked.store} as asked: `holdfast down` first to change that")
     text += [
         f"  metadata   {stack.address}",
         f"  dashboard  {stack.rest_url}",
+        f"  store      {stack.store}",
         f"  log        {stack.log}",
         "",
         f"export HOLDFAST_HOME={shlex.quote(str(stack.home))}",
@@ -63,8 +77,16 @@ def describe(stack: Stack, *, started: bool, asked_nodes_count: int) -> Report:
 
 
 def down(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Stop the stack; unless told to keep them, remove its arenas and the catalogue of them."""
+    """Stop the stack and give its memory back, unless told to keep it.
+
+    What is durable stays, in the store and in the catalogue, unless all is to go.
+
+    Raises:
+        InvalidRequestError: all is to go, and nobody has agreed to that.
+    """
     home = home_folder(environ)
+    if args.all and not args.yes:
+        _confirm(home)
     try:
         with waiting("stopping the stack"):
             pid: int | None = stop_stack(home)
@@ -73,14 +95,40 @@ def down(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     data: dict[str, Json] = {"stopped": pid is not None, "pid": pid, "freed_bytes": 0}
     text = [f"stopped pid {pid}" if pid is not None else f"nothing runs in {home}"]
     if not args.keep and home.is_dir():
-        freed_bytes = erase_stack(home)
-        data["freed_bytes"] = freed_bytes
-        text.append(f"gave back {format_bytes(freed_bytes)}; arenas and catalogue are gone")
+        erased = erase_stack(home, everything=args.all)
+        data |= asdict(erased)
+        text += _lines(erased)
     return Report(data=data, text=text)
 
 
+def _confirm(home: Path) -> None:
+    """Ask on a terminal; elsewhere refuse."""
+    if not sys.stdin.isatty():
+        raise InvalidRequestError("down --all removes durable checkpoints: say --yes as well")
+    print(f"remove all checkpoints of {home}, the durable ones too? yes/no ", end="",
+          file=sys.stderr, flush=True)  # fmt: skip
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InvalidRequestError("nothing was stopped or removed")
+
+
+def _lines(erased: Erased) -> list[str]:
+    lines = [f"gave back {format_bytes(erased.freed_bytes)} of memory"]
+    if erased.undrained_count:
+        lines.append(f"  {erased.undrained_count} shards or manifests had not reached the store")
+    if erased.store_freed_bytes:
+        lines.append(f"removed {format_bytes(erased.store_freed_bytes)} of durable checkpoints")
+    if erased.store:
+        lines.append(f"durable checkpoints stay in {erased.store}")
+    if erased.catalogue_lost:
+        lines.append(
+            f"the catalogue could not forget memory alone ({erased.catalogue_lost}) and was "
+            f"removed: jobs find what is durable in the store again, by their names"
+        )
+    return lines
+
+
 def status(_args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Return what runs here and the nodes that metadata knows.
+    """Return what runs here, how far its drain is, and the nodes that metadata knows.
 
     Raises:
         NotFoundError: nothing runs, and no other metadata service is named.
@@ -89,11 +137,30 @@ def status(_args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     rest = Rest.find(environ)
     nodes = rest.nodes()
     text: list[str | Table] = []
+    drained: Drain | None = None
     if stack is not None:
+        drained = _drain(stack)
         text += [f"running, pid {stack.pid}, home {stack.home}", f"  metadata   {stack.address}"]
+        text += [f"  store      {stack.store}", f"  worker     {_worker(drained)}"]
     text += [f"  dashboard  {rest.url}", nodes_table(nodes)]
-    data = {"stack": stack_json(stack) if stack else None, "rest_url": rest.url, "nodes": nodes}
+    data: dict[str, Json] = {"stack": stack_json(stack) if stack else None, "rest_url": rest.url}
+    data |= {"drain": asdict(drained) if drained else None, "nodes": nodes}
     return Report(data=data, text=text)
+
+
+def _drain(stack: Stack) -> Drain | None:
+    try:
+        return drain(stack.home)
+    except UnavailableError:
+        return None
+
+
+def _worker(drained: Drain | None) -> str:
+    if drained is None:
+        return "its queue does not answer"
+    state = "ready" if drained.worker_ready else "not ready"
+    busy_count = drained.items_count - drained.waiting_count
+    return f"{state}; queue: {drained.waiting_count} waiting, {busy_count} being done"
 
 
 def stack_json(stack: Stack) -> dict[str, Json]:
@@ -104,6 +171,7 @@ def stack_json(stack: Stack) -> dict[str, Json]:
         "address": stack.address,
         "rest_url": stack.rest_url,
         "log": str(stack.log),
+        "store": stack.store,
         "nodes": [
             {"name": node.name, "agent": str(node.agent), "arena": str(node.arena)}
             for node in stack.nodes

@@ -33,22 +33,34 @@ def configure_logging(service: str) -> None:
     )
 
 
-def run(service: str, main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+def run(
+    service: str,
+    main: Callable[[asyncio.Event], Awaitable[None]],
+    *,
+    shutdown_s_max: float = SHUTDOWN_S_MAX,
+) -> int:
     """Run ``main(stop)`` on a fresh loop; SIGTERM and SIGINT set ``stop``.
+
+    Args:
+        service: Its name in the log.
+        main: Has ``shutdown_s_max`` to end once ``stop`` is set.
+        shutdown_s_max: After that it is given up.
 
     Returns:
         The exit code: 0 after a clean stop, 1 after an error, which is logged in one line.
     """
     try:
         configure_logging(service)
-        asyncio.run(_supervise(main))
+        asyncio.run(_supervise(main, shutdown_s_max))
     except CheckpointError as error:
         log.error("%s", error)  # noqa: TRY400 - an operating error: its traceback says nothing
         return 1
     return 0
 
 
-async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+async def _supervise(
+    main: Callable[[asyncio.Event], Awaitable[None]], shutdown_s_max: float
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,9 +70,9 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     try:
-        async with asyncio.timeout(SHUTDOWN_S_MAX if stop.is_set() else None) as bound:
+        async with asyncio.timeout(shutdown_s_max if stop.is_set() else None) as bound:
             await running
     except TimeoutError as cause:
         if not bound.expired():
             raise
-        raise OutcomeUnknownError(f"not stopped within {SHUTDOWN_S_MAX} s; given up") from cause
+        raise OutcomeUnknownError(f"not stopped within {shutdown_s_max} s; given up") from cause

@@ -1,4 +1,4 @@
-"""``python -m holdfast_services.supervisor``: run, or erase, the embedded stack of one HOME.
+"""``python -m holdfast_services.supervisor``: run, or clean up, the embedded stack of one HOME.
 
 Exit codes: 0, 1 failed, 2 usage, 3 a stack already runs in this HOME.
 """
@@ -6,14 +6,17 @@ Exit codes: 0, 1 failed, 2 usage, 3 a stack already runs in this HOME.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 
 from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast_services.kit import runner
-from holdfast_services.supervisor import detach, logs
+from holdfast_services.kit.queue import open_queue
+from holdfast_services.supervisor import cleanup, detach, logs, store
 from holdfast_services.supervisor import layout as places
-from holdfast_services.supervisor.children import specs
+from holdfast_services.supervisor.children import QUEUE_LEASE_S, specs
+from holdfast_services.supervisor.domain import STACK_STOP_S_MAX
 from holdfast_services.supervisor.service import Supervisor
 from holdfast_services.supervisor.settings import Settings
 
@@ -28,6 +31,9 @@ def main() -> int:
         return _refuse(error, EXIT_USAGE)
     try:
         places.private_folder(settings.home)
+        if settings.drain:
+            print(json.dumps(cleanup.drain_report(settings.home)))  # noqa: T201 - for the caller
+            return 0
         if settings.erase:
             return _erase(settings)
         return _detach(settings) if settings.detach else _run(settings, _tell_nobody)
@@ -48,7 +54,8 @@ def _refuse(error: object, code: int) -> int:
 
 def _erase(settings: Settings) -> int:
     lock = places.take_lock(settings.home)
-    print(places.erase(settings.home))  # noqa: T201 - the bytes given back, for the caller
+    report = cleanup.clean(settings.home, everything=settings.erase_all, environ=settings.environ)
+    print(json.dumps(report))  # noqa: T201 - for the caller
     os.close(lock)
     return 0
 
@@ -77,7 +84,11 @@ def _run(settings: Settings, tell: detach.Tell) -> int:
     level = settings.environ.get("HOLDFAST_LOG", "INFO").upper()
     logs.configure(home / "log", level=level, to_terminal=not settings.detach)
     layout = places.make_layout(
-        home, settings.nodes, port=settings.port, rest_port=settings.rest_port
+        home,
+        settings.nodes,
+        store=store.choose(home, settings.store),
+        port=settings.port,
+        rest_port=settings.rest_port,
     )
     layout.unpublish()  # a killed supervisor may have left its own
 
@@ -85,10 +96,11 @@ def _run(settings: Settings, tell: detach.Tell) -> int:
         layout.publish()
         tell(detach.READY)
 
+    queue = open_queue(layout.queue, lease_s=QUEUE_LEASE_S)
     supervisor = Supervisor(
         specs(layout, settings.environ),
         idle_exit_s=settings.idle_exit_s,
-        sessions=layout.live_sessions,
+        needs=lambda: layout.live_sessions() or cleanup.undrained_count(queue),
         publish=publish,
     )
 
@@ -100,8 +112,9 @@ def _run(settings: Settings, tell: detach.Tell) -> int:
             raise
 
     try:
-        return runner.run("supervisor", run)
+        return runner.run("supervisor", run, shutdown_s_max=STACK_STOP_S_MAX)
     finally:
+        queue.close()
         layout.unpublish()
         os.close(lock)
 

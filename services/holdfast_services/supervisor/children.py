@@ -14,10 +14,12 @@ from holdfast.v1 import agent_pb2, common_pb2
 from holdfast.v1.agent_pb2_grpc import AgentStub
 from holdfast.v1.metadata_pb2_grpc import MetadataStub
 from holdfast_services.kit.memory import free_bytes
-from holdfast_services.supervisor.domain import METADATA
+from holdfast_services.supervisor.domain import METADATA, PERSISTENCE
 from holdfast_services.supervisor.layout import HOST, Layout, Node
 
 PROBE_S = 2.0
+# Everything is on one machine: a worker that was killed is followed by another in a second.
+QUEUE_LEASE_S = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +27,14 @@ class Spec:
     """One child. ``probe(first)`` raises a CheckpointError until the child serves.
 
     ``first``: the stack has never been ready, so the child must have found the others too.
+    ``ready_file``: written by a child that has no port to ask; removed between its lives.
     """
 
     name: str
     command: tuple[str, ...]
     environ: Mapping[str, str]
     probe: Callable[[bool], Awaitable[None]]
+    ready_file: Path | None = None
 
 
 def specs(layout: Layout, environ: Mapping[str, str]) -> tuple[Spec, ...]:
@@ -39,6 +43,7 @@ def specs(layout: Layout, environ: Mapping[str, str]) -> tuple[Spec, ...]:
     return (
         _metadata(layout, environ),
         *(_agent(layout, node, budget, environ) for node in layout.nodes),
+        _persistence(layout, environ),
     )
 
 
@@ -53,6 +58,8 @@ def _metadata(layout: Layout, environ: Mapping[str, str]) -> Spec:
         "HOLDFAST_DATABASE_URL": f"sqlite:///{layout.home / 'metadata.db'}",
         "HOLDFAST_LISTEN": layout.address,
         "HOLDFAST_REST_LISTEN": f"{HOST}:{layout.rest_port}",
+        "HOLDFAST_STORE": layout.store,
+        "HOLDFAST_QUEUE": layout.queue,
     }
     return Spec(
         name=METADATA,
@@ -79,12 +86,35 @@ def _agent(layout: Layout, node: Node, budget: str, environ: Mapping[str, str]) 
         "HOLDFAST_LISTEN_HOST": HOST,
         "HOLDFAST_RPC_PORT": str(node.rpc_port),
         "HOLDFAST_DATA_PORT": str(node.data_port),
+        "HOLDFAST_STORE": layout.store,
     }
     return Spec(
         name=node.name,
         command=(sys.executable, "-m", "holdfast_services.agent"),
         environ={**environ, **own},
         probe=probe,
+    )
+
+
+def _persistence(layout: Layout, environ: Mapping[str, str]) -> Spec:
+    async def probe(first: bool) -> None:
+        del first
+        if not layout.worker_ready_file.exists():
+            raise UnavailableError("the worker does not claim yet")
+
+    own = {
+        "HOLDFAST_ADDRESS": layout.address,
+        "HOLDFAST_STORE": layout.store,
+        "HOLDFAST_QUEUE": layout.queue,
+        "HOLDFAST_QUEUE_LEASE_S": environ.get("HOLDFAST_QUEUE_LEASE_S") or str(QUEUE_LEASE_S),
+        "HOLDFAST_READY_FILE": str(layout.worker_ready_file),
+    }
+    return Spec(
+        name=PERSISTENCE,
+        command=(sys.executable, "-m", "holdfast_services.persistence"),
+        environ={**environ, **own},
+        probe=probe,
+        ready_file=layout.worker_ready_file,
     )
 
 

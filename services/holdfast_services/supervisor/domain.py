@@ -1,9 +1,11 @@
 """When to start, restart, publish and stop the services of one machine. Pure.
 
 ``handle(state, event, now_s)`` returns the next state and what the shell should do. Order: the
-metadata service starts first and the agents once it answers; they stop the other way round.
+metadata service starts first, agents and the persistence worker once it answers. They stop the
+other way round, the worker before the agents: it may still read from them.
 A child that ends is started again for as long as the stack lives, after a wait that doubles up
-to ``WAIT_S_MAX``; each time it is said. Only a stack that never became ready gives up.
+to ``WAIT_S_MAX``; each time it is said. Only a stack that never became ready gives up. Ready is
+what training needs: the worker is none of that, so neither it nor its store holds a stack up.
 
 Units: seconds of a monotonic clock.
 """
@@ -18,11 +20,15 @@ WAIT_S_MIN = 0.2
 WAIT_S_MAX = 10.0
 STABLE_S = 30.0
 READY_S_MAX = 45.0
-# Twice this, and the draining of pipes, stays below the runner's SHUTDOWN_S_MAX.
 STOP_S_MAX = 3.5
+# Three turns of stopping, and the draining of pipes after each.
+STACK_STOP_S_MAX = 3 * (STOP_S_MAX + 0.5)
 STARTS_MAX = 3
 
 METADATA = "metadata"
+PERSISTENCE = "persistence"
+_STOP_TURNS = {PERSISTENCE: 0, METADATA: 2}
+_AGENTS_STOP_TURN = 1
 
 
 class Phase(Enum):
@@ -52,7 +58,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """All children, metadata first. ``published``: it has once been ready as a whole."""
+    """All children, metadata first. ``published``: it has once been ready."""
 
     children: tuple[Child, ...]
     idle_exit_s: float = 0.0
@@ -64,9 +70,9 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; ``sessions_count`` trainers are alive."""
+    """Time has passed; ``needs_count`` trainers live, or items are not in the store yet."""
 
-    sessions_count: int = 0
+    needs_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """All children serve for the first time: tell the world where."""
+    """All that training needs serves for the first time: tell the world where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +137,12 @@ class Say:
 Action = Start | Terminate | Kill | Publish | Say
 
 
-def new_stack(nodes: tuple[str, ...], *, idle_exit_s: float, now_s: float) -> Stack:
-    """Return a stack of which nothing runs yet; ``idle_exit_s`` 0 means never."""
-    names = (METADATA, *nodes)
+def new_stack(others: tuple[str, ...], *, idle_exit_s: float, now_s: float) -> Stack:
+    """Return a stack of which nothing runs yet: metadata and ``others``, agents and the worker.
+
+    ``idle_exit_s`` 0 means never.
+    """
+    names = (METADATA, *others)
     children = tuple(Child(name=name, due_s=now_s) for name in names)
     return Stack(children=children, idle_exit_s=idle_exit_s, busy_s=now_s)
 
@@ -153,8 +162,8 @@ def handle(stack: Stack, event: Event, now_s: float) -> tuple[Stack, list[Action
             stack = _exited(stack, name, code, now_s, actions)
         case StopAsked(why):
             stack = _stop(stack, why, "", actions)
-        case Tick(sessions_count):
-            stack = _idle(stack, sessions_count, now_s, actions)
+        case Tick(needs_count):
+            stack = _idle(stack, needs_count, now_s, actions)
     stack = _publish(stack, now_s, actions)
     return _advance(stack, now_s, actions), actions
 
@@ -174,7 +183,7 @@ def _exited(stack: Stack, name: str, code: int, now_s: float, actions: list[Acti
     stable = child.phase is Phase.READY and now_s - child.since_s >= STABLE_S
     failures = 1 if stable else child.failures + 1
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    if not stack.published and failures >= STARTS_MAX:
+    if not stack.published and failures >= STARTS_MAX and name != PERSISTENCE:
         failure = f"{name} {how} {failures} times before the stack was ready"
         stack = _with(stack, replace(child, phase=Phase.ENDED, since_s=now_s))
         return _stop(stack, failure, failure, actions)
@@ -188,8 +197,8 @@ def _exited(stack: Stack, name: str, code: int, now_s: float, actions: list[Acti
     )
 
 
-def _idle(stack: Stack, sessions_count: int, now_s: float, actions: list[Action]) -> Stack:
-    if sessions_count or not stack.published or stack.stopping:
+def _idle(stack: Stack, needs_count: int, now_s: float, actions: list[Action]) -> Stack:
+    if needs_count or not stack.published or stack.stopping:
         return replace(stack, busy_s=now_s)
     if stack.idle_exit_s and now_s - stack.busy_s >= stack.idle_exit_s:
         return _stop(stack, f"no trainer for {stack.idle_exit_s:g} s", "", actions)
@@ -197,7 +206,8 @@ def _idle(stack: Stack, sessions_count: int, now_s: float, actions: list[Action]
 
 
 def _publish(stack: Stack, now_s: float, actions: list[Action]) -> Stack:
-    ready = all(child.phase is Phase.READY for child in stack.children)
+    needed = (child for child in stack.children if child.name != PERSISTENCE)
+    ready = all(child.phase is Phase.READY for child in needed)
     if stack.published or stack.stopping or not ready:
         return stack
     actions.append(Publish())
@@ -226,10 +236,10 @@ def _advance(stack: Stack, now_s: float, actions: list[Action]) -> Stack:
 
 def _starts(stack: Stack, now_s: float) -> Iterator[tuple[Child, list[Action]]]:
     metadata = _child(stack, METADATA)
-    # After the first time agents do not wait for metadata: they live without it.
-    open_to_agents = stack.published or metadata.phase is Phase.READY
+    # After the first time the others do not wait for metadata: they live without it.
+    open_to_others = stack.published or metadata.phase is Phase.READY
     for child in stack.children:
-        may_start = child is metadata or open_to_agents
+        may_start = child is metadata or open_to_others
         if child.phase is Phase.DOWN and may_start and now_s >= child.due_s:
             yield replace(child, phase=Phase.STARTING, since_s=now_s), [Start(child.name)]
         elif (
@@ -242,12 +252,10 @@ def _starts(stack: Stack, now_s: float) -> Iterator[tuple[Child, list[Action]]]:
 
 
 def _stops(stack: Stack, now_s: float) -> Iterator[tuple[Child, list[Action]]]:
-    metadata = _child(stack, METADATA)
-    agents_ended = all(
-        child.phase is Phase.ENDED for child in stack.children if child is not metadata
-    )
-    for child in stack.children:
-        if child is metadata and not agents_ended:
+    living = [child for child in stack.children if child.phase is not Phase.ENDED]
+    turn = min(map(_stop_turn, living), default=0)
+    for child in living:
+        if _stop_turn(child) != turn:
             continue
         if child.phase in (Phase.STARTING, Phase.READY):
             asked = replace(child, phase=Phase.STOPPING, since_s=now_s)
@@ -259,6 +267,10 @@ def _stops(stack: Stack, now_s: float) -> Iterator[tuple[Child, list[Action]]]:
         ):
             late = Say(f"{child.name} did not end in {STOP_S_MAX:g} s, killing it", True)
             yield replace(child, killed=True), [late, Kill(child.name)]
+
+
+def _stop_turn(child: Child) -> int:
+    return _STOP_TURNS.get(child.name, _AGENTS_STOP_TURN)
 
 
 def _child(stack: Stack, name: str) -> Child:

@@ -2,11 +2,12 @@
 
 ::
 
-    HOME/  supervisor.lock  stack.json  log  metadata.db  <node>.sock
+    HOME/  supervisor.lock  stack.json  log  metadata.db  queue.db  <node>.sock
+           persistence.ready  store.url  store/
     /dev/shm/holdfast-<uid>/<hash of HOME>/<node>/      arenas, 0700 all the way
 
 Without /dev/shm the arenas are in HOME/arena; with a HOME too long for a socket's path the
-sockets are beside the arenas.
+sockets are beside the arenas. ``store/`` is the object store unless another was chosen.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Layout:
 
     home: Path
     arenas: Path
+    store: str
     port: int
     rest_port: int
     nodes: tuple[Node, ...]
@@ -67,6 +69,16 @@ class Layout:
         """Where it serves REST and the dashboard."""
         return f"http://{HOST}:{self.rest_port}"
 
+    @property
+    def queue(self) -> str:
+        """URL of the queue of the persistence worker."""
+        return queue_url(self.home)
+
+    @property
+    def worker_ready_file(self) -> Path:
+        """There while the persistence worker claims items."""
+        return worker_ready_file(self.home)
+
     def publish(self) -> None:
         """Write ``stack.json``: readers see the whole of it or none."""
         record = {
@@ -74,6 +86,7 @@ class Layout:
             "address": self.address,
             "rest_url": self.rest_url,
             "log": str(self.home / "log"),
+            "store": self.store,
             "nodes": [
                 {"name": node.name, "agent": str(node.socket), "arena": str(node.arena)}
                 for node in self.nodes
@@ -96,7 +109,9 @@ class Layout:
         )
 
 
-def make_layout(home: Path, names: tuple[str, ...], *, port: int, rest_port: int) -> Layout:
+def make_layout(
+    home: Path, names: tuple[str, ...], *, store: str, port: int, rest_port: int
+) -> Layout:
     """Return the places of a stack in ``home``, its folders made and its ports chosen.
 
     Raises:
@@ -120,7 +135,9 @@ def make_layout(home: Path, names: tuple[str, ...], *, port: int, rest_port: int
         )
         for name in names
     )
-    return Layout(home=home, arenas=arenas, port=grpc_port, rest_port=http_port, nodes=nodes)
+    return Layout(
+        home=home, arenas=arenas, store=store, port=grpc_port, rest_port=http_port, nodes=nodes
+    )
 
 
 def arena_root(home: Path) -> Path:
@@ -130,18 +147,28 @@ def arena_root(home: Path) -> Path:
     return SHM / f"holdfast-{os.getuid()}" / _short_hash(home)
 
 
-def erase(home: Path) -> int:
-    """Remove the arenas and the catalogue that describes them; return the bytes given back.
+def queue_url(home: Path) -> str:
+    """Return the URL of the queue of the stack in ``home``."""
+    return f"sqlite:///{home / 'queue.db'}"
 
-    The caller holds the lock, so nothing runs. They go together: a catalogue without the bytes
-    would have every job look for checkpoints that were thrown away on purpose.
+
+def worker_ready_file(home: Path) -> Path:
+    """Return the file that is there while the worker of the stack in ``home`` claims items."""
+    return home / "persistence.ready"
+
+
+def erase(home: Path) -> int:
+    """Remove the arenas, and what a running stack leaves behind; return the bytes given back.
+
+    The caller holds the lock, so nothing runs. The queue goes too: it is a hint.
     """
     root = arena_root(home)
     freed_bytes = 0
     if root.is_dir() and not root.is_symlink():
         freed_bytes = sum(file.lstat().st_blocks * 512 for file in root.rglob("*"))
         shutil.rmtree(root)
-    for leftover in (*home.glob("metadata.db*"), *home.glob("*.sock"), home / "stack.json"):
+    leftovers = (home / "stack.json", worker_ready_file(home))
+    for leftover in (*home.glob("queue.db*"), *home.glob("*.sock"), *leftovers):
         leftover.unlink(missing_ok=True)
     return freed_bytes
 

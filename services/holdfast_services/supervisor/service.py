@@ -36,8 +36,9 @@ class Supervisor:
     Args:
         specs: The children, metadata first.
         idle_exit_s: End after so long without a trainer; 0 means never.
-        sessions: Counts live trainers; only called when ``idle_exit_s`` is set.
-        publish: Called once, when all children serve.
+        needs: Counts what needs the stack: live trainers, or what is not in the store yet. Only
+            called when ``idle_exit_s`` is set, in a thread.
+        publish: Called once, when all that training needs serves.
     """
 
     def __init__(
@@ -45,12 +46,12 @@ class Supervisor:
         specs: Sequence[Spec],
         *,
         idle_exit_s: float,
-        sessions: Callable[[], int],
+        needs: Callable[[], int],
         publish: Callable[[], None],
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._idle_exit_s = idle_exit_s
-        self._sessions = sessions
+        self._needs = needs
         self._publish = publish
         self._published = False
         self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
@@ -64,8 +65,8 @@ class Supervisor:
             UnavailableError: a child kept dying before the stack was ready.
         """
         loop = asyncio.get_running_loop()
-        nodes = tuple(name for name in self._specs if name != domain.METADATA)
-        stack = domain.new_stack(nodes, idle_exit_s=self._idle_exit_s, now_s=loop.time())
+        others = tuple(name for name in self._specs if name != domain.METADATA)
+        stack = domain.new_stack(others, idle_exit_s=self._idle_exit_s, now_s=loop.time())
         event: Event = domain.Tick()
         while True:
             stack, actions = domain.handle(stack, event, loop.time())
@@ -85,7 +86,7 @@ class Supervisor:
         try:
             return await asyncio.wait_for(self._events.get(), TICK_S)
         except TimeoutError:
-            return domain.Tick(self._sessions() if self._idle_exit_s else 0)
+            return domain.Tick(await asyncio.to_thread(self._needs) if self._idle_exit_s else 0)
 
     def _perform(self, action: domain.Action) -> None:
         match action:
@@ -110,6 +111,7 @@ class Supervisor:
 
     async def _live(self, spec: Spec) -> None:
         """One life of one child, from its start to its ``Exited``."""
+        _forget_readiness(spec)
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.command,
@@ -130,6 +132,7 @@ class Supervisor:
         output = asyncio.create_task(_copy_output(spec.name, process.stdout))
         code = await process.wait()
         probe.cancel()
+        _forget_readiness(spec)
         await asyncio.wait({output}, timeout=DRAIN_S_MAX)
         output.cancel()
         await self._events.put(domain.Exited(spec.name, code))
@@ -144,6 +147,12 @@ class Supervisor:
             else:
                 await self._events.put(domain.Answered(spec.name))
                 return
+
+
+def _forget_readiness(spec: Spec) -> None:
+    """Remove what an earlier life left, so that the file speaks of this one."""
+    if spec.ready_file is not None:
+        spec.ready_file.unlink(missing_ok=True)
 
 
 async def _copy_output(name: str, stream: asyncio.StreamReader | None) -> None:

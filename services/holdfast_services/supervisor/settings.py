@@ -17,6 +17,7 @@ NODES_MAX = 64
 class Settings:
     """One stack. Ports: 0 means any free one. ``idle_exit_s`` 0 means never.
 
+    ``store`` is the object store that was asked for, empty for the one of the last time.
     ``environ`` is handed down to the children, with their own settings added.
     """
 
@@ -25,8 +26,11 @@ class Settings:
     port: int
     rest_port: int
     idle_exit_s: float
+    store: str
     detach: bool
     erase: bool
+    erase_all: bool
+    drain: bool
     environ: Mapping[str, str]
 
     @classmethod
@@ -47,8 +51,11 @@ class Settings:
             port=args.port,
             rest_port=args.rest_port,
             idle_exit_s=args.idle_exit,
+            store=args.store or environ.get("HOLDFAST_STORE", ""),
             detach=args.detach,
-            erase=args.erase,
+            erase=args.erase or args.erase_all,
+            erase_all=args.erase_all,
+            drain=args.drain,
             environ=dict(environ),
         )
 
@@ -72,8 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="S",
-        help="end when no trainer has lived for S seconds (default: never)",
+        help="end when no trainer has lived for S seconds and all is drained (default: never)",
     )
+    parser.add_argument("--store", default="", help="object store (default: the last one, or DIR)")
     parser.add_argument(
         "--detach",
         action="store_true",
@@ -82,6 +90,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--erase",
         action="store_true",
-        help="run nothing: remove the arenas and the catalogue of this HOME",
+        help="run nothing: remove the arenas of this HOME, and forget what was in them",
+    )
+    parser.add_argument(
+        "--erase-all",
+        action="store_true",
+        help="run nothing: remove catalogue and store of this HOME as well",
+    )
+    parser.add_argument(
+        "--drain",
+        action="store_true",
+        help="run nothing: print how far the drain to the store is",
     )
     return parser

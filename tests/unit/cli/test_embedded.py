@@ -44,6 +44,7 @@ def write_stack(home: Path, pid: int, nodes: int) -> None:
         "address": "127.0.0.1:7300",
         "rest_url": "http://127.0.0.1:7380",
         "log": str(home / "log"),
+        "store": f"file://{home}/store",
         "nodes": [
             {"name": f"node-{i}", "agent": str(home / f"node-{i}.sock"), "arena": "/x"}
             for i in range(nodes)

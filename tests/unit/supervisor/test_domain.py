@@ -157,13 +157,53 @@ def test_nothing_is_started_again_while_stopping():
 def test_a_stack_without_trainers_ends_itself_when_it_was_asked_to():
     driver = ready_driver("a", idle_exit_s=10.0)
 
-    assert driver.feed(Tick(sessions_count=0), after_s=9.0) == []
-    assert driver.feed(Tick(sessions_count=1), after_s=9.0) == []
-    assert driver.feed(Tick(sessions_count=0), after_s=9.0) == []
-    assert driver.feed(Tick(sessions_count=0), after_s=1.0) == [Terminate("a")]
+    assert driver.feed(Tick(needs_count=0), after_s=9.0) == []
+    assert driver.feed(Tick(needs_count=1), after_s=9.0) == []
+    assert driver.feed(Tick(needs_count=0), after_s=9.0) == []
+    assert driver.feed(Tick(needs_count=0), after_s=1.0) == [Terminate("a")]
 
 
 def test_an_idle_stack_stays_when_nobody_said_otherwise():
     driver = ready_driver("a")
 
-    assert driver.feed(Tick(sessions_count=0), after_s=1e6) == []
+    assert driver.feed(Tick(needs_count=0), after_s=1e6) == []
+
+
+def test_the_worker_starts_with_the_agents_and_the_stack_does_not_wait_for_it():
+    """P4: an object store that is away keeps nobody from training."""
+    driver = new_driver("a", domain.PERSISTENCE)
+    driver.feed(Tick())
+
+    assert driver.feed(Answered("metadata")) == [Start("a"), Start("persistence")]
+    assert driver.feed(Answered("a")) == [Publish()]
+    assert driver.feed(Answered("persistence")) == []
+
+
+def test_a_worker_that_cannot_start_never_ends_the_stack():
+    driver = new_driver("a", domain.PERSISTENCE)
+    driver.feed(Tick())
+    driver.feed(Answered("metadata"))
+    for _ in range(domain.STARTS_MAX + 1):
+        driver.feed(Exited("persistence", 1))
+        assert driver.feed(Tick(), after_s=domain.WAIT_S_MAX) == [Start("persistence")]
+
+    assert driver.feed(Answered("a")) == [Publish()]
+
+
+def test_the_worker_stops_before_the_agents_that_it_reads_from():
+    driver = ready_driver("a", domain.PERSISTENCE)
+
+    assert driver.feed(StopAsked("test")) == [Terminate("persistence")]
+    assert driver.feed(Tick(), after_s=domain.STOP_S_MAX) == [Kill("persistence")]
+    assert driver.feed(Exited("persistence", -9)) == [Terminate("a")]
+    assert driver.feed(Exited("a", 0)) == [Terminate("metadata")]
+    driver.feed(Exited("metadata", 0))
+    assert domain.ended(driver.stack)
+
+
+def test_agents_that_are_gone_already_do_not_hold_up_the_end():
+    driver = ready_driver("a", domain.PERSISTENCE)
+    driver.feed(Exited("a", 1))
+    driver.feed(Exited("persistence", 1))
+
+    assert driver.feed(StopAsked("test")) == [Terminate("metadata")]

@@ -22,7 +22,8 @@ def home(tmp_path):
 
 
 def make(home: Path, *names: str, port: int = 0) -> places.Layout:
-    return places.make_layout(home, names or ("node-0",), port=port, rest_port=0)
+    store = (home / "store").as_uri()
+    return places.make_layout(home, names or ("node-0",), store=store, port=port, rest_port=0)
 
 
 def test_all_ports_of_a_stack_differ_and_are_the_same_at_the_next_start(home):
@@ -71,16 +72,16 @@ def test_a_link_in_place_of_the_arenas_folder_is_refused(home, tmp_path):
         places.private_folder(link)
 
 
-def test_erase_removes_arenas_and_catalogue_and_says_how_much_that_was(home):
+def test_erase_removes_arenas_and_queue_and_says_how_much_that_was(home):
     layout = make(home)
     (layout.nodes[0].arena / "s1.1.seg").write_bytes(b"x" * 8192)
+    (home / "queue.db").touch()
+    (home / "queue.db-wal").touch()
     (home / "metadata.db").touch()
-    (home / "metadata.db-wal").touch()
-    (home / "notes").touch()
 
     assert places.erase(home) >= 8192
     assert not layout.arenas.exists()
-    assert [file.name for file in home.iterdir()] == ["notes"]
+    assert [file.name for file in home.iterdir()] == ["metadata.db"]
     assert places.erase(home) == 0
 
 
@@ -90,7 +91,7 @@ def test_the_stack_file_is_whole_or_absent(home):
     record = json.loads((home / "stack.json").read_text())
     layout.unpublish()
 
-    assert set(record) == {"pid", "address", "rest_url", "log", "nodes"}
+    assert set(record) == {"pid", "address", "rest_url", "log", "store", "nodes"}
     assert set(record["nodes"][0]) == {"name", "agent", "arena"}
     assert list(home.iterdir()) == []
 
