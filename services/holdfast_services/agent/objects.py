@@ -8,6 +8,7 @@ is a CorruptionError here; what can be blamed on the store is every other error,
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core import keys
@@ -35,8 +36,9 @@ class ObjectTier:
     Every call to the store has its own deadline there, so no fetch waits for ever.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, opener: Callable[[str], ObjectStore] = open_store) -> None:
         self._url = url
+        self._opener = opener
         self._store: ObjectStore | None = None
         self._guard = threading.Lock()
 
@@ -69,7 +71,7 @@ class ObjectTier:
                 else:
                     return b"".join(sidecar.digests)
         except (NotFoundError, UnsupportedFormatError) as error:
-            store.check()  # a bucket that is gone says nothing about what was in it
+            next(iter(store.list()), None)  # a bucket that is gone says nothing of what was in it
             raise CorruptionError(f"no use in {store.url}: {error}") from error
 
     def advice(self, error: CheckpointError) -> str:
@@ -94,7 +96,7 @@ class ObjectTier:
             raise PreconditionError("HOLDFAST_STORE is not set for this agent")
         with self._guard:
             if self._store is None:
-                self._store = open_store(self._url)
+                self._store = self._opener(self._url)
             return self._store
 
 

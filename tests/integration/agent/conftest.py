@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from .harness import Catalogue, Node
+from .harness import RUN, Catalogue, Node, Trainer, open_session, reserve, until
 
 
 @pytest.fixture
@@ -42,6 +43,32 @@ def node(shm, catalogue):
     yield start
     for made in nodes:
         made.kill()
+
+
+@pytest.fixture
+def saved(catalogue):
+    """Save a step on a node; returns (trainer, its generation, its shard)."""
+    made: list[Trainer] = []
+
+    def save(a, step=3, length=1 << 20, rank=0, world_size=1, **fields):
+        t = Trainer(a.arena, secrets.token_hex(16))
+        made.append(t)
+        generation = open_session(a, t.session, rank=rank, world_size=world_size, **fields)
+        reserve(a, t.session, length)
+        lease = until(lambda: a.view(t.session).leases, "a lease")[0]
+        words = (lease.slot, lease.incarnation, step, generation, length, rank, RUN, world_size)
+        assert "closed" == t.ask("write", *words)
+        held = until(
+            lambda: [
+                h for i, h in catalogue.held(a.name).items() if (i.step, i.rank) == (step, rank)
+            ],
+            "sealed",
+        )
+        return t, generation, held[0].shard
+
+    yield save
+    for t in made:
+        t.end()
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ from holdfast.core.facts import (
     NodeView,
     RunView,
     Want,
+    WantReason,
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.session import SessionView
@@ -59,6 +60,7 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
         self.generation = 1
         self.generations: dict[bytes, int] = {}
         self.events: list[Event] = []
+        self.registrations: list[metadata_pb2.RegisterRankRequest] = []
         self.port = 0
         self._version = 0
         self._news = threading.Condition()
@@ -99,6 +101,7 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
         return self.views.get(node, replace(self.common, wants=()))
 
     def RegisterRank(self, request, context):
+        self.registrations.append(request)
         known = self.generations.setdefault(request.nonce, len(self.generations) + 1)
         return metadata_pb2.RegisterRankResponse(run=RUN, generation=known)
 
@@ -129,6 +132,23 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
 
     def said(self, kind: str) -> list[str]:
         return [event.message for event in self.events if event.kind == kind]
+
+
+def reported(catalogue: Catalogue, *names: str) -> None:
+    """Wait until all these nodes have sent an inventory."""
+    until(lambda: all(name in catalogue.inventories for name in names), "reported")
+
+
+def restart(a: Node, catalogue: Catalogue) -> None:
+    """Kill an agent, start it again, wait for its first inventory."""
+    a.kill()
+    before = catalogue.inventories[a.name].incarnation
+    a.start()
+    until(lambda: catalogue.inventories[a.name].incarnation > before, "reported again")
+
+
+def want(shard, *sources: str, reason=WantReason.RESTORE, stored: bool = False) -> Want:
+    return Want(shard=shard, sources=sources, reason=reason, object=stored)
 
 
 class Node:

@@ -14,7 +14,6 @@ from holdfast.core.facts import (
     DecisionState,
     HeldState,
     Peer,
-    Want,
     WantReason,
 )
 from holdfast.errors import ExhaustedError, PreconditionError
@@ -28,54 +27,14 @@ from .harness import (
     committed,
     decision,
     open_session,
-    reserve,
+    reported,
+    restart,
     shard_message,
     until,
+    want,
 )
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def saved(node, catalogue):
-    """Save a step on a node; returns (trainer, its generation, its shard)."""
-    made: list[Trainer] = []
-
-    def save(a, step=3, length=MIB, rank=0, **fields):
-        t = Trainer(a.arena, secrets.token_hex(16))
-        made.append(t)
-        generation = open_session(a, t.session, rank=rank, **fields)
-        reserve(a, t.session, length)
-        lease = until(lambda: a.view(t.session).leases, "a lease")[0]
-        words = (lease.slot, lease.incarnation, step, generation, length, rank)
-        assert "closed" == t.ask("write", *words)
-        held = until(
-            lambda: [
-                h for i, h in catalogue.held(a.name).items() if (i.step, i.rank) == (step, rank)
-            ],
-            "sealed",
-        )
-        return t, generation, held[0].shard
-
-    yield save
-    for t in made:
-        t.end()
-
-
-def reported(catalogue, *names):
-    until(lambda: all(name in catalogue.inventories for name in names), "reported")
-
-
-def restart(a, catalogue):
-    """Kill an agent, start it again, wait for its first inventory."""
-    a.kill()
-    before = catalogue.inventories[a.name].incarnation
-    a.start()
-    until(lambda: catalogue.inventories[a.name].incarnation > before, "reported again")
-
-
-def want(shard, *sources, reason=WantReason.RESTORE):
-    return Want(shard=shard, sources=sources, reason=reason)
 
 
 def seg_bytes(node):
