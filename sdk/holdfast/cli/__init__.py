@@ -1,1 +1,1 @@
-"""The command line: ``holdfast up | down | status | ls | show | verify | doctor``."""
+"""The command line: ``holdfast COMMAND``; ``arguments`` lists the commands, ``main`` runs one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,32 +13,40 @@ from holdfast.cli.output import Report, Table
 from holdfast.cli.rest import Record, Rest
 from holdfast.core.ids import STEP_MAX, job_name
 from holdfast.core.units import format_bytes
-from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.errors import InvalidRequestError, NotFoundError, PreconditionError
 
 LEVELS = ("local", "replicated", "durable")
+MARKS = ("superseded", "pinned", "bad")
+NOTES_LENGTH_MAX = 60
+
+_STEP = re.compile(r"([0-9]{1,15})(?:\.g([0-9]{1,10}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What ``JOB[@STEP]`` names; without a step, the newest checkpoint."""
+    """What ``JOB[@STEP[.gATTEMPT]]`` names; without a step, the newest checkpoint."""
 
     job: str
     step: int | None = None
+    generation: int | None = None
 
 
 def parse_target(text: str) -> Target:
     """Return what ``text`` names.
 
     Raises:
-        InvalidRequestError: not ``JOB`` or ``JOB@STEP``.
+        InvalidRequestError: not ``JOB``, ``JOB@STEP`` or ``JOB@STEP.gATTEMPT``.
 
-    >>> parse_target("team/gpt@1200")
-    Target(job='team/gpt', step=1200)
+    >>> parse_target("team/gpt@1200"), parse_target("gpt@12.g3")
+    (Target(job='team/gpt', step=1200, generation=None), Target(job='gpt', step=12, generation=3))
     """
-    job, at, step = text.partition("@")
-    if at and not (step.isascii() and step.isdigit() and int(step) <= STEP_MAX):
-        raise InvalidRequestError(f"{step!r} is not a step: write JOB or JOB@STEP")
-    return Target(job_name(job), int(step) if at else None)
+    job, at, where = text.partition("@")
+    match = _STEP.fullmatch(where)
+    if not at:
+        return Target(job_name(job))
+    if match is None or int(match[1]) > STEP_MAX:
+        raise InvalidRequestError(f"{where!r} is not a step: write JOB, JOB@STEP or JOB@STEP.g3")
+    return Target(job_name(job), int(match[1]), int(match[2]) if match[2] else None)
 
 
 def ls(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
@@ -62,24 +72,52 @@ def show(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         f"step        {checkpoint['step']}, of attempt {checkpoint['generation']}",
         *(f"{level:<10}  {_time(checkpoint[f'{level}_at'])}" for level in LEVELS),
     ]
+    if checkpoint.get("draining"):
+        count = len(checkpoint["shards"])
+        head.append(f"draining    {checkpoint.get('stored_shards') or 0} of {count} shards stored")
     if note := _note(checkpoint):
         head.append(f"note        {note}")
+    if checkpoint.get("notes"):
+        head.append(f"notes       {json.dumps(checkpoint['notes'])}")
+    if checkpoint.get("folder"):
+        head.append(f"folder      {checkpoint['folder']}")
     return Report(data=checkpoint, text=[*head, "", _shards_table(checkpoint["shards"])])
 
 
-def find_checkpoint(rest: Rest, target: Target) -> Record:
+def find_checkpoint(rest: Rest, target: Target, *, durable: bool = False) -> Record:
     """Return the checkpoint that ``target`` names, with its shards.
+
+    Args:
+        rest: Who knows.
+        target: Its name; without a step, the newest that a restore could choose.
+        durable: It must be whole in the object store.
 
     Raises:
         NotFoundError: the job has none, or not that one.
+        PreconditionError: it is named and is not in the object store.
     """
     if target.step is not None:
-        return rest.checkpoint(target.job, target.step)
+        named = rest.checkpoint(target.job, target.step, target.generation)
+        if durable and not _stored(named):
+            raise PreconditionError(
+                f"step {target.step} is not in the object store: `holdfast pin "
+                f"{target.job}@{target.step}` brings it there while it is in memory"
+            )
+        return named
     found = rest.checkpoints(target.job)
-    usable = [checkpoint for checkpoint in found if not checkpoint["superseded"]]
+    usable = [
+        checkpoint
+        for checkpoint in found
+        if not checkpoint["superseded"] and (not durable or _stored(checkpoint))
+    ]
     if not usable:
-        raise NotFoundError(f"job {target.job} has no committed checkpoint")
-    return rest.checkpoint(target.job, int(usable[0]["step"]))
+        where = " in the object store" if durable else ""
+        raise NotFoundError(f"job {target.job} has no committed checkpoint{where}")
+    return rest.checkpoint(target.job, int(usable[0]["step"]), int(usable[0]["generation"]))
+
+
+def _stored(checkpoint: Record) -> bool:
+    return checkpoint["durable_at"] is not None and not checkpoint.get("expired_at")
 
 
 def _jobs_table(jobs: list[Record]) -> Table:
@@ -102,16 +140,18 @@ def _jobs_table(jobs: list[Record]) -> Table:
 
 def _checkpoints_table(checkpoints: list[Record]) -> Table:
     return Table(
-        ("step", "attempt", "ranks", "size", *LEVELS, "copies", "note"),
+        ("step", "attempt", "ranks", "size", *LEVELS, "copies", "note", "notes"),
         tuple(
             (
                 str(found["step"]),
                 str(found["generation"]),
                 str(found["world_size"]),
                 format_bytes(found["length_bytes"]),
-                *(_time(found[f"{level}_at"]) for level in LEVELS),
+                *(_time(found[f"{level}_at"]) for level in LEVELS[:-1]),
+                _durable(found),
                 str(found["copies_min"]),
                 _note(found),
+                _notes(found.get("notes") or {}),
             )
             for found in checkpoints
         ),
@@ -134,12 +174,30 @@ def _shards_table(shards: list[Record]) -> Table:
 
 
 def _replica(replica: Record) -> str:
-    return f"{replica['node']} ({replica['tier']})"
+    return f"{replica['node']} ({replica['tier']})" if replica["node"] else str(replica["tier"])
+
+
+def _durable(checkpoint: Record) -> str:
+    """Return since when it is in the object store, or how far on its way there."""
+    if checkpoint.get("draining"):
+        return f"draining, {checkpoint.get('stored_shards') or 0} stored"
+    return _time(checkpoint["durable_at"])
 
 
 def _note(checkpoint: Record) -> str:
     """Return what is special about a checkpoint."""
-    return ", ".join(word for word in ("superseded", "pinned") if checkpoint[word])
+    words = [word for word in MARKS if checkpoint.get(word)]
+    return ", ".join([*words, *(["expired"] if checkpoint.get("expired_at") else [])])
+
+
+def _notes(notes: Record) -> str:
+    """Return the user's metadata in one short line.
+
+    >>> _notes({"loss": 0.25, "epoch": 3})
+    'loss=0.25 epoch=3'
+    """
+    text = " ".join(f"{key}={value}" for key, value in notes.items())
+    return text if len(text) <= NOTES_LENGTH_MAX else f"{text[: NOTES_LENGTH_MAX - 1]}…"
 
 
 def _time(seconds: float | None) -> str:

@@ -95,6 +95,44 @@ def waiting(what: str) -> Iterator[None]:
 
 
 @contextmanager
+def byte_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the bytes just done; draws with rich, only on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _bytes: None
+        return
+    try:
+        from rich.console import Console  # noqa: PLC0415 - only for a terminal
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+    except ImportError:
+        yield lambda _bytes: None
+        return
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)),
+        *(TransferSpeedColumn(), TimeRemainingColumn()),
+    )
+    begin_s = time.monotonic()
+    drawn = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = drawn.add_task(what, total=total_bytes)
+
+    def advance(length_bytes: int) -> None:
+        drawn.advance(task, length_bytes)
+        if not drawn.live.is_started and time.monotonic() - begin_s >= SHOW_PROGRESS_AFTER_S:
+            drawn.start()
+
+    try:
+        yield advance
+    finally:
+        drawn.stop()
+
+
+@contextmanager
 def progress(what: str, total_count: int) -> Iterator[Callable[[], None]]:
     """Yield a function to call after each of ``total_count`` pieces; draws only on a terminal.
 

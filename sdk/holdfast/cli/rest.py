@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from holdfast import errors
-from holdfast.cli.output import Table
+from holdfast.cli.output import Json, Table
 from holdfast.core.units import format_bytes
 from holdfast.embedded import home_folder, running_stack
 from holdfast.errors import CheckpointError, NotFoundError, UnavailableError
 
 TIMEOUT_S = 10.0
+REBUILD_TIMEOUT_S = 600.0
 ANSWER_BYTES_MAX = 64 << 20
 
 _BY_KIND: dict[str, type[CheckpointError]] = {
@@ -59,25 +60,64 @@ class Rest:
         """Return the checkpoints of a job, newest first."""
         return list(self._get(f"/jobs/{urllib.parse.quote(job)}/checkpoints"))
 
-    def checkpoint(self, job: str, step: int) -> Record:
+    def checkpoint(self, job: str, step: int, generation: int | None = None) -> Record:
         """Return one checkpoint with its shards and where copies of them are."""
-        return dict(self._get(f"/jobs/{urllib.parse.quote(job)}/checkpoints/{step}"))
+        query = "" if generation is None else f"?generation={generation}"
+        return dict(self._get(f"/jobs/{urllib.parse.quote(job)}/checkpoints/{step}{query}"))
 
     def nodes(self) -> list[Record]:
         """Return all nodes."""
         return list(self._get("/nodes"))
 
+    def store(self) -> Record:
+        """Return the object store that the service uses: ``url``, ``ok``, ``error``."""
+        return dict(self._get("/store"))
+
+    def of_checkpoint(
+        self,
+        method: str,
+        checkpoint: Record,
+        path: str = "",
+        *,
+        body: Json = None,
+        **query: str | int,
+    ) -> Any:
+        """Return what the service answers to a request about one checkpoint."""
+        query["generation"] = int(checkpoint["generation"])
+        job = urllib.parse.quote(str(checkpoint["job"]))
+        where = f"/jobs/{job}/checkpoints/{checkpoint['step']}{path}"
+        return self._ask(method, f"{where}?{urllib.parse.urlencode(query)}", body)
+
+    def of_job(self, method: str, job: str, path: str, body: Json = None) -> Any:
+        """Return what the service answers to a request about one job."""
+        return self._ask(method, f"/jobs/{urllib.parse.quote(job)}{path}", body)
+
+    def read(self, method: str, lease: str, body: Json = None) -> Any:
+        """Renew (PUT) or end (DELETE) a read lease."""
+        return self._ask(method, f"/reads/{urllib.parse.quote(lease, safe='')}", body)
+
+    def rebuild(self, job: str | None) -> Record:
+        """Have the catalogue rebuilt from the store, for one job or all; say what was found."""
+        return dict(self._ask("POST", "/rebuild", {"job": job}, timeout_s=REBUILD_TIMEOUT_S))
+
     def _get(self, path: str) -> Any:
+        return self._ask("GET", path)
+
+    def _ask(
+        self, method: str, path: str, body: Json = None, *, timeout_s: float = TIMEOUT_S
+    ) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
         request = urllib.request.Request(  # noqa: S310 - http(s) only, checked below
-            f"{self.url}/api/v1{path}", headers={"Accept": "application/json"}
+            f"{self.url}/api/v1{path}", data=data, headers=headers, method=method
         )
         if request.type not in ("http", "https"):
             raise UnavailableError(f"{self.url} is not a web address")
         # Services are reached directly, as gRPC does: a proxy of the shell is not for them.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
-                return json.loads(answer.read(ANSWER_BYTES_MAX))
+            with opener.open(request, timeout=timeout_s) as answer:
+                return json.loads(answer.read(ANSWER_BYTES_MAX) or b"null")
         except urllib.error.HTTPError as cause:
             raise _problem(cause) from cause
         except (OSError, ValueError) as cause:

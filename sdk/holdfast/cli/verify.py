@@ -1,4 +1,7 @@
-"""``verify``: has every agent hash its copies of a checkpoint again, loading none (G20)."""
+"""``verify``: hashes a checkpoint again in memory, in the object store or both (G20).
+
+In memory every agent hashes its own copies; ``verify_object`` does the other tier.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.cli.catalogue import find_checkpoint
+from holdfast.cli.catalogue import Target, find_checkpoint
 from holdfast.cli.output import Report, Table, progress
 from holdfast.cli.rest import Record, Rest
+from holdfast.cli.verify_object import verify_objects
 from holdfast.core.ids import Generation, Rank, ShardId, Step, run_id
 from holdfast.core.units import format_bytes
-from holdfast.errors import CheckpointError, NotFoundError
+from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:
     from holdfast.v1.agent_pb2_grpc import ReplicationStub
@@ -51,13 +55,56 @@ class Verdict:
 
 
 def verify(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Check all copies that agents hold; failed when one is bad or a shard has none.
+    """Check one tier or all; failed when a copy is bad or a shard has no good one.
 
     Raises:
-        NotFoundError: no such checkpoint, or none of it is in memory.
+        InvalidRequestError: a folder has no copies in memory.
+        NotFoundError: no such checkpoint, or none of it is there.
+        PreconditionError: it is not in the object store.
+    """
+    if isinstance(args.place, str):
+        if args.tier == "memory":
+            raise InvalidRequestError(f"{args.place} is a folder: its only tier is object")
+        return verify_objects(args.place, environ)
+    if args.tier == "object":
+        return verify_objects(args.place, environ)
+    if args.tier in (None, "memory"):
+        return _memory(find_checkpoint(Rest.find(environ), args.place), environ)
+    return _all(args.place, environ)
+
+
+def _all(place: Target, environ: Mapping[str, str]) -> Report:
+    """Check what there is: a checkpoint may have left memory, or not have reached the store."""
+    found = find_checkpoint(Rest.find(environ), place)
+    exact = Target(place.job, int(found["step"]), int(found["generation"]))
+    reports = {}
+    if any(_in_memory(replica) for s in found["shards"] for replica in s["replicas"]):
+        reports["memory"] = _memory(found, environ)
+    if found["durable_at"] is not None:
+        reports["object"] = verify_objects(exact, environ)
+    if not reports:
+        raise NotFoundError(f"step {found['step']} is in no tier any more")
+    return Report(
+        data={
+            "ok": not any(report.failed for report in reports.values()),
+            **{tier: report.data for tier, report in reports.items()},
+        },
+        text=[line for report in reports.values() for line in report.text],
+        failed=any(report.failed for report in reports.values()),
+    )
+
+
+def _in_memory(replica: Record) -> bool:
+    return bool(replica["tier"] != "object")
+
+
+def _memory(checkpoint: Record, environ: Mapping[str, str]) -> Report:
+    """Have all agents check their copies.
+
+    Raises:
+        NotFoundError: none of it is in memory.
     """
     rest = Rest.find(environ)
-    checkpoint = find_checkpoint(rest, args.target)
     nodes = {str(n["node"]): str(n["rpc_address"]) for n in rest.nodes() if n["live"]}
     copies = copies_to_ask(checkpoint, nodes)
     with progress("verifying", len(copies)) as advance:
@@ -76,7 +123,7 @@ def copies_to_ask(checkpoint: Record, nodes: Mapping[str, str]) -> list[Copy]:
     everywhere = len(nodes) * len(checkpoint["shards"]) <= ASKS_COUNT_MAX
     copies = []
     for shard in checkpoint["shards"]:
-        holders = {str(replica["node"]) for replica in shard["replicas"]}
+        holders = {str(r["node"]) for r in shard["replicas"] if _in_memory(r)}
         copies += [
             Copy(
                 shard=_shard_id(checkpoint, shard),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -56,15 +57,14 @@ class CheckpointReader:
         self._parts = VerifiedParts(folder, self.sidecars, check)
         self._pieces: dict[str, list[_Piece]] = {}
         self._state: dict[int, TensorEntry] = {}
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
             self.headers = [self._header(at, shard) for at, shard in enumerate(shards)]
             for file, header in enumerate(self.headers):
                 for entry in header.entries:
                     self._add(_Piece(file, entry))
             self._check_whole()
-        except BaseException:
-            self.close()
-            raise
+            on_failure.pop_all()
 
     def __enter__(self) -> Self:
         return self
