@@ -31,12 +31,7 @@ class MetadataRpc(MetadataServicer):
     ) -> common.HandshakeResponse:
         """Say who is here and where REST is."""
         del request, context
-        return common.HandshakeResponse(
-            software_version=holdfast.__version__,
-            protocol_min=PROTOCOL_MIN,
-            protocol_max=PROTOCOL,
-            rest_url=self._rest_url,
-        )
+        return greeting(self._rest_url)
 
     async def RegisterRank(
         self, request: pb.RegisterRankRequest, context: Context
@@ -64,3 +59,13 @@ class MetadataRpc(MetadataServicer):
         events = [from_message(event, Event) for event in request.events]
         await self._service.record(request.node, events)
         return pb.RecordResponse()
+
+
+def greeting(rest_url: str) -> common.HandshakeResponse:
+    """Return the answer to a handshake."""
+    return common.HandshakeResponse(
+        software_version=holdfast.__version__,
+        protocol_min=PROTOCOL_MIN,
+        protocol_max=PROTOCOL,
+        rest_url=rest_url,
+    )

@@ -18,11 +18,17 @@ from typing import TypeVar
 from holdfast.core.facts import Event, Inventory, NodeView
 from holdfast.core.ids import job_name, node_name, run_id
 from holdfast.core.retry import Backoff
-from holdfast.errors import CheckpointError, ConflictError, InvalidRequestError
+from holdfast.errors import (
+    CheckpointError,
+    ConflictError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.kit.db import Engine, read_transaction, write_transaction
 from holdfast_services.metadata import transactions
+from holdfast_services.metadata.archive import Archive
 from holdfast_services.metadata.batch import Batch
 from holdfast_services.metadata.domain.attempts import Registration, check
 from holdfast_services.metadata.domain.model import Limits
@@ -35,6 +41,7 @@ CONFLICTS = Backoff(first_s=0.01, wait_s_max=0.5, tries_max=8)
 TICK_S = 0.5
 WATCH_POLL_S = 1.0
 WATCH_S_MAX = 60.0
+ARCHIVE_S_MAX = 30.0
 SHARDS_PER_INVENTORY_MAX = 200_000
 EVENTS_PER_CALL_MAX = 100
 EVENT_TEXT_LENGTH_MAX = 2000
@@ -49,7 +56,9 @@ class Service:
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine = engine
-        self._limits = limits
+        self.limits = limits
+        self.archive: Archive | None = None
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-catalogue")
         self._cache = DecodeCache()
         self._reports: Batch[Inventory, int] = Batch(self._report_all)
@@ -81,10 +90,14 @@ class Service:
             AlreadyExistsError: another launcher's attempt lives; names the holder.
             StaleGenerationError: the attempt was replaced.
             InvalidRequestError: names or numbers that make no sense.
+            UnavailableError: the job is new here, and the object store does not say whether it
+                knows it: that it is new is never guessed.
         """
         job_name(wish.job)
         node_name(wish.node)
         check(wish)
+        if self.archive:
+            await self._look_up(self.archive, wish)
         seat = await self._seats.ask((wish, first_run(wish.job)))
         self._tell()
         return seat
@@ -118,8 +131,30 @@ class Service:
         if len(events) > EVENTS_PER_CALL_MAX:
             raise InvalidRequestError(f"{len(events)} events, at most {EVENTS_PER_CALL_MAX}")
         short = [replace(e, message=e.message[:EVENT_TEXT_LENGTH_MAX]) for e in events]
-        await self.write(lambda catalogue: transactions.record(catalogue, node, short))
-        self._tell()
+        await self.change(lambda catalogue: transactions.record(catalogue, node, short))
+
+    async def _look_up(self, archive: Archive, wish: Registration) -> None:
+        """Ask the archive once about a job that the catalogue has no checkpoint of.
+
+        Ranks that come at the same time share the question; those that come later have a nonce
+        that is known.
+        """
+        if await self.read(lambda c: transactions.knows(c, wish.job, wish.nonce)):
+            return
+        asking = self._asking.get(wish.job)
+        if asking is None:
+            asking = asyncio.create_task(self._ask(archive, wish.job))
+            self._asking[wish.job] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(wish.job, None))
+        await asyncio.shield(asking)
+
+    async def _ask(self, archive: Archive, job: str) -> None:
+        try:
+            async with asyncio.timeout(ARCHIVE_S_MAX):
+                await archive.adopt(job)
+        except TimeoutError as cause:
+            text = f"the object store did not say within {ARCHIVE_S_MAX:.0f} s what it has of {job}"
+            raise UnavailableError(text, job=job) from cause
 
     # -- transactions --------------------------------------------------------------------------
 
@@ -143,6 +178,12 @@ class Service:
                 await asyncio.sleep(wait_s)
         return await self._in_thread(attempt)
 
+    async def change(self, use_case: Callable[[Catalogue], T]) -> T:
+        """Run a use case as ``write`` does, then tell all who wait for a change."""
+        answer = await self.write(use_case)
+        self._tell()
+        return answer
+
     async def read(self, use_case: Callable[[Catalogue], T]) -> T:
         """Run a use case on one snapshot; errors as in ``write``."""
 
@@ -165,19 +206,19 @@ class Service:
     async def _load_world(self) -> World:
         async with self._loading:
             self._next_world = None  # who asks from here on needs a later snapshot
-            return await self.read(transactions.snapshot)
+            return await self.read(lambda c: transactions.snapshot(c, self.limits))
 
     async def _view(self, node: str) -> NodeView:
         world = await self.world()
         return await self._in_thread(lambda: _versioned(node_view(world, node)))
 
     async def _report_all(self, inventories: Sequence[Inventory]) -> Sequence[int]:
-        return await self.write(lambda c: transactions.report(c, inventories, self._limits))
+        return await self.write(lambda c: transactions.report(c, inventories, self.limits))
 
     async def _register_all(
         self, wishes: Sequence[tuple[Registration, str]]
     ) -> Sequence[Seat | CheckpointError]:
-        return await self.write(lambda c: transactions.register(c, wishes, self._limits))
+        return await self.write(lambda c: transactions.register(c, wishes, self.limits))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -190,7 +231,7 @@ class Service:
         silent = False
         while True:
             try:
-                if await self.write(lambda c: transactions.tick(c, self._limits)):
+                if await self.write(lambda c: transactions.tick(c, self.limits)):
                     self._tell()
                 silent = False
             except CheckpointError as error:

@@ -191,7 +191,15 @@ def _same_but_lease(run: Run) -> Run:
     return replace(run, attempt=attempt)
 
 
-def snapshot(catalogue: Catalogue) -> World:
+def knows(catalogue: Catalogue, job: str, nonce: bytes) -> bool:
+    """Tell whether the attempt is under way or the job has a checkpoint here."""
+    run = catalogue.run_of(job)
+    if run is None:
+        return False
+    return catalogue.generation_of(job, nonce) is not None or catalogue.has_checkpoints(run)
+
+
+def snapshot(catalogue: Catalogue, limits: Limits) -> World:
     """Return all nodes and the runs that nodes or attempts have to do with, in one snapshot."""
     now_s = catalogue.now_s()
     nodes = catalogue.nodes()
@@ -200,5 +208,8 @@ def snapshot(catalogue: Catalogue) -> World:
     }
     active = (catalogue.run_of(job) for job in catalogue.active_jobs(now_s - IDLE_S_MAX))
     names |= {run for run in active if run}
-    runs = (catalogue.load_run(name) for name in sorted(names))
-    return world(nodes, tuple(run for run in runs if run), now_s)
+    loaded = (catalogue.load_run(name) for name in sorted(names))
+    runs = tuple(run for run in loaded if run)
+    if not limits.object_tier:
+        runs = tuple(replace(run, stored=()) for run in runs)
+    return world(nodes, runs, now_s)

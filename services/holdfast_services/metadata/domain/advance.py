@@ -15,6 +15,7 @@ from holdfast_services.metadata.domain.attempts import absorb
 from holdfast_services.metadata.domain.commit import abandon, commit, cut
 from holdfast_services.metadata.domain.evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
+from holdfast_services.metadata.domain.persist import annotate, persist
 from holdfast_services.metadata.domain.restore import Facts, decide
 
 
@@ -22,7 +23,8 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     """Return the run with all that follows from ``nodes`` at ``now_s``, and the news."""
     everybody = tuple(nodes.values())
     live = tuple(node for node in everybody if node.live(now_s))
-    evidence = gather(run.id, everybody, now_s)
+    stored = run.stored if limits.object_tier else ()
+    evidence = gather(run.id, everybody, now_s, stored)
     # Evidence of a higher generation means that the catalogue was lost and rebuilt (P6): the
     # counter goes above it and an attempt below it is fenced, so its launcher starts another.
     run = replace(run, generation=max(run.generation, evidence.generation_max))
@@ -34,5 +36,10 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     run, events = outcome.run, [*events, *outcome.events]
     outcome = decide(run, Facts(nodes=nodes, evidence=evidence, now_s=now_s, limits=limits))
     run, events = outcome.run, [*events, *outcome.events]
-    run = commit(run, evidence, live, now_s)
+    known = {row.id for row in run.checkpoints}
+    run = annotate(commit(run, evidence, live, now_s), nodes)
+    if limits.object_tier:
+        committed = [row for row in run.checkpoints if row.id not in known]
+        outcome = persist(run, committed, evidence, now_s)
+        run, events = outcome.run, [*events, *outcome.events]
     return Outcome(run=announce(run, nodes, now_s), events=tuple(events))

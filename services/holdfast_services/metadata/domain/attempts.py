@@ -5,13 +5,23 @@ The lease tells a restart from a second trainer under the same name (architectur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from holdfast.core.facts import Decision, DecisionState, Event, PersistRule, RankStatus, Retention
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
-from holdfast_services.metadata.domain.model import Attempt, Limits, Node, Outcome, RankFacts, Run
+from holdfast_services.metadata.domain.model import (
+    NEVER,
+    Attempt,
+    Limits,
+    Node,
+    Outcome,
+    RankFacts,
+    Run,
+)
+from holdfast_services.metadata.domain.retention import check as check_retention
 
 NONCE_BYTES_MAX = 64
 REPLICAS_MAX = 64
@@ -53,6 +63,11 @@ def check(wish: Registration) -> None:
         raise InvalidRequestError(
             f"replicas={wish.replicas} must be 0 to {REPLICAS_MAX}", job=wish.job
         )
+    rule = wish.persist
+    if rule and not (rule.steps >= 0 and 0 <= rule.seconds < math.inf):
+        raise InvalidRequestError(f"persist rule {rule} must not be negative", job=wish.job)
+    if wish.retention:
+        check_retention(wish.retention)
 
 
 def register(
@@ -119,6 +134,7 @@ def _begin(
         started_at_s=now_s,
         lease_until_s=now_s + limits.node_lease_s,
         replicas_cut=wish.replicas,
+        persist=wish.persist or NEVER,
     )
     changed = replace(
         run,
@@ -130,8 +146,10 @@ def _begin(
         pins=(),
         announced_step=0,
         announced_at_s=0.0,
+        retention=wish.retention or run.retention,
+        persisted_at_s=run.persisted_at_s or now_s,  # an interval needs a beginning
     )
-    return changed, (_registered(changed, attempt),)
+    return changed, (_registered(changed, attempt), *_unpersisted(changed, attempt, limits))
 
 
 def _may_replace(previous: Attempt, wish: Registration, now_s: float) -> bool:
@@ -148,6 +166,13 @@ def _registered(run: Run, attempt: Attempt) -> Event:
         job=run.job,
         context={"run": run.id, "generation": str(attempt.generation)},
     )
+
+
+def _unpersisted(run: Run, attempt: Attempt, limits: Limits) -> tuple[Event, ...]:
+    if not attempt.persist.on or limits.object_tier:
+        return ()
+    text = f"{run.job} asks for the object store, but the metadata service has no HOLDFAST_STORE"
+    return (Event(kind="persist_off", severity="warning", message=text, job=run.job),)
 
 
 def _seat(run: Run, attempt: Attempt, wish: Registration, now_s: float, limits: Limits) -> Run:

@@ -72,7 +72,7 @@ def commit(run: Run, evidence: Evidence, live: Iterable[Node], now_s: float) -> 
             continue
         if not run.usable(key) or not whole(copies):
             continue
-        row = row or new_row(key, copies, now_s)
+        row = row or replace(new_row(key, copies, now_s), parent=run.parent)
         if row.replicated_at_s is None and _replicated(run, copies, places):
             row = replace(row, replicated_at_s=now_s)
         rows[key] = row
@@ -92,6 +92,9 @@ def new_row(key: CheckpointId, copies: CheckpointCopies, now_s: float) -> Checkp
         plan_hash=shards[0].plan_hash,
         length_bytes=sum(shard.length_bytes for shard in shards),
         local_at_s=now_s,
+        # What its attempt had restored is said by whoever knows it. Itself claims no more than is
+        # certain: what is later and of an older generation was left behind.
+        parent=key,
     )
 
 
@@ -106,15 +109,20 @@ def _replicated(run: Run, copies: CheckpointCopies, places: Mapping[str, str]) -
 
 
 def _kept(run: Run, rows: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return the rows to keep, newest first: the last ones made, and all that something needs."""
+    """Return the rows to keep, newest first: the last ones made, and all that something needs.
+
+    Durable and draining ones always are: memory does not push out what lies elsewhere.
+    """
     ordered = sorted(rows, key=lambda row: row.id, reverse=True)
     if len(ordered) <= MEMORY_ROWS_PER_RUN_MAX:
         return tuple(ordered)
-    needed = {*run.pins, *(row.id for row in ordered if row.durable_at_s is not None)}
+    safe = {row.id for row in ordered if row.durable_at_s is not None or row.draining}
+    needed = {*run.pins, *safe}
     usable = [row for row in ordered if run.usable(row.id)]
     replicated = [row for row in usable if row.replicated_at_s is not None]
     needed |= {row.id for row in (*usable[:1], *replicated[:1])}
-    recent = sorted(ordered, key=lambda row: (row.local_at_s, row.id), reverse=True)
+    memory = (row for row in ordered if row.id not in safe)
+    recent = sorted(memory, key=lambda row: (row.local_at_s, row.id), reverse=True)
     needed |= {row.id for row in recent[:MEMORY_ROWS_PER_RUN_MAX]}
     return tuple(row for row in ordered if row.id in needed)
 

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from holdfast.core.facts import HeldShard, HeldState, Shard
+from holdfast.core.facts import OBJECT_STORE, HeldShard, HeldState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast_services.metadata.domain.model import Node
+from holdfast_services.metadata.domain.model import Node, Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """One shard, the node whose trainer wrote it and the nodes that hold it, sorted."""
+    """One shard, the node whose trainer wrote it and the nodes that hold it, sorted.
+
+    ``object``: the object store has it too. Then there may be no node, and no owner is known.
+    """
 
     shard: Shard
     owner: str
     nodes: tuple[str, ...]
+    object: bool = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All that can serve it, the object store last."""
+        return (*self.nodes, OBJECT_STORE) if self.object else self.nodes
 
 
 CheckpointCopies = Mapping[ShardId, Copies]
@@ -31,25 +40,56 @@ CheckpointCopies = Mapping[ShardId, Copies]
 class Evidence:
     """Sealed copies of one run's shards by checkpoint.
 
-    ``live`` counts nodes with a lease only, ``known`` the last word of every node.
+    ``live`` counts nodes with a lease only, ``known`` the last word of every node. ``sources``
+    is ``live`` and what the object store has.
     """
 
     live: Mapping[CheckpointId, CheckpointCopies]
     known: Mapping[CheckpointId, CheckpointCopies]
+    sources: Mapping[CheckpointId, CheckpointCopies]
     generation_max: int
 
 
-def gather(run: str, nodes: Sequence[Node], now_s: float) -> Evidence:
-    """Return what the nodes' last inventories prove about ``run``."""
+def gather(
+    run: str, nodes: Sequence[Node], now_s: float, stored: Sequence[Stored] = ()
+) -> Evidence:
+    """Return what the nodes' last inventories prove about ``run``, and what ``stored`` adds."""
     held = [(node, item) for node in nodes for item in _held(node, run)]
     live = [(node, item) for node, item in held if node.live(now_s)]
     seen = max((item.shard.id.generation for _, item in held), default=0)
     known = _copies(held)
-    return Evidence(known if len(live) == len(held) else _copies(live), known, seen)
+    served = known if len(live) == len(held) else _copies(live)
+    return Evidence(served, known, _with_stored(served, stored), seen)
+
+
+def _with_stored(
+    live: Mapping[CheckpointId, CheckpointCopies], stored: Sequence[Stored]
+) -> Mapping[CheckpointId, CheckpointCopies]:
+    """Return ``live`` with the object store as one more source.
+
+    A durable checkpoint is what its manifest says: copies in memory that disagree are another.
+    """
+    if not stored:
+        return live
+    merged = dict(live)
+    for item in stored:
+        held = live.get(item.checkpoint, {})
+        merged[item.checkpoint] = {
+            shard.id: replace(
+                held[shard.id]
+                if shard.id in held and held[shard.id].shard == shard
+                else Copies(shard=shard, owner="", nodes=()),
+                object=shard.id not in item.bad,
+            )
+            for shard in item.shards
+        }
+    return merged
 
 
 def whole(copies: CheckpointCopies) -> bool:
     """Tell whether every rank's shard of the checkpoint is there, all of one world size."""
+    if not all(item.nodes or item.object for item in copies.values()):
+        return False
     sizes = {item.shard.world_size for item in copies.values()}
     return len(sizes) == 1 and len(ranks_of(copies)) == sizes.pop()
 

@@ -195,6 +195,12 @@ class Run:
         return not self.superseded(checkpoint) and not self.dropped(checkpoint)
 
     @property
+    def parent(self) -> CheckpointId | None:
+        """What the newest attempt has restored; None: it began at step 0, or has not begun."""
+        confirmed = self.decision and self.decision.state is DecisionState.CONFIRMED
+        return self.decision.checkpoint if self.decision and confirmed else None
+
+    @property
     def deciding(self) -> bool:
         """Tell whether a restore is being decided: evidence is kept, nothing may be freed."""
         return self.decision is not None and self.decision.state in (

@@ -6,9 +6,9 @@ Deterministic, so that every metadata process tells every node the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from holdfast.core.facts import DecisionState, Want, WantReason
+from holdfast.core.facts import OBJECT_STORE, DecisionState, Want, WantReason
 from holdfast.core.ids import CheckpointId
 from holdfast.core.placement import backups, ring
 from holdfast_services.metadata.domain.commit import domains_of, keep_from
@@ -45,7 +45,7 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
         return ()
     if host not in live or all(rank.loaded for rank in run.ranks if rank.node == host):
         return ()
-    copies = evidence.live.get(decision.checkpoint, {})
+    copies = evidence.sources.get(decision.checkpoint, {})
     bad = bad_sources(live[host], decision.number)
     turn = sorted(live).index(host)
     found = []
@@ -54,7 +54,9 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
         if item is None or item.shard != shard or host in item.nodes:
             continue
         sources = [node for node in _sources(item, turn) if (shard.id, node) not in bad]
-        found.append(_want(item, sources, WantReason.RESTORE))
+        stored = item.object and (shard.id, OBJECT_STORE) not in bad
+        want = _want(item, sources, WantReason.RESTORE)
+        found.append(replace(want, object=stored))
     return found
 
 
@@ -120,7 +122,7 @@ def _place(node: str, spread: Mapping[str, str] | None) -> str:
 
 def _sources(item: Copies, turn: int) -> Sequence[str]:
     """Return who serves the shard, turned so that different fetchers begin with another one."""
-    start = turn % len(item.nodes)
+    start = turn % max(1, len(item.nodes))
     return (*item.nodes[start:], *item.nodes[:start])
 
 

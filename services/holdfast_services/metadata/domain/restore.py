@@ -23,11 +23,13 @@ from holdfast_services.metadata.domain.evidence import (
 from holdfast_services.metadata.domain.model import (
     SUPERSEDE_RULES_PER_RUN_MAX,
     Attempt,
+    Checkpoint,
     Limits,
     Node,
     Outcome,
     Run,
 )
+from holdfast_services.metadata.domain.persist import rewind
 
 NAMED_IN_REASON_MAX = 8
 
@@ -57,8 +59,7 @@ def decide(run: Run, facts: Facts) -> Outcome:
         return _follow(run, attempt, decision, facts)
     if decision.state is DecisionState.LOST and any(rank.loaded for rank in run.ranks):
         # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
-        rule = SupersedeRule(after_step=0, below_generation=attempt.generation)
-        return Outcome(run=replace(run, rules=with_rule(run.rules, rule)))
+        return Outcome(run=_left_behind(run, 0, attempt))
     if decision.state is DecisionState.CONFIRMED and run.pins and not run.loading:
         return Outcome(run=replace(run, pins=()))
     return Outcome(run=run)
@@ -99,11 +100,11 @@ def _restorable(run: Run, key: CheckpointId) -> bool:
 
 
 def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
-    for key in _candidates(run, facts.evidence.live):
-        copies = facts.evidence.live[key]
+    for key in _candidates(run, facts.evidence.sources):
+        copies = facts.evidence.sources[key]
         if _fetchable(run, decision, copies, facts):
             return _propose(run, attempt, decision, copies)
-    known = {row.id for row in run.checkpoints if _restorable(run, row.id)}
+    known = {row.id for row in run.checkpoints if _restorable(run, row.id) and not row.expired}
     known |= {k for k, c in facts.evidence.known.items() if _restorable(run, k) and whole(c)}
     if known:
         return _lose(run, decision, max(known), facts)
@@ -133,7 +134,7 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
     ready = [rank for rank in run.ranks if rank.ready_decision == decision.number]
     if len(ready) == attempt.world_size:
         return _confirm(run, attempt, decision, facts)
-    copies = facts.evidence.live.get(chosen, {})
+    copies = facts.evidence.sources.get(chosen, {})
     intact = all(_same(copies, shard.id, shard.root_digest) for shard in decision.shards)
     if intact and run.usable(chosen) and _fetchable(run, decision, copies, facts):
         return Outcome(run=run)
@@ -151,18 +152,19 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
 
 
 def _same(copies: CheckpointCopies, key: ShardId, digest: bytes) -> bool:
-    return key in copies and copies[key].shard.root_digest == digest
+    item = copies.get(key)
+    return item is not None and bool(item.sources) and item.shard.root_digest == digest
 
 
 def _fetchable(run: Run, decision: Decision, copies: CheckpointCopies, facts: Facts) -> bool:
     """Tell whether every node that hosts a rank holds or can still get every shard.
 
-    Every shard in ``copies`` has a holder, so only a host that accuses one can be without.
+    Every shard in ``copies`` has a source, so only a host that accuses one can be without.
     """
     hosts = {rank.node for rank in run.ranks} & facts.nodes.keys()
     accusers = {host: bad_sources(facts.nodes[host], decision.number) for host in hosts}
     return all(
-        host in copies[key].nodes or any((key, node) not in bad for node in copies[key].nodes)
+        host in copies[key].nodes or any((key, one) not in bad for one in copies[key].sources)
         for host, bad in accusers.items()
         for key in {shard for shard, _ in bad} & copies.keys()
     )
@@ -182,12 +184,13 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
         return Outcome(run=run)
     confirmed = replace(decision, state=DecisionState.CONFIRMED)
     rows = run.checkpoints
-    copies = facts.evidence.live.get(chosen)
+    copies = facts.evidence.sources.get(chosen)
     if copies and all(row.id != chosen for row in rows):
         row = new_row(chosen, copies, facts.now_s)
         rows = tuple(sorted((*rows, row), key=lambda item: item.id, reverse=True))
     rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
-    changed = replace(run, decision=confirmed, checkpoints=rows, rules=with_rule(run.rules, rule))
+    changed = replace(run, decision=confirmed, checkpoints=rows)
+    changed = _left_behind(changed, chosen.step, attempt)
     text = f"restore of {run.job} confirmed: step {chosen.step} of generation {chosen.generation}"
     news = [_event(run, "restore_confirmed", text, confirmed)]
     behind = [row.id for row in rows if run.usable(row.id) and rule.covers(row.id)]
@@ -198,10 +201,16 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
     return Outcome(run=changed, events=tuple(news))
 
 
+def _left_behind(run: Run, step: int, attempt: Attempt) -> Run:
+    """Return the run without what older attempts made after ``step``; later multiples come anew."""
+    rule = SupersedeRule(after_step=step, below_generation=attempt.generation)
+    rules = with_rule(run.rules, rule)
+    return run if rules == run.rules else rewind(replace(run, rules=rules), step)
+
+
 def _start_fresh(run: Run, attempt: Attempt, decision: Decision) -> Outcome:
     fresh = replace(decision, state=DecisionState.CONFIRMED, fresh=True)
-    rule = SupersedeRule(after_step=0, below_generation=attempt.generation)
-    changed = replace(run, decision=fresh, rules=with_rule(run.rules, rule), pins=())
+    changed = _left_behind(replace(run, decision=fresh, pins=()), 0, attempt)
     text = f"no checkpoint of {run.job}: it starts from step 0"
     return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh),))
 
@@ -221,20 +230,32 @@ def _lose(run: Run, decision: Decision, newest: CheckpointId, facts: Facts) -> O
 
 def _missing(run: Run, newest: CheckpointId, facts: Facts) -> str:
     """Return which shards of the newest checkpoint nobody serves, and who had them."""
-    live = facts.evidence.live.get(newest, {})
+    live = facts.evidence.sources.get(newest, {})
     known = facts.evidence.known.get(newest, {})
     row = next((row for row in run.checkpoints if row.id == newest), None)
     sizes = {item.shard.world_size for item in known.values()}
     world_size = row.world_size if row else max(sizes, default=0)
     ranks = sorted(set(range(world_size)) - ranks_of(live))
     name = f"step {newest.step} of generation {newest.generation}"
+    store = _said_of_the_store(row, facts)
     if not ranks:
-        return f"{name} has a copy of every shard, but no source that serves it intact"
+        return f"{name} has a copy of every shard, but no source that serves it intact{store}"
     named = ", ".join(map(str, ranks[:NAMED_IN_REASON_MAX]))
     more = f" and {len(ranks) - NAMED_IN_REASON_MAX} more" if len(ranks) > 8 else ""
     holders = {n for item in known.values() if item.shard.id.rank in ranks for n in item.nodes}
     where = ", ".join(sorted(holders)[:NAMED_IN_REASON_MAX]) or "no node that is known"
-    return f"{name} misses the shards of ranks {named}{more}; last held by {where}"
+    return f"{name} misses the shards of ranks {named}{more}; last held by {where}{store}"
+
+
+def _said_of_the_store(row: Checkpoint | None, facts: Facts) -> str:
+    """Return what became of the object store as a source; empty where there is none."""
+    if row is None or row.durable_at_s is None:
+        return "; the object store does not have it" if facts.limits.object_tier else ""
+    if not facts.limits.object_tier:
+        return "; the object store has it, but the metadata service has no HOLDFAST_STORE"
+    if row.bad:
+        return "; the object store has it, but damaged"
+    return "; the object store was tried, in vain"
 
 
 def with_rule(rules: tuple[SupersedeRule, ...], rule: SupersedeRule) -> tuple[SupersedeRule, ...]:

@@ -16,6 +16,7 @@ from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.repair import Wants, places, repairs, restores
 
 COMMITTED_IN_VIEW_MAX = 8
+DURABLE_IN_VIEW_MIN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,8 @@ class World:
 def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float) -> World:
     """Return the snapshot with evidence and repairs worked out once for all nodes."""
     bare = World(now_s=now_s, nodes=nodes, runs=runs)
-    evidence = {run.id: gather(run.id, tuple(nodes.values()), now_s) for run in runs}
+    everybody = tuple(nodes.values())
+    evidence = {run.id: gather(run.id, everybody, now_s, run.stored) for run in runs}
     live = bare.live
     return replace(
         bare,
@@ -82,7 +84,7 @@ def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:
 def run_view(run: Run, live: Mapping[str, Node]) -> RunView:
     """Return what every node that has to do with ``run`` should know of it."""
     attempt = run.attempt
-    usable = [row for row in run.checkpoints if run.usable(row.id)]
+    draining = (row.id for row in run.checkpoints if row.draining)
     return RunView(
         run=run.id,
         job=run.job,
@@ -91,16 +93,30 @@ def run_view(run: Run, live: Mapping[str, Node]) -> RunView:
         ring=places(run, live).ring,
         replicas=attempt.replicas_cut if attempt else 0,
         domain_spread=bool(attempt and attempt.replica_domain),
-        committed=tuple(
-            Committed(checkpoint=row.id, replicated=row.replicated_at_s is not None)
-            for row in usable[:COMMITTED_IN_VIEW_MAX]
-        ),
+        committed=_committed(run),
         keep_from=keep_from(run),
-        pinned=run.pins,
+        pinned=tuple(sorted({*run.pins, *draining})),
         superseded=run.rules,
         abandoned=run.abandoned,
         announced_step=run.announced_step,
         decision=_decision(run),
+    )
+
+
+def _committed(run: Run) -> tuple[Committed, ...]:
+    """Return the newest rows, and whatever is older but draining or among the last durable."""
+    usable = [row for row in run.checkpoints if run.usable(row.id)]
+    durable = [row.id for row in usable if row.stored][:DURABLE_IN_VIEW_MIN]
+    named = {row.id for row in usable[:COMMITTED_IN_VIEW_MAX]}.union(durable)
+    return tuple(
+        Committed(
+            checkpoint=row.id,
+            replicated=row.replicated_at_s is not None,
+            durable=row.stored,
+            draining=row.draining,
+        )
+        for row in usable
+        if row.id in named or row.draining
     )
 
 

@@ -31,6 +31,11 @@ class CheckpointStatements(ObjectStatements):
         """Return all rows of the run, newest first; a plain read."""
         return self._rows(t.checkpoints.c.run == run)
 
+    def has_checkpoints(self, run: str) -> bool:
+        """Tell whether the run has any row; a plain read."""
+        sql = select(exists().where(t.checkpoints.c.run == run))
+        return bool(self._db.execute(sql).scalar_one())
+
     def checkpoint(self, key: CheckpointId) -> Checkpoint | None:
         """Return one row; a plain read."""
         return next(iter(self._rows(is_of(t.checkpoints, key))), None)
@@ -126,6 +131,18 @@ class CheckpointStatements(ObjectStatements):
         return self._db.execute(delete(t.checkpoints).where(row)).rowcount == 1
 
     # -- drains --------------------------------------------------------------------------------
+
+    def draining(self) -> Sequence[CheckpointId]:
+        """Return all that is on its way, of any run; a plain read."""
+        d = t.drains.c
+        sql = select(d.run, d.step, d.generation).distinct()
+        return sorted(checkpoint_id(*row) for row in self._db.execute(sql))
+
+    def drain_shard(self, key: ShardId) -> tuple[Shard, bool] | None:
+        """Return the shard as it is to lie there, and whether it does; None: no such drain."""
+        done = self._db.execute(select(t.drains.c.done_at_s).where(_is_shard(key))).one_or_none()
+        shards = self._drain_shards(_is_shard(key), key.checkpoint)
+        return (shards[0], done[0] is not None) if done and shards else None
 
     def draining_runs(self) -> Sequence[str]:
         """Return the runs that have something on its way; a plain read."""

@@ -102,7 +102,7 @@ class RunStatements(CheckpointStatements):
         row = self._db.execute(select(t.runs).where(t.runs.c.run == run)).mappings().one_or_none()
         if row is None:
             return None
-        attempt = self._attempt(run)
+        attempt = self.newest_attempt(run)
         decision, rejected = self._decision(run)
         bare = Run(
             id=run,
@@ -166,7 +166,7 @@ class RunStatements(CheckpointStatements):
 
     # -- attempts ------------------------------------------------------------------------------
 
-    def _attempt(self, run: str) -> Attempt | None:
+    def newest_attempt(self, run: str) -> Attempt | None:
         """Return the newest attempt; a plain read."""
         a = t.attempts.c
         sql = select(t.attempts).where(a.run == run).order_by(a.generation.desc()).limit(1)
