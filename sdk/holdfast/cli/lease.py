@@ -58,9 +58,7 @@ class ReadLease:
         """
         if self._lost:
             step = self._checkpoint["step"]
-            raise PreconditionError(
-                f"stopped: the read lease on step {step} was lost: {self._lost}"
-            )
+            raise PreconditionError(f"stopped, the read lease on step {step} is lost: {self._lost}")
 
     def _renew(self) -> None:
         until_s = time.monotonic() + self._ttl_s

@@ -27,7 +27,12 @@ SDK = Path(__file__).parents[3] / "sdk"
         ["show"],
         ["show", "../etc"],
         ["show", "gpt@newest"],
-        ["verify", "gpt", "--tier", "object"],
+        ["verify", "gpt", "--tier", "disk"],
+        ["rm", "gpt"],
+        ["export", "gpt", "out"],
+        ["export", "gpt", "out", "--format", "zip"],
+        ["retain", "gpt", "--spaced", "soon"],
+        ["links", "gpt", "--valid", "30d"],
     ],
     ids=" ".join,
 )
