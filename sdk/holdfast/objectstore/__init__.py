@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import InvalidRequestError, UnavailableError
 
 UPLOAD_PARTS_COUNT_MAX = 10_000
 UPLOAD_PART_BYTES_MIN = 5 << 20
@@ -227,13 +227,21 @@ def open_store(url: str, *, make: bool = False) -> ObjectStore:
         UnavailableError: the client library is not installed; says which extra has it.
     """
     scheme, colon, rest = url.partition(":")
-    if not colon or scheme not in ("file", "memory"):
+    if not colon or scheme not in ("file", "s3", "memory"):
         if "://" in url:
             raise InvalidRequestError(f"store {url!r}: file:, s3: or memory:, not {scheme}:")
         scheme, rest = "path", url
     match scheme:
         case "memory":
             return _memory(rest)
+        case "s3":
+            try:
+                from holdfast.objectstore.s3 import S3Store  # noqa: PLC0415
+            except ModuleNotFoundError as error:
+                raise UnavailableError(
+                    f"{error.name} is not installed: pip install holdfast[s3]"
+                ) from error
+            return S3Store.from_url(url)
         case _:
             from holdfast.objectstore.directory import DirectoryStore  # noqa: PLC0415
 
