@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Literal
 
+from holdfast.core.facts import PersistRule
 from holdfast.core.session import StepLevels
 from holdfast.errors import (
     CheckpointError,
@@ -104,8 +106,8 @@ class SaveHandle:
                 self.error = error
                 self._changed.notify_all()
 
-    def learn(self, levels: StepLevels) -> None:
-        """Take over what the agent says of this step."""
+    def learn(self, levels: StepLevels, *, postponed: bool = False) -> None:
+        """Take over what the agent says of this step; ``postponed``: see ``postponed_step``."""
         if levels.durable:
             self.reach("durable")
         elif levels.replicated:
@@ -115,18 +117,31 @@ class SaveHandle:
         elif levels.abandoned:
             self.fail(PreconditionError(f"abandoned: {levels.reason}", step=self.step))
         if levels.local and "durable" in self._reachable:
-            self._learn_drain(levels)
+            self._learn_drain(levels, postponed=postponed)
 
-    def _learn_drain(self, levels: StepLevels) -> None:
+    def _learn_drain(self, levels: StepLevels, *, postponed: bool) -> None:
         """Take over whether a committed step goes to the object store: decided as it commits."""
         with self._changed:
-            due = levels.draining or levels.durable
-            if not due and not self._not_durable:
-                self._not_durable = GIVEN_UP if self.draining else self._not_due
-            elif due:
+            if levels.draining or levels.durable or postponed:
                 self._not_durable = ""
+            elif not self._not_durable:
+                self._not_durable = GIVEN_UP if self.draining else self._not_due
             self.draining = levels.draining and not levels.durable
             self._changed.notify_all()
 
     def _reached(self, level: Level) -> bool:
         return self.level is not None and LEVELS.index(self.level) >= LEVELS.index(level)
+
+
+def postponed_step(rule: PersistRule, steps: Sequence[StepLevels]) -> int:
+    """Return the step that may go to the object store once the one on its way is there, or -1.
+
+    One step of a run drains at a time; if another is due meanwhile, the newest one there is goes
+    next. Metadata decides it; this tells a handle only that nothing is decided yet.
+    """
+    newest = max((levels.step for levels in steps if levels.local), default=-1)
+    gone = [levels.step for levels in steps if levels.draining or levels.durable]
+    if newest in gone or not any(levels.draining for levels in steps):
+        return -1
+    by_step = rule.steps > 0 and max(gone) // rule.steps < newest // rule.steps
+    return newest if by_step or rule.seconds > 0 else -1

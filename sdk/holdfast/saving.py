@@ -28,7 +28,7 @@ from holdfast.errors import (
     StaleGenerationError,
     UnavailableError,
 )
-from holdfast.handle import Level, SaveHandle
+from holdfast.handle import Level, SaveHandle, postponed_step
 from holdfast.session import Attempt, Membership, Reservation, Session
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
@@ -174,10 +174,11 @@ class Saver:
     def on_view(self, view: SessionView) -> None:
         """Take over the agent's news; on the watch thread."""
         self._pool.offer(view.leases)
+        postponed = postponed_step(self._attempt.persist, view.steps)
         for levels in view.steps:
             handle = self._handles.get(levels.step)
             if handle is not None:
-                handle.learn(levels)
+                handle.learn(levels, postponed=levels.step == postponed)
             if levels.local and levels.step > self._abandoned_step:
                 self._abandoned_in_row = 0
             if levels.sealed or levels.abandoned:

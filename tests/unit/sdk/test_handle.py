@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from holdfast.core.facts import PersistRule
 from holdfast.core.session import StepLevels
 from holdfast.errors import (
     ExhaustedError,
@@ -11,7 +12,7 @@ from holdfast.errors import (
     OutcomeUnknownError,
     PreconditionError,
 )
-from holdfast.handle import SaveHandle
+from holdfast.handle import SaveHandle, postponed_step
 
 REACHABLE = frozenset({"staged", "local", "replicated"})
 RULE = "the object tier takes the first step committed at or after each 100"
@@ -151,3 +152,43 @@ def test_a_deadline_says_how_far_it_got():
 def test_an_unknown_level_is_refused():
     with pytest.raises(InvalidRequestError, match="'saved'"):
         SaveHandle(7, reachable=REACHABLE).wait("saved")
+
+
+def committed(step, **fields):
+    return StepLevels(step=step, sealed=True, local=True, **fields)
+
+
+@pytest.mark.parametrize(
+    ("rule", "steps", "expected"),
+    [
+        (PersistRule(steps=10), [committed(21), committed(10, draining=True)], 21),
+        (PersistRule(steps=10), [committed(19), committed(10, draining=True)], -1),
+        (PersistRule(steps=10), [committed(21), committed(10, durable=True)], -1),
+        (PersistRule(steps=10), [committed(20, draining=True)], -1),
+        (
+            PersistRule(steps=10),
+            [committed(25), committed(20, durable=True), committed(7, draining=True)],
+            -1,
+        ),
+        (PersistRule(steps=10), [StepLevels(step=21), committed(10, draining=True)], -1),
+        (PersistRule(seconds=5), [committed(11), committed(10, draining=True)], 11),
+        (PersistRule(steps=10), [], -1),
+    ],
+    ids=["due", "not due", "idle", "newest", "pinned", "not committed", "by time", "nothing"],
+)
+def test_only_the_newest_step_that_is_due_may_be_postponed(rule, steps, expected):
+    """F88: one step drains at a time; the newest one there is goes after it."""
+    assert expected == postponed_step(rule, steps)
+
+
+def test_a_postponed_step_can_be_waited_for_until_another_goes_instead():
+    """The last step of a run becomes durable although an older one was still on its way."""
+    handle = persisted(20)
+    handle.learn(committed(20), postponed=True)
+    with pytest.raises(OutcomeUnknownError):
+        handle.wait("durable", timeout_s=0)
+    assert not handle.ended
+
+    handle.learn(committed(20))
+    with pytest.raises(PreconditionError, match="not due"):
+        handle.wait("durable", timeout_s=0)
