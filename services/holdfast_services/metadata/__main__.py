@@ -1,4 +1,7 @@
-"""`python -m holdfast_services.metadata`: gRPC and REST in one loop, until SIGTERM."""
+"""`python -m holdfast_services.metadata`: gRPC and REST in one loop, until SIGTERM.
+
+With the argument `forget-memory`: make the catalogue forget all that was in memory only, and end.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,17 +19,26 @@ import uvicorn
 
 from holdfast.errors import UnavailableError
 from holdfast.v1.metadata_pb2_grpc import add_MetadataServicer_to_server
-from holdfast_services.kit.db import make_engine
+from holdfast.v1.persistence_pb2_grpc import add_PersistenceServicer_to_server
+from holdfast_services.kit.db import Engine, make_engine, write_transaction
+from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
+from holdfast_services.metadata import persisting
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.migrations import upgrade
+from holdfast_services.metadata.persistence_rpc import PersistenceRpc
+from holdfast_services.metadata.persisting import Ages
+from holdfast_services.metadata.reconcile import Reconciler
 from holdfast_services.metadata.rest import make_app
 from holdfast_services.metadata.rpc import MetadataRpc
 from holdfast_services.metadata.service import THREADS, Service
 from holdfast_services.metadata.settings import Settings, host_port
+from holdfast_services.metadata.storage import Catalogue, DecodeCache
 
 GRACE_S = 2.0
+OFFERS_LEASE_S = 30.0
+"""Only who claims has a lease; who offers must name one all the same."""
 
 log = logging.getLogger("holdfast_services.metadata")
 
@@ -44,13 +56,20 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until ``stop``; then end streams and calls within ``GRACE_S`` each."""
     engine = make_engine(settings.database_url, connections_max=THREADS)
     await asyncio.to_thread(upgrade, engine)
-    limits = Limits(node_lease_s=settings.node_lease_s, decide_wait_s=settings.decide_wait_s)
+    limits = Limits(
+        node_lease_s=settings.node_lease_s,
+        decide_wait_s=settings.decide_wait_s,
+        object_tier=bool(settings.store),
+    )
     service = Service(engine, limits)
+    ages = Ages(orphan_s=settings.orphan_age_s, scrub_s=settings.scrub_age_s)
+    offers = _offers(service, settings, ages)
     rest_socket = _bind(settings.rest_listen)
     rest_host, rest_port = rest_socket.getsockname()[:2]
     rest_url = f"http://{_reachable(rest_host)}:{rest_port}"
     server = make_server()
     add_MetadataServicer_to_server(MetadataRpc(service, rest_url), server)
+    add_PersistenceServicer_to_server(PersistenceRpc(service, rest_url, ages), server)
     host, port = host_port(settings.listen)
     bound = server.add_insecure_port(f"{host}:{port}")
     config = uvicorn.Config(
@@ -62,6 +81,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     )
     rest = _Rest(config)
     service.start()
+    if offers:
+        offers.start()
     await server.start()
     serving = asyncio.create_task(rest.serve(sockets=[rest_socket]))
     try:
@@ -75,8 +96,32 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         rest.should_exit = True
         await server.stop(GRACE_S)
         await serving
+        if offers:
+            await offers.stop()
         await service.stop()
         engine.dispose()
+
+
+def _offers(service: Service, settings: Settings, ages: Ages) -> Reconciler | None:
+    """Return what fills the queue; None without an object tier."""
+    if not settings.store:
+        return None
+    return Reconciler(service, open_queue(settings.queue, lease_s=OFFERS_LEASE_S), ages)
+
+
+async def forget_memory(settings: Settings) -> None:
+    """Forget all that was in memory only; durable checkpoints stay."""
+    engine = make_engine(settings.database_url, connections_max=1)
+    try:
+        await asyncio.to_thread(_forget_memory, engine)
+    finally:
+        engine.dispose()
+
+
+def _forget_memory(engine: Engine) -> None:
+    upgrade(engine)
+    with write_transaction(engine) as connection:
+        persisting.forget_memory(Catalogue(connection, DecodeCache()))
 
 
 def _bind(listen: str) -> socket.socket:
@@ -107,10 +152,15 @@ def _say_ready(path: Path | None, addresses: dict[str, str]) -> None:
     draft.replace(path)
 
 
-def main() -> int:
-    """Run the service; returns the exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Run the service, or the one command there is; returns the exit code."""
+    if list(arguments) == ["forget-memory"]:
+        return run("metadata", lambda _: forget_memory(Settings.from_env(os.environ)))
+    if arguments:
+        log.error("the only argument is forget-memory, not %s", " ".join(arguments)[:200])
+        return 2
     return run("metadata", lambda stop: serve(Settings.from_env(os.environ), stop))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ What workers say is a claim: it counts while the checkpoint is on its way and ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.core.digest import DIGEST_BYTES
@@ -226,13 +226,13 @@ def scrubbed(catalogue: Catalogue, key: CheckpointId, bad: Collection[ShardId]) 
         catalogue.add_events([_event("checkpoint_bad", job, key, text, "error")], "", now_s)
 
 
-def forget_memory(catalogue: Catalogue, jobs: Sequence[str]) -> None:
+def forget_memory(catalogue: Catalogue) -> None:
     """Forget nodes and all that was in memory only: the arenas were erased; durable rows stay.
 
     Without it a job would look for what cannot come back, and call itself lost.
     """
-    for job in jobs:
-        catalogue.lock_job(job)
+    for row in catalogue.job_rows():
+        catalogue.lock_job(row["name"])
     catalogue.forget_all_nodes()
     catalogue.forget_memory()
     catalogue.forget_leases()

@@ -12,11 +12,16 @@ NODE_LEASE_S = 5.0
 DECIDE_WAIT_S = 10.0
 LISTEN = "127.0.0.1:7300"
 REST_LISTEN = "127.0.0.1:7380"
+ORPHAN_AGE_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where the service listens, where the catalogue is, how long it believes a silent node."""
+    """Where the service listens, where the catalogue is, how long it believes a silent node.
+
+    ``store`` and ``queue`` are the object tier, both empty or both set. ``scrub_age_s`` 0: what
+    lies there is read back only when somebody asks.
+    """
 
     database_url: str
     listen: str = LISTEN
@@ -24,19 +29,30 @@ class Settings:
     node_lease_s: float = NODE_LEASE_S
     decide_wait_s: float = DECIDE_WAIT_S
     ready_file: Path | None = None
+    store: str = ""
+    queue: str = ""
+    orphan_age_s: float = ORPHAN_AGE_S
+    scrub_age_s: float = 0.0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
         """Return the settings that ``HOLDFAST_*`` variables say.
 
         Raises:
-            InvalidRequestError: the database is not named, or a number is not one.
+            InvalidRequestError: the database is not named, there is a store without a queue, or
+                a number is not one.
         """
         url = environ.get("HOLDFAST_DATABASE_URL")
         if not url:
             raise InvalidRequestError(
                 "HOLDFAST_DATABASE_URL is not set: sqlite:////absolute/path.db or "
                 "postgresql+psycopg://user@host/database"
+            )
+        store, queue = environ.get("HOLDFAST_STORE", ""), environ.get("HOLDFAST_QUEUE", "")
+        if store and not queue:
+            raise InvalidRequestError(
+                "HOLDFAST_STORE is set without HOLDFAST_QUEUE: redis://host:port/db or "
+                "sqlite:////absolute/queue.db, the same as the persistence workers'"
             )
         ready = environ.get("HOLDFAST_READY_FILE")
         return cls(
@@ -46,10 +62,17 @@ class Settings:
             node_lease_s=_seconds(environ, "HOLDFAST_NODE_LEASE_S", NODE_LEASE_S),
             decide_wait_s=_seconds(environ, "HOLDFAST_DECIDE_WAIT_S", DECIDE_WAIT_S),
             ready_file=Path(ready) if ready else None,
+            store=store,
+            queue=queue,
+            orphan_age_s=_seconds(environ, "HOLDFAST_ORPHAN_AGE_S", ORPHAN_AGE_S),
+            scrub_age_s=_seconds(environ, "HOLDFAST_SCRUB_AGE_S", 0.0, least_s=0.0),
         )
 
 
-def _seconds(environ: Mapping[str, str], name: str, otherwise: float) -> float:
+def _seconds(
+    environ: Mapping[str, str], name: str, otherwise: float, *, least_s: float | None = None
+) -> float:
+    """Return a time: more than 0, or at least ``least_s``."""
     text = environ.get(name)
     if not text:
         return otherwise
@@ -57,7 +80,7 @@ def _seconds(environ: Mapping[str, str], name: str, otherwise: float) -> float:
         value = float(text)
     except ValueError as cause:
         raise InvalidRequestError(f"{name}={text!r} is not a number of seconds") from cause
-    if not 0 < value < float("inf"):
+    if not (value > 0 or value == least_s) or value == float("inf"):
         raise InvalidRequestError(f"{name}={text!r} must be more than 0 seconds")
     return value
 
