@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.cli.checks import Check, check
+from holdfast.cli.doctor_store import StoreFacts, look_at_store, rebuild, store_checks
 from holdfast.cli.output import Report, Table
 from holdfast.cli.probes import AgentFacts, MetadataFacts, probe_agent, probe_metadata
 from holdfast.core.cgroup import memory_limit_bytes
@@ -39,10 +41,19 @@ KNOWN_VARIABLES = frozenset(
             "NODE",
             "NODE_LEASE_S",
             "READY_FILE",
+            "ORPHAN_AGE_S",
+            "PERSIST_PARTS",
+            "PERSIST_RATE",
+            "QUEUE",
+            "QUEUE_LEASE_S",
             "REST_LISTEN",
             "RESTORE_TIMEOUT",
             "RPC_PORT",
+            "SCRUB_AGE_S",
+            "SCRUB_RATE",
+            "STORE",
             "TOKEN",
+            "WORKER",
         ),
     )
 )
@@ -67,27 +78,20 @@ class Facts:
     sockets: tuple[Path, ...]
     metadata: MetadataFacts | None
     agents: tuple[AgentFacts, ...]
+    store: StoreFacts | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One line: ``level`` is ok, warn or fail; ``advice`` is empty when it is ok."""
-
-    name: str
-    level: str
-    found: str
-    advice: str = ""
-
-
-def doctor(_args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Check all; failed when one check is."""
+def doctor(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
+    """Check all; failed when one check is. With ``rebuild``, mend the catalogue instead."""
+    if args.rebuild:
+        return rebuild(args.job, environ)
     found = list(checks(gather(environ)))
     rows = tuple((c.level, c.name, c.found, c.advice) for c in found)
     data = [{"name": c.name, "level": c.level, "found": c.found, "advice": c.advice} for c in found]
     return Report(
         data=data,
         text=[Table(("", "check", "found", "advice"), rows)],
-        failed=any(check.level == "fail" for check in found),
+        failed=any(c.level == "fail" for c in found),
     )
 
 
@@ -111,6 +115,7 @@ def gather(environ: Mapping[str, str]) -> Facts:
         sockets=sockets,
         metadata=probe_metadata(address) if address else None,
         agents=tuple(probe_agent(socket) for socket in sockets if _fits(socket)),
+        store=look_at_store(environ, stack),
     )
 
 
@@ -120,10 +125,11 @@ def checks(facts: Facts) -> Iterator[Check]:
     yield from _variables(facts)
     yield from _memory(facts)
     yield from _services(facts)
+    yield from store_checks(facts.store)
 
 
 def _software(facts: Facts) -> Iterator[Check]:
-    yield _check(
+    yield check(
         "python",
         facts.python >= PYTHON_MIN,
         ".".join(map(str, facts.python)),
@@ -131,16 +137,16 @@ def _software(facts: Facts) -> Iterator[Check]:
         bad="fail",
     )
     if facts.torch is None:
-        yield _check("torch", False, "not installed", "pip install holdfast[torch] to train here")
+        yield check("torch", False, "not installed", "pip install holdfast[torch] to train here")
     else:
-        yield _check(
+        yield check(
             "torch",
             _numbers(facts.torch) >= TORCH_MIN,
             facts.torch,
             f"use torch {'.'.join(map(str, TORCH_MIN))} or newer",
         )
     found = "installed" if facts.services else "not installed"
-    yield _check(
+    yield check(
         "services", facts.services, found, "pip install holdfast[services] for the embedded stack"
     )
 
@@ -148,13 +154,13 @@ def _software(facts: Facts) -> Iterator[Check]:
 def _variables(facts: Facts) -> Iterator[Check]:
     ours = sorted(name for name in facts.environ if name.startswith("HOLDFAST_"))
     unknown = [name for name in ours if name not in KNOWN_VARIABLES]
-    yield _check(
+    yield check(
         "variables",
         not unknown,
         ", ".join(unknown or ours) or "none set",
         "not a setting of this version: mistyped?",
     )
-    yield _check(
+    yield check(
         "torchrun store",
         facts.environ.get(SHARE_STORE) == "1",
         f"{SHARE_STORE} is {facts.environ.get(SHARE_STORE, 'not set')}",
@@ -164,20 +170,20 @@ def _variables(facts: Facts) -> Iterator[Check]:
 
 def _memory(facts: Facts) -> Iterator[Check]:
     if facts.shm_total_bytes is None or facts.shm_free_bytes is None:
-        yield _check(SHM, False, "missing", "mount a tmpfs there; arenas go to disk now")
+        yield check(SHM, False, "missing", "mount a tmpfs there; arenas go to disk now")
     else:
         budget, advice = _budget(facts)
         size = f"{format_bytes(facts.shm_free_bytes)} of {format_bytes(facts.shm_total_bytes)} free"
-        yield _check(SHM, facts.shm_total_bytes >= budget, size, advice)
+        yield check(SHM, facts.shm_total_bytes >= budget, size, advice)
     limit = facts.memory_limit_bytes
     shm = facts.shm_total_bytes or 0
-    yield _check(
+    yield check(
         "memory limit",
         limit is None or limit >= shm,
         "none" if limit is None else format_bytes(limit),
         "the control group allows less than /dev/shm holds: set HOLDFAST_BUDGET well below it",
     )
-    yield _check(
+    yield check(
         "pre-faulting",
         facts.populates,
         f"kernel {facts.kernel}",
@@ -197,7 +203,7 @@ def _budget(facts: Facts) -> tuple[int, str]:
 def _services(facts: Facts) -> Iterator[Check]:
     for socket in facts.sockets:
         length = len(os.fsencode(socket))
-        yield _check(
+        yield check(
             "socket path",
             _fits(socket),
             f"{length} bytes",
@@ -205,7 +211,7 @@ def _services(facts: Facts) -> Iterator[Check]:
             bad="fail",
         )
     if facts.metadata is None:
-        yield _check("metadata", False, "none", "run `holdfast up`, or set HOLDFAST_ADDRESS")
+        yield check("metadata", False, "none", "run `holdfast up`, or set HOLDFAST_ADDRESS")
     else:
         yield from _metadata(facts.metadata)
     for agent in facts.agents:
@@ -215,10 +221,10 @@ def _services(facts: Facts) -> Iterator[Check]:
 def _metadata(metadata: MetadataFacts) -> Iterator[Check]:
     if metadata.error:
         advice = "is it up? see `holdfast status` and its log"
-        yield _check("metadata", False, metadata.error, advice, bad="fail")
+        yield check("metadata", False, metadata.error, advice, bad="fail")
         return
     low, high = metadata.protocols
-    yield _check(
+    yield check(
         "metadata",
         low <= PROTOCOL <= high,
         f"{metadata.address}, version {metadata.version}, protocol {low}..{high}",
@@ -226,7 +232,7 @@ def _metadata(metadata: MetadataFacts) -> Iterator[Check]:
         bad="fail",
     )
     if metadata.skew_s is not None:
-        yield _check(
+        yield check(
             "clock",
             abs(metadata.skew_s) <= SKEW_S_MAX,
             f"{metadata.skew_s:+.0f} s to metadata",
@@ -237,16 +243,12 @@ def _metadata(metadata: MetadataFacts) -> Iterator[Check]:
 def _agent(agent: AgentFacts) -> Check:
     if agent.error:
         advice = f"is it up? its socket is {agent.socket}"
-        return _check("agent", False, agent.error, advice, bad="fail")
+        return check("agent", False, agent.error, advice, bad="fail")
     found = (
         f"{agent.node}, {format_bytes(agent.used_bytes)} of {format_bytes(agent.budget_bytes)} used"
     )
     advice = "it does not reach metadata: saves stay local until it does"
-    return _check("agent", agent.metadata_reachable, found, advice)
-
-
-def _check(name: str, good: bool, found: str, advice: str, *, bad: str = "warn") -> Check:
-    return Check(name=name, level="ok" if good else bad, found=found, advice="" if good else advice)
+    return check("agent", agent.metadata_reachable, found, advice)
 
 
 def _version(distribution: str) -> str | None:

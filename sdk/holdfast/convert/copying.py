@@ -20,7 +20,7 @@ from holdfast.core.digest import root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import job_name
 from holdfast.core.manifest import Manifest
-from holdfast.core.segment import header_template
+from holdfast.core.segment import SegmentHeader, header_template, parse_header
 from holdfast.core.sidecar import Sidecar, encode
 from holdfast.errors import AlreadyExistsError, NotFoundError, UnsupportedFormatError
 from holdfast.objectstore import ObjectStore
@@ -70,22 +70,26 @@ def copy_checkpoint(
         advance(old.length_bytes)
         return known, False
     with CheckpointReader(source) as reader:
-        shards = tuple(_copy(reader, at, there, name, advance) for at in range(len(old.shards)))
+        copied = [_copy(reader, at, there, name, advance) for at in range(len(old.shards))]
+    shards, headers = zip(*copied, strict=True)
     write_id = old.write_id if name == old.job else secrets.token_hex(16)
-    return publish(store, replace(old, job=name, shards=shards, write_id=write_id)), True
+    new = replace(old, job=name, shards=shards, write_id=write_id)
+    return publish(store, new, headers), True
 
 
 def _copy(
     reader: CheckpointReader, at: int, there: CheckpointFolder, job: str, advance: Advance
-) -> Shard:
+) -> tuple[Shard, SegmentHeader]:
+    """Copy one segment and its sidecar; return what they are there."""
     old = reader.manifest.shards[at]
     head = _header(reader, at, job)
     data_begin = reader.headers[at].data_begin
     shard = replace(old, job=job, length_bytes=len(head) + old.length_bytes - data_begin)
+    header = parse_header(head, shard.length_bytes)
     key, sidecar_key = there.segment_key(shard), there.sidecar_key(shard)
     if job == old.job and is_there(there.store, key, sidecar_key, shard):
         advance(old.length_bytes)
-        return shard
+        return shard, header
     with SegmentUpload(there.store, key, shard.length_bytes) as upload:
         upload.write(head)
         for part in reader.stream(at, data_begin):
@@ -95,7 +99,7 @@ def _copy(
     shard = replace(shard, root_digest=root_digest(shard.length_bytes, digests))
     assert job != old.job or shard == old, "the same bytes have the same digests"
     there.store.put(sidecar_key, encode(Sidecar(shard=shard, digests=digests)))
-    return shard
+    return shard, header
 
 
 def _header(reader: CheckpointReader, at: int, job: str) -> bytes:

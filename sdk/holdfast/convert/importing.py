@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from holdfast.convert.safetensors_files import (
 from holdfast.convert.source import STATE_NAME, TensorSource, raw
 from holdfast.convert.torch_files import TorchSource
 from holdfast.convert.upload import SegmentUpload
-from holdfast.core import keys, manifest, sidecar
+from holdfast.core import index, keys, manifest, sidecar
 from holdfast.core.digest import part_digest, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import (
@@ -41,13 +42,16 @@ from holdfast.core.ids import (
 )
 from holdfast.core.segment import (
     HeaderTemplate,
+    SegmentHeader,
     SegmentIdentity,
     TensorSpec,
     blob_spec,
     header_template,
+    parse_header,
 )
 from holdfast.errors import (
     AlreadyExistsError,
+    ExhaustedError,
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
@@ -140,15 +144,22 @@ def write_checkpoint(
             mesh={"dp": 1},
             software=f"holdfast {holdfast.__version__}",
         ),
+        [parse_header(template.data, template.length_bytes)],
     )
 
 
-def publish(store: ObjectStore, made: manifest.Manifest) -> manifest.Manifest:
-    """Put the manifest, from which on the checkpoint exists, and return the one that is there.
+def publish(
+    store: ObjectStore, made: manifest.Manifest, headers: Iterable[SegmentHeader]
+) -> manifest.Manifest:
+    """Put the index and then the manifest; return the manifest that is there.
 
     Raises:
         AlreadyExistsError: another checkpoint has that place.
     """
+    # Too many boxes, or an index that is there: readers do with the headers, or with that one.
+    with suppress(ExhaustedError, AlreadyExistsError, OutcomeUnknownError):
+        where = keys.index_key(made.job, made.checkpoint.run, made.plan)
+        store.put(where, index.encode(index.build(headers)), if_absent=True)
     key = keys.manifest_key(made.job, made.checkpoint)
     try:
         store.put(key, manifest.encode(made), if_absent=True)
