@@ -177,12 +177,15 @@ def test_down_keeps_what_is_durable_and_down_all_does_not(stack):
     kept = stack.home / "store" / "job" / "object"
     kept.parent.mkdir()
     kept.write_bytes(b"x" * 8192)
+    (stack.arena(0).parent / "ballast").write_bytes(b"x" * 8192)
     first = json.loads(stack.holdfast("down", "--json").stdout)
 
     assert not stack.arena(0).parent.exists()
     assert kept.exists()
     assert first["store"] == stack.info["store"]
-    assert first["freed_bytes"] > 0
+    assert first["freed_bytes"] >= 8192
+    assert not first["catalogue_lost"]
+    assert (stack.home / "metadata.db").exists()
     stack.holdfast("up")
     refused = stack.holdfast("down", "--all", check=False)
     assert refused.returncode == 1
