@@ -28,6 +28,7 @@ from holdfast.errors import (
 )
 from holdfast.snapshot.plan import blob_name
 from holdfast.state.dtypes import TORCH
+from holdfast.state.transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,14 @@ class LoadedSegments:
             if shared is not None:
                 result[shared.within(target)] = piece.data[shared.within(piece.spec.box)]
         return result
+
+    def promise(self, name: str) -> torch.Tensor:
+        """Return the whole tensor: here the bytes are at hand."""
+        return self.tensor(name)
+
+    def transfer(self) -> Transfer:
+        """Return copies to be owed: of what is mapped, any will do."""
+        return Transfer()
 
     def blob(self, rank: int) -> bytes:
         """Return the text that ``rank`` saved, without its padding."""

@@ -14,9 +14,9 @@ another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,34 +24,16 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast.core.tree import Json, decode, encode
-from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.errors import InvalidRequestError
 from holdfast.state import State, modules, optimizers, rng
 from holdfast.state.loader import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.loader import is_stateful_loader as _is_stateful_loader
+from holdfast.state.loading import Differences, Loading, Segments
 from holdfast.state.survey import Home, Identity, Survey
-from holdfast.state.transfer import Transfer
 
 _RESERVED = frozenset({"holdfast", "rank"})
 _HEADER_BYTES_PER_TENSOR = 320
 _BLOB_BYTES_MIN = 16 << 10
-
-
-class Segments(Protocol):
-    """What ``load`` reads from: ``holdfast.segments.LoadedSegments``."""
-
-    world_size: int
-
-    def names(self) -> Sequence[str]:
-        """Return the name of every tensor of the checkpoint."""
-
-    def has(self, name: str) -> bool:
-        """Tell whether any part of the tensor is there."""
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return the whole tensor; valid until the segments are closed."""
-
-    def blob(self, rank: int) -> bytes:
-        """Return the text that ``rank`` saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,8 +206,24 @@ class Capture:
             checkpoint_bytes=own * self.world_size + shared,
         )
 
-    def load(self, segments: Segments, *, step: int) -> None:
+    def load(
+        self,
+        segments: Segments,
+        *,
+        step: int,
+        strict: bool = True,
+        only: Collection[str] | None = None,
+    ) -> Differences:
         """Put the checkpoint into the mapping, in place; then the random streams.
+
+        Args:
+            segments: Where it is read from.
+            step: Its step, from which streams of another world size are derived.
+            strict: Refuse what is only here, or only there; else load the rest (F20).
+            only: Names of the mapping to load; what is under others is left alone.
+
+        Returns:
+            What was only here, and only there; nothing if ``strict``.
 
         Raises:
             NotReadyError: a tensor is missing; named with its box.
@@ -233,11 +231,14 @@ class Capture:
         """
         source = self.rank if self.rank < segments.world_size else self.rank % segments.world_size
         blob = json.loads(segments.blob(source))
-        _Load(self, segments, blob, source).run()
+        loading = Loading(self.state, segments, blob, source, strict=strict, only=only)
+        survey = self.survey()
+        loading.run(survey, self._objects, self._loaders, _kind)
         if self._rng and "rng" in blob["live"]:
             self._restored = self._rng_setter(segments, blob, source, step)
             self._clock.arm(self._restored)
             self._restored()
+        return loading.differences
 
     def apply_rng(self) -> None:
         """Set the restored random streams again; nothing if there was no restore."""
@@ -295,158 +296,6 @@ class Capture:
             return value.save()
         loader = self._loaders.get(id(value))
         return loader.save_state() if loader is not None else value.state_dict()
-
-
-class _Load:
-    """One restore: reads tensors by name, fills objects and containers."""
-
-    def __init__(
-        self, capture: Capture, segments: Segments, blob: dict[str, Any], source: int
-    ) -> None:
-        self._capture = capture
-        self._segments = segments
-        self._source = source
-        self._static: dict[str, Any] = blob["static"]["objects"]
-        self._aliases: dict[str, str] = blob["static"]["aliases"]
-        self._live: dict[str, Any] = blob["live"]
-
-    def run(self) -> None:
-        """Fill everything; tensors first, so that what reads them afterwards sees them."""
-        capture = self._capture
-        survey = capture.survey()
-        objects = capture._objects  # noqa: SLF001 - its own other half
-        self._check_same(objects)
-        found = {"module": dict[str, Any](), "optimizer": dict[str, Any](), "": dict[str, Any]()}
-        for path, value in objects.items():
-            kind = self._kind(path, value)
-            found[kind if kind in found else ""][path] = value
-        self._load_tensors(found["module"], found["optimizer"], survey)
-        for path, module in found["module"].items():
-            for name, part in modules.extra_states(path, module):
-                part.set_extra_state(self._decode(self._live["extra"][name]))
-        for path, value in found[""].items():
-            self._load_other(value, self._decode(self._live["objects"][path]))
-        for key, saved in self._live["tree"].items():
-            tree = self._decode(saved)
-            capture.state[key] = merge(capture.state.get(key), tree)
-
-    def _check_same(self, objects: Mapping[str, object]) -> None:
-        known = {*self._static, *self._live["objects"]}
-        lost = [path for path in objects if path not in known]
-        lost += [path for path in known if path not in objects]
-        if lost:
-            where = "here" if lost[0] in objects else "in the checkpoint"
-            raise InvalidRequestError(f"state {lost[0]!r} is only {where}", key=lost[0])
-
-    def _load_tensors(
-        self, roots: Mapping[str, nn.Module], stepped: Mapping[str, Optimizer], survey: Survey
-    ) -> None:
-        names = self._names()
-        transfer = Transfer()
-        for path, module in roots.items():
-            modules.load_module(path, module, self.read, names, transfer)
-        for path, optimizer in stepped.items():
-            self._load_optimizer(path, optimizer, survey, transfer)
-        transfer.run()
-
-    def read(self, fqn: str) -> torch.Tensor:
-        """Return a tensor of modules or optimizers: everybody's, or that of the source rank."""
-        alias = self._aliases.get(fqn, fqn)
-        for name in (fqn, self._ranked(fqn), alias, self._ranked(alias)):
-            if self._segments.has(name):
-                return self._segments.tensor(name)
-        raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
-
-    def _load_optimizer(
-        self, path: str, optimizer: Optimizer, survey: Survey, transfer: Transfer
-    ) -> None:
-        saved = self._static[path]
-        loose = None
-        if not saved["strict"]:
-            loose = cast("dict[str, dict[str, object]]", self._decode(self._live["loose"][path]))
-        groups = cast("list[dict[str, object]]", self._decode(self._live["groups"][path]))
-        optimizers.load_optimizer(
-            path,
-            optimizer,
-            saved,
-            groups,
-            loose,
-            fqn_of=survey.fqn_of,
-            read=self.read,
-            transfer=transfer,
-        )
-
-    def _load_other(self, value: Any, tree: object) -> None:
-        loader = self._capture._loaders.get(id(value))  # noqa: SLF001
-        if isinstance(value, State):
-            value.load(tree)
-        elif loader is not None:
-            loader.load_state(tree)
-        else:
-            value.load_state_dict(tree)
-
-    def _decode(self, saved: Json) -> object:
-        return decode(saved, leaf=self._leaf, numpy=make_numpy)
-
-    def _leaf(self, name: str) -> object:
-        held = self._capture._objects.get(name)  # noqa: SLF001
-        if held is not None:
-            return held
-        return self._segments.tensor(self._ranked(name)).clone()
-
-    def _kind(self, path: str, value: object) -> str:
-        """Return how the value was saved; the same class must be there now."""
-        kind = _kind(path, value)
-        saved = self._static[path]["kind"] if path in self._static else None
-        if (kind if kind in ("module", "optimizer") else None) != saved:
-            raise InvalidRequestError(
-                f"state {path!r} is a {type(value).__name__} now and was saved as "
-                f"{saved or 'something else'}",
-                key=path,
-            )
-        return kind or ""
-
-    def _names(self) -> list[str]:
-        own = f"rank.{self._source}."
-        return [
-            name.removeprefix(own)
-            for name in self._segments.names()
-            if name.startswith(own) or not name.startswith("rank.")
-        ]
-
-    def _ranked(self, name: str) -> str:
-        return f"rank.{self._source}.{name}"
-
-
-def merge(target: object, saved: object) -> object:
-    """Return ``saved``, put into ``target`` where that can hold it in place.
-
-    Dicts and lists of the same length are filled, and so are tensors of the same shape and dtype.
-    Keys that only ``target`` has are left.
-    """
-    if isinstance(saved, torch.Tensor) and isinstance(target, torch.Tensor):
-        if target.shape == saved.shape and target.dtype == saved.dtype:
-            with torch.no_grad():
-                target.copy_(saved)
-            return target
-        return saved.to(target.device)
-    if isinstance(saved, dict) and isinstance(target, MutableMapping):
-        for key, value in saved.items():
-            target[key] = merge(target.get(key), value)
-        return target
-    if isinstance(saved, list) and isinstance(target, list):
-        before = [*target, *([None] * len(saved))]
-        target[:] = [merge(old, new) for old, new in zip(before, saved, strict=False)]
-        return target
-    return saved
-
-
-def make_numpy(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> object:
-    """Return the NumPy scalar (no shape) or array that was saved."""
-    import numpy as np  # noqa: PLC0415 - only where one was saved
-
-    array = np.frombuffer(data, dtype=np.dtype(dtype))
-    return array[0] if shape is None else array.reshape(shape).copy()
 
 
 def _kind(path: str, value: object) -> str | None:

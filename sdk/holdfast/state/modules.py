@@ -114,15 +114,17 @@ def extra_states(path: str, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def load_module(
     path: str,
     root: nn.Module,
-    read: Callable[[str], torch.Tensor],
+    read: Callable[[str], torch.Tensor | None],
     saved: Iterable[str],
     transfer: Transfer,
-) -> None:
-    """Let ``transfer`` fill the tensors of ``root`` in place.
+) -> list[str]:
+    """Let ``transfer`` fill the tensors of ``root`` in place; those without a source are left.
+
+    Returns:
+        Names below ``path`` that were saved and that the module lacks.
 
     Raises:
-        NotReadyError: ``read`` does not have one of them.
-        InvalidRequestError: shape or dtype differ, or a tensor was saved that the module lacks.
+        InvalidRequestError: shape or dtype differ.
     """
     names: set[str] = set()
     for prefix, module in root.named_modules(remove_duplicate=False):
@@ -130,12 +132,10 @@ def load_module(
         for name, tensor in _persistent(module):
             fqn = f"{base}.{name}"
             names.add(fqn)
-            fill(fqn, tensor, read(fqn), transfer)
-    lost = [fqn for fqn in saved if fqn.startswith(f"{path}.") and fqn not in names]
-    if lost:
-        raise InvalidRequestError(
-            f"the checkpoint has {len(lost)} tensors that {path!r} lacks, such as {lost[0]!r}"
-        )
+            source = read(fqn)
+            if source is not None:
+                fill(fqn, tensor, source, transfer)
+    return [fqn for fqn in saved if fqn.startswith(f"{path}.") and fqn not in names]
 
 
 def fill(fqn: str, target: torch.Tensor, source: torch.Tensor, transfer: Transfer) -> None:

@@ -1,0 +1,298 @@
+"""Puts a checkpoint into the user's mapping: in place, by name, all of it or what matches.
+
+Knows the two texts that ``capture`` wrote and where tensors come from, not how they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from holdfast.core.tree import Json, decode
+from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.state import State, modules, optimizers
+from holdfast.state.loader import Resumable
+from holdfast.state.survey import Survey
+from holdfast.state.transfer import Transfer
+
+_ABSENT = object()
+"""Stands for an object that only the checkpoint has."""
+
+
+class Segments(Protocol):
+    """What is loaded from: ``holdfast.segments.LoadedSegments``, or a folder."""
+
+    world_size: int
+
+    def names(self) -> Sequence[str]:
+        """Return the name of every tensor of the checkpoint."""
+
+    def has(self, name: str) -> bool:
+        """Tell whether any part of the tensor is there."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return the whole tensor; valid until the segments are closed."""
+
+    def promise(self, name: str) -> torch.Tensor:
+        """Return what ``transfer()`` takes as a source: shape and dtype, maybe no bytes yet."""
+
+    def transfer(self) -> Transfer:
+        """Return what fills targets from promises; its ``run`` reads the bytes."""
+
+    def blob(self, rank: int) -> bytes:
+        """Return the text that ``rank`` saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Names of state that is only here (``missing``), or only in the checkpoint."""
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+class Loading:
+    """One restore: reads tensors by name, fills objects and containers.
+
+    ``differences`` is complete once ``run`` has returned.
+    """
+
+    def __init__(
+        self,
+        state: MutableMapping[str, object],
+        segments: Segments,
+        blob: dict[str, Any],
+        source: int,
+        *,
+        strict: bool,
+        only: Collection[str] | None,
+    ) -> None:
+        self._state = state
+        self._segments = segments
+        self._source = source
+        self._strict = strict
+        self._only = only
+        self._static: dict[str, Any] = blob["static"]["objects"]
+        self._aliases: dict[str, str] = blob["static"]["aliases"]
+        self._live: dict[str, Any] = blob["live"]
+        self._objects: Mapping[str, Any] = {}
+        self._loaders: Mapping[int, Resumable] = {}
+        self._missing: list[str] = []
+        self._unexpected: list[str] = []
+
+    @property
+    def differences(self) -> Differences:
+        """What was only here, and only in the checkpoint, each name once."""
+        return Differences(
+            missing=tuple(dict.fromkeys(self._missing)),
+            unexpected=tuple(dict.fromkeys(self._unexpected)),
+        )
+
+    def run(
+        self,
+        survey: Survey,
+        objects: Mapping[str, object],
+        loaders: Mapping[int, Resumable],
+        kind_of: Callable[[str, object], str | None],
+    ) -> None:
+        """Fill everything; tensors first, so that what reads them afterwards sees them.
+
+        Args:
+            survey: What was just found here.
+            objects: Every object of the mapping by path, modules and optimizers too.
+            loaders: The captured data loaders by identity.
+            kind_of: Tells how a value is saved: ``module``, ``optimizer``, ``object``.
+        """
+        self._objects, self._loaders = objects, loaders
+        found = {"module": dict[str, Any](), "optimizer": dict[str, Any](), "": dict[str, Any]()}
+        for path, value in self._both(objects).items():
+            kind = self._same_kind(path, value, kind_of(path, value))
+            found[kind if kind in found else ""][path] = value
+        self._load_tensors(found["module"], found["optimizer"], survey)
+        for path, module in found["module"].items():
+            for name, part in modules.extra_states(path, module):
+                if name in self._live["extra"]:
+                    part.set_extra_state(self._decode(self._live["extra"][name]))
+                else:
+                    self._only_here(f"{name}.extra_state")
+        for path, value in found[""].items():
+            self._load_other(value, self._decode(self._live["objects"][path]))
+        self._load_tree()
+
+    def _load_tree(self) -> None:
+        saved = {key: tree for key, tree in self._live["tree"].items() if self._chosen(key)}
+        for key, tree in saved.items():
+            if self._strict or key in self._state:
+                self._state[key] = merge(self._state.get(key), self._decode(tree))
+            else:
+                self._unexpected.append(key)
+        if not self._strict:
+            here = filter(self._chosen, self._state)
+            self._missing += [key for key in here if key not in saved]
+
+    def _chosen(self, path: str) -> bool:
+        return self._only is None or any(
+            path == key or path.startswith(f"{key}.") for key in self._only
+        )
+
+    def _both(self, objects: Mapping[str, object]) -> dict[str, object]:
+        """Return the chosen objects that are here and in the checkpoint; note the others."""
+        known = dict.fromkeys(filter(self._chosen, [*self._static, *self._live["objects"]]))
+        here = {path: value for path, value in objects.items() if self._chosen(path)}
+        lost = [path for path in here if path not in known]
+        extra = [path for path in known if path not in here]
+        if self._strict and (lost or extra):
+            first = (lost + extra)[0]
+            where = "here" if lost else "in the checkpoint"
+            raise InvalidRequestError(f"state {first!r} is only {where}", key=first)
+        self._missing += lost
+        self._unexpected += extra
+        return {path: value for path, value in here.items() if path in known}
+
+    def _load_tensors(
+        self, roots: Mapping[str, nn.Module], stepped: Mapping[str, Optimizer], survey: Survey
+    ) -> None:
+        names = self._names()
+        transfer = self._segments.transfer()
+        for path, module in roots.items():
+            lost = modules.load_module(path, module, self._read_module, names, transfer)
+            if lost and self._strict:
+                raise InvalidRequestError(
+                    f"the checkpoint has {len(lost)} tensors that {path!r} lacks, "
+                    f"such as {lost[0]!r}"
+                )
+            self._unexpected += lost
+        for path, optimizer in stepped.items():
+            self._load_optimizer(path, optimizer, survey, transfer)
+        transfer.run()
+
+    def read(self, fqn: str) -> torch.Tensor:
+        """Return a tensor of modules or optimizers: everybody's, or that of the source rank."""
+        found = self._find(fqn)
+        if found is None:
+            raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
+        return found
+
+    def _read_module(self, fqn: str) -> torch.Tensor | None:
+        found = self._find(fqn)
+        if found is None:
+            self._only_here(fqn)
+        return found
+
+    def _find(self, fqn: str) -> torch.Tensor | None:
+        alias = self._aliases.get(fqn, fqn)
+        for name in (fqn, self._ranked(fqn), alias, self._ranked(alias)):
+            if self._segments.has(name):
+                return self._segments.promise(name)
+        return None
+
+    def _only_here(self, fqn: str) -> None:
+        if self._strict:
+            raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
+        self._missing.append(fqn)
+
+    def _load_optimizer(
+        self, path: str, optimizer: Optimizer, survey: Survey, transfer: Transfer
+    ) -> None:
+        saved = self._static[path]
+        if not self._strict and (
+            optimizers.parameter_names(optimizer, survey.fqn_of) != saved["params"]
+        ):
+            self._missing.append(path)
+            self._unexpected.append(path)
+            return
+        loose = None
+        if not saved["strict"]:
+            loose = cast("dict[str, dict[str, object]]", self._decode(self._live["loose"][path]))
+        groups = cast("list[dict[str, object]]", self._decode(self._live["groups"][path]))
+        optimizers.load_optimizer(
+            path,
+            optimizer,
+            saved,
+            groups,
+            loose,
+            fqn_of=survey.fqn_of,
+            read=self.read,
+            transfer=transfer,
+        )
+
+    def _load_other(self, value: Any, tree: object) -> None:
+        loader = self._loaders.get(id(value))
+        if isinstance(value, State):
+            value.load(tree)
+        elif loader is not None:
+            loader.load_state(tree)
+        else:
+            value.load_state_dict(tree)
+
+    def _decode(self, saved: Json) -> object:
+        return decode(saved, leaf=self._leaf, numpy=make_numpy)
+
+    def _leaf(self, name: str) -> object:
+        held = self._objects.get(name)
+        if held is not None:
+            return held
+        if name in self._static or name in self._live["objects"]:
+            return _ABSENT
+        return self._segments.tensor(self._ranked(name)).clone()
+
+    def _same_kind(self, path: str, value: object, kind: str | None) -> str:
+        """Return ``kind``; the value was saved in the same way."""
+        saved = self._static[path]["kind"] if path in self._static else None
+        if (kind if kind in ("module", "optimizer") else None) != saved:
+            raise InvalidRequestError(
+                f"state {path!r} is a {type(value).__name__} now and was saved as "
+                f"{saved or 'something else'}",
+                key=path,
+            )
+        return kind or ""
+
+    def _names(self) -> list[str]:
+        own = f"rank.{self._source}."
+        return [
+            name.removeprefix(own)
+            for name in self._segments.names()
+            if name.startswith(own) or not name.startswith("rank.")
+        ]
+
+    def _ranked(self, name: str) -> str:
+        return f"rank.{self._source}.{name}"
+
+
+def merge(target: object, saved: object) -> object:
+    """Return ``saved``, put into ``target`` where that can hold it in place.
+
+    Dicts and lists of the same length are filled, and so are tensors of the same shape and dtype.
+    Keys that only ``target`` has are left, and so is what stands where an absent object was.
+    """
+    if saved is _ABSENT:
+        return target
+    if isinstance(saved, torch.Tensor) and isinstance(target, torch.Tensor):
+        if target.shape == saved.shape and target.dtype == saved.dtype:
+            with torch.no_grad():
+                target.copy_(saved)
+            return target
+        return saved.to(target.device)
+    if isinstance(saved, dict) and isinstance(target, MutableMapping):
+        for key, value in saved.items():
+            if value is not _ABSENT or key in target:
+                target[key] = merge(target.get(key), value)
+        return target
+    if isinstance(saved, list) and isinstance(target, list):
+        before = [*target, *([None] * len(saved))]
+        target[:] = [merge(old, new) for old, new in zip(before, saved, strict=False)]
+        return target
+    return saved
+
+
+def make_numpy(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> object:
+    """Return the NumPy scalar (no shape) or array that was saved."""
+    import numpy as np  # noqa: PLC0415 - only where one was saved
+
+    array = np.frombuffer(data, dtype=np.dtype(dtype))
+    return array[0] if shape is None else array.reshape(shape).copy()
