@@ -144,8 +144,8 @@ class ShardUpload:
                 self._prove(to_read_back(
                     plan, self._shard.root_digest, checked=self._store.checks_parts
                 ))  # fmt: skip
-            except NotFoundError:
-                # The upload was ended by another worker, or aborted; or the bucket is gone.
+            except (NotFoundError, PreconditionError):
+                # Another worker ended the upload or sent a part again; or the bucket is gone.
                 if not self._plan.repair and self._proven(parts):
                     return
                 if not tries_left:
@@ -175,11 +175,11 @@ class ShardUpload:
         if not fresh:
             found = [u for u in self._store.open_uploads(self._key) if u.key == self._key]
             for opened in sorted(found, key=lambda u: u.started_s, reverse=True):
-                upload = self._store.resume(opened, length_bytes, self._part_bytes)
                 try:
+                    upload = self._store.resume(opened, length_bytes, self._part_bytes)
                     return upload, dict(self._store.parts(upload))
-                except NotFoundError:
-                    continue
+                except (NotFoundError, PreconditionError):
+                    continue  # it has ended meanwhile, or was begun with parts of another size
         return self._store.begin(self._key, length_bytes, self._part_bytes), {}
 
     def _move(self, upload: Upload, job: Part | Copy) -> UploadedPart:

@@ -22,7 +22,7 @@ from holdfast_services.persistence.service import PersistService
 from holdfast_services.transport import InterruptedFetchError
 
 ITEMS_COUNT_MAX = 2
-CLAIM_WAIT_S = 1.0
+CLAIM_WAIT_S = 0.5
 DRAIN_S_MAX = 8.0
 
 log = logging.getLogger(__name__)

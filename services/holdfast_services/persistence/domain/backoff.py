@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIRST_S = 1.0
+FIRST_S = 0.5
 REST_S_MAX = 60.0
 _DOUBLINGS_MAX = 16
 

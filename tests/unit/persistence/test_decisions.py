@@ -1,0 +1,150 @@
+"""Items, verdicts, rests and rates: the worker's small rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core.facts import Shard
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.manifest import Manifest
+from holdfast.errors import InvalidRequestError
+from holdfast_services.persistence.domain.backoff import REST_S_MAX, rest_s, worth_telling
+from holdfast_services.persistence.domain.found import Verdict, judge, same_checkpoint
+from holdfast_services.persistence.domain.items import Kind, parse
+from holdfast_services.persistence.domain.pacing import BURST_S, Bucket, take
+from holdfast_services.persistence.settings import Settings
+
+SHARD = Shard(
+    id=ShardId("r1", 10, 1, 0),
+    job="j",
+    world_size=1,
+    plan_hash="p",
+    length_bytes=100,
+    root_digest=b"\1" * 16,
+)
+ENVIRON = {
+    "HOLDFAST_ADDRESS": "h:1",
+    "HOLDFAST_STORE": "file:///s",
+    "HOLDFAST_QUEUE": "sqlite:////q.db",
+}
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_an_item_is_read_as_it_is_written(kind):
+    assert f"{kind}/r1/10/1" == parse(f"{kind}/r1/10/1").text
+    assert kind is parse(f"{kind}/r1/10/1").kind
+
+
+@pytest.mark.parametrize("text", ["", "shard", "shard/", "paint/r1", "/", "SHARD/r1"])
+def test_an_item_of_no_known_kind_is_refused(text):
+    with pytest.raises(InvalidRequestError):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("length", "sidecar", "repair", "verdict"),
+    [
+        (None, None, False, Verdict.WRITE),
+        (99, SHARD, False, Verdict.WRITE),
+        (100, SHARD, False, Verdict.DONE),
+        (100, None, False, Verdict.PROVE),
+        (100, replace(SHARD, root_digest=b"\2" * 16), False, Verdict.PROVE),
+        (100, SHARD, True, Verdict.WRITE),
+    ],
+)
+def test_an_object_is_believed_only_with_its_length_and_its_sidecar(
+    length, sidecar, repair, verdict
+):
+    """G10: done, proven, or written again; what is known to be bad is written again."""
+    assert verdict is judge(SHARD, length, sidecar, repair=repair)
+
+
+def manifest(**fields):
+    base = Manifest(
+        checkpoint=CheckpointId("r1", 10, 1),
+        job="j",
+        world_size=1,
+        shards=(SHARD,),
+        write_id="0" * 32,
+        created_at_s=1.0,
+    )
+    return replace(base, **fields)
+
+
+def test_a_manifest_that_is_there_is_success_when_it_is_ours_or_says_the_same():
+    """A lost answer is read back: own write id, or another worker's with the same shards."""
+    other = replace(SHARD, root_digest=b"\2" * 16)
+
+    assert same_checkpoint(manifest(), manifest())
+    assert same_checkpoint(manifest(write_id="1" * 32, created_at_s=2.0), manifest())
+    assert not same_checkpoint(manifest(write_id="1" * 32, shards=(other,)), manifest())
+
+
+def test_rests_double_up_to_a_bound_and_people_hear_ever_less():
+    rests = [rest_s(n) for n in range(1, 100)]
+
+    assert [0.5, 1.0, 2.0] == rests[:3]
+    assert sorted(rests) == rests
+    assert {REST_S_MAX} == set(rests[10:])
+    assert [1, 2, 4, 8, 16] == [n for n in range(20) if worth_telling(n)]
+
+
+def test_a_rate_holds_over_any_span_whatever_is_asked_for():
+    """F88: 100 bytes/s are 100 bytes/s, also when more is taken at once than a second gives."""
+    bucket, now_s, moved = Bucket(rate_bytes_per_s=100.0), 0.0, 0
+    for length in (1, 500, 3, 40, 40, 250):
+        bucket, wait_s = take(bucket, length, now_s)
+        now_s, moved = now_s + wait_s, moved + length
+
+        assert moved <= 100.0 * (now_s + BURST_S) + 1e-6
+    assert moved / 100.0 == pytest.approx(now_s)
+
+
+def test_what_is_not_used_is_saved_up_for_a_moment_only():
+    bucket, _ = take(Bucket(rate_bytes_per_s=100.0), 0, 1000.0)
+    bucket, wait_s = take(bucket, 100, 1000.0)
+
+    assert 1.0 - BURST_S == pytest.approx(wait_s)
+
+
+def test_a_clock_that_steps_back_fills_nothing():
+    bucket, _ = take(Bucket(rate_bytes_per_s=100.0, at_s=50.0), 100, 50.0)
+    bucket, wait_s = take(bucket, 0, 10.0)
+
+    assert 1.0 == pytest.approx(wait_s)
+    _, wait_s = take(bucket, 0, 50.5)
+    assert 0.5 == pytest.approx(wait_s)
+
+
+def test_settings_are_read_with_units_and_defaults():
+    settings = Settings.from_env({**ENVIRON, "HOLDFAST_PERSIST_RATE": "200MiB"})
+
+    assert 200 << 20 == settings.persist_bytes_per_s
+    assert (8, 64 << 20, 30.0) == (
+        settings.parts_in_flight,
+        settings.scrub_bytes_per_s,
+        settings.queue_lease_s,
+    )
+    assert settings.worker
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOLDFAST_ADDRESS", ""),
+        ("HOLDFAST_STORE", ""),
+        ("HOLDFAST_QUEUE", ""),
+        ("HOLDFAST_WORKER", "a/b"),
+        ("HOLDFAST_PERSIST_PARTS", "0"),
+        ("HOLDFAST_PERSIST_PARTS", "1000"),
+        ("HOLDFAST_PERSIST_RATE", "fast"),
+        ("HOLDFAST_SCRUB_RATE", "-1"),
+        ("HOLDFAST_QUEUE_LEASE_S", "nan"),
+        ("HOLDFAST_QUEUE_LEASE_S", "0"),
+    ],
+)
+def test_a_setting_that_is_missing_or_makes_no_sense_is_refused(name, value):
+    with pytest.raises(InvalidRequestError):
+        Settings.from_env({**ENVIRON, name: value})
