@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
-import sys
 
 from holdfast_services.agent.app import Agent
 from holdfast_services.agent.settings import Settings
@@ -42,4 +42,7 @@ async def serve(stop: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(runner.run("agent", serve))
+    code = runner.run("agent", serve)
+    logging.shutdown()
+    # Not sys.exit: that joins every thread, also one that hangs in a read of an object store.
+    os._exit(code)

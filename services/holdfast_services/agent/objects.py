@@ -76,7 +76,9 @@ class ObjectTier:
 
     def advice(self, error: CheckpointError) -> str:
         """Return what to do about an error that is not corruption, for people."""
-        return f"object store {self._url or 'unknown'}: {error.message}; {_todo(error)}"
+        if not self._url:
+            return f"{error.message}: set it as for the metadata service"
+        return f"object store {self._url}: {error.message}; {_todo(error)}"
 
     def close(self) -> None:
         """Give connections back; nothing may be fetching any more."""
@@ -93,7 +95,7 @@ class ObjectTier:
             InvalidRequestError, UnavailableError: see ``open_store``.
         """
         if not self._url:
-            raise PreconditionError("HOLDFAST_STORE is not set for this agent")
+            raise PreconditionError("no object store: HOLDFAST_STORE is not set for this agent")
         with self._guard:
             if self._store is None:
                 self._store = self._opener(self._url)
@@ -101,8 +103,8 @@ class ObjectTier:
 
 
 def _todo(error: CheckpointError) -> str:
-    if isinstance(error, PreconditionError | InvalidRequestError):
-        return "set HOLDFAST_STORE for this node's agent as for the metadata service"
+    if isinstance(error, InvalidRequestError):
+        return "set HOLDFAST_STORE for this agent as for the metadata service"
     if isinstance(error, AccessError):
         return "give this node's agent credentials that may read there"
     if isinstance(error, NotFoundError):

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from holdfast.core.facts import OBJECT_STORE, Peer, Shard
 from holdfast.core.slots import SlotName, SlotState
@@ -29,7 +31,11 @@ from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
 from holdfast_services.agent.objects import ObjectTier
 from holdfast_services.transport import FetchRequest, Transport
 
+STOP_S_MAX = 3.0
+
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -54,6 +60,7 @@ class Fetcher:
         self._peers = peers
         self._tier = tier
         self._stop = threading.Event()
+        self._moving: set[Future[Any]] = set()
         self._threads = ThreadPoolExecutor(FETCHES_COUNT_MAX, thread_name_prefix="fetch")
 
     async def fetch(self, action: ev.Fetch) -> list[ev.Event]:
@@ -96,7 +103,7 @@ class Fetcher:
             return self._tier.fetch(action.shard, view, done=progress.done, stop=self._stop)
 
         try:
-            digests = await asyncio.get_running_loop().run_in_executor(self._threads, transfer)
+            digests = await self._in_thread(transfer)
         except CorruptionError as error:
             log.warning("object store: %s", error)
             progress.bad.append(OBJECT_STORE)
@@ -149,7 +156,7 @@ class Fetcher:
                 peer.data_address, request, view, done=progress.done, stop=self._stop
             )
 
-        await asyncio.get_running_loop().run_in_executor(self._threads, transfer)
+        await self._in_thread(transfer)
 
     async def _tell(self, peer: Peer, shard: Shard, located: Located | None) -> None:
         if located is None:
@@ -169,10 +176,20 @@ class Fetcher:
             raise ConflictError(f"slot {opened.file_name} was taken away")
         self._arena.rename(closed, closed.to(SlotState.SEALED))
 
+    async def _in_thread(self, transfer: Callable[[], T]) -> T:
+        moving = self._threads.submit(transfer)
+        self._moving.add(moving)
+        moving.add_done_callback(self._moving.discard)
+        return await asyncio.wrap_future(moving)
+
     def stop(self) -> None:
-        """Interrupt all fetches; those interrupted leave an open slot, freed at the next start."""
+        """Interrupt all fetches; those interrupted leave an open slot, freed at the next start.
+
+        A read that hangs in an object store is left behind after ``STOP_S_MAX``.
+        """
         self._stop.set()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        wait(list(self._moving), STOP_S_MAX)
         self._tier.close()
 
 

@@ -20,6 +20,7 @@ from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import common_pb2, metadata_pb2
 
 from .harness import RUN, Trainer, decision, open_session, reported, restart, until, want
+from .s3 import BUCKET, S3Server
 
 MIB = 1 << 20
 
@@ -264,7 +265,7 @@ def test_an_agent_that_was_told_of_no_store_says_what_to_set(
     restore.propose(want(shard, stored=True))
 
     message = until(lambda: catalogue.said("object_store_failed"), "said")[0]
-    assert "set HOLDFAST_STORE for this node's agent" in message
+    assert "HOLDFAST_STORE is not set for this agent: set it" in message
     assert [] == restore.bad()
 
 
@@ -328,3 +329,69 @@ def test_what_a_rank_says_of_a_step_is_reported_with_it(node, catalogue):
     rank = until(lambda: [r for r in catalogue.inventories["a"].ranks if r.notes], "notes")[0]
     assert (RUN, (StepNote(step=7, json='{"loss":0.5}'),)) == (rank.run, rank.notes)
     t.end()
+
+
+@pytest.fixture
+def s3():
+    server = S3Server()
+    yield server
+    server.stop()
+
+
+def serve(s3, store):
+    """Let the bucket hold what the folder holds; returns the agent's settings."""
+    for info in store.list():
+        s3.objects[info.key] = store.get(info.key, length_bytes_max=1 << 30)
+    return {
+        "HOLDFAST_STORE": f"s3://{BUCKET}?endpoint={s3.endpoint}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
+
+
+def test_a_store_that_fails_now_and_then_costs_time_and_nothing_else(
+    node, catalogue, store, stored, restoring, s3
+):
+    """G22: 503, bodies that break off, a connection that is reset: repeated, never accused."""
+    shard = stored(length=40 * MIB)
+    a = node("a", **serve(s3, store))
+    s3.faults += ["busy", "cut", "reset", "cut"]
+    restore = restoring(a)
+    restore.propose(want(shard, stored=True))
+
+    segment = restore.segments()[0]
+    assert "object" == segment.source
+    assert s3.objects[segment_key(shard)] == (a.arena / segment.file_name).read_bytes()
+    assert [] == restore.bad()
+    assert [] == s3.faults, "all of them happened"
+
+
+def test_credentials_that_are_refused_are_said_and_tried_again(
+    node, catalogue, store, stored, restoring, s3
+):
+    """G22: they may have expired; whoever reads the event can put new ones."""
+    shard = stored()
+    a = node("a", **serve(s3, store))
+    s3.forbidden = True
+    restore = restoring(a)
+    restore.propose(want(shard, stored=True))
+    message = until(lambda: catalogue.said("object_store_failed"), "said")[0]
+    assert "give this node's agent credentials" in message
+    assert [] == restore.bad()
+
+    s3.forbidden = False
+    assert "object" == restore.segments()[0].source
+
+
+def test_a_store_that_hangs_does_not_keep_a_stopped_agent_alive(
+    node, catalogue, store, stored, restoring, s3
+):
+    """The read has a deadline of its own, which is longer than anybody waits for a shutdown."""
+    shard = stored()
+    a = node("a", **serve(s3, store))
+    s3.hang = True
+    restore = restoring(a)
+    restore.propose(want(shard, stored=True))
+    until(lambda: s3.hanging, "a read hangs")
+
+    assert 0 == a.stop()

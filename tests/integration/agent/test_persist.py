@@ -1,0 +1,145 @@
+"""``persist=``, ``keep=`` and ``notes=`` of a Checkpointer, against a real agent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.core.facts import CheckpointId, Committed, Decision, DecisionState, StepNote
+from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
+
+from .harness import RUN, reported, until
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def begin(catalogue, monkeypatch):
+    """Make a checkpointer on a node and let it start fresh; closed at the end."""
+    made = []
+
+    def make(a, **options):
+        reported(catalogue, a.name)
+        fresh = Decision(number=1, state=DecisionState.CONFIRMED, generation=1, fresh=True)
+        catalogue.set_run(generation=1, decision=fresh)
+        monkeypatch.setenv("HOLDFAST_AGENT", str(a.socket))
+        model = torch.nn.Linear(64, 64)
+        checkpointer = holdfast.Checkpointer("job", {"model": model}, replicas=0, **options)
+        made.append(checkpointer)
+        assert checkpointer.restore() is None
+        return checkpointer
+
+    yield make
+    for checkpointer in made:
+        checkpointer.close(timeout_s=5.0)
+
+
+def commit(catalogue, handle, **levels):
+    """Let the catalogue say that a step is whole, and what else of it, once it is sealed."""
+    step = handle.step
+    until(lambda: [s for s in catalogue.held("a") if s.step == step], f"step {step} sealed")
+    id_ = CheckpointId(RUN, step, 1)
+    others = tuple(c for c in catalogue.common.runs[0].committed if c.checkpoint != id_)
+    catalogue.set_run(committed=(Committed(checkpoint=id_, replicated=True, **levels), *others))
+    handle.wait("replicated", timeout_s=WAIT_S)
+
+
+def test_a_step_that_is_due_becomes_durable_and_others_are_refused_at_once(node, catalogue, begin):
+    """F85, F19: as the catalogue says; nothing is waited for that will not come."""
+    ck = begin(node("a"), persist=holdfast.EverySteps(10))
+    due, other = ck.step(10), ck.step(11)
+    commit(catalogue, due, draining=True)
+    until(lambda: due.draining, "draining")
+    commit(catalogue, other)
+    with pytest.raises(PreconditionError, match="at or after each 10"):
+        other.wait("durable", timeout_s=WAIT_S)
+
+    commit(catalogue, due, durable=True)
+    assert due.wait("durable", timeout_s=WAIT_S).level == "durable"
+
+
+def test_a_drain_given_up_ends_the_wait_for_it(node, catalogue, begin):
+    """G17: with the reason, not with a timeout."""
+    ck = begin(node("a"), persist=holdfast.EverySteps(10))
+    handle = ck.step(10)
+    commit(catalogue, handle, draining=True)
+    until(lambda: handle.draining, "draining")
+    commit(catalogue, handle)
+
+    with pytest.raises(PreconditionError, match="given up on its way"):
+        handle.wait("durable", timeout_s=WAIT_S)
+
+
+def test_saving_goes_on_in_two_slots_while_a_step_drains_in_the_third(node, catalogue, begin):
+    """F28, F88: the draining step is kept however slow the store is, and nobody waits for it."""
+    a = node("a")
+    ck = begin(a, persist=holdfast.EverySteps(100))
+    first = ck.step(100)
+    commit(catalogue, first, draining=True)
+    pinned = CheckpointId(RUN, 100, 1)
+    for step in range(101, 108):
+        handle = ck.step(step)
+        commit(catalogue, handle)
+        catalogue.set_run(keep_from=CheckpointId(RUN, step, 1), pinned=(pinned,))
+
+    until(lambda: {100, 107} == {s.step for s in catalogue.held("a")}, "old ones are freed")
+    assert 3 == len([s for s in a.dump()["slots"].values() if s["length_bytes"]])
+    catalogue.set_run(pinned=())
+    until(lambda: {107} == {s.step for s in catalogue.held("a")}, "durable: let go")
+
+
+def test_what_is_asked_of_the_object_tier_is_registered_and_notes_are_reported(
+    node, catalogue, begin
+):
+    """F86, F87."""
+    keep = holdfast.Retention(last=3, best=1, metric="loss")
+    ck = begin(
+        node("a"),
+        persist=holdfast.AnyOf(holdfast.EverySteps(10), holdfast.EverySeconds(60)),
+        keep=keep,
+    )
+    asked = catalogue.registrations[-1]
+    assert (10, 60.0) == (asked.persist.steps, asked.persist.seconds)
+    assert (3, 1, "loss") == (asked.retention.last, asked.retention.best, asked.retention.metric)
+
+    commit(catalogue, ck.step(1, notes={"loss": 0.5}))
+    expected = (StepNote(step=1, json='{"loss":0.5}'),)
+    until(lambda: catalogue.inventories["a"].ranks[0].notes == expected, "notes")
+
+
+def test_a_job_without_a_rule_asks_for_nothing_and_two_slots(node, catalogue, begin):
+    a = node("a")
+    ck = begin(a)
+    handle = ck.step(1)
+    commit(catalogue, handle)
+    asked = catalogue.registrations[-1]
+
+    assert not asked.HasField("persist")
+    assert not asked.HasField("retention")
+    assert [2] == [s["reservation"]["slots"] for s in a.dump()["sessions"].values()]
+    with pytest.raises(PreconditionError, match="persist= is not set"):
+        handle.wait("durable")
+    assert handle.ended
+
+
+def test_the_third_slot_is_in_the_sum_that_a_refusal_writes_out(node, monkeypatch):
+    """P8: refused at construction, before the first step."""
+    a = node("a", HOLDFAST_BUDGET="2M")
+    monkeypatch.setenv("HOLDFAST_AGENT", str(a.socket))
+    state = {"model": torch.nn.Linear(512, 400)}
+    with pytest.raises(ExhaustedError, match="3 slots x"):
+        holdfast.Checkpointer("job", state, replicas=0, persist=holdfast.EverySteps(10))
+    holdfast.Checkpointer("job", state, replicas=0).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"persist": holdfast.Auto()}, "only EverySteps, EverySeconds"),
+        ({"keep": 5}, r"use holdfast.Retention\(last=5\)"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_is_looked_for(options, match):
+    with pytest.raises(InvalidRequestError, match=match):
+        holdfast.Checkpointer("job", {"tokens": 1}, **options)
