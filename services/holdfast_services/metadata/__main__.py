@@ -18,6 +18,7 @@ from pathlib import Path
 import uvicorn
 
 from holdfast.errors import UnavailableError
+from holdfast.objectstore import open_store
 from holdfast.v1.metadata_pb2_grpc import add_MetadataServicer_to_server
 from holdfast.v1.persistence_pb2_grpc import add_PersistenceServicer_to_server
 from holdfast_services.kit.db import Engine, make_engine, write_transaction
@@ -26,6 +27,7 @@ from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
 from holdfast_services.metadata import persisting
 from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.keeper import Keeper
 from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.persistence_rpc import PersistenceRpc
 from holdfast_services.metadata.persisting import Ages
@@ -63,7 +65,11 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     )
     service = Service(engine, limits)
     ages = Ages(orphan_s=settings.orphan_age_s, scrub_s=settings.scrub_age_s)
-    offers = _offers(service, settings, ages)
+    store = open_store(settings.store) if settings.store else None
+    queue = open_queue(settings.queue, lease_s=OFFERS_LEASE_S) if settings.store else None
+    offers = Reconciler(service, queue, ages) if queue else None
+    keeper = Keeper(service, store, queue)
+    service.archive = keeper.archive
     rest_socket = _bind(settings.rest_listen)
     rest_host, rest_port = rest_socket.getsockname()[:2]
     rest_url = f"http://{_reachable(rest_host)}:{rest_port}"
@@ -73,7 +79,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     host, port = host_port(settings.listen)
     bound = server.add_insecure_port(f"{host}:{port}")
     config = uvicorn.Config(
-        make_app(service, stop),
+        make_app(service, keeper, stop),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -81,6 +87,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     )
     rest = _Rest(config)
     service.start()
+    keeper.start()
     if offers:
         offers.start()
     await server.start()
@@ -96,17 +103,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         rest.should_exit = True
         await server.stop(GRACE_S)
         await serving
+        await keeper.stop()
         if offers:
             await offers.stop()
         await service.stop()
         engine.dispose()
-
-
-def _offers(service: Service, settings: Settings, ages: Ages) -> Reconciler | None:
-    """Return what fills the queue; None without an object tier."""
-    if not settings.store:
-        return None
-    return Reconciler(service, open_queue(settings.queue, lease_s=OFFERS_LEASE_S), ages)
+        if store:
+            store.close()
 
 
 async def forget_memory(settings: Settings) -> None:

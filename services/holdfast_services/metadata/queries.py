@@ -6,15 +6,18 @@ The models are the documents that REST answers with; times are seconds since the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from holdfast.core.facts import DecisionState
+from holdfast.core.facts import DecisionState, Shard
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.keys import folder
 from holdfast_services.metadata.domain.commit import keep_from
-from holdfast_services.metadata.domain.evidence import CheckpointCopies
-from holdfast_services.metadata.domain.model import Checkpoint, Node, Run
+from holdfast_services.metadata.domain.evidence import Copies
+from holdfast_services.metadata.domain.keeping import Listed, holds
+from holdfast_services.metadata.domain.model import Checkpoint, Node, Run, Stored
 from holdfast_services.metadata.domain.view import World
 
 
@@ -42,34 +45,44 @@ class JobDoc(BaseModel):
     step: int
     newest_step: int | None
     newest_replicated_step: int | None
+    newest_durable_step: int | None
     restore: RestoreDoc | None
 
 
 class CheckpointDoc(BaseModel):
-    """A committed checkpoint: the levels it has reached and how many copies are there now."""
+    """A committed checkpoint: its levels, who holds it, how many copies are in memory now."""
 
     job: str
     run: str
     step: int
     generation: int
-    level: str
-    superseded: bool
-    pinned: bool
-    kept: bool
+    level: str = Field(description="local, replicated or durable: the highest it has reached")
+    superseded: bool = Field(description="A restore left it behind: never chosen by itself")
+    pinned: bool = Field(description="By a user: retention leaves it alone")
+    pin_note: str | None
+    held: list[str] = Field(description="Who needs it just now: readers, a restore, a drain")
+    kept: bool = Field(description="The newest at the policy's level: older slots may be freed")
     world_size: int
     length_bytes: int
     local_at: float
     replicated_at: float | None
     durable_at: float | None
-    copies_min: int
+    draining: bool = Field(description="On its way to the object store")
+    stored_shards: int | None = Field(description="Of a draining one: shards that lie there")
+    expired_at: float | None = Field(description="Its objects are being deleted")
+    scrubbed_at: float | None = Field(description="When its objects were last read back")
+    bad: bool = Field(description="Objects were read back wrong: not restored from there")
+    folder: str | None = Field(description="Its prefix in the object store, relative to the store")
+    notes: dict[str, Any]
+    copies_min: int = Field(description="Copies on live nodes of the shard that has fewest")
     nodes: list[str]
 
 
 class ReplicaDoc(BaseModel):
-    """One copy of a shard on a live node."""
+    """One copy of a shard: on a live node, or in the object store, which has no node."""
 
     node: str
-    tier: str
+    tier: str = Field(description="memory, peer or object")
 
 
 class ShardDoc(BaseModel):
@@ -80,6 +93,7 @@ class ShardDoc(BaseModel):
     length_bytes: int
     root_digest: str
     owner: str
+    bad: bool = Field(description="Its object was read back wrong")
     replicas: list[ReplicaDoc]
 
 
@@ -124,6 +138,7 @@ def job_doc(run: Run, world: World) -> JobDoc:
     attempt = run.attempt
     usable = [row for row in run.checkpoints if run.usable(row.id)]
     replicated = (row.id.step for row in usable if row.replicated_at_s is not None)
+    stored = (row.id.step for row in usable if row.stored)
     statuses = (
         status.step
         for node in world.live.values()
@@ -142,6 +157,7 @@ def job_doc(run: Run, world: World) -> JobDoc:
         step=max(statuses, default=0),
         newest_step=usable[0].id.step if usable else None,
         newest_replicated_step=next(replicated, None),
+        newest_durable_step=next(stored, None),
         restore=_restore_doc(run),
     )
 
@@ -159,38 +175,63 @@ def _restore_doc(run: Run) -> RestoreDoc | None:
     )
 
 
-def checkpoint_doc(run: Run, row: Checkpoint, world: World) -> CheckpointDoc:
-    """Return what people see of a checkpoint."""
-    return CheckpointDoc(**_checkpoint_fields(run, row, _copies(run, row, world)))
-
-
-def checkpoint_detail_doc(run: Run, row: Checkpoint, world: World) -> CheckpointDetailDoc:
-    """Return a checkpoint with every shard and the node of every copy."""
-    copies = _copies(run, row, world)
-    shards = [
-        ShardDoc(
-            rank=key.rank,
-            volume=key.volume,
-            length_bytes=item.shard.length_bytes,
-            root_digest=item.shard.root_digest.hex(),
-            owner=item.owner,
-            replicas=[
-                ReplicaDoc(node=node, tier="memory" if node == item.owner else "peer")
-                for node in item.nodes
-            ],
-        )
-        for key, item in sorted(copies.items())
-    ]
-    return CheckpointDetailDoc(**_checkpoint_fields(run, row, copies), shards=shards)
-
-
-def _copies(run: Run, row: Checkpoint, world: World) -> CheckpointCopies:
-    evidence = world.evidence.get(run.id)
-    return evidence.live.get(row.id, {}) if evidence else {}
-
-
-def _checkpoint_fields(run: Run, row: Checkpoint, copies: CheckpointCopies) -> dict[str, Any]:
+def checkpoint_docs(run: Run, listed: Sequence[Listed], world: World) -> list[CheckpointDoc]:
+    """Return what people see of checkpoints, in the same order."""
     kept = keep_from(run)
+    return [CheckpointDoc(**_fields(run, item, kept, _copies(run, item, world))) for item in listed]
+
+
+def checkpoint_detail_doc(
+    run: Run, item: Listed, stored: Stored | None, world: World
+) -> CheckpointDetailDoc:
+    """Return a checkpoint with every shard and all its copies.
+
+    Args:
+        run: Whose.
+        item: The row.
+        stored: What lies in the object store, None: nothing.
+        world: Where copies are in memory.
+    """
+    copies = _copies(run, item, world)
+    shards = {key: found.shard for key, found in copies.items()}
+    in_store = {shard.id: shard for shard in stored.shards} if stored else {}
+    docs = [
+        _shard_doc(shard, copies.get(key), in_store, item)
+        for key, shard in sorted({**shards, **in_store}.items())
+    ]
+    fields = _fields(run, item, keep_from(run), copies)
+    return CheckpointDetailDoc(**fields, shards=docs)
+
+
+def _shard_doc(
+    shard: Shard, copies: Copies | None, stored: Mapping[ShardId, Shard], item: Listed
+) -> ShardDoc:
+    same = copies is not None and copies.shard == shard
+    owner, nodes = (copies.owner, copies.nodes) if copies is not None and same else ("", ())
+    bad = shard.id in item.bad
+    replicas = [ReplicaDoc(node=node, tier="memory" if node == owner else "peer") for node in nodes]
+    if shard.id in stored and not bad and not item.row.expired:
+        replicas.append(ReplicaDoc(node="", tier="object"))
+    return ShardDoc(
+        rank=shard.id.rank,
+        volume=shard.id.volume,
+        length_bytes=shard.length_bytes,
+        root_digest=shard.root_digest.hex(),
+        owner=owner,
+        bad=bad,
+        replicas=replicas,
+    )
+
+
+def _copies(run: Run, item: Listed, world: World) -> Mapping[ShardId, Copies]:
+    evidence = world.evidence.get(run.id)
+    return evidence.live.get(item.id, {}) if evidence else {}
+
+
+def _fields(
+    run: Run, item: Listed, kept: CheckpointId | None, copies: Mapping[ShardId, Copies]
+) -> dict[str, Any]:
+    row = item.row
     complete = len({key.rank for key in copies}) >= row.world_size
     return {
         "job": run.job,
@@ -199,13 +240,22 @@ def _checkpoint_fields(run: Run, row: Checkpoint, copies: CheckpointCopies) -> d
         "generation": row.id.generation,
         "level": _level(row),
         "superseded": run.superseded(row.id),
-        "pinned": row.id in run.pins,
+        "pinned": item.pin is not None,
+        "pin_note": item.pin,
+        "held": list(holds(run, item)),
         "kept": row.id == kept,
         "world_size": row.world_size,
         "length_bytes": row.length_bytes,
         "local_at": row.local_at_s,
         "replicated_at": row.replicated_at_s,
         "durable_at": row.durable_at_s,
+        "draining": row.draining,
+        "stored_shards": item.stored_shards,
+        "expired_at": item.expired_at_s,
+        "scrubbed_at": item.scrubbed_at_s,
+        "bad": row.bad,
+        "folder": folder(run.job, row.id) if row.draining or row.durable_at_s else None,
+        "notes": json.loads(row.notes) if row.notes else {},
         "copies_min": min((len(i.nodes) for i in copies.values()), default=0) if complete else 0,
         "nodes": sorted({node for item in copies.values() for node in item.nodes}),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Annotated
@@ -20,29 +20,49 @@ from fastapi.responses import (
 from starlette.exceptions import HTTPException
 
 import holdfast
-from holdfast.core.ids import job_name
+from holdfast.core.ids import STEP_MAX, job_name
+from holdfast.core.manifest import GENERATION_MAX
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
 from holdfast.rpc.status import http_code
-from holdfast_services.metadata import queries
+from holdfast_services.metadata import keeping, metrics, queries
+from holdfast_services.metadata.domain.keeping import Listed
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.keeper import Keeper
+from holdfast_services.metadata.keeping import At
+from holdfast_services.metadata.rest_keep import OneOf, Step, keep_router
 from holdfast_services.metadata.service import Service
+from holdfast_services.metadata.storage import Catalogue
 
 EVENTS_PER_ANSWER_MAX = 1000
 EVENTS_AT_START = 50
+CHECKPOINTS_PER_ANSWER_MAX = 1000
 STREAM_POLL_S = 1.0
 PROBLEM = "application/problem+json"
 
 Limit = Annotated[int, Query(ge=1, le=EVENTS_PER_ANSWER_MAX)]
+Rows = Annotated[int, Query(ge=1, le=CHECKPOINTS_PER_ANSWER_MAX, description="At most so many")]
+Before = Annotated[
+    int | None,
+    Query(ge=0, le=STEP_MAX, description="Only what comes after this row: its step"),
+]
+BeforeGeneration = Annotated[
+    int, Query(ge=0, le=GENERATION_MAX, description="And its generation, beside `before`")
+]
+Durable = Annotated[
+    bool, Query(description="Only what is in the object store, or on its way there")
+]
 
 
-def make_app(service: Service, stopping: asyncio.Event) -> FastAPI:
+def make_app(service: Service, keeper: Keeper, stopping: asyncio.Event) -> FastAPI:
     """Return the application; event streams end when ``stopping`` is set."""
     app = FastAPI(title="Holdfast metadata", version=holdfast.__version__, redoc_url=None)
     app.add_exception_handler(CheckpointError, _problem)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _unrouted)
-    _add_health(app, service)
+    _add_health(app, service, keeper)
+    app.include_router(keep_router(keeper))
+    _add_checkpoints(app, service)
     _add_jobs(app, service)
     _add_events(app, service, stopping)
     return app
@@ -75,7 +95,7 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     return await _problem(request, InvalidRequestError(f"{request.method} is not served here"))
 
 
-def _add_health(app: FastAPI, service: Service) -> None:
+def _add_health(app: FastAPI, service: Service, keeper: Keeper) -> None:
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> str:
         return (files(__package__) / "page" / "index.html").read_text(encoding="utf-8")
@@ -92,9 +112,42 @@ def _add_health(app: FastAPI, service: Service) -> None:
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> str:
+    async def figures() -> str:
         """Answer with the figures of this process and the catalogue, for Prometheus."""
-        return _metrics(await service.world(), service)
+        return await metrics.text(service, keeper)
+
+
+# A job's name may hold slashes, so the longer paths come first: "{job:path}" takes them all.
+def _add_checkpoints(app: FastAPI, service: Service) -> None:
+    @app.get("/api/v1/jobs/{job:path}/checkpoints/{step}")
+    async def checkpoint(
+        job: str, step: Step, generation: OneOf = None
+    ) -> queries.CheckpointDetailDoc:
+        """Show one checkpoint with its shards; of several generations the one that counts."""
+        world = await service.world()
+        run = await _run(service, job, world)
+        at = At(run.job, step, generation)
+        item, stored = await service.read(lambda c: keeping.one(c, run, at))
+        return queries.checkpoint_detail_doc(run, item, stored, world)
+
+    @app.get("/api/v1/jobs/{job:path}/checkpoints")
+    async def checkpoints(
+        job: str,
+        limit: Rows = CHECKPOINTS_PER_ANSWER_MAX,
+        before: Before = None,
+        before_generation: BeforeGeneration = 0,
+        durable: Durable = False,
+    ) -> list[queries.CheckpointDoc]:
+        """List a job's checkpoints, newest first; page on with the last row's step."""
+        world = await service.world()
+        run = await _run(service, job, world)
+        below = None if before is None else (before, before_generation)
+
+        def listed(catalogue: Catalogue) -> Sequence[Listed]:
+            now_s = catalogue.now_s()
+            return catalogue.listed(run.id, now_s, below=below, durable=durable, limit=limit)
+
+        return queries.checkpoint_docs(run, await service.read(listed), world)
 
 
 def _add_jobs(app: FastAPI, service: Service) -> None:
@@ -105,31 +158,6 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
         names = await service.read(lambda c: [row["name"] for row in c.job_rows()])
         runs = [await _run(service, name, world) for name in names]
         return [queries.job_doc(run, world) for run in runs]
-
-    # A job's name may hold slashes, so the longer paths come first: "{job:path}" takes them all.
-    @app.get("/api/v1/jobs/{job:path}/checkpoints/{step}")
-    async def checkpoint(
-        job: str, step: int, generation: int | None = None
-    ) -> queries.CheckpointDetailDoc:
-        """Show one checkpoint with its shards; of several generations the one that counts."""
-        world = await service.world()
-        run = await _run(service, job, world)
-        rows = [
-            row
-            for row in run.checkpoints
-            if row.id.step == step and generation in (None, row.id.generation)
-        ]
-        if not rows:
-            raise NotFoundError(f"job {job} has no checkpoint of step {step}", job=job, step=step)
-        best = max(rows, key=lambda row: (run.usable(row.id), row.id.generation))
-        return queries.checkpoint_detail_doc(run, best, world)
-
-    @app.get("/api/v1/jobs/{job:path}/checkpoints")
-    async def checkpoints(job: str) -> list[queries.CheckpointDoc]:
-        """List a job's checkpoints, newest first."""
-        world = await service.world()
-        run = await _run(service, job, world)
-        return [queries.checkpoint_doc(run, row, world) for row in run.checkpoints]
 
     @app.get("/api/v1/jobs/{job:path}")
     async def one_job(job: str) -> queries.JobDoc:
@@ -195,27 +223,3 @@ async def _stream(service: Service, stopping: asyncio.Event, last: int) -> Async
         if not rows:
             yield ": still here\n\n"  # finds out that the reader has gone
             await service.changed(STREAM_POLL_S)
-
-
-def _metrics(world: World, service: Service) -> str:
-    """Return the text format; each name with its unit last."""
-    rows = [row for run in world.runs for row in run.checkpoints]
-    figures = {
-        "holdfast_nodes_live": ("gauge", float(len(world.live))),
-        "holdfast_nodes_known": ("gauge", float(len(world.nodes))),
-        "holdfast_jobs_active": ("gauge", float(len(world.runs))),
-        "holdfast_checkpoints": ("gauge", float(len(rows))),
-        "holdfast_checkpoints_replicated": (
-            "gauge",
-            float(sum(row.replicated_at_s is not None for row in rows)),
-        ),
-        "holdfast_arena_used_bytes": (
-            "gauge",
-            float(sum(node.inventory.used_bytes for node in world.live.values())),
-        ),
-        "holdfast_report_seconds_sum": ("counter", service.report_s_sum),
-        "holdfast_report_seconds_count": ("counter", float(service.reports_count)),
-    }
-    return "".join(
-        f"# TYPE {name} {kind}\n{name} {value:g}\n" for name, (kind, value) in figures.items()
-    )

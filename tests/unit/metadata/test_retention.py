@@ -29,9 +29,11 @@ def why(items, policy, step):
 TEN = tuple(stored(step) for step in range(100, 1100, 100))
 
 
-@pytest.mark.parametrize("policy", [None, Retention(), Retention(metric="loss", maximize=True)])
+@pytest.mark.parametrize(
+    "policy", [None, Retention(), Retention(metric="loss"), Retention(age_s_min=1.0)]
+)
 def test_without_a_rule_everything_is_kept(policy):
-    """F87: a metric alone is no rule."""
+    """F87: neither a metric nor an age alone is a rule."""
     assert 10 == len(kept(TEN, policy))
     assert "no rule: everything is kept" in why(TEN, policy, 100)
 
@@ -85,14 +87,13 @@ def test_one_per_span_of_time_is_kept_and_stays_when_later_ones_come():
 def test_nothing_younger_than_the_age_goes():
     items = [stored(1, durable_at_s=NOW_S - 61), stored(2, durable_at_s=NOW_S - 59), stored(3)]
 
-    assert [3, 2] == kept(items, Retention(age_s_min=60.0))
     assert [3, 2] == kept(items, Retention(last=1, age_s_min=60.0))
 
 
 def test_a_clock_that_jumped_costs_age_no_more_than_the_jump():
     """One clock: forward by 30 s, what is 30 s short of the age goes; back, nothing goes."""
     items = [stored(age, durable_at_s=NOW_S - age) for age in (10, 29, 31, 59, 61)] + [stored(99)]
-    policy = Retention(age_s_min=60.0)
+    policy = Retention(last=1, age_s_min=60.0)
 
     assert [99, 59, 31, 29, 10] == kept(items, policy)
     assert [99, 29, 10] == kept(items, policy, NOW_S + 30)
@@ -103,7 +104,7 @@ def test_a_checkpoint_of_the_future_is_young():
     """A clock that went back left times behind that are yet to come: nothing is concluded."""
     items = [stored(1, durable_at_s=NOW_S + 1e6, committed_at_s=NOW_S + 1e6), stored(2)]
 
-    assert [2, 1] == kept(items, Retention(age_s_min=60.0))
+    assert [2, 1] == kept(items, Retention(last=1, age_s_min=60.0))
     assert [2] == kept(items, Retention(last=1))
 
 

@@ -49,7 +49,7 @@ def holds(run: Run, item: Listed) -> tuple[str, ...]:
     if item.id in restored(run):
         found.append("being restored")
     if item.row.draining:
-        found.append("being written again")
+        found.append("on its way to the object store")
     return tuple(found)
 
 
@@ -65,7 +65,11 @@ def verdicts(run: Run, listed: Iterable[Listed], now_s: float) -> tuple[Verdict,
     """
     rows = [item for item in listed if item.row.durable_at_s is not None]
     candidates = [_candidate(run, item) for item in rows if not item.row.expired]
-    gone = (Verdict(id=i.id, keep=False, why="expired already") for i in rows if i.row.expired)
+    gone = (
+        Verdict(id=item.id, keep=False, why="expired already", expired=True)
+        for item in rows
+        if item.row.expired
+    )
     judged = (*plan(candidates, run.retention, now_s), *gone)
     return tuple(sorted(judged, key=lambda verdict: verdict.id, reverse=True))
 

@@ -1,10 +1,10 @@
 """What retention keeps in the object store: one verdict per durable checkpoint, with its reasons.
 
 The rules of a policy are a union: what any of them names is kept, no rule at all keeps
-everything. Whatever the policy says, these stay: what somebody holds (a pin, a reader, a restore
-being decided, a drain that writes it again) and the newest checkpoint that can be restored.
-Superseded and bad ones are outside the policy: they are neither counted by its rules nor expired
-by them, and go by ``rm`` alone.
+everything. ``age_s_min`` is no rule but a brake: beside rules it keeps what is young, alone it
+keeps everything. Whatever the policy says, these stay: what somebody holds (a pin, a reader, a
+restore) and the newest checkpoint that can be restored. Superseded and bad ones are outside the
+policy: they are neither counted by its rules nor expired by them, and go by ``rm`` alone.
 
 Times are the database's clock, the only one that deletes. An age is counted from when this
 database saw the checkpoint become durable, so that no other clock can make it look older: a
@@ -53,11 +53,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a checkpoint stays, and all the reasons why."""
+    """Whether a checkpoint stays, and all the reasons why; ``expired``: that is settled."""
 
     id: CheckpointId
     keep: bool
     why: str
+    expired: bool = False
 
 
 def check(policy: Retention) -> Retention:
@@ -84,7 +85,7 @@ def check(policy: Retention) -> Retention:
 def on(policy: Retention | None) -> bool:
     """Tell whether the policy has any rule: without one everything is kept."""
     return policy is not None and bool(
-        policy.last or policy.every or policy.spaced_s or policy.best or policy.age_s_min
+        policy.last or policy.every or policy.spaced_s or policy.best
     )
 
 

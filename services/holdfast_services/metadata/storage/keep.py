@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import and_, delete, exists, func, select, update
+from sqlalchemy import and_, case, delete, exists, func, select, update
 
 from holdfast.core.ids import CheckpointId
 from holdfast_services.metadata import tables as t
@@ -42,6 +42,26 @@ class Policed:
     job: str
     run: str
     state: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierCounts:
+    """Figures of the object tier.
+
+    ``draining_since_s`` is when the oldest drain began, ``scrubbed_since_s`` when what was read
+    back longest ago was; 0 each: nothing drains, something never was.
+    """
+
+    durable: int
+    durable_bytes: int
+    draining: int
+    draining_since_s: float
+    draining_stored_bytes: int
+    draining_bytes: int
+    expired: int
+    bad: int
+    scrub_asked: int
+    scrubbed_since_s: float
 
 
 class KeepStatements(CheckpointStatements):
@@ -192,17 +212,36 @@ class KeepStatements(CheckpointStatements):
         sql = update(t.objects).where(o.run == run, o.expired_at_s.is_(None))
         return self._db.execute(sql.values(scrub_asked=True)).rowcount
 
-    def tier_counts(self) -> Mapping[str, float]:
+    def tier_counts(self) -> TierCounts:
         """Return figures of the whole object tier; a plain read."""
         c, o, d = t.checkpoints.c, t.objects.c, t.drains.c
-        one = self._db.execute
-        done = one(select(func.sum(d.length_bytes)).where(d.done_at_s.is_not(None))).scalar_one()
-        return {
-            "durable": one(select(func.count()).where(c.durable_at_s.is_not(None))).scalar_one(),
-            "draining": one(select(func.count()).where(c.drain_at_s.is_not(None))).scalar_one(),
-            "draining_since_s": one(select(func.min(c.drain_at_s))).scalar_one() or 0.0,
-            "drained_bytes": float(done or 0),
-            "expired": one(select(func.count()).where(o.expired_at_s.is_not(None))).scalar_one(),
-            "bad": one(select(func.count()).where(o.bad != "[]")).scalar_one(),
-            "scrub_asked": one(select(func.count()).where(o.scrub_asked.is_(True))).scalar_one(),
-        }
+        rows = self._db.execute(
+            select(
+                func.count(c.durable_at_s),
+                func.sum(case((c.durable_at_s.is_not(None), c.length_bytes), else_=0)),
+                func.count(c.drain_at_s),
+                func.min(c.drain_at_s),
+            )
+        ).one()
+        stored = case((d.done_at_s.is_not(None), d.length_bytes), else_=0)
+        drains = self._db.execute(select(func.sum(stored), func.sum(d.length_bytes))).one()
+        objects = self._db.execute(
+            select(
+                func.count(o.expired_at_s),
+                func.sum(case((o.bad != "[]", 1), else_=0)),
+                func.sum(case((o.scrub_asked.is_(True), 1), else_=0)),
+                func.min(func.coalesce(o.scrubbed_at_s, 0.0)),
+            )
+        ).one()
+        return TierCounts(
+            durable=rows[0],
+            durable_bytes=int(rows[1] or 0),
+            draining=rows[2],
+            draining_since_s=rows[3] or 0.0,
+            draining_stored_bytes=int(drains[0] or 0),
+            draining_bytes=int(drains[1] or 0),
+            expired=objects[0],
+            bad=int(objects[1] or 0),
+            scrub_asked=int(objects[2] or 0),
+            scrubbed_since_s=objects[3] or 0.0,
+        )

@@ -1,0 +1,289 @@
+"""Taking in what lies in the object store: for a job that is new here, and after a lost catalogue.
+
+The bucket is read in threads, within a deadline; what is malformed there is passed over and said.
+Nothing is known of a store that does not answer, so then nothing is decided either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from holdfast.bucket.listing import places
+from holdfast.core.digest import part_digest
+from holdfast.core.facts import Event
+from holdfast.core.ids import CheckpointId, job_name
+from holdfast.core.keys import Place, manifest_key
+from holdfast.core.manifest import MANIFEST_BYTES_MAX, Manifest, decode
+from holdfast.errors import (
+    AccessError,
+    ConflictError,
+    CorruptionError,
+    ExhaustedError,
+    ManifestError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
+from holdfast.objectstore import ObjectStore
+from holdfast_services.metadata.domain.adoption import adopt, choose_run
+from holdfast_services.metadata.domain.model import Stored
+from holdfast_services.metadata.service import Service, first_run
+from holdfast_services.metadata.storage import Catalogue
+
+REBUILD_S_MAX = 600.0
+MANIFESTS_PER_JOB_MAX = 100_000
+READERS_COUNT = 16
+REASONS_IN_EVENTS_MAX = 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A manifest as it lies there, with the digest of its bytes."""
+
+    manifest: Manifest
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An object that should be a manifest and was not taken, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All that lies under a job's name."""
+
+    found: tuple[Found, ...]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What of a reading was new here; ``known``: the job was not, so its objects may be going."""
+
+    found: tuple[Found, ...] = ()
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What came of it: jobs and checkpoints that are new here, and what was passed over."""
+
+    jobs: int = 0
+    checkpoints: int = 0
+    skipped: tuple[Skipped, ...] = ()
+
+
+class BucketArchive:
+    """The ``Archive`` that is an object store. Owns neither the service nor the store."""
+
+    def __init__(self, service: Service, store: ObjectStore) -> None:
+        self._service = service
+        self._store = store
+
+    async def adopt(self, job: str) -> None:
+        """Write every checkpoint of ``job`` that lies there into the catalogue; idempotent.
+
+        Raises:
+            UnavailableError: the store cannot be asked, so nobody knows whether the job is new.
+        """
+        try:
+            await self._take(job_name(job))
+        except (AccessError, NotFoundError) as cause:
+            raise UnavailableError(
+                f"cannot ask the object store whether {job} is new: {cause.message}", job=job
+            ) from cause
+
+    async def rebuild(self, job: str | None) -> Rebuilt:
+        """Adopt one job, or all that lie there; idempotent.
+
+        Raises:
+            UnavailableError: the store does not answer, or there is too much for one call; what
+                was taken in stays.
+            AccessError, NotFoundError: the store itself.
+        """
+        total = Rebuilt()
+        try:
+            async with asyncio.timeout(REBUILD_S_MAX) as bound:
+                for name in [job_name(job)] if job else await _in_thread(self._jobs):
+                    total = _sum(total, await self._take(name))
+        except TimeoutError as cause:
+            if not bound.expired():
+                raise
+            text = f"not all read within {REBUILD_S_MAX:.0f} s: {total.jobs} jobs were taken in"
+            raise UnavailableError(text) from cause
+        return total
+
+    def _jobs(self, stop: threading.Event) -> Sequence[str]:
+        return sorted({place.job for place in _until(stop, places(self._store))})
+
+    async def _take(self, job: str) -> Rebuilt:
+        reading = await _in_thread(lambda stop: read(self._store, job, stop))
+        written = await self._service.change(lambda c: write(c, job, reading))
+        if written.known and written.found:
+            await self._check(job, written.found)
+        return Rebuilt(bool(written.found), len(written.found), reading.skipped)
+
+    async def _check(self, job: str, written: Sequence[Found]) -> None:
+        """Take back what was collected between the reading and the writing: it is not there."""
+
+        def listed(stop: threading.Event) -> set[Place]:
+            return set(_until(stop, places(self._store, job)))
+
+        there = await _in_thread(listed)
+        keys = [item.manifest.checkpoint for item in written]
+        gone = [key for key in keys if Place(job, key) not in there]
+        if gone:
+            await self._service.write(lambda c: forget(c, job, gone))
+
+
+def _sum(one: Rebuilt, other: Rebuilt) -> Rebuilt:
+    return Rebuilt(
+        jobs=one.jobs + other.jobs,
+        checkpoints=one.checkpoints + other.checkpoints,
+        skipped=(*one.skipped, *other.skipped),
+    )
+
+
+def read(store: ObjectStore, job: str, stop: threading.Event) -> Reading:
+    """Return every manifest of ``job``; blocking, with ``READERS_COUNT`` reads side by side.
+
+    Raises:
+        UnavailableError: the store, or ``stop`` was set.
+        ExhaustedError: more than ``MANIFESTS_PER_JOB_MAX``.
+        AccessError, NotFoundError: the store itself.
+    """
+    listed = list(islice(_until(stop, places(store, job)), MANIFESTS_PER_JOB_MAX + 1))
+    if len(listed) > MANIFESTS_PER_JOB_MAX:
+        raise ExhaustedError(f"more than {MANIFESTS_PER_JOB_MAX} checkpoints in the store", job=job)
+    with ThreadPoolExecutor(READERS_COUNT, "holdfast-adoption") as pool:
+        try:
+            results = list(pool.map(lambda place: _read_one(store, place, stop), listed))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    found = tuple(item for item in results if isinstance(item, Found))
+    return Reading(found, tuple(item for item in results if isinstance(item, Skipped)))
+
+
+def _read_one(store: ObjectStore, place: Place, stop: threading.Event) -> Found | Skipped | None:
+    """Return the manifest, or why it is none; None: it was deleted since it was listed."""
+    if stop.is_set():
+        raise UnavailableError("reading manifests was stopped", job=place.job)
+    key = manifest_key(place.job, place.checkpoint)
+    try:
+        data = store.get(key, length_bytes_max=MANIFEST_BYTES_MAX)
+        manifest = decode(data)
+        if (manifest.job, manifest.checkpoint) != (place.job, place.checkpoint):
+            raise ManifestError(f"it is of job {manifest.job}, {manifest.checkpoint}")
+    except NotFoundError:
+        return None
+    except (CorruptionError, UnsupportedFormatError) as error:
+        return Skipped(key, error.message)
+    return Found(manifest, part_digest(data))
+
+
+def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
+    """Write what was read and is not known; return that. Nothing is written for an empty bucket.
+
+    A job that is not known begins with the run that the bucket has.
+    """
+    now_s = catalogue.now_s()
+    known = catalogue.lock_job(job)
+    found = {item.manifest.checkpoint: item for item in reading.found}
+    manifests = [item.manifest for item in reading.found]
+    chosen = choose_run(manifests, [known] if known else [first_run(job)])
+    events = [_skipped(job, item) for item in reading.skipped[:REASONS_IN_EVENTS_MAX]]
+    catalogue.add_events(events, "", now_s)
+    if chosen is None or (known and chosen != known):
+        if manifests:
+            catalogue.add_events([_other_run(job, known, manifests)], "", now_s)
+        return Written()
+    if known is None:
+        catalogue.add_job(job, chosen, now_s)
+        catalogue.lock_job(job)
+    run = catalogue.load_run(chosen)
+    if run is None or run.job != job:
+        raise ConflictError(f"run {chosen} is not one of {job}", job=job, run=chosen)
+    mine = [m for m in manifests if m.checkpoint.run == chosen]
+    adopted = adopt(run, catalogue.checkpoints(chosen), mine, now_s)
+    catalogue.save_run(run, adopted.run)
+    catalogue.put_checkpoints(adopted.rows)
+    written = tuple(found[row.id] for row in adopted.rows)
+    for item in written:
+        stored = Stored(checkpoint=item.manifest.checkpoint, shards=item.manifest.shards)
+        catalogue.put_object(stored, manifest_digest=item.digest, verified_at_s=None)
+    if written:
+        runs = len({manifest.checkpoint.run for manifest in manifests})
+        catalogue.add_events([_adopted(job, chosen, written, runs)], "", now_s)
+    return Written(written, known is not None)
+
+
+def forget(catalogue: Catalogue, job: str, gone: Sequence[CheckpointId]) -> None:
+    """Delete what was adopted and is not in the object store after all."""
+    catalogue.lock_job(job)
+    now_s = catalogue.now_s()
+    for key in gone:
+        catalogue.expire(key, now_s)
+        catalogue.forget_object(key, keep_row=False)
+
+
+def _adopted(job: str, run: str, written: Sequence[Found], runs: int) -> Event:
+    steps = [item.manifest.checkpoint.step for item in written]
+    choice = f"run {run}" if runs == 1 else f"run {run}, one of {runs} in the bucket"
+    return Event(
+        kind="checkpoints_adopted",
+        severity="info",
+        message=f"{len(steps)} checkpoints of {job} found in the object store, "
+        f"steps {min(steps)} to {max(steps)} of {choice}",
+        job=job,
+        context={"run": run, "checkpoints": str(len(steps))},
+    )
+
+
+def _other_run(job: str, known: str | None, manifests: Sequence[Manifest]) -> Event:
+    runs = sorted({manifest.checkpoint.run for manifest in manifests})
+    return Event(
+        kind="import_skipped",
+        severity="warning",
+        message=f"the object store has runs {', '.join(runs[:8])} of {job}, not {known}, which is "
+        f"the job's run here: nothing of them was taken",
+        job=job,
+        context={"run": known or ""},
+    )
+
+
+def _skipped(job: str, item: Skipped) -> Event:
+    return Event(
+        kind="import_skipped",
+        severity="warning",
+        message=f"{item.key} was passed over: {item.reason}",
+        job=job,
+        context={"key": item.key, "reason": item.reason},
+    )
+
+
+def _until(stop: threading.Event, found: Iterator[T]) -> Iterator[T]:
+    for item in found:
+        if stop.is_set():
+            raise UnavailableError("listing the object store was stopped")
+        yield item
+
+
+async def _in_thread(work: Callable[[threading.Event], T]) -> T:
+    """Return what ``work`` gives; when this is cancelled, its thread is told to stop."""
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(work, stop)
+    finally:
+        stop.set()

@@ -1,0 +1,92 @@
+"""What a catalogue concludes from the manifests in a bucket (P6): rows, rules, the counter.
+
+Manifests are facts: they add what the catalogue does not know and change nothing that it does.
+Pure; times are the database's clock, except what a manifest says of itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.bucket import lineage
+from holdfast.core.manifest import Manifest
+from holdfast_services.metadata.domain.model import Checkpoint, Run
+from holdfast_services.metadata.domain.restore import with_rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """A run with what follows from the manifests, and the rows that are to be written."""
+
+    run: Run
+    rows: tuple[Checkpoint, ...]
+
+
+def choose_run(manifests: Iterable[Manifest], named: Collection[str]) -> str | None:
+    """Return the one run of a job that is adopted; None: there is nothing.
+
+    Args:
+        manifests: All that lie under the job's name, of any run.
+        named: What the catalogue says: the job's run if it has one, or the id that follows from
+            the job's name. The first of these that has a manifest is taken.
+
+    Returns:
+        One of ``named``, else the run whose newest manifest is the newest by its own clock.
+    """
+    made_s: dict[str, float] = {}
+    for manifest in manifests:
+        run = str(manifest.checkpoint.run)
+        made_s[run] = max(made_s.get(run, 0.0), manifest.created_at_s)
+    for run in named:
+        if run in made_s:
+            return run
+    return max(made_s, key=lambda run: (made_s[run], run), default=None)
+
+
+def adopt(
+    run: Run, known: Iterable[Checkpoint], manifests: Sequence[Manifest], now_s: float
+) -> Adopted:
+    """Return the run with what ``manifests``, all its own, prove.
+
+    Whatever generation a manifest is of is one that was, so the counter goes above it. A
+    checkpoint that the catalogue knows as durable or as draining stays as it is: it knows better.
+
+    Args:
+        run: As read under the job's lock.
+        known: All rows of the run.
+        manifests: Those that lie in the bucket.
+        now_s: When they were seen: from here on their ages count.
+    """
+    rows = {row.id: row for row in known}
+    found = []
+    for manifest in manifests:
+        row = rows.get(manifest.checkpoint)
+        if row is None or (row.durable_at_s is None and not row.draining):
+            found.append(_durable(row or _row(manifest), manifest, now_s))
+    rules = run.rules
+    for rule in lineage.rules(manifests):
+        rules = with_rule(rules, rule)
+    generations = (manifest.checkpoint.generation for manifest in manifests)
+    changed = replace(run, rules=rules, generation=max((run.generation, *generations)))
+    newest = max((row.id for row in found if changed.usable(row.id)), default=None)
+    if newest is not None:
+        changed = replace(changed, persisted_step=max(run.persisted_step, newest.step))
+    return Adopted(run=changed, rows=tuple(found))
+
+
+def _row(manifest: Manifest) -> Checkpoint:
+    return Checkpoint(
+        id=manifest.checkpoint,
+        world_size=manifest.world_size,
+        plan_hash=manifest.shards[0].plan_hash,
+        length_bytes=manifest.length_bytes,
+        local_at_s=manifest.created_at_s,
+        parent=manifest.parent,
+    )
+
+
+def _durable(row: Checkpoint, manifest: Manifest, now_s: float) -> Checkpoint:
+    notes = json.dumps(dict(manifest.notes), sort_keys=True) if manifest.notes else ""
+    return replace(row, durable_at_s=now_s, notes=row.notes or notes)
