@@ -1,4 +1,4 @@
-"""Folders of ``torch.distributed.checkpoint``: written by torch itself, read without trust.
+"""Folders of ``torch.distributed.checkpoint``: written a tensor at a time, read without trust.
 
 DCP's ``.metadata`` is a pickle. It is read by an unpickler that knows DCP's own data classes and
 nothing else; what else a folder names is refused (P9). Tensors are loaded with ``weights_only``.
@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import io
 import pickle
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from holdfast.convert.source import STATE_NAME, TensorSource, spec_of, state_rank
 from holdfast.core.boxes import Box, covers, whole
 from holdfast.core.segment import TensorSpec
 from holdfast.core.tree import encode
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
-from holdfast.state.dtypes import TORCH, dtype_name
+from holdfast.state.dtypes import dtype_name
 
 METADATA = ".metadata"
+DATA = "__0_0.distcp"
 METADATA_BYTES_MAX = 4 << 30
 
 _CLASSES: dict[tuple[str, str], object] = {
@@ -50,35 +47,43 @@ _CLASSES: dict[tuple[str, str], object] = {
 }
 
 
-class _Planner(DefaultSavePlanner):
-    """Plans for tensors that are read when torch comes to write them, one at a time."""
-
-    def __init__(self, source: TensorSource, advance: Callable[[int], None]) -> None:
-        # Flattening takes empty dicts out of what is not tensors.
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._advance = advance
-        self._tensors = source.tensors([spec.fqn for spec in source.specs()])
-
-    def lookup_object(self, index: metadata.MetadataIndex) -> Any:
-        if state_rank(index.fqn) is not None:
-            return super().lookup_object(index)
-        name, tensor = next(self._tensors)
-        assert name == index.fqn, "torch writes in the order of the state dict"
-        self._advance(tensor.nbytes)
-        return tensor
-
-
 def write_folder(source: TensorSource, folder: Path, advance: Callable[[int], None]) -> None:
-    """Write a folder that ``dcp.load`` reads; state of ranks goes in as plain Python values."""
-    state_dict: dict[str, Any] = {
-        spec.fqn: torch.empty(spec.shape, dtype=TORCH[spec.dtype], device="meta")
-        for spec in source.specs()
-    }
-    state_dict |= {f"{STATE_NAME}{rank}": value for rank, value in source.state().items()}
-    writer = FileSystemWriter(folder, single_file_per_rank=True, thread_count=1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*single process.*")
-        save(state_dict, storage_writer=writer, planner=_Planner(source, advance), no_dist=True)
+    """Write a folder that ``dcp.load`` reads; state of ranks goes in as plain Python values.
+
+    As ``FileSystemWriter`` does, which however keeps every tensor until the last is written.
+    """
+    folder.mkdir()
+    held: dict[str, metadata.STORAGE_TYPES] = {}
+    places: dict[metadata.MetadataIndex, filesystem._StorageInfo] = {}
+    with (folder / DATA).open("xb") as file:
+
+        def write(index: metadata.MetadataIndex, value: object) -> None:
+            begin = file.tell()
+            torch.save(value, file)
+            places[index] = filesystem._StorageInfo(DATA, begin, file.tell() - begin)  # noqa: SLF001
+
+        for rank, value in source.state().items():
+            name = f"{STATE_NAME}{rank}"
+            held[name] = metadata.BytesStorageMetadata()
+            write(metadata.MetadataIndex(name), value)
+        for name, tensor in source.tensors([spec.fqn for spec in source.specs()]):
+            held[name] = _described(tensor)
+            write(metadata.MetadataIndex(name, [0] * tensor.ndim), tensor)
+            advance(tensor.nbytes)
+    whole_checkpoint = metadata.Metadata(
+        state_dict_metadata=held,
+        planner_data={name: (name,) for name in held},
+        storage_data=places,
+        storage_meta=metadata.StorageMeta(),
+        version=filesystem.CURRENT_DCP_VERSION,
+    )
+    (folder / METADATA).write_bytes(pickle.dumps(whole_checkpoint))
+
+
+def _described(tensor: torch.Tensor) -> metadata.TensorStorageMetadata:
+    chunk = metadata.ChunkStorageMetadata(torch.Size([0] * tensor.ndim), tensor.shape)
+    properties = metadata.TensorProperties(dtype=tensor.dtype)
+    return metadata.TensorStorageMetadata(properties, tensor.shape, [chunk])
 
 
 class DcpSource:

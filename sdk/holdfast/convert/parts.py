@@ -17,8 +17,9 @@ from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.digest import PART_BYTES
 from holdfast.core.sidecar import Sidecar
 
-WINDOW_PARTS_COUNT = 16
-AHEAD_PARTS_COUNT = 6
+WINDOW_PARTS_COUNT_MIN = 8
+WINDOW_PARTS_COUNT_MAX = 64
+AHEAD_PARTS_COUNT = 4
 THREADS_COUNT = 4
 
 PartKey = tuple[int, int]
@@ -27,7 +28,8 @@ PartKey = tuple[int, int]
 class VerifiedParts:
     """Parts of the segments that ``sidecars`` describe, by (index of the sidecar, number).
 
-    At most ``WINDOW_PARTS_COUNT`` are held. ``check`` is called before each part and stops the
+    As many are held as there are segments, so that a tensor with a box in each does not read parts
+    again, within 128 MiB to 1 GiB. ``check`` is called before each part and stops the
     reading by raising.
     """
 
@@ -37,6 +39,8 @@ class VerifiedParts:
         self._folder = folder
         self._sidecars = sidecars
         self._check = check
+        count = len(sidecars) + AHEAD_PARTS_COUNT
+        self._window = min(max(count, WINDOW_PARTS_COUNT_MIN), WINDOW_PARTS_COUNT_MAX)
         self._pool = ThreadPoolExecutor(THREADS_COUNT, thread_name_prefix="holdfast-read")
         self._held: OrderedDict[PartKey, Future[memoryview]] = OrderedDict()
         self._next: deque[PartKey] = deque()
@@ -68,7 +72,7 @@ class VerifiedParts:
         found = self._fetch((file, number))
         for key in self._soon():
             self._fetch(key)
-        while len(self._held) > WINDOW_PARTS_COUNT:
+        while len(self._held) > self._window:
             self._held.popitem(last=False)[1].cancel()
         return found.result()
 

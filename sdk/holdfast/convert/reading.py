@@ -117,7 +117,7 @@ class CheckpointReader:
     def _header(self, file: int, shard: Shard) -> SegmentHeader:
         data = bytearray(self._parts.get(file, 0))
         length = min(header_length(bytes(data[:8])), shard.length_bytes)
-        for _, number in parts_of(file, len(data), length):
+        for number in range(1, -(-length // PART_BYTES)):
             data += self._parts.get(file, number)
         header = parse_header(bytes(data), shard.length_bytes)
         identity = header.identity

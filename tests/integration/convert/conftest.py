@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from tests.integration.convert import made
 
 from holdfast.convert.reading import CheckpointReader
 from holdfast.objectstore import open_store
-
-_SPEC = importlib.util.spec_from_file_location(
-    "holdfast_test_made", Path(__file__).with_name("made.py")
-)
-made = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made)
 
 
 @pytest.fixture

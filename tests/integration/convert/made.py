@@ -85,7 +85,9 @@ def _segment(store, job, shard_id, world_size, held: Held, parent) -> Shard:
         blobs[blob.fqn] = text
     identity = SegmentIdentity(id=shard_id, job=job, world_size=world_size, plan_hash="p" * 32)
     template = header_template(identity, specs)
-    data = template.fill(step=shard_id.step, generation=shard_id.generation, parent=parent)
+    data = bytearray(
+        template.fill(step=shard_id.step, generation=shard_id.generation, parent=parent)
+    )
     tensors = {name: (tensor, box or whole(tensor.shape)) for name, tensor, box in held}
     for entry in template.entries:
         name = entry.spec.fqn

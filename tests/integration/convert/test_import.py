@@ -1,0 +1,230 @@
+"""What comes in can be trained on; Holdfast's own checkpoints move between stores (F89, P6)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.integration.convert import made
+from torch import nn
+
+from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.verify import verify
+from holdfast.convert.copying import checkpoints, copy_checkpoint
+from holdfast.convert.exporting import export
+from holdfast.convert.importing import open_source, place_for, write_checkpoint
+from holdfast.convert.reading import CheckpointReader
+from holdfast.convert.source import Chosen, Selection
+from holdfast.core import keys
+from holdfast.core.facts import Shard
+from holdfast.errors import AlreadyExistsError, DigestMismatchError
+from holdfast.objectstore import open_store
+from holdfast.segments import LoadedSegments
+from holdfast.state.capture import Capture
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*single process:UserWarning")
+
+SDK = Path(__file__).parents[3] / "sdk"
+
+
+def taken_in(store, source, **selection) -> CheckpointFolder:
+    where = place_for(store, "new", 3)
+    chosen = Chosen(source, Selection(**selection))
+    write_checkpoint(store, chosen, job="new", checkpoint=where)
+    return CheckpointFolder(store, keys.folder("new", where))
+
+
+def load(folder: CheckpointFolder, root: Path, state: dict) -> None:
+    """Load as a rank does once its agent has the segments."""
+    shards: tuple[Shard, ...] = folder.manifest().shards
+    with LoadedSegments([(root / folder.segment_key(s), s) for s in shards]) as segments:
+        Capture(state, rank=0, world_size=1, rng=False).load(segments, step=3)
+
+
+def test_weights_imported_as_a_module_are_restored_into_it(store, tmp_path):
+    """``holdfast import x.pt --job new --as model``, then ``Checkpointer("new", {"model": m})``."""
+    torch.manual_seed(1)
+    there, here = nn.Linear(3, 2), nn.Linear(3, 2)
+    torch.save(there.state_dict(), tmp_path / "x.pt")
+    load(
+        taken_in(store, open_source(tmp_path / "x.pt"), add="model"),
+        tmp_path / "store",
+        {"model": here},
+    )
+
+    assert torch.equal(there.weight, here.weight)
+    assert torch.equal(there.bias, here.bias)
+
+
+def test_plain_values_of_a_torch_file_come_along(store, tmp_path):
+    there, here = nn.Linear(3, 2), nn.Linear(3, 2)
+    saved = {"model": there.state_dict(), "epoch": 4, "history": [0.5, (1, None)]}
+    torch.save(saved, tmp_path / "x.pt")
+    state = {"model": here, "epoch": 0, "history": []}
+    load(taken_in(store, open_source(tmp_path / "x.pt")), tmp_path / "store", state)
+
+    assert torch.equal(there.weight, here.weight)
+    assert (4, [0.5, (1, None)]) == (state["epoch"], state["history"])
+
+
+SHARDED = """
+import sys, torch
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}.rendezvous", rank=rank, world_size=2)
+full = torch.arange(35.0).reshape(7, 5).to(torch.bfloat16)
+mesh = init_device_mesh("cpu", (2,))
+dcp.save({"model": {"w": distribute_tensor(full, mesh, [Shard(0)]), "n": 3}}, checkpoint_id=folder)
+dist.destroy_process_group()
+"""
+
+
+def test_a_dcp_folder_of_two_ranks_is_put_together(tmp_path):
+    """DTensor rows that do not divide evenly, written by torch itself."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", SHARDED, str(rank), str(tmp_path / "dcp")],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+
+    assert [0, 0] == [rank.wait(timeout=60) for rank in ranks]
+    source = open_source(tmp_path / "dcp")
+    found = dict(source.tensors(["model.w"]))
+    assert torch.equal(torch.arange(35.0).reshape(7, 5).to(torch.bfloat16), found["model.w"])
+    assert {"model.n": 3} == source.values()
+
+
+def test_a_checkpoint_moves_to_another_store_byte_for_byte(folder, tmp_path):
+    """All ranks and volumes, manifest last, and the index with them; a second time is nothing."""
+    other = open_store(str(tmp_path / "other"), make=True)
+    made, new = copy_checkpoint(folder, other)
+    again, renewed = copy_checkpoint(folder, other)
+
+    assert (True, False) == (new, renewed)
+    assert folder.manifest() == made == again
+    keys_there = sorted(entry.key for entry in other.list())
+    for entry in folder.store.list():
+        assert (tmp_path / "other" / entry.key).read_bytes() == (
+            tmp_path / "store" / entry.key
+        ).read_bytes()
+    assert keys.index_key(made.job, made.checkpoint.run, made.plan) in keys_there
+
+
+def test_a_copied_checkpoint_can_get_another_name(folder, tensors, tmp_path):
+    """The name is in every header: digests are new, tensors and lineage are not."""
+    other = open_store(str(tmp_path / "other"), make=True)
+    made, _ = copy_checkpoint(folder, other, job="a-much-longer-name/" + "x" * 90)
+    _, renewed = copy_checkpoint(folder, other, job="a-much-longer-name/" + "x" * 90)
+    there = next(checkpoints(other))
+
+    assert not renewed
+    assert all(verdict.ok for verdict in verify(there, made))
+    assert (made.parent, made.notes, made.checkpoint) == (
+        folder.manifest().parent,
+        folder.manifest().notes,
+        folder.manifest().checkpoint,
+    )
+    with CheckpointReader(there) as reader:
+        names = [spec.fqn for spec in reader.specs()]
+        found = dict(reader.tensors(names))
+    assert sorted(tensors) == sorted(found)
+    assert torch.equal(tensors["optimizer.state.w.exp_avg"], found["optimizer.state.w.exp_avg"])
+
+
+def test_a_copy_goes_on_where_it_was_killed(folder, tmp_path):
+    """Shards that are there are not sent again, and no manifest stands before all of them."""
+    other = open_store(str(tmp_path / "other"), make=True)
+    shard = tmp_path / "store" / folder.segment_key(folder.manifest().shards[1])
+    good = shard.read_bytes()
+    shard.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(DigestMismatchError):
+        copy_checkpoint(folder, other)
+
+    assert [] == list(checkpoints(other))
+    shard.write_bytes(good)
+    first = tmp_path / "other" / folder.segment_key(folder.manifest().shards[0])
+    written_ns = first.stat().st_mtime_ns if first.exists() else None
+    copy_checkpoint(folder, other)
+    assert [folder.prefix] == [found.prefix for found in checkpoints(other)]
+    assert written_ns in (None, first.stat().st_mtime_ns)
+
+
+def test_another_checkpoint_in_the_same_place_is_left_alone(folder, store, tmp_path):
+    other = open_store(str(tmp_path / "other"), make=True)
+    copy_checkpoint(folder, other)
+    with CheckpointReader(folder) as reader:
+        export(reader, tmp_path / "x.pt", "torch")
+    where = folder.manifest().checkpoint
+    different = open_store(str(tmp_path / "different"), make=True)
+    write_checkpoint(different, open_source(tmp_path / "x.pt"), job="team/gpt", checkpoint=where)
+    with pytest.raises(AlreadyExistsError):
+        copy_checkpoint(CheckpointFolder(different, folder.prefix), other)
+
+    assert folder.manifest() == CheckpointFolder(other, folder.prefix).manifest()
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+import torch
+from holdfast.bucket.folder import CheckpointFolder
+from holdfast.convert.exporting import export
+from holdfast.convert.importing import open_source, place_for, write_checkpoint
+from holdfast.convert.reading import CheckpointReader
+from holdfast.objectstore import open_store
+import threading, time
+
+def anonymous():
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("RssAnon:")[1].split()[0]) << 10
+
+root, prefix, dest, form = sys.argv[1:]
+store = open_store(root)
+before, peak = anonymous(), 0
+def watch():
+    global peak
+    while True:
+        peak = max(peak, anonymous())
+        time.sleep(0.002)
+threading.Thread(target=watch, daemon=True).start()
+if form == "import":
+    source = open_source(Path(dest))
+    write_checkpoint(store, source, job="new", checkpoint=place_for(store, "new", 0))
+else:
+    with CheckpointReader(CheckpointFolder(store, prefix)) as reader:
+        export(reader, Path(dest), form)
+print((peak - before) >> 20)
+"""
+
+
+def test_memory_does_not_grow_with_the_checkpoint(store, tmp_path):
+    """400 MiB in tensors of 4 MiB, out in two formats and in again, each in its own process."""
+    tensors = {f"model.{at}": torch.full((1024, 1024), float(at)) for at in range(100)}
+    folder = made.put(store, made.two_ranks(tensors))
+    length_mib = folder.manifest().length_bytes >> 20
+    del tensors
+
+    def peak_mib(dest: Path, form: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURED, tmp_path / "store", folder.prefix, dest, form],
+            env={**os.environ, "PYTHONPATH": str(SDK)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return int(done.stdout)
+
+    peaks = {form: peak_mib(tmp_path / f"out.{form}", form) for form in ("hf", "dcp", "torch")}
+    peaks["import"] = peak_mib(tmp_path / "out.torch", "import")
+
+    assert length_mib >= 400
+    assert {form: peak for form, peak in peaks.items() if peak > 250} == {}
