@@ -27,6 +27,7 @@ from holdfast.embedded import (
     stop_stack,
 )
 from holdfast.errors import InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.objectstore import open_store
 
 NODES_MAX = 64
 
@@ -34,11 +35,11 @@ NODES_MAX = 64
 def up(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     """Start the stack and say how to use it; success too when it already runs."""
     home = home_folder(environ)
-    store = args.store or environ.get("HOLDFAST_STORE", "")
-    if store and ":" not in store:
-        store = Path(store).expanduser().absolute().as_uri()
     request = StackRequest(
-        nodes_count=args.nodes, port=args.port, rest_port=args.rest_port, store=store
+        nodes_count=args.nodes,
+        port=args.port,
+        rest_port=args.rest_port,
+        store=_store_url(args.store or environ.get("HOLDFAST_STORE", "")),
     )
     if args.foreground:
         require_services()
@@ -47,6 +48,11 @@ def up(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     with waiting("starting the stack"):
         stack, started = ensure_stack(home, request)
     return describe(stack, request, started=started)
+
+
+def _store_url(asked: str) -> str:
+    """Return ``asked``, which may be a path, as the URL that the stack will show."""
+    return open_store(asked).url if asked else ""
 
 
 def describe(stack: Stack, asked: StackRequest, *, started: bool) -> Report:
@@ -137,9 +143,8 @@ def status(_args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     rest = Rest.find(environ)
     nodes = rest.nodes()
     text: list[str | Table] = []
-    drained: Drain | None = None
+    drained = _drain(stack) if stack is not None else None
     if stack is not None:
-        drained = _drain(stack)
         text += [f"running, pid {stack.pid}, home {stack.home}", f"  metadata   {stack.address}"]
         text += [f"  store      {stack.store}", f"  worker     {_worker(drained)}"]
     text += [f"  dashboard  {rest.url}", nodes_table(nodes)]

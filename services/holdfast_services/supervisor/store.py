@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.objectstore import open_store
@@ -33,16 +32,22 @@ def choose(home: Path, asked: str) -> str:
         InvalidRequestError: there can be no such store, or its folder is not there.
         UnavailableError: its client library is not installed.
     """
-    url = _as_url(asked) if asked else remembered(home)
-    own_url = own_folder(home).as_uri()
+    opened = open_store(asked or remembered(home))
+    url, own_url = opened.url, own_folder(home).as_uri()
+    if url.startswith("memory:"):
+        raise InvalidRequestError("store memory: is for one process, a stack has several")
     if url == own_url:
         private_folder(own_folder(home))
-    if url.startswith("memory:"):
-        raise InvalidRequestError("memory: is for one process, a stack has several")
-    with suppress(NotFoundError):  # a volume that went away: the drain waits for it, nobody else
-        open_store(url).close()
-    if asked and url.startswith("file:") and not Path(unquote(urlsplit(url).path)).is_dir():
-        raise InvalidRequestError(f"store {url}: no such folder; make it, or mount its volume")
+    try:
+        # A volume that is not mounted is seen now; later, the drain alone waits for it. Of a
+        # bucket nothing is asked: whether it answers is no reason to start or not.
+        if asked and url.startswith("file:"):
+            opened.check()
+    except NotFoundError as cause:
+        raise InvalidRequestError(f"{cause.message}; make it, or mount its volume") from cause
+    finally:
+        with suppress(NotFoundError):
+            opened.close()
     if url == own_url:
         forget_choice(home)  # not written down: it moves with HOME
     else:
@@ -59,7 +64,3 @@ def remembered(home: Path) -> str:
 def forget_choice(home: Path) -> None:
     """Have the next stack in ``home`` use its own folder again, unless told otherwise."""
     (home / _CHOICE).unlink(missing_ok=True)
-
-
-def _as_url(text: str) -> str:
-    return text if ":" in text else Path(text).expanduser().absolute().as_uri()
