@@ -35,7 +35,7 @@ def stack():
 def durable(stack: Stack, job: str = "j") -> list[int]:
     """Return the steps of a job that are durable, oldest first."""
     rows = levels(stack, job).values()
-    return sorted(row["step"] for row in rows if row["durable_at_s"] is not None)
+    return sorted(row["step"] for row in rows if row["durable_at"] is not None)
 
 
 def store_of(stack: Stack) -> Path:
