@@ -99,7 +99,7 @@ class Service:
         if self.archive:
             await self._look_up(self.archive, wish)
         seat = await self._seats.ask((wish, first_run(wish.job)))
-        self._tell()
+        self.tell()
         return seat
 
     async def report(self, inventory: Inventory) -> NodeView:
@@ -107,7 +107,7 @@ class Service:
         _check_inventory(inventory)
         began_s = time.monotonic()
         incarnation_min = await self._reports.ask(inventory)
-        self._tell()
+        self.tell()
         view = await self._view(inventory.node.node)
         self.reports_count += 1
         self.report_s_sum += time.monotonic() - began_s
@@ -181,7 +181,7 @@ class Service:
     async def change(self, use_case: Callable[[Catalogue], T]) -> T:
         """Run a use case as ``write`` does, then tell all who wait for a change."""
         answer = await self.write(use_case)
-        self._tell()
+        self.tell()
         return answer
 
     async def read(self, use_case: Callable[[Catalogue], T]) -> T:
@@ -223,7 +223,8 @@ class Service:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Wake all who wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -232,7 +233,7 @@ class Service:
         while True:
             try:
                 if await self.write(lambda c: transactions.tick(c, self.limits)):
-                    self._tell()
+                    self.tell()
                 silent = False
             except CheckpointError as error:
                 if not silent:

@@ -19,7 +19,8 @@ from holdfast.core.facts import (
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.attempts import Registration, register
-from holdfast_services.metadata.domain.model import Limits, Node, Run
+from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
+from holdfast_services.metadata.domain.persist import finish
 from holdfast_services.metadata.domain.view import node_view, world
 
 RUN = "0123456789ab"
@@ -51,9 +52,57 @@ class Cluster:
         self.nodes = {}
         self.machines = {}
         self.nonces = {}
+        self.objects = {}
         self.events = []
 
     # what happens
+
+    def object_tier(self):
+        self.limits = replace(self.limits, object_tier=True)
+
+    def finish(self, step, generation, *, world=2, digest=None):
+        """A worker says that the draining checkpoint is durable."""
+        key = CheckpointId(RUN, step, generation)
+        assert any(drain.checkpoint == key for drain in self.run.drains)
+        self.run = finish(self.run, key, self.now_s)
+        self.put_object(step, generation, world=world, digest=digest)
+        self.settle()
+
+    def put_object(self, step, generation, *, world=2, digest=None):
+        key = CheckpointId(RUN, step, generation)
+        shards = (shard(step, generation, r, world=world, digest=digest) for r in range(world))
+        self.objects[key] = Stored(checkpoint=key, shards=tuple(shards))
+
+    def shard_done(self, step, generation, rank):
+        """A worker says that one shard lies in the object store."""
+        key = shard(step, generation, rank).id
+        drains = (
+            replace(d, missing=tuple(s for s in d.missing if s.id != key)) for d in self.run.drains
+        )
+        self.run = replace(self.run, drains=tuple(drains))
+
+    def change(self, step, generation, **changes):
+        """Change a row as storage would load it."""
+        rows = (
+            replace(row, **changes)
+            if (row.id.step, row.id.generation) == (step, generation)
+            else row
+            for row in self.run.checkpoints
+        )
+        self.run = replace(self.run, checkpoints=tuple(rows))
+
+    def load(self):
+        """Fill in what storage loads while a restore is decided or loaded."""
+        chosen = self.run.decision.checkpoint if self.run.decision else None
+        stored = (
+            self.objects[row.id]
+            for row in self.run.checkpoints
+            if row.stored
+            and row.id in self.objects
+            and (row.id == chosen or self.run.usable(row.id))
+        )
+        wanted = self.run.deciding or self.run.loading
+        self.run = replace(self.run, stored=tuple(stored) if wanted else ())
 
     def machine(self, name, domain=""):
         return self.machines.setdefault(name, Machine(name=name, domain=domain))
@@ -64,7 +113,17 @@ class Cluster:
             self.report(name)
 
     def register(
-        self, rank, node, *, world=2, nonce=b"first", launcher="L", takeover=False, replicas=1
+        self,
+        rank,
+        node,
+        *,
+        world=2,
+        nonce=b"first",
+        launcher="L",
+        takeover=False,
+        replicas=1,
+        persist=None,
+        retention=None,
     ):
         wish = Registration(
             job=JOB,
@@ -76,6 +135,8 @@ class Cluster:
             world_size=world,
             node=node,
             replicas=replicas,
+            persist=persist,
+            retention=retention,
         )
         outcome = register(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
         self.run = outcome.run
@@ -86,7 +147,7 @@ class Cluster:
         self.settle()
         return generation
 
-    def launch(self, nonce, *nodes, replicas=1, world=None, launcher="L"):
+    def launch(self, nonce, *nodes, replicas=1, world=None, launcher="L", persist=None):
         """Register one rank per node, in order, and let every host report."""
         for rank, node in enumerate(nodes):
             self.register(
@@ -96,6 +157,7 @@ class Cluster:
                 nonce=nonce,
                 replicas=replicas,
                 launcher=launcher,
+                persist=persist,
             )
         for node in dict.fromkeys(nodes):
             self.report(node)
@@ -171,9 +233,11 @@ class Cluster:
         self.settle()
 
     def settle(self):
+        self.load()
         outcome = advance(self.run, self.nodes, self.now_s, self.limits)
         self.run = outcome.run
         self.events += outcome.events
+        self.load()
         again = advance(self.run, self.nodes, self.now_s, self.limits)
         assert again.run == self.run, "the same facts changed something twice"
         assert not again.events
@@ -204,6 +268,22 @@ class Cluster:
             else "replicated"
             for row in self.run.checkpoints
         }
+
+    def row(self, step, generation):
+        key = CheckpointId(RUN, step, generation)
+        return next(row for row in self.run.checkpoints if row.id == key)
+
+    def draining(self):
+        return [row.id.step for row in reversed(self.run.checkpoints) if row.draining]
+
+    def commit(self, step, generation, *nodes, digest=None):
+        """Every node saves its rank's shard, holds all of them, and reports."""
+        for node in nodes:
+            for rank, owner in enumerate(nodes):
+                self.hold(
+                    node, step, generation, rank, owner=owner, world=len(nodes), digest=digest
+                )
+        self.report(*nodes)
 
     def decided(self):
         decision = self.run.decision
