@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer, Restored, SaveHandle
+    from holdfast.oneshot import Loaded, load, save
     from holdfast.policy import (
         AnyOf,
         Auto,
@@ -32,6 +33,7 @@ __all__ = [
     "Checkpointer",
     "EverySeconds",
     "EverySteps",
+    "Loaded",
     "Never",
     "OnPreemption",
     "Replicas",
@@ -40,6 +42,8 @@ __all__ = [
     "Retention",
     "SaveHandle",
     "State",
+    "load",
+    "save",
 ]
 
 _HOME = {
@@ -48,6 +52,9 @@ _HOME = {
     "SaveHandle": "holdfast.checkpointer",
     "ResumableLoader": "holdfast.state.loader",
     "State": "holdfast.state",
+    "Loaded": "holdfast.oneshot",
+    "load": "holdfast.oneshot",
+    "save": "holdfast.oneshot",
 }
 
 

@@ -218,6 +218,24 @@ def check_shard(shard: Shard) -> None:
         raise ManifestError(f"shard {number.key}: {cause}") from cause
 
 
+def check_notes(notes: Mapping[str, object]) -> None:
+    """Do nothing if ``notes`` can stand in a manifest.
+
+    Raises:
+        ManifestError: no plain JSON, or longer than ``NOTES_BYTES_MAX``.
+    """
+    try:
+        text = canonical(dict(notes))
+        # What cannot be printed must not wait for the one who prints it.
+        json.dumps(dict(notes), ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as cause:
+        raise ManifestError(f"notes are not JSON: {cause}") from cause
+    if len(text) > NOTES_BYTES_MAX:
+        raise ManifestError(f"notes of {len(text)} bytes exceed {NOTES_BYTES_MAX}")
+    if strict_object(text, what="notes", bytes_max=NOTES_BYTES_MAX) != dict(notes):
+        raise ManifestError("notes are not plain JSON: texts as keys, lists, no tuples")
+
+
 def _manifest(raw: Mapping[str, object]) -> Manifest:
     run = run_id(text_of(raw, "run"))
     step, generation = (
@@ -325,13 +343,4 @@ def _check_texts(manifest: Manifest) -> None:
             raise ManifestError(f"mesh axis {str(axis)[:40]!r} is not usable")
         if type(size) is not int or not 0 < size <= WORLD_SIZE_MAX:
             raise ManifestError(f"mesh axis {axis!r} has the size {str(size)[:40]!r}")
-    try:
-        notes = canonical(dict(manifest.notes))
-        # What cannot be printed must not wait for the one who prints it.
-        json.dumps(dict(manifest.notes), ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as cause:
-        raise ManifestError(f"notes are not JSON: {cause}") from cause
-    if len(notes) > NOTES_BYTES_MAX:
-        raise ManifestError(f"notes of {len(notes)} bytes exceed {NOTES_BYTES_MAX}")
-    if strict_object(notes, what="notes", bytes_max=NOTES_BYTES_MAX) != dict(manifest.notes):
-        raise ManifestError("notes are not plain JSON: texts as keys, lists, no tuples")
+    check_notes(manifest.notes)

@@ -1,0 +1,101 @@
+"""The ranks that save together, and how they agree: what fails on one fails on all.
+
+What they tell each other is JSON in byte tensors of fixed size: nothing is pickled (P9). The
+deadline of each exchange is the process group's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from holdfast import errors
+from holdfast.core.tree import Json
+from holdfast.errors import CheckpointError, PreconditionError, UnavailableError
+
+MESSAGE_BYTES = 2048
+TEXT_LENGTH_MAX = 300
+
+_KINDS: dict[str, type[CheckpointError]] = {
+    kind.kind: kind for kind in (getattr(errors, name) for name in errors.__all__)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This rank among those that call together."""
+
+    rank: int
+    size: int
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Return what every rank has said, by rank; collective."""
+        if self.size == 1:
+            return [data]
+        assert len(data) <= MESSAGE_BYTES, "a message has a bounded length"
+        device = "cpu" if "cpu" in dist.get_backend_config() else "cuda"
+        own = torch.tensor(list(data.ljust(MESSAGE_BYTES)), dtype=torch.uint8, device=device)
+        said = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(said, own)
+        return [bytes(text.cpu().numpy()).rstrip(b" ") for text in said]
+
+
+def find_world(*, alone: bool = False) -> World:
+    """Return the world of the default process group; a process without one is alone.
+
+    Raises:
+        PreconditionError: not ``alone``, and the launcher started several ranks.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return World(dist.get_rank(), dist.get_world_size())
+    if not alone and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise PreconditionError(
+            f"save() by one of {os.environ['WORLD_SIZE'][:20]} ranks comes after "
+            f"init_process_group: without it they cannot write one checkpoint together"
+        )
+    return World(0, 1)
+
+
+class Agreement:
+    """A block that all ranks pass, or none.
+
+    Inside, set ``value`` to what the others are to know; afterwards ``values`` has everybody's.
+    At the end all wait for each other. An error of one's own goes on its way; one of another
+    rank is raised here, in its own class, naming the rank.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.value: dict[str, Json] = {}
+        self.values: list[dict[str, Json]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._world.size == 1:
+            self.values = [self.value]
+            return
+        said: dict[str, Json] = {"value": self.value}
+        if error is not None:
+            name = error.kind if isinstance(error, CheckpointError) else ""
+            said = {"kind": name, "text": f"{type(error).__name__}: {error}"[:TEXT_LENGTH_MAX]}
+        answers = [json.loads(text) for text in self._world.exchange(json.dumps(said).encode())]
+        if error is not None:
+            return
+        for rank, answer in enumerate(answers):
+            if "value" not in answer:
+                failure = _KINDS.get(str(answer["kind"]), UnavailableError)
+                raise failure(f"rank {rank} failed: {answer['text']}", rank=rank)
+        self.values = [answer["value"] for answer in answers]
