@@ -11,8 +11,11 @@ from hypothesis import settings
 HERE = Path(__file__).parent
 KINDS = ("unit", "contract", "property", "golden", "tidy", "integration", "crash", "e2e", "bench")
 
+pytest_plugins = ["tests.servers.plugin"]
+
 for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
-    del os.environ[name]
+    if not name.startswith("HOLDFAST_TEST_"):  # which servers to test against
+        del os.environ[name]
 
 settings.register_profile("holdfast", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("holdfast")

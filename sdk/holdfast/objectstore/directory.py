@@ -79,7 +79,7 @@ class DirectoryStore(DirectoryUploads):
 
     def get(self, key: str, *, length_bytes_max: int) -> bytes:
         """See ``ObjectStore.get``."""
-        with self._tree.file(key) as fd:
+        with self._tree.file(checked_key(key)) as fd:
             length_bytes = os.fstat(fd).st_size
             if length_bytes > length_bytes_max:
                 raise CorruptionError(
@@ -91,7 +91,7 @@ class DirectoryStore(DirectoryUploads):
     def read_into(self, key: str, begin: int, view: memoryview) -> None:
         """See ``ObjectStore.read_into``."""
         target = view.cast("B")
-        with self._tree.file(key) as fd:
+        with self._tree.file(checked_key(key)) as fd:
             count = read_all(fd, target, begin)
             if count < target.nbytes:
                 raise TruncatedShardError(
@@ -101,7 +101,7 @@ class DirectoryStore(DirectoryUploads):
 
     def head(self, key: str) -> ObjectInfo:
         """See ``ObjectStore.head``."""
-        with self._tree.file(key) as fd:
+        with self._tree.file(checked_key(key)) as fd:
             return _info(key, os.fstat(fd))
 
     # -- listings ------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Tree:
             try:
                 with self.opened(above) as at:
                     os.rmdir(name, dir_fd=at)
-            except OSError:
+            except (OSError, NotFoundError):
                 return
             folder = above
 

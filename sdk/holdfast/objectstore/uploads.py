@@ -187,8 +187,9 @@ class DirectoryUploads:
 
     def abort(self, upload: OpenUpload | Upload) -> None:
         """See ``ObjectStore.abort``."""
-        with self._tree.errors(upload.key):
-            self._remove(upload.id)
+        if _ID.fullmatch(upload.id):
+            with self._tree.errors(upload.key):
+                self._remove(upload.id)
 
     def _remove(self, upload_id: str) -> None:
         """Remove an upload's folder, its description last: until then it is listed."""

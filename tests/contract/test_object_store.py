@@ -1,0 +1,578 @@
+"""Every object store keeps the promises of the port: a folder, memory, Ceph and moto.
+
+One suite (F85, P7). Buckets and folders are new for each test; listings of S3 come in small pages.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import pytest
+
+from holdfast.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    InvalidRequestError,
+    NotFoundError,
+    PreconditionError,
+    TruncatedShardError,
+)
+from holdfast.objectstore import UPLOAD_PART_BYTES_MIN, ObjectStore, OpenUpload, open_store
+from holdfast.objectstore.s3 import S3Store
+from holdfast.objectstore.s3.location import parse_location
+
+PART = UPLOAD_PART_BYTES_MIN
+LENGTH = 2 * PART + 1234
+PAGE_COUNT = 3
+# What people and tensors are called, and what breaks clients that quote wrongly.
+ODD_KEYS = [
+    "a b/c+d&e=f", "per%cent/100%25", "ünïcode/模型", "semi;colon,comma", "quote'\"<>",
+    "tilde~!*()",
+    "back\\slash", "q?query#fragment", "deep/" * 20 + "leaf", "...", "..hidden", ".dot", "@:$",
+    "emoji/🜁",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A store and how another process would open the same one."""
+
+    name: str
+    store: ObjectStore
+    again: ObjectStore
+
+
+@pytest.fixture(params=["directory", "memory", "moto", "ceph"])
+def kind(request, tmp_path):
+    name = request.param
+    if name == "memory":
+        store = again = open_store("memory:")
+    elif name == "directory":
+        store = open_store(f"file://{tmp_path}/store", make=True)
+        again = open_store(store.url)
+    else:
+        url = request.getfixturevalue(name).url("pre fix")
+        store = S3Store(parse_location(url), page_count_max=PAGE_COUNT)
+        again = S3Store(parse_location(store.url), page_count_max=PAGE_COUNT)
+    yield Kind(name, store, again)
+    store.close()
+    again.close()
+
+
+@pytest.fixture
+def store(kind):
+    return kind.store
+
+
+@pytest.fixture(scope="module")
+def data():
+    return os.urandom(LENGTH)
+
+
+def part_of(data, number):
+    return memoryview(data)[number * PART : (number + 1) * PART]
+
+
+def upload(store, key, data):
+    begun = store.begin(key, LENGTH, PART)
+    store.finish(begun, [store.put_part(begun, n, part_of(data, n)) for n in range(3)])
+
+
+def read(store, key, length=LENGTH, begin=0):
+    view = bytearray(length)
+    store.read_into(key, begin, memoryview(view))
+    return view
+
+
+def keys(store, *args, **kwargs):
+    return [info.key for info in store.list(*args, **kwargs)]
+
+
+# -- whole objects -----------------------------------------------------------------------------
+
+
+def test_what_was_put_is_got(store):
+    store.check()
+    etag = store.put("a/b.json", b"first")
+
+    assert b"first" == store.get("a/b.json", length_bytes_max=5)
+    info = store.head("a/b.json")
+    assert ("a/b.json", 5, etag) == (info.key, info.length_bytes, info.etag)
+    assert [info] == list(store.list())
+
+
+def test_a_second_put_replaces_the_first(store):
+    store.put("k", b"first")
+    store.put("k", b"second one")
+
+    assert b"second one" == store.get("k", length_bytes_max=100)
+    assert ["k"] == keys(store)
+
+
+def test_an_empty_object_is_an_object(store):
+    store.put("empty", b"")
+
+    assert b"" == store.get("empty", length_bytes_max=0)
+    assert 0 == store.head("empty").length_bytes
+    store.read_into("empty", 0, memoryview(bytearray()))
+    with pytest.raises(TruncatedShardError):
+        read(store, "empty", 1)
+
+
+def test_a_name_is_taken_once(store):
+    store.put("k", b"first", if_absent=True)
+    with pytest.raises(AlreadyExistsError):
+        store.put("k", b"second", if_absent=True)
+
+    assert b"first" == store.get("k", length_bytes_max=100)
+
+
+def test_of_eight_that_want_a_name_one_gets_it(kind):
+    """P1: the manifest is one writer's, whoever else tried at the same moment."""
+    ready = threading.Barrier(8)
+
+    def put(number):
+        ready.wait(30)
+        try:
+            (kind.store, kind.again)[number % 2].put("k", b"%d" % number, if_absent=True)
+        except AlreadyExistsError:
+            return None
+        return number
+
+    with ThreadPoolExecutor(8) as threads:
+        winners = [number for number in threads.map(put, range(8)) if number is not None]
+
+    assert 1 == len(winners)
+    assert b"%d" % winners[0] == kind.store.get("k", length_bytes_max=100)
+
+
+def test_what_is_not_there_is_not_found(store):
+    store.put("folder/k", b"x")
+    for key in ("none", "folder", "folder/k2", "folder/k/below"):
+        with pytest.raises(NotFoundError):
+            store.get(key, length_bytes_max=10)
+        with pytest.raises(NotFoundError):
+            store.head(key)
+        with pytest.raises(NotFoundError):
+            read(store, key, 1)
+        with pytest.raises(NotFoundError):
+            read(store, key, 0)
+
+
+def test_an_object_longer_than_expected_is_not_read(store):
+    store.put("k", b"123456")
+    with pytest.raises(CorruptionError, match="6 bytes"):
+        store.get("k", length_bytes_max=5)
+
+
+def test_a_range_is_read_into_what_the_caller_owns(store):
+    store.put("k", bytes(range(256)))
+    view = bytearray(20)
+    store.read_into("k", 100, memoryview(view)[5:15])
+
+    assert bytes(5) + bytes(range(100, 110)) + bytes(5) == view
+
+
+@pytest.mark.parametrize(("begin", "length"), [(0, 11), (5, 6), (10, 1), (20, 1)])
+def test_an_object_that_ends_early_is_said_to(store, begin, length):
+    store.put("k", b"0123456789")
+    with pytest.raises(TruncatedShardError):
+        read(store, "k", length, begin)
+
+
+def test_deleted_is_gone_and_may_be_deleted_again(store):
+    store.put("a/b/c", b"x")
+    store.put("a/d", b"x")
+    store.delete(["a/b/c", "a/none", "other/none"])
+    store.delete(["a/b/c"])
+    store.delete([])
+
+    assert ["a/d"] == keys(store)
+    assert [] == list(store.folders("a/"))
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_odd_names_are_names(kind, key):
+    kind.store.put(key, b"odd")
+
+    assert b"odd" == kind.again.get(key, length_bytes_max=10)
+    assert [key] == keys(kind.again) == keys(kind.again, key)
+    first, slash, _ = key.partition("/")
+    assert ([f"{first}/"] if slash else []) == list(kind.store.folders())
+    kind.again.delete([key])
+    assert [] == keys(kind.store)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", "a\0b", "a\nb", "a\x7fb",
+     "x" * 256, "y/" * 600 + "y", "\ud800", ".uploads", ".uploads/a"],
+)  # fmt: skip
+def test_what_is_no_key_is_refused_before_it_goes_anywhere(store, key):
+    """P9: no name climbs out of a store."""
+    calls = [
+        lambda: store.put(key, b"x"),
+        lambda: store.get(key, length_bytes_max=1),
+        lambda: store.head(key),
+        lambda: read(store, key, 1),
+        lambda: store.delete([key]),
+        lambda: store.begin(key, PART, PART),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidRequestError):
+            call()
+
+
+# -- listings ----------------------------------------------------------------------------------
+
+
+def test_a_listing_is_by_key_and_beyond_a_key(store):
+    named = ["a", "a-b", "a/b", "a/b-c", "a/b/c", "a.b", "b/1", "b/10", "b/2", "c", "ä"]
+    named = [key for key in named if key not in ("a", "a/b")]
+    for key in named:
+        store.put(key, b"x")
+
+    assert sorted(named) == keys(store)
+    assert ["b/1", "b/10", "b/2"] == keys(store, "b/")
+    assert ["b/1", "b/10"] == keys(store, "b/1")
+    assert ["a/b-c", "a/b/c"] == keys(store, "a/b")
+    for after in (*named, "", "0", "a/", "a/b", "b/11", "zz"):
+        assert [key for key in sorted(named) if key > after] == keys(store, after=after)
+    assert ["b/10", "b/2"] == keys(store, "b/", after="b/1")
+    assert [] == keys(store, "none/")
+
+
+def test_folders_are_what_comes_next(store):
+    for key in ("j/r1/s1/a", "j/r1/s1/b", "j/r1/s10/a", "j/r1/s2/a", "j/r2/s1/a", "j/x", "k/a"):
+        store.put(key, b"x")
+
+    assert ["j/", "k/"] == list(store.folders())
+    assert ["j/r1/", "j/r2/"] == list(store.folders("j/"))
+    assert ["j/r1/s1/", "j/r1/s10/", "j/r1/s2/"] == list(store.folders("j/r1/"))
+    assert ["j/r1/s1/", "j/r1/s10/"] == list(store.folders("j/r1/s1"))
+    assert [] == list(store.folders("j/r1/s1/"))
+
+
+@pytest.mark.parametrize("prefix", ["/", "/a", "..", "../", "a/../b", "a//", "a\0"])
+def test_a_prefix_of_no_key_is_refused(store, prefix):
+    """P9."""
+    if prefix == "..":
+        assert [] == keys(store, prefix)  # "..hidden" is a name
+        return
+    for listing in (store.list, store.folders, store.open_uploads):
+        with pytest.raises(InvalidRequestError):
+            list(listing(prefix))
+
+
+def test_more_than_a_page_is_listed(kind):
+    """Ceph and moto in pages of three, the others by more than S3's thousand."""
+    count = 1100 if kind.name in ("directory", "memory") else 3 * PAGE_COUNT + 1
+    named = sorted(f"f{n % 7}/k{n:05}" for n in range(count))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda key: kind.store.put(key, b"x"), named))
+
+    assert named == keys(kind.again)
+    assert named[5:8] == [i.key for i in islice(kind.again.list(after=named[4]), 3)]
+    assert [f"f{n}/" for n in range(7)] == list(kind.again.folders())
+    kind.store.delete(iter(named))
+    assert [] == keys(kind.store)
+
+
+def test_a_listing_of_s3_goes_beyond_a_thousand(moto):
+    """Amazon's own page size, and a batch delete of more than one request."""
+    store = open_store(moto.url())
+    named = [f"k{n:05}" for n in range(1005)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda key: store.put(key, b""), named))
+
+    assert named == keys(store)
+    store.delete(named)
+    assert [] == keys(store)
+    store.close()
+
+
+# -- uploads in parts --------------------------------------------------------------------------
+
+
+def test_an_upload_appears_whole_when_it_is_finished(kind, data):
+    begun = kind.store.begin("d/k", LENGTH, PART)
+    parts = [kind.store.put_part(begun, n, part_of(data, n)) for n in (2, 0, 1)]
+    assert [] == keys(kind.again)
+    with pytest.raises(NotFoundError):
+        kind.again.head("d/k")
+    kind.store.finish(begun, sorted(parts, key=lambda part: part.number))
+
+    assert data == read(kind.again, "d/k")
+    assert LENGTH == kind.again.head("d/k").length_bytes
+    assert ["d/k"] == keys(kind.again)
+    assert [] == list(kind.again.open_uploads())
+
+
+def test_threads_upload_and_read_at_once(store, data):
+    begun = store.begin("k", LENGTH, PART)
+    view = bytearray(LENGTH)
+
+    def fetch(number):
+        store.read_into("k", number * PART, part_of(view, number))
+
+    with ThreadPoolExecutor(3) as threads:
+        parts = list(threads.map(lambda n: store.put_part(begun, n, part_of(data, n)), range(3)))
+        store.finish(begun, parts)
+        list(threads.map(fetch, range(3)))
+
+    assert data == view
+
+
+def test_another_goes_on_with_an_upload(kind, data):
+    """G10: nothing but the store says what is there."""
+    begun = kind.store.begin("d/k", LENGTH, PART)
+    sent = kind.store.put_part(begun, 1, part_of(data, 1))
+    (found,) = kind.again.open_uploads("d/k")
+    resumed = kind.again.resume(found, LENGTH, PART)
+
+    assert {1: sent} == kind.again.parts(resumed)
+    for number in (0, 2):
+        kind.again.put_part(resumed, number, part_of(data, number))
+    kind.again.finish(resumed, [part for _, part in sorted(kind.again.parts(resumed).items())])
+    assert data == read(kind.store, "d/k")
+
+
+def test_open_uploads_are_listed_by_prefix_page_by_page(kind):
+    begun = [kind.store.begin(f"d{n // 4}/k{n}", LENGTH, PART) for n in range(PAGE_COUNT + 2)]
+    again = kind.store.begin("d0/k0", LENGTH, PART)
+    listed = list(kind.again.open_uploads())
+
+    assert {(u.key, u.id) for u in (*begun, again)} == {(u.key, u.id) for u in listed}
+    assert 6 == len(listed)
+    assert ["d1/k4"] == [u.key for u in kind.again.open_uploads("d1/")]
+    assert [] == list(kind.again.open_uploads("none/"))
+
+
+def test_a_part_sent_again_replaces_the_first(store, data):
+    begun = store.begin("k", LENGTH, PART)
+    store.put_part(begun, 0, memoryview(bytes(PART)))
+    parts = [store.put_part(begun, n, part_of(data, n)) for n in range(3)]
+
+    assert dict(enumerate(parts)) == store.parts(begun)
+    store.finish(begun, parts)
+    assert data == read(store, "k")
+
+
+def test_many_parts_are_listed_page_by_page(kind, data):
+    count = PAGE_COUNT + 2
+    begun = kind.store.begin("k", (count - 1) * PART + 7, PART)
+    for number in range(count):
+        length = PART if number < count - 1 else 7
+        kind.store.put_part(begun, number, memoryview(data)[:length])
+
+    assert list(range(count)) == sorted(kind.again.parts(begun))
+
+
+def test_finished_twice_is_finished(kind, data):
+    begun = kind.store.begin("k", LENGTH, PART)
+    parts = [kind.store.put_part(begun, n, part_of(data, n)) for n in range(3)]
+    kind.store.finish(begun, parts)
+    kind.store.finish(begun, parts)
+    kind.again.finish(begun, parts)
+
+    assert data == read(kind.store, "k")
+
+
+def test_an_upload_that_was_finished_takes_no_parts(store, data):
+    begun = store.begin("k", LENGTH, PART)
+    parts = [store.put_part(begun, n, part_of(data, n)) for n in range(3)]
+    store.finish(begun, parts)
+    with pytest.raises(NotFoundError):
+        store.parts(begun)
+    with pytest.raises(NotFoundError):
+        store.put_part(begun, 0, memoryview(bytes(PART)))
+
+    store.abort(begun)
+    assert data == read(store, "k")
+
+
+def test_an_aborted_upload_is_gone(kind, data):
+    begun = kind.store.begin("k", LENGTH, PART)
+    parts = [kind.store.put_part(begun, n, part_of(data, n)) for n in range(3)]
+    (listed,) = kind.again.open_uploads()
+    kind.again.abort(listed)
+    kind.store.abort(begun)
+
+    assert [] == list(kind.store.open_uploads())
+    for call in (
+        lambda: kind.store.parts(begun),
+        lambda: kind.store.put_part(begun, 0, part_of(data, 0)),
+        lambda: kind.store.finish(begun, parts),
+    ):
+        with pytest.raises(NotFoundError):
+            call()
+    assert [] == keys(kind.store)
+
+
+def test_an_unknown_upload_is_not_found(store):
+    store.put("k", b"short")
+    for upload_id in ("0" * 32, "../../k"):
+        unknown = OpenUpload(key="k", id=upload_id, started_s=0.0)
+        with pytest.raises(NotFoundError):
+            store.parts(store.resume(unknown, LENGTH, PART))
+        store.abort(unknown)
+
+    assert ["k"] == keys(store)
+
+
+def test_an_upload_is_finished_with_all_its_parts_or_not_at_all(store, data):
+    begun = store.begin("k", LENGTH, PART)
+    parts = [store.put_part(begun, n, part_of(data, n)) for n in range(3)]
+    for wrong in ([], parts[:2], parts[1:], parts[::-1], [*parts, parts[2]]):
+        with pytest.raises(InvalidRequestError):
+            store.finish(begun, wrong)
+    with pytest.raises(PreconditionError):
+        store.finish(begun, [replace(parts[0], etag="0" * 32), *parts[1:]])
+
+    assert [] == keys(store)
+    store.finish(begun, parts)
+    assert data == read(store, "k")
+
+
+def test_parts_of_another_length_do_not_count(kind, data):
+    """A worker with another part size begins anew rather than mixing."""
+    begun = kind.store.begin("k", LENGTH, PART)
+    kind.store.put_part(begun, 0, part_of(data, 0))
+    (found,) = kind.again.open_uploads()
+    try:
+        other = kind.again.resume(found, LENGTH, PART + 1)
+    except PreconditionError:
+        return
+
+    assert {} == kind.again.parts(other)
+
+
+@pytest.mark.parametrize(("length", "part"), [(0, PART), (LENGTH, PART - 1), (PART * 10_001, PART)])
+def test_an_upload_that_s3_could_not_take_is_refused(store, length, part):
+    with pytest.raises(InvalidRequestError):
+        store.begin("k", length, part)
+
+
+def test_a_part_has_its_number_and_length(store, data):
+    begun = store.begin("k", LENGTH, PART)
+    for number, length in ((0, PART - 1), (2, PART), (3, 1234), (-1, PART)):
+        with pytest.raises(InvalidRequestError):
+            store.put_part(begun, number, memoryview(data)[:length])
+
+
+def test_a_part_may_be_small_if_it_is_the_only_one(store):
+    begun = store.begin("k", 3, 3)
+    store.finish(begun, [store.put_part(begun, 0, memoryview(b"abc"))])
+
+    assert b"abc" == store.get("k", length_bytes_max=3)
+
+
+def test_a_part_is_copied_inside_the_store(kind, data):
+    """G16: what has not changed is not sent again."""
+    upload(kind.store, "old+é", data)
+    begun = kind.again.begin("new", LENGTH, PART)
+    parts = [
+        kind.again.copy_part(begun, 0, "old+é", 0),
+        kind.again.put_part(begun, 1, memoryview(bytes(PART))),
+        kind.again.copy_part(begun, 2, "old+é", 2 * PART),
+    ]
+
+    assert dict(enumerate(parts)) == kind.store.parts(begun)
+    kind.again.finish(begun, parts)
+    assert bytes(part_of(data, 0)) + bytes(PART) + bytes(part_of(data, 2)) == read(
+        kind.store, "new"
+    )
+
+
+def test_a_part_is_copied_from_what_is_there(store, data):
+    upload(store, "old", data)
+    begun = store.begin("new", LENGTH, PART)
+    with pytest.raises(NotFoundError):
+        store.copy_part(begun, 0, "none", 0)
+    with pytest.raises(PreconditionError):
+        store.copy_part(begun, 0, "old", LENGTH - PART + 1)
+
+    assert 0 not in store.parts(begun)
+
+
+def test_an_upload_replaces_an_object_only_when_it_is_finished(store, data):
+    store.put("k", b"old")
+    begun = store.begin("k", LENGTH, PART)
+    parts = [store.put_part(begun, n, part_of(data, n)) for n in range(3)]
+    assert b"old" == store.get("k", length_bytes_max=3)
+    store.finish(begun, parts)
+
+    assert data == read(store, "k")
+
+
+# -- links, URLs -------------------------------------------------------------------------------
+
+
+def test_a_link_reads_the_object_without_credentials(kind):
+    """F90."""
+    kind.store.put("a/ü b+c.bin", b"for all")
+    if kind.name in ("directory", "memory"):
+        with pytest.raises(PreconditionError):
+            kind.store.presign("a/ü b+c.bin", 60)
+        return
+    link = kind.store.presign("a/ü b+c.bin", 60)
+    with urllib.request.urlopen(link, timeout=30) as answer:
+        assert b"for all" == answer.read()
+    for valid_s in (0, 8 * 86_400):
+        with pytest.raises(InvalidRequestError):
+            kind.store.presign("a/ü b+c.bin", valid_s)
+    if kind.name == "ceph":  # moto lets everybody in
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(link.replace("60", "600"), timeout=30)
+
+
+def test_the_url_opens_the_same_store_in_another_process(kind):
+    if kind.name == "memory":
+        return
+    kind.store.put("k", b"mine")
+    script = (
+        "import sys; from holdfast.objectstore import open_store\n"
+        "print(open_store(sys.argv[1]).get('k', length_bytes_max=9).decode())"
+    )
+    seen = subprocess.run(
+        [sys.executable, "-c", script, kind.store.url],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+
+    assert "mine\n" == seen.stdout
+    assert "testsecret" not in kind.store.url
+    assert "testkey" not in kind.store.url
+
+
+def test_a_store_that_is_missing_is_named(kind, tmp_path):
+    """An unmounted volume, a mistyped bucket: never a silent new one."""
+    if kind.name == "memory":
+        return
+    name = "missing-bucket-or-folder"
+    if kind.name == "directory":
+        missing = open_store(str(tmp_path / name))
+    else:
+        location = parse_location(kind.store.url)
+        missing = S3Store(replace(location, bucket=name))
+    for call in (
+        missing.check,
+        lambda: missing.put("k", b"x"),
+        lambda: missing.put("k", b"x", if_absent=True),
+        lambda: missing.get("k", length_bytes_max=1),
+        lambda: missing.head("k"),
+        lambda: list(missing.list()),
+        lambda: missing.begin("k", PART, PART),
+        lambda: list(missing.open_uploads()),
+    ):
+        with pytest.raises(NotFoundError, match=name):
+            call()
+    missing.close()
