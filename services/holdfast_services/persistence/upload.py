@@ -27,7 +27,13 @@ from holdfast.errors import (
     TruncatedShardError,
     UnsupportedFormatError,
 )
-from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX, ObjectStore, Upload, UploadedPart
+from holdfast.objectstore import (
+    UPLOAD_PARTS_COUNT_MAX,
+    ObjectStore,
+    OpenUpload,
+    Upload,
+    UploadedPart,
+)
 from holdfast_services.persistence.domain.found import Verdict, judge
 from holdfast_services.persistence.domain.parts import (
     Copy,
@@ -114,6 +120,7 @@ class ShardUpload:
             parts = cut(self._shard.length_bytes, sidecar.digests, self._part_bytes)
             if verdict is Verdict.WRITE or not self._proven(parts):
                 self._write(parts)
+            self._abort_others()
             self._store.put(self._folder.sidecar_key(self._shard), encode_sidecar(sidecar))
         finally:
             self._sources.close()
@@ -173,14 +180,25 @@ class ShardUpload:
         """Go on with the newest open upload of this shard and its parts, or begin one."""
         length_bytes = self._shard.length_bytes
         if not fresh:
-            found = [u for u in self._store.open_uploads(self._key) if u.key == self._key]
-            for opened in sorted(found, key=lambda u: u.started_s, reverse=True):
+            found = sorted(self._open_uploads(), key=lambda u: u.started_s, reverse=True)
+            for opened in found:
                 try:
                     upload = self._store.resume(opened, length_bytes, self._part_bytes)
                     return upload, dict(self._store.parts(upload))
                 except (NotFoundError, PreconditionError):
                     continue  # it has ended meanwhile, or was begun with parts of another size
         return self._store.begin(self._key, length_bytes, self._part_bytes), {}
+
+    def _open_uploads(self) -> list[OpenUpload]:
+        return [u for u in self._store.open_uploads(self._key) if u.key == self._key]
+
+    def _abort_others(self) -> None:
+        """Forget what dead workers began: nobody needs it now that the object is there.
+
+        A worker that lives notices, and finds the object. Before the sidecar: that says done.
+        """
+        for opened in self._open_uploads():
+            self._store.abort(opened)
 
     def _move(self, upload: Upload, job: Part | Copy) -> UploadedPart:
         if self._stop.is_set():

@@ -6,7 +6,6 @@ what the test says. The worker under test is the product's, in threads of the te
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -30,9 +29,14 @@ from holdfast.objectstore import open_store
 from holdfast.rpc import codec
 from holdfast.rpc.status import TRAILER, to_status
 from holdfast.v1 import agent_pb2 as agent
-from holdfast.v1 import agent_pb2_grpc, common_pb2, metadata_pb2, metadata_pb2_grpc
+from holdfast.v1 import (
+    agent_pb2_grpc,
+    common_pb2,
+    metadata_pb2,
+    metadata_pb2_grpc,
+    persistence_pb2_grpc,
+)
 from holdfast.v1 import persistence_pb2 as pb
-from holdfast.v1 import persistence_pb2_grpc
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.pace import Pace
@@ -130,7 +134,7 @@ class Holder(agent_pb2_grpc.ReplicationServicer):
         _, name, _, path = self._held.pop(shard.id)
         self._served.withdraw(name)
         if path:
-            os.rename(path, path.replace(".seg", ".free"))
+            Path(path).rename(path.replace(".seg", ".free"))
 
     def Locate(self, request, context):
         def work():

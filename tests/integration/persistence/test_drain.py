@@ -233,7 +233,7 @@ def test_a_node_that_is_gone_is_passed_over(catalogue, far, store, store_url, qu
 def test_a_slot_that_is_reused_while_it_is_sent_is_not_believed(
     catalogue, node, far, store, store_url, queue_url
 ):
-    """P3: hashed, then overwritten, then sent: the name tells, and the part comes from elsewhere."""
+    """P3: hashed, overwritten, sent: the name tells, and the part comes from elsewhere."""
     shard, data = segment(BIG)
     path = node.hold(shard, data)
     far.hold(shard, data)

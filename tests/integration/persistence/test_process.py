@@ -88,9 +88,7 @@ def test_a_worker_told_to_stop_leaves_its_upload_to_the_next_one(
     assert bytes(data) == read(store, shard)
 
 
-def test_a_worker_that_is_killed_is_taken_over(
-    catalogue, node, store, store_url, queue_url, spawn
-):
+def test_a_worker_that_is_killed_is_taken_over(catalogue, node, store, store_url, queue_url, spawn):
     """G10: SIGKILL: the lease runs out, the parts that are there stay."""
     shard, data = segment(LENGTH)
     node.hold(shard, data)
@@ -113,9 +111,7 @@ def test_a_worker_that_is_killed_is_taken_over(
 
 
 @pytest.mark.parametrize("where", ["node", "far"])
-def test_memory_is_bounded_by_parts_in_flight(
-    request, where, catalogue, store, spawn, offered
-):
+def test_memory_is_bounded_by_parts_in_flight(request, where, catalogue, store, spawn, offered):
     """P8: a shard of 256 MiB takes two parts of memory and what Python needs; so does any."""
     holder = request.getfixturevalue(where)
     parts = 2

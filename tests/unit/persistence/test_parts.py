@@ -73,7 +73,9 @@ def test_every_part_is_kept_copied_or_sent_exactly_once():
     plan = plan_upload(parts, {0: PART_BYTES, 5: 100}, earlier)
 
     assert [0, 5] == numbers(plan.kept)
-    assert [(1, "older"), (2, "old"), (4, "old")] == [(c.part.number, c.source) for c in plan.copies]
+    assert [(1, "older"), (2, "old"), (4, "old")] == [
+        (c.part.number, c.source) for c in plan.copies
+    ]
     assert [3] == numbers(plan.sends)
 
 
