@@ -1,0 +1,179 @@
+"""A save that ends anywhere leaves nothing or everything (P1): each store operation, both sides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from holdfast.objectstore.memory import MemoryStore
+from holdfast.oneshot import reading, writing
+
+WRITES = ("put", "delete", "begin", "put_part", "finish", "abort")
+
+
+class Crash(BaseException):
+    """The process is gone: no handler of ours sees it."""
+
+
+class Faulty(MemoryStore):
+    """Crashes before or after the ``at``-th writing operation, and at every one from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at: int | None = None
+        self.after = False
+        self.done: list[str] = []
+        self.lose_answer_of: str | None = None
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        return self._guarded(name, found) if name in WRITES else found
+
+    def _guarded(self, name, operation):
+        def call(*args, **options):
+            number = len(self.done)
+            if self.at is not None and number == self.at and not self.after:
+                raise Crash(name)
+            if self.at is not None and number > self.at:
+                raise Crash(name)
+            result = operation(*args, **options)
+            self.done.append(name)
+            if self.at is not None and number == self.at and self.after:
+                raise Crash(name)
+            if name == "put" and args[0] == self.lose_answer_of:
+                raise OutcomeUnknownError("the answer was lost")
+            return result
+
+        return call
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = Faulty()
+    monkeypatch.setattr(writing, "open_store", lambda path, *, make=False: store)
+    monkeypatch.setattr(holdfast.oneshot, "open_store", lambda path: store)
+    return store
+
+
+def state(value: int) -> dict[str, object]:
+    return {"t": torch.full((3,), value), "n": value}
+
+
+def readable() -> int | None:
+    target = state(-1)
+    try:
+        holdfast.load("memory:", target)
+    except NotFoundError:
+        return None
+    assert torch.equal(torch.full((3,), target["n"]), target["t"])
+    return int(target["n"])
+
+
+OPERATIONS = 6
+
+
+def test_the_sweep_covers_every_operation(store):
+    holdfast.save("memory:", state(1))
+
+    assert ["delete", "begin", "put_part", "finish", "put", "put"] == store.done
+    assert len(store.done) == OPERATIONS
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(OPERATIONS))
+def test_a_crash_anywhere_leaves_nothing_or_everything(store, at, after):
+    store.at, store.after = at, after
+    with pytest.raises(Crash):
+        holdfast.save("memory:", state(1))
+    store.at = None
+
+    assert readable() == (1 if after and at == OPERATIONS - 1 else None)
+
+    store.done.clear()
+    if readable() is None:
+        holdfast.save("memory:", state(2))
+        assert 2 == readable()
+        assert [] == list(store.open_uploads())
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(OPERATIONS + 1))
+def test_a_crash_while_replacing_leaves_the_old_one_nothing_or_the_new_one(store, at, after):
+    holdfast.save("memory:", state(1))
+    store.done.clear()
+    store.at, store.after = at, after
+    with pytest.raises(Crash):
+        holdfast.save("memory:", state(2), overwrite=True)
+    store.at = None
+    expected = {(0, False): 1, (OPERATIONS, True): 2}
+
+    assert readable() == expected.get((at, after))
+
+
+def test_a_lost_answer_of_the_manifest_is_read_back_and_is_success(store):
+    store.lose_answer_of = "manifest.json"
+    holdfast.save("memory:", state(1))
+
+    assert 1 == readable()
+
+
+def test_a_manifest_that_somebody_else_wrote_meanwhile_is_no_success(store, monkeypatch):
+    other = Faulty()
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "open_store", lambda path, *, make=False: other)
+        holdfast.save("memory:", state(7))
+    theirs = other.get("manifest.json", length_bytes_max=1 << 20)
+    plain = MemoryStore.put
+
+    def race(key, data, *, if_absent=False):
+        if key == "manifest.json" and key not in store._objects:
+            plain(store, key, theirs)
+        return plain(store, key, data, if_absent=if_absent)
+
+    monkeypatch.setattr(store, "put", race)
+    with pytest.raises(AlreadyExistsError):
+        holdfast.save("memory:", state(1))
+
+
+def test_a_failed_upload_is_aborted_and_the_store_is_given_back(store, monkeypatch):
+    def refuse(*_):
+        raise UnavailableError("503")
+
+    monkeypatch.setattr(MemoryStore, "put_part", refuse)
+    with pytest.raises(UnavailableError, match="503"):
+        holdfast.save("memory:", state(1))
+
+    assert [] == list(store.open_uploads())
+    assert 1 == store.closed
+
+
+def test_memory_is_bounded_by_windows_whatever_the_segment(store, monkeypatch):
+    """F73: no buffer is longer than a part while saving, or a window while loading."""
+    monkeypatch.setattr(reading, "WINDOW_PARTS", 2)
+    monkeypatch.setattr(reading, "WINDOW_BYTES", 2 * reading.PART_BYTES)
+    lengths: list[int] = []
+    plain = MemoryStore.read_into
+
+    def watched(self, key, begin, view):
+        lengths.append(len(view.obj))
+        plain(self, key, begin, view)
+
+    monkeypatch.setattr(MemoryStore, "read_into", watched)
+    big = {"model": torch.nn.Linear(5 * reading.PART_BYTES // 4, 1)}
+    holdfast.save("memory:", big)
+    target = {"model": torch.nn.Linear(5 * reading.PART_BYTES // 4, 1)}
+    holdfast.load("memory:", target)
+
+    assert torch.equal(big["model"].weight, target["model"].weight)
+    assert 2 * reading.PART_BYTES == max(lengths)
