@@ -72,14 +72,14 @@ def show(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         f"step        {checkpoint['step']}, of attempt {checkpoint['generation']}",
         *(f"{level:<10}  {_time(checkpoint[f'{level}_at'])}" for level in LEVELS),
     ]
-    if checkpoint.get("draining"):
+    if checkpoint["draining"]:
         count = len(checkpoint["shards"])
-        head.append(f"draining    {checkpoint.get('stored_shards') or 0} of {count} shards stored")
+        head.append(f"draining    {checkpoint['stored_shards'] or 0} of {count} shards stored")
     if note := _note(checkpoint):
         head.append(f"note        {note}")
-    if checkpoint.get("notes"):
+    if checkpoint["notes"]:
         head.append(f"notes       {json.dumps(checkpoint['notes'])}")
-    if checkpoint.get("folder"):
+    if checkpoint["folder"]:
         head.append(f"folder      {checkpoint['folder']}")
     return Report(data=checkpoint, text=[*head, "", _shards_table(checkpoint["shards"])])
 
@@ -104,7 +104,7 @@ def find_checkpoint(rest: Rest, target: Target, *, durable: bool = False) -> Rec
                 f"{target.job}@{target.step}` brings it there while it is in memory"
             )
         return named
-    found = rest.checkpoints(target.job)
+    found = rest.checkpoints(target.job, durable=durable)
     usable = [
         checkpoint
         for checkpoint in found
@@ -117,7 +117,7 @@ def find_checkpoint(rest: Rest, target: Target, *, durable: bool = False) -> Rec
 
 
 def _stored(checkpoint: Record) -> bool:
-    return checkpoint["durable_at"] is not None and not checkpoint.get("expired_at")
+    return checkpoint["durable_at"] is not None and not checkpoint["expired_at"]
 
 
 def _jobs_table(jobs: list[Record]) -> Table:
@@ -151,7 +151,7 @@ def _checkpoints_table(checkpoints: list[Record]) -> Table:
                 _durable(found),
                 str(found["copies_min"]),
                 _note(found),
-                _notes(found.get("notes") or {}),
+                _notes(found["notes"]),
             )
             for found in checkpoints
         ),
@@ -174,20 +174,21 @@ def _shards_table(shards: list[Record]) -> Table:
 
 
 def _replica(replica: Record) -> str:
+    # The object store is no node.
     return f"{replica['node']} ({replica['tier']})" if replica["node"] else str(replica["tier"])
 
 
 def _durable(checkpoint: Record) -> str:
     """Return since when it is in the object store, or how far on its way there."""
-    if checkpoint.get("draining"):
-        return f"draining, {checkpoint.get('stored_shards') or 0} stored"
+    if checkpoint["draining"]:
+        return f"draining, {checkpoint['stored_shards'] or 0} stored"
     return _time(checkpoint["durable_at"])
 
 
 def _note(checkpoint: Record) -> str:
     """Return what is special about a checkpoint."""
-    words = [word for word in MARKS if checkpoint.get(word)]
-    return ", ".join([*words, *(["expired"] if checkpoint.get("expired_at") else [])])
+    words = [word for word in MARKS if checkpoint[word]]
+    return ", ".join([*words, *(["expired"] if checkpoint["expired_at"] else [])])
 
 
 def _notes(notes: Record) -> str:

@@ -97,7 +97,7 @@ def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         (
             str(item["step"]),
             str(item["generation"]),
-            "stays" if item["keep"] else word,
+            "is going" if item["expired"] else "stays" if item["keep"] else word,
             str(item["why"]),
         )
         for item in plan

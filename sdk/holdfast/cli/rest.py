@@ -19,6 +19,7 @@ from holdfast.errors import CheckpointError, NotFoundError, UnavailableError
 TIMEOUT_S = 10.0
 REBUILD_TIMEOUT_S = 600.0
 ANSWER_BYTES_MAX = 64 << 20
+PAGE_COUNT = 1000
 
 _BY_KIND: dict[str, type[CheckpointError]] = {
     cls.kind: cls for cls in (getattr(errors, name) for name in errors.__all__)
@@ -56,9 +57,18 @@ class Rest:
         """Return all jobs."""
         return list(self._get("/jobs"))
 
-    def checkpoints(self, job: str) -> list[Record]:
-        """Return the checkpoints of a job, newest first."""
-        return list(self._get(f"/jobs/{urllib.parse.quote(job)}/checkpoints"))
+    def checkpoints(self, job: str, *, durable: bool = False) -> list[Record]:
+        """Return the checkpoints of a job, newest first; only those in the store if ``durable``."""
+        found: list[Record] = []
+        query = {"limit": PAGE_COUNT, "durable": str(durable).lower()}
+        while True:
+            path = f"/jobs/{urllib.parse.quote(job)}/checkpoints"
+            page = list(self._get(f"{path}?{urllib.parse.urlencode(query)}"))
+            found += page
+            if len(page) < PAGE_COUNT:
+                return found
+            query["before"] = page[-1]["step"]
+            query["before_generation"] = page[-1]["generation"]
 
     def checkpoint(self, job: str, step: int, generation: int | None = None) -> Record:
         """Return one checkpoint with its shards and where copies of them are."""

@@ -1,0 +1,303 @@
+"""The commands of the object tier against a real metadata service and folders as stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests.integration.convert import made
+
+from holdfast.cli.lease import ReadLease
+from holdfast.cli.main import main
+from holdfast.cli.rest import Rest
+from holdfast.core.keys import parse_folder
+from holdfast.errors import NotFoundError, PreconditionError
+from holdfast.objectstore import open_store
+
+ROOT = Path(__file__).parents[3]
+START_S_MAX = 60.0
+JOB = "team/gpt"
+
+
+def _until(span_s: float, check) -> None:
+    """Call ``check`` again and again until it raises, or the span is over."""
+    ends = time.monotonic() + span_s
+    while time.monotonic() < ends:
+        check()
+        time.sleep(0.02)
+
+
+@contextmanager
+def metadata(folder: Path):
+    """Run the service as its users do; yield the variables that lead to it and to its store."""
+    store = (folder / "store").as_uri()
+    (folder / "store").mkdir(mode=0o700)
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")},
+        "PYTHONPATH": f"{ROOT / 'sdk'}{os.pathsep}{ROOT / 'services'}",
+        "HOLDFAST_DATABASE_URL": f"sqlite:///{folder / 'catalogue.db'}",
+        "HOLDFAST_LISTEN": "127.0.0.1:0",
+        "HOLDFAST_REST_LISTEN": "127.0.0.1:0",
+        "HOLDFAST_READY_FILE": str(folder / "ready.json"),
+        "HOLDFAST_STORE": store,
+        "HOLDFAST_QUEUE": f"sqlite:///{folder / 'queue.db'}",
+    }
+    command = [sys.executable, "-m", "holdfast_services.metadata"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        ends = time.monotonic() + START_S_MAX
+        while not (folder / "ready.json").exists():
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < ends, "not ready in time"
+            time.sleep(0.05)
+        ready = json.loads((folder / "ready.json").read_text())
+        yield {"HOLDFAST_ADDRESS": ready["address"], "HOLDFAST_STORE": store}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with metadata(tmp_path_factory.mktemp("service")) as environ:
+        yield environ
+
+
+@pytest.fixture
+def environ(service, monkeypatch, tmp_path):
+    for name, value in service.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    return service
+
+
+@pytest.fixture
+def run(environ, capsys):
+    """Run one command with --json; return exit code and what it said."""
+
+    def call(*arguments):
+        code = main([*map(str, arguments), "--json"])
+        out, err = capsys.readouterr()
+        return code, json.loads(out or err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A bucket of another cluster: steps 4, 8 and 12 of one run, step 12 by a later attempt."""
+    root = tmp_path_factory.mktemp("elsewhere")
+    store = open_store(str(root), make=True)
+    ranks = made.two_ranks(made.everything())
+    for step, generation, parent in ((4, 1, (0, 0)), (8, 1, (0, 0)), (12, 2, (8, 1))):
+        made.put(store, ranks, step=step, generation=generation, parent=parent)
+    return root
+
+
+@pytest.fixture
+def imported(run, elsewhere):
+    """The job is in the service's store and catalogue."""
+    code, found = run("import", elsewhere.as_uri())
+    assert code == 0, found
+    return found
+
+
+def test_another_clusters_bucket_becomes_part_of_this_one(run, elsewhere, imported):
+    """P6: with nothing but the bucket; what was restored from decides which steps count."""
+    again = run("import", elsewhere / JOB / "r1")[1]
+    code, found = run("ls", JOB)
+
+    assert [4, 8, 12] == [c["step"] for c in imported["checkpoints"]]
+    assert imported["adopted"]
+    assert [False] * 3 == [c["new"] for c in again["checkpoints"]]
+    assert (0, [12, 8, 4]) == (code, [c["step"] for c in found])
+    assert {(False, "durable")} == {(c["superseded"], c["level"]) for c in found}
+
+
+def test_people_see_notes_and_where_it_lies(environ, imported, capsys):
+    """F92."""
+    assert 0 == main(["ls", JOB])
+    listed = capsys.readouterr().out
+    assert 0 == main(["show", f"{JOB}@12"])
+    shown = capsys.readouterr().out
+
+    assert "loss=0.25" in listed
+    assert f"{JOB}/r1/step-12.g2/" in shown
+    assert "object" in shown
+    assert '{"loss": 0.25}' in shown
+
+
+def test_a_checkpoint_of_the_catalogue_is_exported_under_a_lease(run, imported, tmp_path):
+    """F89: to what transformers expects; the lease is given back."""
+    dest = tmp_path / "hf"
+    code, found = run(
+        *("export", f"{JOB}@8", dest, "--format", "hf", "--only", "model", "--strip", "model")
+    )
+    again, refused = run("export", f"{JOB}@8", dest, "--format", "hf")
+
+    assert (0, 8, 1) == (code, found["step"], found["generation"])
+    assert ["model.safetensors"] == [path.name for path in dest.iterdir()]
+    assert (1, "already_exists") == (again, refused["error"]["kind"])
+    assert [] == run("show", f"{JOB}@8")[1]["held"]
+
+
+def test_a_lost_lease_stops_the_reader(environ, imported):
+    """Somebody may delete what is being read: better no export than half of one."""
+    rest = Rest.find(os.environ)
+    with ReadLease(rest, rest.checkpoint(JOB, 8), ttl_s=0.3) as lease:
+        lease.check()
+        assert rest.checkpoint(JOB, 8)["held"]
+        rest.read("DELETE", lease._id)
+        with pytest.raises(PreconditionError, match="the read lease on step 8 is lost"):
+            _until(30, lease.check)
+
+
+def test_a_lease_outlives_its_first_term(environ, imported):
+    rest = Rest.find(os.environ)
+    with ReadLease(rest, rest.checkpoint(JOB, 8), ttl_s=0.9) as lease:
+        _until(2, lease.check)
+        held = rest.checkpoint(JOB, 8)["held"]
+
+    assert held
+
+
+def test_verify_reads_the_object_tier_and_names_what_is_damaged(run, imported, environ):
+    """G20: also of a folder, with no service."""
+    folder = Path(environ["HOLDFAST_STORE"].removeprefix("file://")) / JOB / "r1/step-4.g1"
+    segment = folder / "shard-00001-of-00002.safetensors"
+    good = segment.read_bytes()
+    assert 0 == run("verify", f"{JOB}@4", "--tier", "object")[0]
+    assert 0 == run("verify", f"{JOB}@4", "--tier", "all")[0]
+    segment.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    try:
+        code, found = run("verify", f"{JOB}@4", "--tier", "object")
+        of_folder, same = run("verify", folder)
+    finally:
+        segment.write_bytes(good)
+
+    assert (1, 1) == (code, of_folder)
+    states, again = ({o["shard"]: o["state"] for o in r["objects"]} for r in (found, same))
+    assert states == again
+    assert {"r1/4/1/0/0": "ok", "r1/4/1/1/0": "mismatch", "r1/4/1/1/1": "ok"} == states
+
+
+def test_what_is_kept_can_be_set_shown_and_tried(run, imported):
+    """F87, G11."""
+    nothing = run("retain", JOB)[1]
+    code, policy = run("retain", JOB, "--last", 1, "--spaced", "1h", "--best", 1, "--metric", "x")
+    plan = run("collect", JOB, "--dry-run")[1]
+    back = run("retain", JOB, "--all")[1]
+
+    assert (0, 0) == (code, nothing["last"])
+    assert (1, 3600.0, "x") == (policy["last"], policy["spaced_s"], policy["metric"])
+    assert {4, 8, 12} == {item["step"] for item in plan}
+    assert next(item for item in plan if item["step"] == 12)["keep"]
+    assert nothing == back
+
+
+def test_a_pin_keeps_a_checkpoint_from_rm(run, imported):
+    """F87, F92: and the newest one needs force."""
+    assert 0 == run("pin", f"{JOB}@4", "--note", "for the paper")[0]
+    refused = run("rm", f"{JOB}@4")
+    newest = run("rm", f"{JOB}@12")
+    assert run("show", f"{JOB}@4")[1]["pinned"]
+    assert 0 == run("unpin", f"{JOB}@4")[0]
+
+    assert (1, "precondition") == (refused[0], refused[1]["error"]["kind"])
+    assert (1, "precondition") == (newest[0], newest[1]["error"]["kind"])
+    assert 0 == run("rm", f"{JOB}@4.g1")[0]
+    code, gone = run("export", f"{JOB}@4", "x", "--format", "hf")
+    assert code == 1
+    assert "is not in the object store" in gone["error"]["message"]
+
+
+def test_links_need_a_store_that_has_them(run, imported):
+    """F90: a folder has none."""
+    code, found = run("links", f"{JOB}@8", "--valid", "10m")
+
+    assert (1, "precondition") == (code, found["error"]["kind"])
+
+
+def test_a_scrub_is_asked_for(run, imported):
+    assert 0 == run("scrub", JOB)[0]
+
+
+def test_weights_come_in_under_a_name_and_out_again(run, imported, tmp_path):
+    """F89: a torch file, adopted by the catalogue, exported as safetensors."""
+    torch.save({"w": torch.arange(6.0), "b": torch.ones(2)}, tmp_path / "x.pt")
+    code, found = run("import", tmp_path / "x.pt", "--job", "base", "--step", 7, "--as", "model")
+    dest = tmp_path / "y.safetensors"
+    out, written = run("export", "base", dest, "--format", "safetensors", "--strip", "model")
+
+    assert (0, 7, True) == (code, found["checkpoints"][0]["step"], found["adopted"])
+    assert (0, 2, [str(dest)]) == (out, written["tensors"], written["paths"])
+    assert ["base"] == [job["job"] for job in run("ls")[1] if job["job"] == "base"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (("export", "gpt", "s3://bucket/x", "--format", "hf"), "invalid_request"),
+        (("export", "nobody", "x", "--format", "hf"), "not_found"),
+        (("export", "/nowhere", "x", "--format", "hf"), "not_found"),
+        (("import", "/nowhere", "--job", "j"), "not_found"),
+        (("import", __file__), "invalid_request"),
+        (("verify", "/nowhere", "--tier", "memory"), "invalid_request"),
+    ],
+)
+def test_what_cannot_be_is_one_error(run, arguments, kind):
+    code, found = run(*arguments)
+
+    assert (1, kind) == (code, found["error"]["kind"])
+
+
+def test_doctor_sees_the_store_and_rebuilds_the_catalogue(run, imported, environ, elsewhere):
+    """P6: a folder that the catalogue does not know is taken in, a broken one is named."""
+    root = Path(environ["HOLDFAST_STORE"].removeprefix("file://"))
+    store = open_store(str(root))
+    made.put(store, made.two_ranks(made.everything()), job="lost", run="r9")
+    broken = "lost/r9/step-13.g2/manifest.json"
+    assert parse_folder(broken)
+    store.put(broken, b"{}")
+    code, found = run("doctor", "--rebuild")
+    store.delete([broken])
+    checks = {check["name"]: check for check in run("doctor")[1]}
+
+    assert (1, 1, [broken]) == (code, found["checkpoints"], [s["key"] for s in found["skipped"]])
+    assert [12] == [c["step"] for c in run("ls", "lost")[1]]
+    assert "ok" == checks["object store"]["level"]
+    assert "ok" == checks["orphans"]["level"]
+
+
+def test_a_folder_is_verified_and_exported_without_any_service(
+    elsewhere, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    folder = elsewhere / JOB / "r1/step-8.g1"
+
+    assert 0 == main(["verify", str(folder)])
+    assert "all 3 objects match" in capsys.readouterr().out
+    assert 0 == main(["export", folder.as_uri(), str(tmp_path / "o.pt"), "--format", "torch"])
+    assert "model.BF16" in torch.load(tmp_path / "o.pt", weights_only=True)
+
+
+def test_without_a_service_an_import_waits_in_the_store(elsewhere, tmp_path, monkeypatch, capsys):
+    """The next cluster that uses this store finds it by the job's name."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "mine"))
+
+    assert 0 == main(["import", str(elsewhere), "--step", "8", "--job", "mine"])
+    assert "no service runs here" in capsys.readouterr().out
+    assert (tmp_path / "mine/mine/r1/step-8.g1/manifest.json").exists()
+    with pytest.raises(NotFoundError):
+        open_store(str(tmp_path / "mine")).head("mine/r1/step-4.g1/manifest.json")
