@@ -1,0 +1,197 @@
+"""Collecting, scrubbing, and what nobody will finish or read."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.integration.persistence.harness import JOB, Wrapped, draining, segment, until
+
+from holdfast.core import keys
+from holdfast.core.facts import PersistPlan
+from holdfast.core.ids import CheckpointId
+from holdfast.errors import UnavailableError
+from holdfast.objectstore import open_store
+from holdfast_services.persistence.orphans import Swept, sweep
+
+LENGTH = 5000
+
+
+@pytest.fixture
+def durable(catalogue, node, store, store_url, queue_url):
+    """Make checkpoints of two shards durable; return their ids and their shards."""
+
+    def make(*steps, length=LENGTH):
+        made = {}
+        for step in steps:
+            pairs = [segment(length, step=step, rank=rank, world=2) for rank in range(2)]
+            for shard, data in pairs:
+                node.hold(shard, data)
+            made[catalogue.drain([s for s, _ in pairs], [node.peer])] = [s for s, _ in pairs]
+        with draining(catalogue, store_url, queue_url):
+            until(lambda: all(map(catalogue.durable, made)), "durable")
+        return made
+
+    return make
+
+
+def item(kind, checkpoint):
+    return f"{kind}/{checkpoint.run}/{checkpoint.step}/{checkpoint.generation}"
+
+
+def ask(catalogue, kind, checkpoint, shards=()):
+    catalogue.plans[item(kind, checkpoint)] = PersistPlan(
+        checkpoint=checkpoint, job=JOB, shards=tuple(shards)
+    )
+
+
+def under(store, checkpoint):
+    return [entry.key for entry in store.list(keys.folder(JOB, checkpoint))]
+
+
+def test_a_collected_checkpoint_is_gone_and_the_others_stay(
+    catalogue, store, store_url, queue_url, durable
+):
+    """F87, G11: the manifest first, then the rest; the bytes freed are told."""
+    first, second = durable(10, 20)
+    store.begin(keys.folder(JOB, first) + "shard-00009-of-00010.safetensors", 100, 100)
+    lengths = sum(entry.length_bytes for entry in store.list(keys.folder(JOB, first)))
+    before = under(store, second)
+    wrapped = Wrapped(open_store(store_url))
+    ask(catalogue, "collect", first)
+    with draining(catalogue, store_url, queue_url, store=wrapped):
+        until(lambda: catalogue.collected, "collected")
+
+    assert [(first, lengths)] == catalogue.collected
+    assert [] == under(store, first)
+    assert [] == list(store.open_uploads())
+    assert before == under(store, second)
+    deleted = [args[0] for name, args in wrapped.calls if name == "delete"]
+    assert [keys.manifest_key(JOB, first)] == deleted[0]
+
+
+def test_collecting_goes_on_after_a_failure(catalogue, store, store_url, queue_url, durable):
+    """G11: cut off after the manifest nobody believes the rest, and the repeat takes it away."""
+    (first,) = durable(10)
+    wrapped = Wrapped(open_store(store_url))
+    failed = []
+
+    def fail(names):
+        if len(failed) == 0 and "manifest" not in names[0]:
+            failed.append(names)
+            raise UnavailableError("503")
+
+    wrapped.before["delete"] = fail
+    ask(catalogue, "collect", first)
+    with draining(catalogue, store_url, queue_url, store=wrapped):
+        until(lambda: catalogue.collected, "collected")
+
+    assert failed
+    assert [] == list(store.list()), "the index of the run went with its last folder"
+
+
+def test_a_scrub_finds_what_is_bad_and_nothing_else(
+    catalogue, store, store_url, queue_url, durable
+):
+    """G20: every byte is read back and hashed against the sidecar and the manifest."""
+    made = durable(10, 20)
+    (first, shards), (second, others) = made.items()
+    path = store.url.removeprefix("file://") + "/" + keys.segment_key(JOB, shards[1].id, 2)
+    with Path(path).open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"\xff\x00\xff")
+    ask(catalogue, "scrub", first, shards)
+    ask(catalogue, "scrub", second, others)
+    with draining(catalogue, store_url, queue_url):
+        until(lambda: len({key for key, _ in catalogue.scrubbed}) == 2, "scrubbed")
+
+    found = dict(catalogue.scrubbed)
+    assert {first: [shards[1].id], second: []} == found
+
+
+@pytest.mark.parametrize("gone", ["segment", "sidecar", "manifest", "changed"])
+def test_a_scrub_tells_what_is_gone(catalogue, store, store_url, queue_url, durable, gone):
+    """G20: without its sidecar a shard is bad; without the manifest all are."""
+    ((key, shards),) = durable(10).items()
+    first = shards[0].id
+    if gone == "changed":  # the catalogue means another checkpoint than the manifest
+        shards = [replace(shard, root_digest=b"\1" * 16) for shard in shards]
+    else:
+        name = {
+            "segment": keys.segment_key(JOB, first, 2),
+            "sidecar": keys.sidecar_key(JOB, first, 2),
+            "manifest": keys.manifest_key(JOB, key),
+        }[gone]
+        store.delete([name])
+    ask(catalogue, "scrub", key, shards)
+    with draining(catalogue, store_url, queue_url):
+        until(lambda: catalogue.scrubbed, "scrubbed")
+
+    everything = [shard.id for shard in shards]
+    wanted = [first] if gone in ("segment", "sidecar") else everything
+    assert wanted == catalogue.scrubbed[0][1]
+
+
+def test_a_store_that_is_away_condemns_no_checkpoint(
+    catalogue, store, store_url, queue_url, durable, tmp_path
+):
+    """G20: a bucket that is missing says nothing of its shards."""
+    ((key, shards),) = durable(10).items()
+    aside = tmp_path / "aside"
+    (tmp_path / "store").rename(aside)
+    ask(catalogue, "scrub", key, shards)
+    with draining(catalogue, store_url, queue_url):
+        until(lambda: catalogue.said("persist_failed"), "said so")
+        assert [] == catalogue.scrubbed
+        aside.rename(tmp_path / "store")
+        until(lambda: catalogue.scrubbed, "scrubbed")
+
+    assert [] == catalogue.scrubbed[0][1]
+
+
+def test_orphans_are_taken_away_and_nothing_else(store, durable):
+    """G11: folders without a manifest and uploads that nobody ends, when they are old enough;
+    never what is draining, never what has a manifest, never what is not ours."""
+    kept, torn, now = durable(10, 20, 30)
+    store.delete([keys.manifest_key(JOB, torn), keys.manifest_key(JOB, now)])
+    foreign = {"notes.txt", f"{JOB}/readme", f"{JOB}/r1/step-x.g1/shard", "other/r1/step-01.g1/x"}
+    for name in foreign:
+        store.put(name, b"not ours")
+    stem = "shard-00000-of-00002.safetensors"
+    theirs, mine, alive = (
+        store.begin(key, 100, 100)
+        for key in ("other/file", keys.folder(JOB, torn) + stem, keys.folder(JOB, now) + stem)
+    )
+    before = under(store, now)
+
+    assert Swept() == sweep(store, time.time() - 3600, {now}, threading.Event()), "all is young"
+    found = sweep(store, time.time() + 3600, {now}, threading.Event())
+
+    assert (1, 1) == (found.folders, found.uploads)
+    assert found.freed_bytes > 2 * LENGTH
+    assert [] == under(store, torn)
+    assert before == under(store, now)
+    assert 5 == len(under(store, kept))
+    assert foreign <= {entry.key for entry in store.list()}
+    assert {theirs.id, alive.id} == {upload.id for upload in store.open_uploads()} - {mine.id}
+    assert mine.id not in {upload.id for upload in store.open_uploads()}
+
+
+def test_a_worker_looks_for_orphans_when_it_is_asked(
+    catalogue, store, store_url, queue_url, durable
+):
+    """G11: by the time that metadata says, which is the database's."""
+    (torn,) = durable(10)
+    store.delete([keys.manifest_key(JOB, torn)])
+    nobody = CheckpointId("", 0, 0)
+    catalogue.plans["orphans/all"] = PersistPlan(
+        checkpoint=nobody, job="", created_at_s=time.time() + 3600
+    )
+    with draining(catalogue, store_url, queue_url):
+        until(lambda: catalogue.said("orphans_deleted"), "swept")
+
+    assert [] == under(store, torn)
