@@ -199,6 +199,32 @@ def test_down_keeps_what_is_durable_and_down_all_does_not(stack):
     assert (stack.home / "store").is_dir()
 
 
+@pytest.mark.parametrize(("answer", "code"), [("no", 1), ("yes", 0)])
+def test_down_all_asks_on_a_terminal(home, answer, code):
+    (home / "store").mkdir()
+    ours, theirs = os.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", "down", "--all", "--dir", str(home)],
+        env=environment(), stdin=theirs, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(ours)
+    os.close(theirs)
+
+    assert "remove all checkpoints" in done.stderr
+    assert done.returncode == code
+    assert (home / "store").exists() == (code == 1)
+
+
+def test_another_store_than_the_running_one_is_not_what_was_asked_for(home, tmp_path):
+    first = cli("up", "--dir", str(home))
+    second = cli("up", "--dir", str(home), "--store", str(tmp_path))
+
+    assert f"store      file://{home}/store" in first.stdout
+    assert second.returncode == 0
+    assert f"not store file://{tmp_path} as asked" in second.stdout
+
+
 def test_a_killed_persistence_worker_comes_back_and_status_says_how_it_is(stack):
     """G10: the drain goes on after SIGKILL; nobody but ``status`` notices."""
     until(lambda: drain(stack)["worker_ready"], "a worker that claims")

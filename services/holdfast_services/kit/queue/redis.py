@@ -260,7 +260,7 @@ class RedisQueue:
                 return []  # emptied meanwhile: the next script begins it anew
         return [
             (entry_id, 1, fields["item"], fields["deliveries"])
-            for _, entries in answer
+            for _, entries in answer or ()
             for entry_id, fields in entries
         ]
 
