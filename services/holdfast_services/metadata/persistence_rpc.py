@@ -47,7 +47,9 @@ class PersistenceRpc(PersistenceServicer):
         """Take note of an uploaded shard."""
         del context
         shard = from_message(request.shard, Shard)
-        missing = await self._service.change(lambda c: persisting.shard_stored(c, shard))
+        missing = await self._service.write(lambda c: persisting.shard_stored(c, shard))
+        if missing == 0:  # only then does anybody but the worker have something to do
+            self._service.tell()
         return pb.ShardStoredResponse(missing=missing)
 
     async def Durable(self, request: pb.DurableRequest, context: Context) -> pb.DurableResponse:

@@ -120,6 +120,14 @@ checkpoints = _table(
     Column("parent_generation", _BIG),
 )
 
+# What every change of a run reads, however many durable rows lie beside it.
+Index(
+    "checkpoints_in_memory",
+    checkpoints.c.run,
+    sqlite_where=checkpoints.c.durable_at_s.is_(None),
+    postgresql_where=checkpoints.c.durable_at_s.is_(None),
+)
+
 # One row per shard of a draining checkpoint, gone with the drain; done_at_s: it lies there.
 drains = _table(
     "drains",

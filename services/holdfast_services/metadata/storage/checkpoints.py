@@ -73,12 +73,14 @@ class CheckpointStatements(ObjectStatements):
             for rule in run.rules
         ]
         vain = [is_of(t.checkpoints, key) for key in run.rejected]
-        valid = self.durable(
-            run.id, *(~condition for condition in (*left, *vain)), limit=DURABLE_ROWS_IN_RUN_MAX
-        )
+        choosable = [~condition for condition in (*left, *vain)]
+        valid = self.durable(run.id, *choosable, limit=DURABLE_ROWS_IN_RUN_MAX)
+        # A job of which only damaged objects are left is lost, not new.
+        damaged = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad != "[]")
+        hurt = self._durable(run.id, damaged, *choosable, limit=1) if run.deciding else ()
         chosen = run.decision.checkpoint if run.decision else None
         named = self._rows(is_of(t.checkpoints, chosen)) if chosen else ()
-        rows = {row.id: row for row in (*memory, *mine, *valid, *named)}
+        rows = {row.id: row for row in (*memory, *mine, *valid, *hurt, *named)}
         return replace(
             run,
             checkpoints=tuple(rows[key] for key in sorted(rows, reverse=True)),

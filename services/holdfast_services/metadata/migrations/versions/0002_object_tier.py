@@ -13,6 +13,7 @@ from sqlalchemy import (
     String,
     Text,
     false,
+    text,
 )
 
 revision = "0002"
@@ -35,6 +36,14 @@ def upgrade() -> None:
     op.add_column("checkpoints", Column("notes", Text, nullable=False, server_default=""))
     op.add_column("checkpoints", Column("parent_step", _BIG))
     op.add_column("checkpoints", Column("parent_generation", _BIG))
+    memory = text("durable_at_s IS NULL")
+    op.create_index(
+        "checkpoints_in_memory",
+        "checkpoints",
+        ["run"],
+        sqlite_where=memory,
+        postgresql_where=memory,
+    )
     op.create_table(
         "drains",
         *_checkpoint_key(),
@@ -84,6 +93,7 @@ def downgrade() -> None:
     """Drop them, with all that they hold."""
     for name in ("reads", "user_pins", "objects", "drains"):
         op.drop_table(name)
+    op.drop_index("checkpoints_in_memory", "checkpoints")
     for table, columns in (
         ("checkpoints", ("parent_generation", "parent_step", "notes", "drain_at_s")),
         ("attempts", ("persist_seconds", "persist_steps")),

@@ -1,0 +1,276 @@
+"""A drain from commit to durable, and what is kept: said once, said twice, said too late."""
+
+from dataclasses import replace
+
+import pytest
+from tests.integration.metadata.tier import expire, tier_over
+
+from holdfast.core.facts import StepNote
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+    PreconditionError,
+    StaleGenerationError,
+    UnavailableError,
+)
+from holdfast.v1 import common_pb2 as common
+from holdfast_services.metadata import persisting
+from holdfast_services.metadata.domain.persist import ORPHANS
+from holdfast_services.metadata.persisting import Ages
+
+
+async def test_a_drain_from_commit_to_durable(database_url, agents, kit):
+    """G10: offered by itself, shards, then the manifest; then it is durable and not pinned."""
+    async with tier_over(database_url, kit) as tier:
+        seat = await tier.launch(agents)
+        agents[0].ranks = tuple(
+            replace(s, notes=(StepNote(step=10, json='{"loss":1}'),)) for s in agents[0].ranks
+        )
+        view = await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, seat.generation)
+        assert (key,) == view.pinned
+        assert view.committed[0].draining
+
+        items = [await tier.do_next() for _ in range(3)]
+        assert [f"shard/{seat.run}/10/1/0/0", f"shard/{seat.run}/10/1/1/0"] == sorted(items[:2])
+        assert f"manifest/{seat.run}/10/1" == items[2]
+
+        row = await tier.row(key)
+        assert row.stored
+        assert not row.draining
+        assert '{"loss":1}' == row.notes
+        view = (await tier.service.watch("a", "", 0)).runs[0]
+        assert () == view.pinned
+        assert view.committed[0].durable
+        stored = await tier.service.read(lambda c: c.stored(key))
+        assert [0, 1] == [shard.id.rank for shard in stored.shards]
+        assert "checkpoint_durable" in await tier.kinds()
+        with pytest.raises(NotFoundError):
+            await tier.plan(items[2])
+
+
+async def test_what_is_said_twice_or_after_a_lost_answer_changes_nothing(database_url, agents, kit):
+    """Of a shard while it drains and after, of a manifest, a scrub, a collection."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, seat.generation)
+        first, second = await tier.service.read(lambda c: c.drained_shards(key))
+
+        assert [1, 1] == [await tier.stored(first) for _ in range(2)]
+        assert [0, 0] == [await tier.stored(second) for _ in range(2)]
+        for _ in range(2):
+            await tier.durable(key)
+            assert 0 == await tier.stored(first)
+            await tier.scrubbed(key)
+        before = await tier.row(key)
+        assert 1 == (await tier.kinds()).count("checkpoint_durable")
+        await expire(tier, key)
+        for _ in range(2):
+            await tier.collected(key)
+
+        assert before.durable_at_s is not None
+        assert 1 == (await tier.kinds()).count("checkpoint_collected")
+
+
+async def test_durable_before_all_shards_is_refused_and_names_them(database_url, agents, kit):
+    """P1."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, seat.generation)
+        with pytest.raises(NotReadyError, match="2 shards"):
+            await tier.durable(key)
+        shards = await tier.service.read(lambda c: c.drained_shards(key))
+        await tier.stored(shards[0])
+        with pytest.raises(NotReadyError, match=r"1 shards.*/10/1/1/0"):
+            await tier.durable(key)
+        with pytest.raises(NotFoundError):
+            await tier.plan(f"manifest/{seat.run}/10/1")
+
+        assert (await tier.row(key)).durable_at_s is None
+
+
+async def test_what_is_not_of_the_checkpoint_is_refused(database_url, agents, kit):
+    """P1, P9: another digest, another manifest, a checkpoint that nobody knows, nonsense."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, seat.generation)
+        shard, _ = await tier.service.read(lambda c: c.drained_shards(key))
+        with pytest.raises(PreconditionError):
+            await tier.stored(replace(shard, root_digest=b"x" * 16))
+        with pytest.raises(PreconditionError):
+            await tier.stored(replace(shard, id=replace(shard.id, rank=9)))
+        with pytest.raises(NotFoundError):
+            await tier.stored(replace(shard, id=replace(shard.id, run="nobody")))
+        with pytest.raises(NotFoundError):
+            await tier.durable(replace(key, step=99))
+        with pytest.raises(InvalidRequestError):
+            await tier.durable(key, b"short")
+        with pytest.raises(InvalidRequestError):
+            await tier.plan("burn/everything")
+        with pytest.raises(NotFoundError):
+            await tier.plan("manifest/nobody/1/1")
+        await tier.drained(key)
+        await tier.durable(key)
+        with pytest.raises(PreconditionError, match="another manifest"):
+            await tier.durable(key, b"o" * 16)
+        with pytest.raises(PreconditionError, match="expired"):
+            await tier.collected(key)
+        with pytest.raises(InvalidRequestError):
+            await tier.scrubbed(key, replace(shard.id, rank=9))
+        with pytest.raises(NotFoundError):
+            await tier.scrubbed(replace(key, step=11))
+
+
+async def test_a_worker_of_an_older_generation_that_wakes_up_is_refused(database_url, agents, kit):
+    """P2, G12: its step was left behind while it slept; a newer manifest is there meanwhile."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 5)
+        await tier.commit(agents, seat, 10)
+        old = CheckpointId(seat.run, 10, 1)
+        shards = await tier.service.read(lambda c: c.drained_shards(old))
+        await tier.stored(shards[0])
+        for agent in agents:  # the newest step is gone from one rank
+            agent.shards = [h for h in agent.shards if h.shard.id != shards[1].id]
+        second = await tier.launch(agents, b"second")
+        number = (await tier.run()).decision.number
+        for rank, agent in enumerate(agents):
+            agent.serve(second, rank, ready_decision=number)
+            await tier.service.report(agent.inventory())
+        assert 5 == (await tier.run()).decision.checkpoint.step
+        await tier.commit(agents, second, 10)
+        new = CheckpointId(seat.run, 10, 2)
+        await tier.drained(new)
+        await tier.durable(new)
+
+        with pytest.raises(StaleGenerationError):
+            await tier.stored(shards[1])
+        with pytest.raises(StaleGenerationError):
+            await tier.durable(old)
+        with pytest.raises(NotFoundError):
+            await tier.plan(f"manifest/{seat.run}/10/1")
+        assert (await tier.row(old)).durable_at_s is None
+        assert (await tier.row(new)).stored
+        assert "persist_lost" in await tier.kinds()
+
+
+async def test_a_drain_of_a_dead_attempt_that_was_not_left_behind_ends_well(
+    database_url, agents, kit
+):
+    """G12: fencing is about what was superseded, not about age."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        await tier.launch(agents, b"second")
+        await tier.drained(key)
+        await tier.durable(key)
+
+        assert (await tier.row(key)).stored
+
+
+async def test_a_shard_whose_holders_are_away_is_to_be_tried_later(database_url, agents, kit):
+    """Not lost: their last word was that they hold it."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        for agent in agents:
+            agent.leaving = True
+            await tier.service.report(agent.inventory())
+
+        with pytest.raises(UnavailableError):
+            await tier.plan(f"shard/{seat.run}/10/1/0/0")
+
+
+async def test_a_bad_shard_is_offered_planned_and_written_again(database_url, agents, kit):
+    """G20: repair from another tier."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        await tier.drained(key)
+        await tier.durable(key)
+        bad = ShardId(seat.run, 10, 1, 1)
+        item = f"shard/{bad.key}"
+        with pytest.raises(NotFoundError):
+            await tier.plan(item)
+        await tier.scrubbed(key, bad)
+        await tier.scrubbed(key, bad)
+        assert 1 == (await tier.kinds()).count("checkpoint_bad")
+        assert not (await tier.row(key)).stored
+        assert [item] == await tier.service.read(lambda c: persisting.keep_items(c, Ages()))
+
+        plan = await tier.plan(item)
+        assert plan.repair
+        await tier.stored(plan.shards[0])
+        assert (await tier.row(key)).stored
+        assert [] == await tier.service.read(lambda c: persisting.keep_items(c, Ages()))
+
+
+async def test_what_is_kept_is_scrubbed_when_asked_or_old_and_collected_when_expired(
+    database_url, agents, kit
+):
+    """G11, G20."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        await tier.drained(key)
+        await tier.durable(key)
+
+        async def due(scrub_s=0.0):
+            ages = Ages(scrub_s=scrub_s)
+            return await tier.service.read(lambda c: persisting.keep_items(c, ages))
+
+        assert [] == await due() == await due(3600.0)
+        await tier.service.write(lambda c: c.ask_scrub(key))
+        assert [f"scrub/{seat.run}/10/1"] == await due()
+        assert 2 == len((await tier.plan(f"scrub/{seat.run}/10/1")).shards)
+        await tier.scrubbed(key)
+        assert [] == await due()
+        assert [f"scrub/{seat.run}/10/1"] == await due(1e-9)
+
+        await expire(tier, key)
+        assert [f"collect/{seat.run}/10/1"] == await due(1e-9)
+        assert key == (await tier.plan(f"collect/{seat.run}/10/1")).checkpoint
+        await tier.collected(key)
+        assert (await tier.row(key)).durable_at_s is None, "it is in memory still"
+        assert [] == await due()
+
+
+async def test_what_was_collected_and_is_in_no_memory_is_forgotten(database_url, agents, kit):
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        await tier.drained(key)
+        await tier.durable(key)
+        for agent in agents:
+            agent.shards = []
+            await tier.service.report(agent.inventory())
+        await expire(tier, key)
+        await tier.collected(key)
+
+        assert await tier.row(key) is None
+
+
+async def test_the_plan_for_orphans_spares_what_is_on_its_way(database_url, agents, kit):
+    """G11: by the database's clock."""
+    async with tier_over(database_url, kit, offers=False, ages=Ages(orphan_s=60.0)) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        plan = await tier.plan(ORPHANS)
+        now_s = await tier.service.read(lambda c: c.now_s())
+
+        assert (CheckpointId(seat.run, 10, 1),) == plan.earlier
+        assert now_s - 65 < plan.created_at_s <= now_s - 60
+
+
+async def test_a_handshake_says_where_rest_is(database_url, kit):
+    async with tier_over(database_url, kit, offers=False) as tier:
+        assert "http://r" == (await tier.call("Handshake", common.HandshakeRequest())).rest_url
