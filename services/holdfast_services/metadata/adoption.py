@@ -131,12 +131,14 @@ class BucketArchive:
     async def _take(self, job: str) -> Rebuilt:
         reading = await _in_thread(lambda stop: read(self._store, job, stop))
         written = await self._service.change(lambda c: write(c, job, reading))
-        if written.known and written.found:
-            await self._check(job, written.found)
-        return Rebuilt(bool(written.found), len(written.found), reading.skipped)
+        gone = await self._take_back(job, written.found) if written.known else 0
+        count = len(written.found) - gone
+        return Rebuilt(jobs=int(count > 0), checkpoints=count, skipped=reading.skipped)
 
-    async def _check(self, job: str, written: Sequence[Found]) -> None:
-        """Take back what was collected between the reading and the writing: it is not there."""
+    async def _take_back(self, job: str, written: Sequence[Found]) -> int:
+        """Forget what was collected between the reading and the writing; return how many."""
+        if not written:
+            return 0
 
         def listed(stop: threading.Event) -> set[Place]:
             return set(_until(stop, places(self._store, job)))
@@ -145,7 +147,8 @@ class BucketArchive:
         keys = [item.manifest.checkpoint for item in written]
         gone = [key for key in keys if Place(job, key) not in there]
         if gone:
-            await self._service.write(lambda c: forget(c, job, gone))
+            await self._service.change(lambda c: forget(c, job, gone))
+        return len(gone)
 
 
 def _sum(one: Rebuilt, other: Rebuilt) -> Rebuilt:

@@ -102,12 +102,10 @@ def check_removal(run: Run, item: Listed, newest: CheckpointId | None, *, force:
     """
     name = f"step {item.id.step} of generation {item.id.generation}"
     ids = {"job": run.job, "run": run.id, "step": item.id.step, "generation": item.id.generation}
-    if item.row.durable_at_s is None:
-        raise PreconditionError(
-            f"{name} is in memory only: its slots are freed by themselves", **ids
-        )
     if held := holds(run, item):
         raise PreconditionError(f"{name} is {', '.join(held)}", **ids)
+    if item.row.durable_at_s is None:
+        raise PreconditionError(f"{name} is in memory alone: it is freed by itself", **ids)
     if force:
         return
     if item.pin is not None:
