@@ -112,7 +112,7 @@ def is_passing(error: Exception) -> bool:
     """Return whether the same request may succeed a little later."""
     if isinstance(error, ClientError):
         return code(error) in _PASSING | _DAMAGED or status(error) in (429, 500, 502, 503, 504)
-    if isinstance(error, SSLError | _NO_CREDENTIALS):
+    if isinstance(error, (SSLError, *_NO_CREDENTIALS)):
         return False
     return isinstance(error, HTTPClientError | IncompleteReadError | HTTPError | OSError)
 
@@ -121,7 +121,7 @@ def is_refusal(error: Exception) -> bool:
     """Return whether it is certain that the request has changed nothing."""
     if isinstance(error, ClientError):
         return status(error) < 500 or code(error) == "SlowDown"
-    return isinstance(error, SSLError | _NO_CREDENTIALS | _NOT_SENT)
+    return isinstance(error, (SSLError, *_NO_CREDENTIALS, *_NOT_SENT))
 
 
 def mapped(error: Exception, *, bucket: str, key: str) -> CheckpointError:
