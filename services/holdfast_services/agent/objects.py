@@ -26,7 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.objectstore import ObjectStore, open_store
 
-READS_COUNT_MAX = 4
+READS_COUNT_MAX = 8
 """Ranged reads of one shard at a time; an agent fetches a few shards side by side."""
 
 
