@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from tests.e2e.stack import Stack, environment, processes, running_stack, until
+
+from holdfast_services.kit.queue import open_queue
 
 ASK = """
 import os
@@ -313,3 +316,22 @@ def test_an_idle_stack_ends_itself_and_keeps_what_it_holds(home):
 
     assert "stopping: no trainer for 0.5 s" in (home / "log").read_text()
     assert not (home / "stack.json").exists()
+
+
+def test_an_idle_stack_stays_until_all_is_drained(home):
+    """What is due and not in the store yet exists in this stack's memory only."""
+    queue = open_queue(f"sqlite:///{home / 'queue.db'}", lease_s=100.0)
+    queue.offer(["shard/x"])
+    (claim,) = queue.claim("a worker that takes its time", count_max=1, wait_s=0)
+    command = [sys.executable, "-m", "holdfast_services.supervisor", "--dir", str(home)]
+    subprocess.run(
+        [*command, "--detach", "--idle-exit", "0.3"], env=environment(), timeout=100, check=True
+    )
+    idle_until_s = time.monotonic() + 1.5
+    while time.monotonic() < idle_until_s:
+        assert len(supervisors(home)) == 1
+    queue.acknowledge(claim)
+    queue.close()
+    until(lambda: not supervisors(home), "the supervisor to end")
+
+    assert "stopping: no trainer for 0.3 s" in (home / "log").read_text()
