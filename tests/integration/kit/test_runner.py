@@ -14,8 +14,6 @@ import asyncio, sys
 from holdfast.errors import ExhaustedError
 from holdfast_services.kit import runner
 
-runner.SHUTDOWN_S_MAX = 0.2
-
 async def main(stop):
     print("ready", flush=True)
     if "full" in sys.argv:
@@ -26,7 +24,7 @@ async def main(stop):
     if "stuck" in sys.argv:
         await asyncio.Event().wait()
 
-sys.exit(runner.run("demo", main))
+sys.exit(runner.run("demo", main, shutdown_s_max=0.2))
 """
 
 
