@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
 from holdfast.core.facts import DecisionState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
@@ -76,6 +76,9 @@ class CheckpointDoc(BaseModel):
     notes: dict[str, Any]
     copies_min: int = Field(description="Copies on live nodes of the shard that has fewest")
     nodes: list[str]
+
+
+_CHECKPOINTS = TypeAdapter(list[CheckpointDoc])
 
 
 class ReplicaDoc(BaseModel):
@@ -175,10 +178,11 @@ def _restore_doc(run: Run) -> RestoreDoc | None:
     )
 
 
-def checkpoint_docs(run: Run, listed: Sequence[Listed], world: World) -> list[CheckpointDoc]:
-    """Return what people see of checkpoints, in the same order."""
+def checkpoints_json(run: Run, listed: Sequence[Listed], world: World) -> bytes:
+    """Return what people see of checkpoints, in the same order, as JSON."""
     kept = keep_from(run)
-    return [CheckpointDoc(**_fields(run, item, kept, _copies(run, item, world))) for item in listed]
+    docs = [CheckpointDoc(**_fields(run, item, kept, _copies(run, item, world))) for item in listed]
+    return _CHECKPOINTS.dump_json(docs)
 
 
 def checkpoint_detail_doc(

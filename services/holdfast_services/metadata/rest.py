@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Annotated
@@ -25,7 +25,6 @@ from holdfast.core.manifest import GENERATION_MAX
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
 from holdfast.rpc.status import http_code
 from holdfast_services.metadata import keeping, metrics, queries
-from holdfast_services.metadata.domain.keeping import Listed
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.view import World
 from holdfast_services.metadata.keeper import Keeper
@@ -130,24 +129,26 @@ def _add_checkpoints(app: FastAPI, service: Service) -> None:
         item, stored = await service.read(lambda c: keeping.one(c, run, at))
         return queries.checkpoint_detail_doc(run, item, stored, world)
 
-    @app.get("/api/v1/jobs/{job:path}/checkpoints")
+    @app.get("/api/v1/jobs/{job:path}/checkpoints", response_model=list[queries.CheckpointDoc])
     async def checkpoints(
         job: str,
         limit: Rows = CHECKPOINTS_PER_ANSWER_MAX,
         before: Before = None,
         before_generation: BeforeGeneration = 0,
         durable: Durable = False,
-    ) -> list[queries.CheckpointDoc]:
+    ) -> Response:
         """List a job's checkpoints, newest first; page on with the last row's step."""
         world = await service.world()
         run = await _run(service, job, world)
         below = None if before is None else (before, before_generation)
 
-        def listed(catalogue: Catalogue) -> Sequence[Listed]:
+        def rows(catalogue: Catalogue) -> bytes:
             now_s = catalogue.now_s()
-            return catalogue.listed(run.id, now_s, below=below, durable=durable, limit=limit)
+            found = catalogue.listed(run.id, now_s, below=below, durable=durable, limit=limit)
+            return queries.checkpoints_json(run, found, world)
 
-        return queries.checkpoint_docs(run, await service.read(listed), world)
+        # Made in the thread that reads: a thousand rows would hold up the loop.
+        return Response(await service.read(rows), media_type="application/json")
 
 
 def _add_jobs(app: FastAPI, service: Service) -> None:
