@@ -6,6 +6,15 @@ import pytest
 from tests.integration.persistence.harness import Catalogue, Holder
 
 from holdfast.objectstore import open_store
+from holdfast_services.persistence import worker
+from holdfast_services.persistence.domain import backoff
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """The same worker with shorter rests: tests wait for many of them."""
+    monkeypatch.setattr(worker, "CLAIM_WAIT_S", 0.05)
+    monkeypatch.setattr(backoff, "FIRST_S", 0.1)
 
 
 @pytest.fixture

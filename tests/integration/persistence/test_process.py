@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from tests.integration.persistence.harness import (
@@ -19,10 +21,11 @@ from tests.integration.persistence.process import WorkerProcess
 
 from holdfast.core import keys
 from holdfast.core.digest import PART_BYTES
+from holdfast.errors import NotFoundError
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
 
-PARTS = 6
+PARTS = 4
 LENGTH = (PARTS - 1) * PART_BYTES + 1000
 LEASE_S = 300.0
 BIG = 16 * PART_BYTES
@@ -58,8 +61,9 @@ def offered(catalogue, queue_url):
 def parts_of(store, shard):
     """Which parts of the open upload of a shard are there."""
     key = keys.segment_key(JOB, shard.id, shard.world_size)
-    for opened in store.open_uploads(key):
-        return store.parts(store.resume(opened, shard.length_bytes, PART_BYTES))
+    with suppress(NotFoundError):
+        for opened in store.open_uploads(key):
+            return store.parts(store.resume(opened, shard.length_bytes, PART_BYTES))
     return {}
 
 
@@ -72,10 +76,10 @@ def test_a_worker_told_to_stop_leaves_its_upload_to_the_next_one(
     key = catalogue.drain([shard], [node.peer])
     first = spawn(
         HOLDFAST_PERSIST_PARTS="1",
-        HOLDFAST_PERSIST_RATE="32MiB",
+        HOLDFAST_PERSIST_RATE="12MiB",
         HOLDFAST_QUEUE_LEASE_S=str(LEASE_S),
     )
-    until(lambda: len(parts_of(store, shard)) >= 2, "two parts are there")
+    until(lambda: parts_of(store, shard), "a part is there")
     assert 0 == first.terminate(), first.log()
     there = len(parts_of(store, shard))
     wrapped = Wrapped(open_store(store_url))
@@ -96,9 +100,9 @@ def test_a_worker_that_is_killed_is_taken_over(catalogue, node, store, store_url
     queue = open_queue(queue_url, lease_s=1.0)
     queue.offer(sorted(catalogue.due()))
     first = spawn(
-        HOLDFAST_PERSIST_PARTS="1", HOLDFAST_PERSIST_RATE="32MiB", HOLDFAST_QUEUE_LEASE_S="1"
+        HOLDFAST_PERSIST_PARTS="1", HOLDFAST_PERSIST_RATE="12MiB", HOLDFAST_QUEUE_LEASE_S="1"
     )
-    until(lambda: len(parts_of(store, shard)) >= 2, "two parts are there")
+    until(lambda: parts_of(store, shard), "a part is there")
     first.kill()
     there = len(parts_of(store, shard))
     wrapped = Wrapped(open_store(store_url))
@@ -138,8 +142,6 @@ def test_a_worker_says_when_it_is_ready_and_stops_when_told(spawn):
 
 def test_the_worker_yields_to_the_training_process(spawn):
     """It takes what processor time is left over."""
-    from pathlib import Path
-
     worker = spawn()
     stat = Path(f"/proc/{worker.process.pid}/stat").read_text()
 
