@@ -1,6 +1,6 @@
 """Every object store keeps the promises of the port: a folder, memory, Ceph and moto.
 
-One suite (F85, P7). Buckets and folders are new for each test; listings of S3 come in small pages.
+One suite (F85, P7). Each test has a folder of its own; listings of S3 come in small pages.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import pytest
 
+from holdfast.core.retry import Backoff
 from holdfast.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -24,20 +26,27 @@ from holdfast.errors import (
     NotFoundError,
     PreconditionError,
     TruncatedShardError,
+    UnavailableError,
 )
 from holdfast.objectstore import UPLOAD_PART_BYTES_MIN, ObjectStore, OpenUpload, open_store
 from holdfast.objectstore.s3 import S3Store
+from holdfast.objectstore.s3.client import Patience
 from holdfast.objectstore.s3.location import parse_location
 
 PART = UPLOAD_PART_BYTES_MIN
 LENGTH = 2 * PART + 1234
 PAGE_COUNT = 3
+IMPATIENT = Patience(backoff=Backoff(first_s=0.01, tries_max=3))
 # What people and tensors are called, and what breaks clients that quote wrongly.
 ODD_KEYS = [
     "a b/c+d&e=f", "per%cent/100%25", "ünïcode/模型", "semi;colon,comma", "quote'\"<>",
     "tilde~!*()",
     "back\\slash", "q?query#fragment", "deep/" * 20 + "leaf", "...", "..hidden", ".dot", "@:$",
     "emoji/🜁",
+]  # fmt: skip
+NO_KEYS = [
+    "", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", "a\0b", "a\nb", "a\x7fb",
+    "x" * 256, "y/" * 600 + "y", "\ud800", ".uploads", ".uploads/a",
 ]  # fmt: skip
 
 
@@ -50,8 +59,14 @@ class Kind:
     again: ObjectStore
 
 
+@pytest.fixture(scope="module")
+def buckets():
+    """One for each server: making one takes Ceph longer than most tests."""
+    return {}
+
+
 @pytest.fixture(params=["directory", "memory", "moto", "ceph"])
-def kind(request, tmp_path):
+def kind(request, tmp_path, buckets):
     name = request.param
     if name == "memory":
         store = again = open_store("memory:")
@@ -59,9 +74,13 @@ def kind(request, tmp_path):
         store = open_store(f"file://{tmp_path}/store", make=True)
         again = open_store(store.url)
     else:
-        url = request.getfixturevalue(name).url("pre fix")
-        store = S3Store(parse_location(url), page_count_max=PAGE_COUNT)
-        again = S3Store(parse_location(store.url), page_count_max=PAGE_COUNT)
+        server = request.getfixturevalue(name)
+        if name not in buckets:
+            buckets[name] = server.bucket()
+        url = server.at(buckets[name], f"pre fix/{uuid.uuid4().hex}")
+        options = {"patience": IMPATIENT, "page_count_max": PAGE_COUNT}
+        store = S3Store(parse_location(url), **options)
+        again = S3Store(parse_location(store.url), **options)
     yield Kind(name, store, again)
     store.close()
     again.close()
@@ -106,7 +125,9 @@ def test_what_was_put_is_got(store):
     assert b"first" == store.get("a/b.json", length_bytes_max=5)
     info = store.head("a/b.json")
     assert ("a/b.json", 5, etag) == (info.key, info.length_bytes, info.etag)
-    assert [info] == list(store.list())
+    (listed,) = store.list()
+    assert int(info.modified_s) == int(listed.modified_s)
+    assert replace(info, modified_s=0.0) == replace(listed, modified_s=0.0)
 
 
 def test_a_second_put_replaces_the_first(store):
@@ -199,36 +220,33 @@ def test_deleted_is_gone_and_may_be_deleted_again(store):
     assert [] == list(store.folders("a/"))
 
 
-@pytest.mark.parametrize("key", ODD_KEYS)
-def test_odd_names_are_names(kind, key):
-    kind.store.put(key, b"odd")
+def test_odd_names_are_names(kind):
+    for number, key in enumerate(ODD_KEYS):
+        kind.store.put(key, b"%d" % number)
+        assert [key] == keys(kind.again, key)
 
-    assert b"odd" == kind.again.get(key, length_bytes_max=10)
-    assert [key] == keys(kind.again) == keys(kind.again, key)
-    first, slash, _ = key.partition("/")
-    assert ([f"{first}/"] if slash else []) == list(kind.store.folders())
-    kind.again.delete([key])
+    assert sorted(ODD_KEYS) == keys(kind.again)
+    for number, key in enumerate(ODD_KEYS):
+        assert b"%d" % number == kind.again.get(key, length_bytes_max=2)
+    folders = {f"{key.partition('/')[0]}/" for key in ODD_KEYS if "/" in key}
+    assert sorted(folders) == list(kind.store.folders())
+    kind.again.delete(ODD_KEYS)
     assert [] == keys(kind.store)
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", "a\0b", "a\nb", "a\x7fb",
-     "x" * 256, "y/" * 600 + "y", "\ud800", ".uploads", ".uploads/a"],
-)  # fmt: skip
-def test_what_is_no_key_is_refused_before_it_goes_anywhere(store, key):
+def test_what_is_no_key_is_refused_before_it_goes_anywhere(store):
     """P9: no name climbs out of a store."""
-    calls = [
-        lambda: store.put(key, b"x"),
-        lambda: store.get(key, length_bytes_max=1),
-        lambda: store.head(key),
-        lambda: read(store, key, 1),
-        lambda: store.delete([key]),
-        lambda: store.begin(key, PART, PART),
-    ]
-    for call in calls:
-        with pytest.raises(InvalidRequestError):
-            call()
+    for key in NO_KEYS:
+        for call in (
+            lambda key=key: store.put(key, b"x"),
+            lambda key=key: store.get(key, length_bytes_max=1),
+            lambda key=key: store.head(key),
+            lambda key=key: read(store, key, 1),
+            lambda key=key: store.delete([key]),
+            lambda key=key: store.begin(key, PART, PART),
+        ):
+            with pytest.raises(InvalidRequestError):
+                call()
 
 
 # -- listings ----------------------------------------------------------------------------------
@@ -386,17 +404,22 @@ def test_finished_twice_is_finished(kind, data):
     assert data == read(kind.store, "k")
 
 
-def test_an_upload_that_was_finished_takes_no_parts(store, data):
-    begun = store.begin("k", LENGTH, PART)
+def test_an_upload_that_was_finished_takes_no_parts(kind, data):
+    store, begun = kind.store, kind.store.begin("k", LENGTH, PART)
     parts = [store.put_part(begun, n, part_of(data, n)) for n in range(3)]
     store.finish(begun, parts)
     with pytest.raises(NotFoundError):
         store.parts(begun)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(_ended(kind)):
         store.put_part(begun, 0, memoryview(bytes(PART)))
 
     store.abort(begun)
     assert data == read(store, "k")
+
+
+def _ended(kind):
+    """moto breaks when a part comes for an upload that it does not know."""
+    return (NotFoundError, UnavailableError) if kind.name == "moto" else NotFoundError
 
 
 def test_an_aborted_upload_is_gone(kind, data):
@@ -407,13 +430,11 @@ def test_an_aborted_upload_is_gone(kind, data):
     kind.store.abort(begun)
 
     assert [] == list(kind.store.open_uploads())
-    for call in (
-        lambda: kind.store.parts(begun),
-        lambda: kind.store.put_part(begun, 0, part_of(data, 0)),
-        lambda: kind.store.finish(begun, parts),
-    ):
+    for call in (lambda: kind.store.parts(begun), lambda: kind.store.finish(begun, parts)):
         with pytest.raises(NotFoundError):
             call()
+    with pytest.raises(_ended(kind)):
+        kind.store.put_part(begun, 0, part_of(data, 0))
     assert [] == keys(kind.store)
 
 
@@ -492,15 +513,16 @@ def test_a_part_is_copied_inside_the_store(kind, data):
     )
 
 
-def test_a_part_is_copied_from_what_is_there(store, data):
-    upload(store, "old", data)
-    begun = store.begin("new", LENGTH, PART)
+def test_a_part_is_copied_from_what_is_there(kind, data):
+    upload(kind.store, "old", data)
+    begun = kind.store.begin("new", LENGTH, PART)
     with pytest.raises(NotFoundError):
-        store.copy_part(begun, 0, "none", 0)
-    with pytest.raises(PreconditionError):
-        store.copy_part(begun, 0, "old", LENGTH - PART + 1)
+        kind.store.copy_part(begun, 0, "none", 0)
+    if kind.name != "moto":  # it copies what there is
+        with pytest.raises(PreconditionError):
+            kind.store.copy_part(begun, 0, "old", LENGTH - PART + 1)
 
-    assert 0 not in store.parts(begun)
+    assert 0 not in kind.store.parts(begun)
 
 
 def test_an_upload_replaces_an_object_only_when_it_is_finished(store, data):

@@ -11,6 +11,7 @@ A request is forwarded as it came, its ``Host`` too, so that signatures hold.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import http.server
@@ -18,6 +19,7 @@ import socket
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -87,9 +89,15 @@ class _Rule:
 
 
 class FaultProxy:
-    """Listens on 127.0.0.1 from the beginning; a thread for each connection."""
+    """Listens on 127.0.0.1 from the beginning; a thread for each connection.
 
-    def __init__(self, upstream: str, *, tls: ssl.SSLContext | None = None) -> None:
+    With ``checks_parts`` it refuses bytes that are not those of their checksum, as Amazon does.
+    """
+
+    def __init__(
+        self, upstream: str, *, tls: ssl.SSLContext | None = None, checks_parts: bool = False
+    ) -> None:
+        self.checks_parts = checks_parts
         self._upstream = urlsplit(upstream)
         self._rules: list[_Rule] = []
         self._lock = threading.Lock()
@@ -198,6 +206,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 time.sleep(delay_s)
             case Edit(change):
                 body = change(body)
+        if proxy.checks_parts and not self._is_whole(body):
+            return self._fail(Answer(400, "BadDigest"))
         answer = proxy.forward(self.command, self.path, self.headers, body)
         if isinstance(fault, Answer | Drop | Hang):
             return self._fail(fault)
@@ -205,6 +215,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self._answer(*answer, cut=cut)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do  # noqa: N815
+
+    def _is_whole(self, body: bytes) -> bool:
+        said = self.headers.get("x-amz-checksum-crc32")
+        return not said or base64.b64decode(said) == zlib.crc32(body).to_bytes(4, "big")
 
     def _fail(self, fault: Answer | Drop | Hang) -> None:
         if isinstance(fault, Answer):

@@ -24,7 +24,10 @@ UPLOAD_PART_BYTES_MIN = 5 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """One object as a listing shows it; ``modified_s`` is the store's clock."""
+    """One object as a listing shows it; ``modified_s`` is the store's clock.
+
+    ``head`` of some stores knows it in whole seconds only.
+    """
 
     key: str
     length_bytes: int

@@ -21,7 +21,7 @@ from holdfast.errors import (
 )
 from holdfast.objectstore import ObjectInfo
 from holdfast.objectstore.rules import WORK_FOLDER, checked_key, checked_prefix
-from holdfast.objectstore.tree import CREATE, Tree, read_all, write_all
+from holdfast.objectstore.tree import CREATE, Tree, again, read_all, write_all
 from holdfast.objectstore.uploads import PUT_SUFFIX, DirectoryUploads
 
 DELETE_KEYS_MAX = 1000
@@ -61,21 +61,22 @@ class DirectoryStore(DirectoryUploads):
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """See ``ObjectStore.put``; it is on disk when this returns."""
         checked_key(key)
+        with self._tree.errors(key):
+            return again(lambda: self._put(key, data, if_absent=if_absent))
+
+    def _put(self, key: str, data: bytes, *, if_absent: bool) -> str:
         temporary = f"{token_hex(16)}{PUT_SUFFIX}"
-        with self._tree.errors(key), self._tree.opened(WORK_FOLDER, make=True) as work:
+        with self._tree.opened(WORK_FOLDER, make=True) as work:
+            fd = os.open(temporary, CREATE, 0o600, dir_fd=work)
             try:
-                fd = os.open(temporary, CREATE, 0o600, dir_fd=work)
-                try:
-                    write_all(fd, memoryview(data))
-                    os.fsync(fd)
-                    etag = _etag(os.fstat(fd))
-                finally:
-                    os.close(fd)
+                write_all(fd, memoryview(data))
+                os.fsync(fd)
                 self._tree.place(work, temporary, key, if_absent=if_absent)
+                return _etag(os.fstat(fd))
             finally:
+                os.close(fd)
                 with suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=work)
-        return etag
 
     def get(self, key: str, *, length_bytes_max: int) -> bytes:
         """See ``ObjectStore.get``."""

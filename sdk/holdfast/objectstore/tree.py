@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.errors import (
     AccessError,
@@ -28,8 +29,9 @@ from holdfast.errors import (
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Another process may remove a folder that has just become empty; so often it is made again.
 TRIES_MAX = 100
+
+T = TypeVar("T")
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP})
@@ -71,18 +73,24 @@ class Tree:
             FileNotFoundError, NotADirectoryError: it is not there, and ``make`` is not set.
             NotFoundError: the root itself is missing.
         """
+        at = again(lambda: self._descend(folder, make=True)) if make else self._descend(folder)
+        try:
+            yield at
+        finally:
+            os.close(at)
+
+    def _descend(self, folder: str, *, make: bool = False) -> int:
         try:
             at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"the store's folder {self.root} is missing") from error
-        try:
-            for name in filter(None, folder.split("/")):
+        for name in filter(None, folder.split("/")):
+            try:
                 below = _step(at, name, make=make)
+            finally:
                 os.close(at)
-                at = below
-            yield at
-        finally:
-            os.close(at)
+            at = below
+        return at
 
     @contextmanager
     def file(self, key: str) -> Iterator[int]:
@@ -113,20 +121,17 @@ class Tree:
             OSError: anything else that goes wrong; nothing has changed.
         """
         folder, _, last = key.rpartition("/")
-        for tries_left in reversed(range(TRIES_MAX)):
+
+        def attempt() -> None:
             with self.opened(folder, make=True) as at:
                 try:
                     put = os.link if if_absent else os.rename
                     put(name, last, src_dir_fd=work, dst_dir_fd=at)
                 except FileExistsError as error:
                     raise AlreadyExistsError(f"there is an object {key!r}", key=key) from error
-                except FileNotFoundError:
-                    # The folder was removed, being empty, after it was opened.
-                    if not tries_left:
-                        raise
-                    continue
                 os.fsync(at)
-                return
+
+        again(attempt)
 
     def names(self, folder: str) -> list[tuple[str, bool]]:
         """Return what lies in ``folder``, by key: (name, whether it is a folder).
@@ -156,18 +161,23 @@ class Tree:
             folder = above
 
 
+def again(action: Callable[[], T]) -> T:
+    """Return what ``action`` does, done anew while folders vanish under it.
+
+    Another process removes a folder that has become empty, perhaps the one just made or opened.
+    """
+    for _ in range(TRIES_MAX - 1):
+        with suppress(FileNotFoundError):
+            return action()
+    return action()
+
+
 def _step(at: int, name: str, *, make: bool) -> int:
-    for _ in range(TRIES_MAX if make else 1):
-        if make:
-            with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=at)
-                os.fsync(at)
-        try:
-            return os.open(name, FOLDER, dir_fd=at)
-        except FileNotFoundError:
-            if not make:
-                raise
-    raise FileNotFoundError(errno.ENOENT, "made and removed again and again", name)
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=at)
+            os.fsync(at)
+    return os.open(name, FOLDER, dir_fd=at)
 
 
 def write_all(fd: int, data: memoryview, begin: int = 0) -> None:

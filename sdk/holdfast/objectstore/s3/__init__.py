@@ -75,10 +75,12 @@ class S3Store(MultipartUploads):
         """See ``ObjectStore.put``."""
         where = self._where(key)
         if if_absent:
-            return self._client.once(
-                key, lambda s3: s3.put_object(**where, Body=data, IfNoneMatch="*")["ETag"]
+            made = self._client.once(
+                key, lambda s3: s3.put_object(**where, Body=data, IfNoneMatch="*")
             )
-        return self._client.repeat(key, lambda s3: s3.put_object(**where, Body=data)["ETag"])
+        else:
+            made = self._client.repeat(key, lambda s3: s3.put_object(**where, Body=data))
+        return made["ETag"].strip('"')
 
     def get(self, key: str, *, length_bytes_max: int) -> bytes:
         """See ``ObjectStore.get``."""
@@ -206,7 +208,7 @@ class S3Store(MultipartUploads):
 
 def _info(key: str, length_bytes: int, etag: str, modified: datetime) -> ObjectInfo:
     return ObjectInfo(
-        key=key, length_bytes=length_bytes, etag=etag, modified_s=modified.timestamp()
+        key=key, length_bytes=length_bytes, etag=etag.strip('"'), modified_s=modified.timestamp()
     )
 
 

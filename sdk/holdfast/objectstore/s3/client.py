@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import botocore.session
 from botocore.config import Config
 
 from holdfast.core.retry import Backoff
-from holdfast.errors import OutcomeUnknownError
+from holdfast.errors import CheckpointError, InvalidRequestError, OutcomeUnknownError
 from holdfast.objectstore.s3.failures import EXPIRED, Failure, code, is_passing, is_refusal, mapped
 from holdfast.objectstore.s3.location import Location
 
@@ -75,6 +76,8 @@ class Client:
             client = self.s3
             try:
                 return request(client)
+            except CheckpointError:  # decided already; one of them is an OSError too
+                raise
             except Failure as error:
                 if code(error) in EXPIRED and not read_anew:
                     # The chain may have newer ones by now: a rotated file, another role session.
@@ -123,6 +126,8 @@ class Client:
 
 
 def _connect(location: Location, patience: Patience) -> S3Client:
+    if location.ca and not Path(location.ca).is_file():
+        raise InvalidRequestError(f"store s3: ca={location.ca} is no file")
     # A session of our own: the default one is shared by the process and keeps old credentials.
     session = botocore.session.Session()
     config = Config(

@@ -39,9 +39,10 @@ from holdfast.errors import (
 
 Failure = (ClientError, BotoCoreError, HTTPError, OSError)
 
+# "400": the answer to HEAD has no body; Amazon says so that a token has expired.
 EXPIRED = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestExpired",
-     "TokenRefreshRequired"}
+     "TokenRefreshRequired", "400"}
 )  # fmt: skip
 _DAMAGED = frozenset({"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
 _PASSING = frozenset(

@@ -205,11 +205,20 @@ class MultipartUploads:
                     **where, UploadId=upload.id, MultipartUpload={"Parts": named}
                 ),
             )
-        except NotFoundError:
-            # Done before, by us with a lost answer or by another; or aborted.
+        except (NotFoundError, UnavailableError) as error:
+            # Done before, by us with a lost answer or by another; or aborted. Ceph 16 says 500.
+            if isinstance(error, UnavailableError) and not self._has_ended(upload):
+                raise
             found = self._client.repeat(upload.key, lambda s3: s3.head_object(**where))
             if found["ContentLength"] != upload.length_bytes:
                 raise
+
+    def _has_ended(self, upload: Upload) -> bool:
+        try:
+            self.parts(upload)
+        except NotFoundError:
+            return True
+        return False
 
     def abort(self, upload: OpenUpload | Upload) -> None:
         """See ``ObjectStore.abort``."""
@@ -238,13 +247,14 @@ def _crc(data: memoryview) -> str:
 
 
 def _etag(etag: str, crc: str) -> str:
-    """Return what ``finish`` needs of a part; a store that checks wants the checksum again."""
-    return f"{etag} {crc}" if crc else etag
+    """Return what ``finish`` names a part by; a store that checks wants the checksum again."""
+    plain = etag.strip('"')
+    return f"{plain} {crc}" if crc else plain
 
 
 def _completed(part: UploadedPart) -> CompletedPartTypeDef:
     etag, _, crc = part.etag.partition(" ")
-    named: CompletedPartTypeDef = {"PartNumber": part.number + 1, "ETag": etag}
+    named: CompletedPartTypeDef = {"PartNumber": part.number + 1, "ETag": f'"{etag}"'}
     if crc:
         named["ChecksumCRC32"] = crc
     return named
