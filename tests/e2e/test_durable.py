@@ -135,13 +135,14 @@ def test_a_corrupt_object_is_found_and_an_older_step_restored(stack):
     stack.ranks(*UNTIL_12, **TWO_NODES).wait()
     until(lambda: durable(stack) == [5, 10], "two durable steps")
     lose_all_memory(stack)
-    flip_a_byte(next(checkpoint_folder(stack, 10).glob("shard-00001*.safetensors")))
+    damaged = checkpoint_folder(stack, 10)
+    flip_a_byte(next(damaged.glob("shard-00001*.safetensors")))
 
     outputs = stack.ranks(*AGAIN, **TWO_NODES).succeed()
 
     assert [restored(text) for text in outputs] == [5, 5]
     assert [final(text) for text in outputs] == expected
-    checked = stack.holdfast("verify", "j@10", "--tier", "object", check=False)
+    checked = stack.holdfast("verify", f"file://{damaged}", check=False)
     assert 1 == checked.returncode
     assert "shard-00001" in checked.stdout + checked.stderr
 
