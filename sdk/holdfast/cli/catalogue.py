@@ -75,8 +75,8 @@ def show(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     if checkpoint["draining"]:
         count = len(checkpoint["shards"])
         head.append(f"draining    {checkpoint['stored_shards'] or 0} of {count} shards stored")
-    if note := _note(checkpoint):
-        head.append(f"note        {note}")
+    if marks := _marks(checkpoint):
+        head.append(f"marks       {marks}")
     if checkpoint["notes"]:
         head.append(f"notes       {json.dumps(checkpoint['notes'])}")
     if checkpoint["folder"]:
@@ -140,7 +140,7 @@ def _jobs_table(jobs: list[Record]) -> Table:
 
 def _checkpoints_table(checkpoints: list[Record]) -> Table:
     return Table(
-        ("step", "attempt", "ranks", "size", *LEVELS, "copies", "note", "notes"),
+        ("step", "attempt", "ranks", "size", *LEVELS, "copies", "marks", "notes"),
         tuple(
             (
                 str(found["step"]),
@@ -150,7 +150,7 @@ def _checkpoints_table(checkpoints: list[Record]) -> Table:
                 *(_time(found[f"{level}_at"]) for level in LEVELS[:-1]),
                 _durable(found),
                 str(found["copies_min"]),
-                _note(found),
+                _marks(found),
                 _notes(found["notes"]),
             )
             for found in checkpoints
@@ -185,7 +185,7 @@ def _durable(checkpoint: Record) -> str:
     return _time(checkpoint["durable_at"])
 
 
-def _note(checkpoint: Record) -> str:
+def _marks(checkpoint: Record) -> str:
     """Return what is special about a checkpoint."""
     words = [word for word in MARKS if checkpoint[word]]
     return ", ".join([*words, *(["expired"] if checkpoint["expired_at"] else [])])
@@ -197,7 +197,8 @@ def _notes(notes: Record) -> str:
     >>> _notes({"loss": 0.25, "epoch": 3})
     'loss=0.25 epoch=3'
     """
-    text = " ".join(f"{key}={value}" for key, value in notes.items())
+    shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in notes.items()}
+    text = " ".join(f"{key}={value}" for key, value in shown.items())
     return text if len(text) <= NOTES_LENGTH_MAX else f"{text[: NOTES_LENGTH_MAX - 1]}…"
 
 

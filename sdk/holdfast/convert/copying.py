@@ -2,7 +2,7 @@
 
 Every part is verified on the way and hashed again as written. A shard that an earlier try has
 finished is not sent twice; the manifest goes last. A new job name changes each segment's header,
-so its digests are made anew; run, step, generation and lineage stay.
+so its digests are made anew, and makes it another run; step, generation and lineage stay.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.listing import places
 from holdfast.convert.importing import publish
 from holdfast.convert.reading import CheckpointReader
 from holdfast.convert.upload import SegmentUpload, is_there
 from holdfast.core import keys
-from holdfast.core.digest import root_digest
+from holdfast.core.digest import part_digest, root_digest
 from holdfast.core.facts import Shard
-from holdfast.core.ids import job_name
+from holdfast.core.ids import RunId, job_name, run_id
 from holdfast.core.manifest import Manifest
 from holdfast.core.segment import SegmentHeader, header_template, parse_header
 from holdfast.core.sidecar import Sidecar, encode
-from holdfast.errors import AlreadyExistsError, NotFoundError, UnsupportedFormatError
+from holdfast.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    PreconditionError,
+    UnsupportedFormatError,
+)
 from holdfast.objectstore import ObjectStore
 
 DEPTH_MAX = 12
@@ -59,35 +65,46 @@ def copy_checkpoint(
 
     Raises:
         AlreadyExistsError: another checkpoint has that place.
+        PreconditionError: a job of that name has a run of its own there.
         CorruptionError: a part of the source is not what was sealed.
     """
     old = source.manifest()
     name = job_name(job or old.job)
-    there = CheckpointFolder(store, keys.folder(name, old.checkpoint))
+    run = old.checkpoint.run if name == old.job else _forked(old.checkpoint.run, name)
+    _check_run(store, name, run)
+    checkpoint = replace(old.checkpoint, run=run)
+    there = CheckpointFolder(store, keys.folder(name, checkpoint))
     known = _manifest_there(there)
     if known is not None:
         _check_same(known, old, there.prefix)
         advance(old.length_bytes)
         return known, False
     with CheckpointReader(source) as reader:
-        copied = [_copy(reader, at, there, name, advance) for at in range(len(old.shards))]
+        wanted = [replace(s, id=replace(s.id, run=run), job=name) for s in old.shards]
+        copied = [_copy(reader, at, there, shard, advance) for at, shard in enumerate(wanted)]
     shards, headers = zip(*copied, strict=True)
-    write_id = old.write_id if name == old.job else secrets.token_hex(16)
-    new = replace(old, job=name, shards=shards, write_id=write_id)
+    new = replace(
+        old,
+        job=name,
+        checkpoint=checkpoint,
+        shards=shards,
+        parent=replace(old.parent, run=run) if old.parent else None,
+        write_id=old.write_id if name == old.job else secrets.token_hex(16),
+    )
     return publish(store, new, headers), True
 
 
 def _copy(
-    reader: CheckpointReader, at: int, there: CheckpointFolder, job: str, advance: Advance
+    reader: CheckpointReader, at: int, there: CheckpointFolder, wanted: Shard, advance: Advance
 ) -> tuple[Shard, SegmentHeader]:
     """Copy one segment and its sidecar; return what they are there."""
     old = reader.manifest.shards[at]
-    head = _header(reader, at, job)
+    head = _header(reader, at, wanted)
     data_begin = reader.headers[at].data_begin
-    shard = replace(old, job=job, length_bytes=len(head) + old.length_bytes - data_begin)
+    shard = replace(wanted, length_bytes=len(head) + old.length_bytes - data_begin)
     header = parse_header(head, shard.length_bytes)
     key, sidecar_key = there.segment_key(shard), there.sidecar_key(shard)
-    if job == old.job and is_there(there.store, key, sidecar_key, shard):
+    if shard == old and is_there(there.store, key, sidecar_key, shard):
         advance(old.length_bytes)
         return shard, header
     with SegmentUpload(there.store, key, shard.length_bytes) as upload:
@@ -97,19 +114,19 @@ def _copy(
             advance(len(part))
         digests = upload.finish()
     shard = replace(shard, root_digest=root_digest(shard.length_bytes, digests))
-    assert job != old.job or shard == old, "the same bytes have the same digests"
+    assert shard.id != old.id or shard == old, "the same bytes have the same digests"
     there.store.put(sidecar_key, encode(Sidecar(shard=shard, digests=digests)))
     return shard, header
 
 
-def _header(reader: CheckpointReader, at: int, job: str) -> bytes:
+def _header(reader: CheckpointReader, at: int, wanted: Shard) -> bytes:
     """Return prefix and header of the segment in the copy."""
     header = reader.headers[at]
     identity = header.identity
-    if job == identity.job:
+    if (wanted.id, wanted.job) == (identity.id, identity.job):
         return reader.head(at)
     template = header_template(
-        replace(identity, job=job_name(job)), [entry.spec for entry in header.entries]
+        replace(identity, id=wanted.id, job=wanted.job), [entry.spec for entry in header.entries]
     )
     spans = zip(template.entries, header.entries, strict=True)
     shift = len(template.data) - header.data_begin
@@ -120,6 +137,19 @@ def _header(reader: CheckpointReader, at: int, job: str) -> bytes:
     return template.fill(
         step=identity.id.step, generation=identity.id.generation, parent=identity.parent
     )
+
+
+def _forked(run: str, job: str) -> RunId:
+    """Return the run that ``run`` is under another job's name, always the same one."""
+    return run_id(part_digest(f"{run} as {job}".encode()).hex()[:16])
+
+
+def _check_run(store: ObjectStore, job: str, run: str) -> None:
+    there = next(places(store, job), None)
+    if there is not None and there.checkpoint.run != run:
+        raise PreconditionError(
+            f"job {job} has another run here, {there.checkpoint.run}: import under another --job"
+        )
 
 
 def _manifest_there(folder: CheckpointFolder) -> Manifest | None:
@@ -133,8 +163,6 @@ def _check_same(known: Manifest, old: Manifest, place: str) -> None:
     """Check that ``known`` is a copy of ``old``: with another job's name, by what else it says."""
     same = known.shards == old.shards
     if known.job != old.job:
-        plans = [(shard.id, shard.plan_hash) for shard in known.shards]
-        same = plans == [(shard.id, shard.plan_hash) for shard in old.shards]
-        same = same and known.created_at_s == old.created_at_s
+        same = known.plan == old.plan and known.created_at_s == old.created_at_s
     if not same:
         raise AlreadyExistsError(f"another checkpoint lies at {place}")

@@ -19,7 +19,7 @@ from holdfast.cli.lease import ReadLease
 from holdfast.cli.main import main
 from holdfast.cli.rest import Rest
 from holdfast.core.keys import parse_folder
-from holdfast.errors import NotFoundError, PreconditionError
+from holdfast.errors import PreconditionError
 from holdfast.objectstore import open_store
 
 ROOT = Path(__file__).parents[3]
@@ -121,6 +121,15 @@ def test_another_clusters_bucket_becomes_part_of_this_one(run, elsewhere, import
     assert [False] * 3 == [c["new"] for c in again["checkpoints"]]
     assert (0, [12, 8, 4]) == (code, [c["step"] for c in found])
     assert {(False, "durable")} == {(c["superseded"], c["level"]) for c in found}
+
+
+def test_a_run_can_go_on_under_another_name(run, imported, elsewhere):
+    """A fork: the same store and catalogue hold both."""
+    code, found = run("import", elsewhere.as_uri(), "--job", "fork", "--step", 8)
+
+    assert (0, [], True) == (code, found["skipped"], found["adopted"])
+    assert [8] == [c["step"] for c in run("ls", "fork")[1]]
+    assert 0 == run("verify", "fork", "--tier", "object")[0]
 
 
 def test_people_see_notes_and_where_it_lies(environ, imported, capsys):
@@ -298,6 +307,5 @@ def test_without_a_service_an_import_waits_in_the_store(elsewhere, tmp_path, mon
 
     assert 0 == main(["import", str(elsewhere), "--step", "8", "--job", "mine"])
     assert "no service runs here" in capsys.readouterr().out
-    assert (tmp_path / "mine/mine/r1/step-8.g1/manifest.json").exists()
-    with pytest.raises(NotFoundError):
-        open_store(str(tmp_path / "mine")).head("mine/r1/step-4.g1/manifest.json")
+    assert 1 == len(list((tmp_path / "mine").glob("mine/*/step-8.g1/manifest.json")))
+    assert [] == list((tmp_path / "mine").glob("mine/*/step-4.g1"))

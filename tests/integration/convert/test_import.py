@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from holdfast.convert.reading import CheckpointReader
 from holdfast.convert.source import Chosen, Selection
 from holdfast.core import keys
 from holdfast.core.facts import Shard
-from holdfast.errors import AlreadyExistsError, DigestMismatchError
+from holdfast.errors import AlreadyExistsError, DigestMismatchError, PreconditionError
 from holdfast.objectstore import open_store
 from holdfast.segments import LoadedSegments
 from holdfast.state.capture import Capture
@@ -128,11 +129,13 @@ def test_a_copied_checkpoint_can_get_another_name(folder, tensors, tmp_path):
 
     assert not renewed
     assert all(verdict.ok for verdict in verify(there, made))
-    assert (made.parent, made.notes, made.checkpoint) == (
-        folder.manifest().parent,
-        folder.manifest().notes,
-        folder.manifest().checkpoint,
+    old = folder.manifest()
+    assert made.checkpoint.run != old.checkpoint.run
+    assert (made.notes, made.checkpoint) == (
+        old.notes,
+        replace(old.checkpoint, run=made.checkpoint.run),
     )
+    assert made.parent == replace(old.parent, run=made.checkpoint.run)
     with CheckpointReader(there) as reader:
         names = [spec.fqn for spec in reader.specs()]
         found = dict(reader.tensors(names))
@@ -156,6 +159,13 @@ def test_a_copy_goes_on_where_it_was_killed(folder, tmp_path):
     copy_checkpoint(folder, other)
     assert [folder.prefix] == [found.prefix for found in checkpoints(other)]
     assert written_ns in (None, first.stat().st_mtime_ns)
+
+
+def test_a_copy_never_mixes_with_another_run_of_the_name(folder, store, tensors, tmp_path):
+    other = open_store(str(tmp_path / "other"), make=True)
+    made.put(other, made.two_ranks(tensors), run="r2")
+    with pytest.raises(PreconditionError, match="another run here, r2"):
+        copy_checkpoint(folder, other)
 
 
 def test_another_checkpoint_in_the_same_place_is_left_alone(folder, store, tmp_path):
