@@ -81,6 +81,7 @@ class FolderSegments:
         self._pool = ThreadPoolExecutor(THREADS_COUNT, "holdfast-load")
         self._pieces: dict[str, list[_Piece]] = {}
         self._sidecars: dict[int, Sidecar] = {}
+        self._checked: set[int] = set()
         self._promised: dict[int, tuple[torch.Tensor, str]] = {}
         self._window = memoryview(bytearray(0))
         self._held: tuple[int, int, set[int]] = (-1, 0, set())
@@ -142,7 +143,7 @@ class FolderSegments:
             self._read_segment(number, list(group))
 
     def _read_segment(self, number: int, sinks: Sequence[_Sink]) -> None:
-        if number not in self._sidecars:
+        if number not in self._checked:
             self._check_header(number)
         at = 0
         for begin, parts in _windows([sink.piece.entry for sink in sinks]):
@@ -166,16 +167,14 @@ class FolderSegments:
     def _check_header(self, number: int) -> None:
         """Read the header again, verified; nothing of the segment was used before (P3)."""
         shard, header = self._shards[number], self._headers[number]
-        sidecar = self._sidecars[number] = self._folder.sidecar(shard)
-        data = bytearray()
-        for index in range(-(-header.data_begin // PART_BYTES)):
-            part = bytearray(min(PART_BYTES, shard.length_bytes - index * PART_BYTES))
-            self._folder.fetch_part(sidecar, index, memoryview(part))
-            data += part
-        if parse_header(memoryview(data), shard.length_bytes) != header:
+        self._sidecars[number] = self._folder.sidecar(shard)
+        # It fits a window: see HEADER_BYTES_MAX.
+        self._fetch(number, 0, set(range(-(-header.data_begin // PART_BYTES))))
+        if parse_header(self._window[: header.data_begin], shard.length_bytes) != header:
             raise ManifestError(
                 f"the header of {self._folder.segment_key(shard)} changed while it was read"
             )
+        self._checked.add(number)
 
     def _fetch(self, number: int, begin: int, parts: set[int]) -> None:
         """Have ``parts``, which lie in the window at ``begin``, in memory, verified."""
