@@ -22,7 +22,7 @@ from holdfast_services.metadata.domain.keeping import Listed
 from holdfast_services.metadata.domain.retention import Verdict
 from holdfast_services.metadata.keeping import At
 from holdfast_services.metadata.service import Service
-from holdfast_services.metadata.storage.keep import Read
+from holdfast_services.metadata.storage.keep import Read, TierCounts
 
 KEEP_S = 2.0
 LOOK_AGAIN_S = 60.0
@@ -187,6 +187,10 @@ class Keeper:
             error = cause.message
         self._state = StoreState(store.url, not error, error)
         self._checked_s, self._checking = time.monotonic(), None
+
+    async def counts(self) -> TierCounts:
+        """Return figures of the whole object tier."""
+        return await self._service.read(lambda c: c.tier_counts())
 
     async def queue_waiting(self) -> int | None:
         """Return how many items wait for a worker; None: there is no queue, or no answer."""

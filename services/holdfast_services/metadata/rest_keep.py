@@ -131,6 +131,12 @@ class StoreDoc(BaseModel):
     url: str | None
     ok: bool
     error: str
+    durable: int = Field(description="Checkpoints that are there, of all jobs")
+    durable_bytes: int
+    draining: int = Field(description="On their way there")
+    expired: int = Field(description="Their objects are being deleted")
+    bad: int = Field(description="Objects were read back wrong")
+    queue_waiting: int | None = Field(description="Items no worker does yet; null: no answer")
 
 
 def keep_router(keeper: Keeper) -> APIRouter:
@@ -245,8 +251,18 @@ def _add_store(router: APIRouter, keeper: Keeper) -> None:
     @router.get("/store")
     async def store() -> StoreDoc:
         """Show the object store and whether it answers."""
-        state = await keeper.store_state()
-        return StoreDoc(url=state.url, ok=state.ok, error=state.error)
+        state, counts = await keeper.store_state(), await keeper.counts()
+        return StoreDoc(
+            url=state.url,
+            ok=state.ok,
+            error=state.error,
+            durable=counts.durable,
+            durable_bytes=counts.durable_bytes,
+            draining=counts.draining,
+            expired=counts.expired,
+            bad=counts.bad,
+            queue_waiting=await keeper.queue_waiting(),
+        )
 
     @router.post("/rebuild")
     async def rebuild(wish: RebuildWishDoc) -> RebuiltDoc:

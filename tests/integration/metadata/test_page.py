@@ -43,12 +43,34 @@ CHECKPOINT = {
     "level": EVIL,
     "superseded": False,
     "pinned": True,
+    "pin_note": EVIL + '" onmouseover="document.title=1',
+    "held": [EVIL],
     "kept": True,
+    "world_size": 1,
     "length_bytes": 1,
     "local_at": 1.0,
+    "replicated_at": 1.0,
+    "durable_at": 1.0,
+    "draining": False,
+    "stored_shards": None,
+    "expired_at": None,
+    "bad": False,
+    "folder": EVIL,
     "copies_min": 1,
     "nodes": [EVIL],
-    "shards": [{"rank": 0, "owner": EVIL, "replicas": [COPY]}],
+    "shards": [{"rank": 0, "owner": EVIL, "bad": True, "replicas": [COPY]}],
+}
+VERDICT = {"step": 1, "generation": 1, "keep": False, "why": EVIL}
+STORE = {
+    "url": EVIL,
+    "ok": False,
+    "error": EVIL,
+    "durable": 1,
+    "durable_bytes": 1,
+    "draining": 1,
+    "expired": 1,
+    "bad": 1,
+    "queue_waiting": None,
 }
 NODE = {
     "node": EVIL,
@@ -74,7 +96,13 @@ class Hostile(BaseHTTPRequestHandler):
             return self._send("text/event-stream", f"data: {json.dumps(EVENT)}\n\n".encode())
         if path.endswith("/checkpoints/1"):
             return self._json(CHECKPOINT)
-        answers = {"/checkpoints": [CHECKPOINT], "/v1/jobs": [JOB], "/v1/nodes": [NODE]}
+        answers = {
+            "/checkpoints": [CHECKPOINT],
+            "/collect": [VERDICT],
+            "/v1/jobs": [JOB],
+            "/v1/nodes": [NODE],
+            "/v1/store": STORE,
+        }
         return self._json(next((a for end, a in answers.items() if path.endswith(end)), []))
 
     def log_message(self, *_):
@@ -116,3 +144,6 @@ def test_names_and_texts_of_others_are_shown_and_never_executed(address, tmp_pat
         assert page.value("document.querySelector('.job h2').textContent") == EVIL
         assert EVIL in page.value("document.querySelector('#nodes').textContent")
         assert EVIL in page.value("document.querySelector('#events').textContent")
+        assert EVIL in page.value("document.querySelector('#store').textContent")
+        assert EVIL in page.value("document.querySelector('.why').textContent")
+        assert page.value("document.querySelectorAll('[onmouseover]').length") == 0
