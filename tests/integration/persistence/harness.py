@@ -65,11 +65,11 @@ def until(met, what: str, wait_s: float = WAIT_S):
 
 
 def segment(
-    length: int, *, step=10, generation=1, rank=0, world=1, seed=0, volume=0, change=()
+    length: int, *, run=RUN, step=10, generation=1, rank=0, world=1, seed=0, change=()
 ) -> tuple[Shard, bytearray]:
     """Return a shard and its bytes: one tensor of ``length``; ``change`` are offsets of bytes
     that differ from what ``seed`` alone gives."""
-    shard_id = ShardId(RUN, step, generation, rank, volume)
+    shard_id = ShardId(run, step, generation, rank)
     plan = f"plan{length}"
     spec = TensorSpec(fqn=f"w{rank}", dtype="U8", shape=(length,), box=whole((length,)))
     identity = SegmentIdentity(id=shard_id, job=JOB, world_size=world, plan_hash=plan)

@@ -1,0 +1,145 @@
+"""The worker with the real metadata service: from a commit to a durable checkpoint and on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.integration.metadata.test_process import Running
+from tests.integration.persistence.harness import JOB, Holder, segment, until
+from tests.integration.persistence.process import ROOT, WorkerProcess
+
+from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.verify import verify
+from holdfast.core import keys
+from holdfast.core.facts import HeldShard, HeldState, Inventory, RankStatus
+from holdfast.v1 import metadata_pb2 as pb
+
+WORLD = 2
+
+
+class Cluster:
+    """The service, and two nodes whose inventories the test reports."""
+
+    def __init__(self, folder, store_url, queue_url) -> None:
+        self.folder = folder
+        ready = folder / "ready.json"
+        environ = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT / 'services'}",
+            "HOLDFAST_DATABASE_URL": f"sqlite:///{folder / 'catalogue.db'}",
+            "HOLDFAST_LISTEN": "127.0.0.1:0",
+            "HOLDFAST_REST_LISTEN": "127.0.0.1:0",
+            "HOLDFAST_READY_FILE": str(ready),
+            "HOLDFAST_NODE_LEASE_S": "60",
+            "HOLDFAST_STORE": store_url,
+            "HOLDFAST_QUEUE": queue_url,
+        }
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast_services.metadata"],
+                env=environ, stdout=log, stderr=log, cwd=folder,
+            )  # fmt: skip
+        until(lambda: ready.exists() or process.poll() is not None, "metadata is ready")
+        assert ready.exists(), (folder / "log").read_text()
+        self.ready = json.loads(ready.read_text())
+        self.metadata = Running(process, self.ready)
+        self.nodes = [Holder(f"n{rank}", folder) for rank in range(WORLD)]
+        self.held: list[list[HeldShard]] = [[] for _ in self.nodes]
+        self.sequence = 0
+
+    def register(self, nonce=b"n" * 16):
+        for rank, node in enumerate(self.nodes):
+            seat = self.metadata.call(
+                "RegisterRank",
+                pb.RegisterRankRequest(
+                    job=JOB, nonce=nonce, launcher="L", holder="h", rank=rank, world_size=WORLD,
+                    node=node.node, replicas=0, persist=pb.PersistRule(steps=10),
+                ),
+            )  # fmt: skip
+        self.run, self.generation = seat.run, seat.generation
+        self.report()
+
+    def save(self, step, length=5000):
+        """Every node holds its rank's segment; return the shards."""
+        made = []
+        for rank, node in enumerate(self.nodes):
+            shard, data = segment(
+                length, run=self.run, step=step, generation=self.generation, rank=rank, world=WORLD
+            )
+            node.hold(shard, data)
+            self.held[rank].append(
+                HeldShard(shard=shard, state=HeldState.SEALED, owner=node.node, slot_incarnation=1)
+            )
+            made.append(shard)
+        self.report()
+        return made
+
+    def report(self) -> None:
+        self.sequence += 1
+        for rank, node in enumerate(self.nodes):
+            status = RankStatus(job=JOB, run=self.run, generation=self.generation, rank=rank)
+            self.metadata.report(
+                Inventory(
+                    node=node.peer, incarnation=1, sequence=self.sequence, budget_bytes=1 << 30,
+                    shards=tuple(self.held[rank]), ranks=(status,),
+                )
+            )  # fmt: skip
+
+    def rows(self):
+        answer = self.metadata.http.get(f"/api/v1/jobs/{JOB}/checkpoints")
+        assert 200 == answer.status_code, answer.text
+        body = answer.json()
+        return body if isinstance(body, list) else body["checkpoints"]
+
+    def durable(self):
+        return {row["step"] for row in self.rows() if row["durable_at"]}
+
+    def close(self) -> None:
+        self.metadata.stop()
+        for node in self.nodes:
+            node.close()
+
+
+@pytest.fixture
+def cluster(tmp_path, store, store_url, queue_url):
+    folder = tmp_path / "metadata"
+    folder.mkdir(mode=0o700)
+    made = Cluster(folder, store_url, queue_url)
+    yield made
+    made.close()
+
+
+def test_a_committed_checkpoint_becomes_durable_by_itself(
+    tmp_path, cluster, store, store_url, queue_url
+):
+    """F85, G10: due by the rule, offered, drained by a worker killed on the way, then another."""
+    cluster.register()
+    address = cluster.ready["address"]
+    first = WorkerProcess(
+        tmp_path / "w1", address, store_url, queue_url,
+        HOLDFAST_WORKER="w1", HOLDFAST_QUEUE_LEASE_S="1", HOLDFAST_PERSIST_RATE="1",
+    ).start()  # fmt: skip
+    shards = cluster.save(10)
+    until(lambda: list(store.open_uploads()), "the first worker has begun")
+    first.kill()
+    second = WorkerProcess(
+        tmp_path / "w2", address, store_url, queue_url,
+        HOLDFAST_WORKER="w2", HOLDFAST_QUEUE_LEASE_S="1",
+    ).start()  # fmt: skip
+    try:
+        until(lambda: cluster.durable() == {10}, "durable")
+        cluster.save(15)
+        cluster.save(20)
+        until(lambda: cluster.durable() == {10, 20}, "the next multiple too")
+    finally:
+        second.kill()
+    folder = CheckpointFolder(store, keys.folder(JOB, shards[0].id.checkpoint))
+    manifest = folder.manifest()
+
+    assert tuple(shards) == manifest.shards
+    assert all(verdict.ok for verdict in verify(folder, manifest))
+    assert [] == list(store.open_uploads())
