@@ -27,6 +27,7 @@ from holdfast.errors import (
     ExhaustedError,
     ManifestError,
     NotFoundError,
+    PreconditionError,
     UnavailableError,
     UnsupportedFormatError,
 )
@@ -97,6 +98,7 @@ class BucketArchive:
 
         Raises:
             UnavailableError: the store cannot be asked, so nobody knows whether the job is new.
+            PreconditionError: what lies there is another job's run here.
         """
         try:
             await self._take(job_name(job))
@@ -117,13 +119,20 @@ class BucketArchive:
         try:
             async with asyncio.timeout(REBUILD_S_MAX) as bound:
                 for name in [job_name(job)] if job else await _in_thread(self._jobs):
-                    total = _sum(total, await self._take(name))
+                    total = _sum(total, await self._take_or_skip(name))
         except TimeoutError as cause:
             if not bound.expired():
                 raise
             text = f"not all read within {REBUILD_S_MAX:.0f} s: {total.jobs} jobs were taken in"
             raise UnavailableError(text) from cause
         return total
+
+    async def _take_or_skip(self, job: str) -> Rebuilt:
+        """One job that cannot be taken in costs no other."""
+        try:
+            return await self._take(job)
+        except PreconditionError as error:
+            return Rebuilt(skipped=(Skipped(f"{job}/", error.message),))
 
     def _jobs(self, stop: threading.Event) -> Sequence[str]:
         return sorted({place.job for place in _until(stop, places(self._store))})
@@ -216,8 +225,14 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
         catalogue.add_job(job, chosen, now_s)
         catalogue.lock_job(job)
     run = catalogue.load_run(chosen)
-    if run is None or run.job != job:
-        raise ConflictError(f"run {chosen} is not one of {job}", job=job, run=chosen)
+    if run is None:
+        raise ConflictError(f"{job} has another run by now than {chosen}", job=job)
+    if run.job != job:
+        raise PreconditionError(
+            f"the object store has run {chosen} under {job}, but here it is {run.job}'s: copy it "
+            f"with `holdfast import --job`, which makes it a run of its own",
+            job=job,
+        )
     mine = [m for m in manifests if m.checkpoint.run == chosen]
     adopted = adopt(run, catalogue.checkpoints(chosen), mine, now_s)
     catalogue.save_run(run, adopted.run)

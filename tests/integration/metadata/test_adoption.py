@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.facts import DecisionState
 from holdfast.core.keys import manifest_key
-from holdfast.errors import AccessError, NotFoundError, UnavailableError
+from holdfast.errors import AccessError, NotFoundError, PreconditionError, UnavailableError
 from holdfast.objectstore.directory import DirectoryStore
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.metadata.adoption import BucketArchive, read
@@ -248,6 +248,25 @@ def test_another_run_than_the_one_known_here_is_left_alone_and_said(kit, agents,
 
     assert (0, []) == (report.checkpoints, rows)
     assert "import_skipped" in kinds
+
+
+def test_a_folder_copied_by_hand_under_another_name_is_refused_and_costs_no_other(kit, sqlite_url):
+    """A run belongs to one job; neither a fresh start nor a mix of two jobs comes of it."""
+    store = MemoryStore()
+    put(store, manifest(1, job="a"), manifest(1, job="copy", run=first_run("a")))
+    put(store, manifest(1, job="z"))
+
+    async def main():
+        async with kit.running(sqlite_url, tiered(kit)) as service:
+            service.archive = BucketArchive(service, store)
+            report = await service.archive.rebuild(None)
+            with pytest.raises(PreconditionError, match="a's"):
+                await service.register(kit.wish(0, "n", job="copy"))
+            return report
+
+    report = asyncio.run(main())
+
+    assert (2, ["copy/"]) == (report.jobs, [item.key for item in report.skipped])
 
 
 def test_what_is_collected_while_it_is_taken_in_is_not_taken_in(kit, sqlite_url):
