@@ -232,7 +232,9 @@ def check_notes(notes: Mapping[str, object]) -> None:
         raise ManifestError(f"notes are not JSON: {cause}") from cause
     if len(text) > NOTES_BYTES_MAX:
         raise ManifestError(f"notes of {len(text)} bytes exceed {NOTES_BYTES_MAX}")
-    if strict_object(text, what="notes", bytes_max=NOTES_BYTES_MAX) != dict(notes):
+    # Inside the manifest they lie one level deeper.
+    inside = strict_object(b'{"notes":' + text + b"}", what="notes", bytes_max=2 * NOTES_BYTES_MAX)
+    if inside["notes"] != dict(notes):
         raise ManifestError("notes are not plain JSON: texts as keys, lists, no tuples")
 
 
