@@ -1,9 +1,12 @@
 """Whatever the nodes say, in whatever order: what a decision may name and what never changes."""
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.facts import (
+    OBJECT_STORE,
     AbandonedStep,
     BadSource,
     DecisionState,
@@ -11,19 +14,21 @@ from holdfast.core.facts import (
     HeldState,
     Inventory,
     Peer,
+    PersistRule,
     RankStatus,
     Shard,
 )
-from holdfast.core.ids import ShardId
+from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.attempts import Registration, register
 from holdfast_services.metadata.domain.evidence import gather
-from holdfast_services.metadata.domain.model import Limits, Node, Run
+from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
+from holdfast_services.metadata.domain.persist import finish, items
 
 RUN, JOB, WORLD = "run0", "job", 2
 NODES = ("a", "b", "c")
-LIMITS = Limits(node_lease_s=5.0, decide_wait_s=10.0)
+LIMITS = Limits(node_lease_s=5.0, decide_wait_s=10.0, object_tier=True)
 
 shard_ids = st.builds(
     ShardId,
@@ -59,11 +64,32 @@ reports = st.tuples(
     st.lists(held(), max_size=8, unique_by=lambda item: item.shard.id),
     st.booleans(),  # ready for what is proposed
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=1),  # abandoned
-    st.lists(st.tuples(shard_ids, st.sampled_from(NODES)), max_size=2),  # accusations
+    st.lists(st.tuples(shard_ids, st.sampled_from((*NODES, OBJECT_STORE))), max_size=2),  # accused
 )
 launches = st.tuples(st.just("launch"), st.permutations(NODES))
 waits = st.tuples(st.just("wait"), st.sampled_from([0.5, 3.0, 6.0, 11.0]))
-histories = st.lists(st.one_of(reports, reports, launches, waits), min_size=5, max_size=30)
+# What workers say: a shard or the whole of what is on its way lies there, or is wrong or expired.
+works = st.tuples(st.just("work"), st.sampled_from(["shard", "durable", "durable"]))
+marks = st.tuples(
+    st.just("mark"),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(["expired", "bad", "mended"]),
+)
+# What usually happens: all save a step, a node loses all it holds, all are ready.
+saves = st.tuples(st.just("save"), st.integers(1, 4))
+losses = st.tuples(
+    st.just("lose"),
+    st.sets(st.sampled_from(NODES), min_size=1),
+    st.sampled_from([None, 0, 1]),  # the shards of one rank, or all
+)
+readies = st.tuples(st.just("ready"))
+events = st.one_of(
+    reports, saves, saves, works, works, losses, launches, readies, readies, marks, waits
+)
+histories = st.tuples(launches, readies, saves, st.lists(events, min_size=12, max_size=40)).map(
+    lambda parts: [*parts[:3], *parts[3]]
+)
 
 
 class Catalogue:
@@ -75,13 +101,88 @@ class Catalogue:
         self.nodes = {}
         self.sequence = 0
         self.launches = 0
+        self.objects = {}
+        self.on_their_way = {}
 
     def happen(self, event):
         before = self.run
-        {"report": self.report, "launch": self.launch, "wait": self.wait}[event[0]](*event[1:])
+        getattr(self, event[0])(*event[1:])
+        self.load()
         outcome = advance(self.run, self.nodes, self.now_s, LIMITS)
         self.run = outcome.run
+        for drain in self.run.drains:
+            self.on_their_way.setdefault(drain.checkpoint, drain.missing)
+        going = {drain.checkpoint for drain in self.run.drains}
+        self.on_their_way = {k: v for k, v in self.on_their_way.items() if k in going}
+        self.load()
         self.check(before)
+
+    def load(self):
+        """As storage does: the objects of what may be restored, while a restore needs them."""
+        run = self.run
+        chosen = run.decision.checkpoint if run.decision else None
+        found = (
+            self.objects[row.id]
+            for row in run.checkpoints
+            if row.stored and (row.id == chosen or run.usable(row.id))
+        )
+        self.run = replace(run, stored=tuple(found) if run.deciding or run.loading else ())
+
+    def work(self, what):
+        if not self.run.drains:
+            return
+        drain = self.run.drains[0]
+        if what == "shard" and drain.missing:
+            changed = replace(drain, missing=drain.missing[1:])
+            self.run = replace(self.run, drains=(changed, *self.run.drains[1:]))
+        elif what == "durable":
+            key, shards = drain.checkpoint, self.on_their_way[drain.checkpoint]
+            self.objects[key] = Stored(checkpoint=key, shards=shards)
+            self.run = finish(self.run, key, self.now_s)
+
+    def save(self, step):
+        for name in NODES:
+            known = self.nodes[name].inventory.shards if name in self.nodes else ()
+            key = (step, self.run.generation)
+            others = [h for h in known if (h.shard.id.step, h.shard.id.generation) != key]
+            made = [
+                HeldShard(
+                    shard=Shard(
+                        id=ShardId(RUN, *key, rank),
+                        job=JOB,
+                        world_size=WORLD,
+                        plan_hash="p",
+                        length_bytes=1,
+                        root_digest=b"0" * 16,
+                    ),
+                    state=HeldState.SEALED,
+                    owner=NODES[rank],
+                    slot_incarnation=1,
+                )
+                for rank in range(WORLD)
+            ]
+            self.report(name, (*others, *made), False, (), ())
+
+    def lose(self, names, rank):
+        for name in sorted(names & self.nodes.keys()):
+            held = self.nodes[name].inventory.shards
+            left = (h for h in held if rank is not None and h.shard.id.rank != rank)
+            self.report(name, tuple(left), False, (), ())
+
+    def ready(self):
+        for name in NODES:
+            known = self.nodes[name].inventory.shards if name in self.nodes else ()
+            self.report(name, known, True, (), ())
+
+    def mark(self, step, generation, what):
+        key = CheckpointId(RUN, step, generation)
+        rows = (
+            replace(row, expired=row.expired or what == "expired", bad=what == "bad")
+            if row.id == key and row.durable_at_s is not None
+            else row
+            for row in self.run.checkpoints
+        )
+        self.run = replace(self.run, checkpoints=tuple(rows))
 
     def wait(self, seconds):
         self.now_s += seconds
@@ -100,6 +201,7 @@ class Catalogue:
                 world_size=WORLD,
                 node=order[rank],
                 replicas=1,
+                persist=PersistRule(steps=1),
             )
             known = self.run.generation if rank else None
             try:
@@ -139,14 +241,20 @@ class Catalogue:
 
     def check(self, before):
         run, decision = self.run, self.run.decision
-        evidence = gather(RUN, tuple(self.nodes.values()), self.now_s)
+        evidence = gather(RUN, tuple(self.nodes.values()), self.now_s, run.stored)
+        self.check_drains(evidence)
         if decision and decision.state is DecisionState.PROPOSED:
             key = decision.checkpoint
             assert not run.superseded(key)
             assert {s.id.rank for s in decision.shards} == set(range(WORLD))
             assert {s.id.checkpoint for s in decision.shards} == {key}
-            live = evidence.live[key]
-            assert all(live[s.id].nodes and live[s.id].shard == s for s in decision.shards)
+            held = evidence.sources[key]
+            assert all(held[s.id].sources and held[s.id].shard == s for s in decision.shards)
+            row = next((row for row in run.checkpoints if row.id == key), None)
+            in_memory = all(held[s.id].nodes for s in decision.shards)
+            assert in_memory or row.stored, "expired or damaged objects were chosen"
+            if row and row.stored:
+                assert self.objects[key].shards == decision.shards, "not what the manifest says"
             assert key in run.pins
             assert key not in run.rejected
         if before.decision and before.decision.state is DecisionState.CONFIRMED:
@@ -154,6 +262,11 @@ class Catalogue:
             assert not same_attempt or decision == before.decision
             chosen = before.decision.checkpoint
             assert chosen is None or any(row.id == chosen for row in run.checkpoints)
+        if decision and decision.fresh and not (before.decision and before.decision.fresh):
+            assert not any(
+                row.stored and row.id.generation < run.generation and before.usable(row.id)
+                for row in run.checkpoints
+            ), "a fresh start over a durable checkpoint"
         if decision and before.decision:
             assert decision.number >= before.decision.number
         known = {row.id: row for row in before.checkpoints}
@@ -162,19 +275,37 @@ class Catalogue:
                 old = known[row.id]
                 assert row.local_at_s == old.local_at_s
                 assert old.replicated_at_s in (None, row.replicated_at_s)
+                assert old.durable_at_s in (None, row.durable_at_s)
             else:
-                ranks = {k.rank for k in evidence.live[row.id]}
+                proven = [i.shard for i in evidence.live.get(row.id, {}).values() if i.nodes]
+                chosen = decision.shards if row.id == decision.checkpoint else ()
+                ranks = {shard.id.rank for shard in chosen or proven}
                 assert ranks == set(range(WORLD)), "a row of a checkpoint that is not whole"
                 newest = row.id.generation == run.generation
                 assert newest or row.id == decision.checkpoint, "an old generation committed"
 
+    def check_drains(self, evidence):
+        """P1, P2: what is on its way is whole, valid, held by somebody, and one at a time."""
+        run = self.run
+        assert len(run.drains) <= 1
+        assert [d.checkpoint for d in run.drains] == [r.id for r in run.checkpoints if r.draining]
+        for drain in run.drains:
+            assert run.usable(drain.checkpoint)
+            known = evidence.known.get(drain.checkpoint, {})
+            assert all(known[shard.id].shard == shard for shard in drain.missing)
+            ranks = {shard.id.rank for shard in self.on_their_way[drain.checkpoint]}
+            assert ranks == set(range(WORLD))
+            assert bool(drain.missing) == any(i.startswith("shard/") for i in items(run))
+        durable = {row.id for row in run.checkpoints if row.durable_at_s is not None}
+        assert durable == self.objects.keys(), "a durable row is never pushed out"
+
 
 @settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(histories)
 def test_a_decision_is_whole_and_valid_and_a_confirmed_one_never_changes(history):
-    """P1, P2, F68: invariants after every event of a random history."""
+    """P1, P2, F67, F68: invariants after every event of a random history, over all tiers."""
     catalogue = Catalogue()
     for event in history:
         catalogue.happen(event)

@@ -6,16 +6,17 @@ proves them; nothing ever takes a level away.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.facts import AbandonedStep, Event, Shard
 from holdfast.core.ids import CheckpointId
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.evidence import (
     CheckpointCopies,
     Evidence,
     ranks_of,
+    shards_of,
     whole,
 )
 from holdfast_services.metadata.domain.model import (
@@ -72,7 +73,7 @@ def commit(run: Run, evidence: Evidence, live: Iterable[Node], now_s: float) -> 
             continue
         if not run.usable(key) or not whole(copies):
             continue
-        row = row or replace(new_row(key, copies, now_s), parent=run.parent)
+        row = row or replace(new_row(key, shards_of(copies), now_s), parent=run.parent)
         if row.replicated_at_s is None and _replicated(run, copies, places):
             row = replace(row, replicated_at_s=now_s)
         rows[key] = row
@@ -83,9 +84,8 @@ def _committing(run: Run) -> int | None:
     return run.current.generation if run.current else None
 
 
-def new_row(key: CheckpointId, copies: CheckpointCopies, now_s: float) -> Checkpoint:
+def new_row(key: CheckpointId, shards: Sequence[Shard], now_s: float) -> Checkpoint:
     """Return the row of a checkpoint that is whole now: level ``local``."""
-    shards = [item.shard for item in copies.values()]
     return Checkpoint(
         id=key,
         world_size=shards[0].world_size,

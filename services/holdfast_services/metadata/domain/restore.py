@@ -184,9 +184,8 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
         return Outcome(run=run)
     confirmed = replace(decision, state=DecisionState.CONFIRMED)
     rows = run.checkpoints
-    copies = facts.evidence.sources.get(chosen)
-    if copies and all(row.id != chosen for row in rows):
-        row = new_row(chosen, copies, facts.now_s)
+    if all(row.id != chosen for row in rows):
+        row = new_row(chosen, decision.shards, facts.now_s)
         rows = tuple(sorted((*rows, row), key=lambda item: item.id, reverse=True))
     rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
     changed = replace(run, decision=confirmed, checkpoints=rows)
