@@ -22,9 +22,18 @@ from typing import Any
 from sqlalchemy import event
 from tests.crash.operations import Point, Sweep
 
-from holdfast.core.facts import HeldShard, HeldState, Inventory, Peer, RankStatus, Shard
-from holdfast.core.ids import ShardId
+from holdfast.core.facts import (
+    HeldShard,
+    HeldState,
+    Inventory,
+    Peer,
+    PersistRule,
+    RankStatus,
+    Shard,
+)
+from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
 from holdfast_services.kit.db import make_engine
+from holdfast_services.metadata import persisting
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.migrations import upgrade
@@ -33,8 +42,9 @@ from holdfast_services.metadata.service import Service, first_run
 JOB = "sweep"
 RUN = first_run(JOB)
 NODES = ("a", "b")
-LIMITS = Limits(node_lease_s=600.0, decide_wait_s=600.0)
+LIMITS = Limits(node_lease_s=600.0, decide_wait_s=600.0, object_tier=True)
 STEP = 10
+KEY = CheckpointId(RunId(RUN), Step(STEP), Generation(1))
 PULSE_AGE_S = 100.0
 
 
@@ -42,7 +52,7 @@ def registration(rank: int, nonce: bytes) -> Registration:
     """Return the wish of one rank of two."""
     return Registration(
         job=JOB, nonce=nonce, launcher="L", holder="h", takeover=False,
-        rank=rank, world_size=2, node=NODES[rank], replicas=1,
+        rank=rank, world_size=2, node=NODES[rank], replicas=1, persist=PersistRule(steps=STEP),
     )  # fmt: skip
 
 
@@ -69,6 +79,13 @@ def inventory(
     )  # fmt: skip
 
 
+def lies_there(service: Service, rank: int) -> Any:
+    """Say that a rank's shard lies in the object store."""
+    held = inventory(rank, 0, 1, holds=True).shards
+    shard = next(item.shard for item in held if item.shard.id.rank == rank)
+    return service.change(lambda c: persisting.shard_stored(c, shard))
+
+
 CALLS: tuple[tuple[str, Callable[[Service], Any]], ...] = (
     ("register a", lambda s: s.register(registration(0, b"first"))),
     ("register b", lambda s: s.register(registration(1, b"first"))),
@@ -76,6 +93,9 @@ CALLS: tuple[tuple[str, Callable[[Service], Any]], ...] = (
     ("begin fresh", lambda s: s.report(inventory(1, 1, 1, holds=False))),
     ("report shards of a", lambda s: s.report(inventory(0, 2, 1, holds=True))),
     ("commit", lambda s: s.report(inventory(1, 2, 1, holds=True))),
+    ("shard of a stored", lambda s: lies_there(s, 0)),
+    ("last shard stored", lambda s: lies_there(s, 1)),
+    ("durable", lambda s: s.change(lambda c: persisting.durable(c, KEY, b"m" * 16, LIMITS))),
     ("new generation", lambda s: s.register(registration(0, b"second"))),
     ("last rank", lambda s: s.register(registration(1, b"second"))),
     ("report anew", lambda s: s.report(inventory(0, 3, 2, holds=True))),

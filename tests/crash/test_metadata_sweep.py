@@ -13,12 +13,13 @@ pytestmark = pytest.mark.timeout(300)
 OPERATIONS_MIN = 10
 
 
-@pytest.mark.parametrize("call", ["commit", "new generation", "confirm"])
+@pytest.mark.parametrize("call", ["commit", "durable", "new generation", "confirm"])
 def test_a_call_cut_short_is_there_whole_or_not_at_all_and_can_be_repeated(tmp_path, call):
     """P1, P2, P5: rows before or rows after, never between; the repeat ends where one call does.
 
     SIGKILL before and after each statement and each commit of the Report that commits a
-    checkpoint, of the RegisterRank that makes a generation, of the Report that confirms a restore.
+    checkpoint and begins its drain, of the Durable that ends it and begins what it kept waiting,
+    of the RegisterRank that makes a generation, of the Report that confirms a restore.
     """
     paths = f"{ROOT / 'sdk'}:{ROOT / 'services'}:{ROOT}"
     done = subprocess.run(

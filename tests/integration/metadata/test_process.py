@@ -65,21 +65,24 @@ class Running:
         return self.process.wait(30)
 
 
-def start(folder):
-    ready = folder / "ready.json"
-    environment = {
+def environment(folder):
+    return {
         **os.environ,
         "PYTHONPATH": f"{ROOT / 'sdk'}{os.pathsep}{ROOT / 'services'}",
         "HOLDFAST_DATABASE_URL": f"sqlite:///{folder / 'catalogue.db'}",
         "HOLDFAST_LISTEN": "127.0.0.1:0",
         "HOLDFAST_REST_LISTEN": "127.0.0.1:0",
-        "HOLDFAST_READY_FILE": str(ready),
+        "HOLDFAST_READY_FILE": str(folder / "ready.json"),
         "HOLDFAST_NODE_LEASE_S": "60",
     }
+
+
+def start(folder):
+    ready = folder / "ready.json"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "holdfast_services.metadata"],
-            env=environment,
+            env=environment(folder),
             stdout=log,
             stderr=log,
         )
@@ -241,3 +244,41 @@ def test_sigterm_ends_it_cleanly_though_streams_and_watches_are_open(tmp_path):
     assert running.stop() == 0
     reader.join(20)
     assert not reader.is_alive()
+
+
+def test_a_store_without_a_queue_is_refused_at_the_start(tmp_path):
+    """A clear error before anything is served, not a tier that never drains."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast_services.metadata"],
+        env=environment(tmp_path) | {"HOLDFAST_STORE": f"file://{tmp_path / 'store'}"},
+        capture_output=True,
+        text=True,
+        timeout=START_S_MAX,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "HOLDFAST_STORE is set without HOLDFAST_QUEUE" in done.stderr
+
+
+def test_forget_memory_is_a_command_of_its_own(kit, tmp_path):
+    """The supervisor runs it once the arenas are erased; other words are refused."""
+    running = start(tmp_path)
+    try:
+        running.report(kit.Agent("a").inventory())
+        assert len(running.http.get("/api/v1/nodes").json()) == 1
+        codes = [
+            subprocess.run(
+                [sys.executable, "-m", "holdfast_services.metadata", word],
+                env=environment(tmp_path),
+                capture_output=True,
+                timeout=START_S_MAX,
+                check=False,
+            ).returncode
+            for word in ("forget-memory", "forget-memory", "remember")
+        ]
+        assert running.http.get("/api/v1/nodes").json() == []
+    finally:
+        running.stop()
+
+    assert codes == [0, 0, 2]
