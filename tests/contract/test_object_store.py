@@ -11,7 +11,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -59,14 +58,8 @@ class Kind:
     again: ObjectStore
 
 
-@pytest.fixture(scope="module")
-def buckets():
-    """One for each server: making one takes Ceph longer than most tests."""
-    return {}
-
-
 @pytest.fixture(params=["directory", "memory", "moto", "ceph"])
-def kind(request, tmp_path, buckets):
+def kind(request, tmp_path):
     name = request.param
     if name == "memory":
         store = again = open_store("memory:")
@@ -74,10 +67,7 @@ def kind(request, tmp_path, buckets):
         store = open_store(f"file://{tmp_path}/store", make=True)
         again = open_store(store.url)
     else:
-        server = request.getfixturevalue(name)
-        if name not in buckets:
-            buckets[name] = server.bucket()
-        url = server.at(buckets[name], f"pre fix/{uuid.uuid4().hex}")
+        url = request.getfixturevalue(name).corner("pre fix/")
         options = {"patience": IMPATIENT, "page_count_max": PAGE_COUNT}
         store = S3Store(parse_location(url), **options)
         again = S3Store(parse_location(store.url), **options)

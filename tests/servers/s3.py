@@ -26,6 +26,11 @@ class S3Server:
         """Make a bucket and return its URL, as ``open_store`` takes it."""
         return self.at(self.bucket(), prefix, **options)
 
+    def corner(self, prefix: str = "", **options: str) -> str:
+        """Return the URL of a new folder in a bucket that tests share: making one takes longer."""
+        bucket = self.buckets[0] if self.buckets else self.bucket()
+        return self.at(bucket, f"{prefix}{uuid.uuid4().hex}", **options)
+
     def at(self, bucket: str, prefix: str = "", *, endpoint: str = "", **options: str) -> str:
         """Return the URL of ``bucket``, which may be missing; ``endpoint`` goes around to it."""
         said = {"endpoint": endpoint or self.endpoint, "addressing": "path", **options}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 
 import pytest
 from tests.servers.proxy import Answer, Delay, Drop, Edit, Hang, Truncate
@@ -54,12 +55,11 @@ class Setting:
     """A store that is reached through the proxy, and the same one reached directly."""
 
     def __init__(self, server, proxy):
-        bucket = server.bucket()
         self.proxy = proxy
-        self.direct = S3Store(parse_location(server.at(bucket)))
-        self.store = S3Store(
-            parse_location(server.at(bucket, endpoint=proxy.endpoint)), patience=SHORT
-        )
+        location = parse_location(server.corner())
+        self.direct = S3Store(location)
+        through = replace(location, endpoint=proxy.endpoint)
+        self.store = S3Store(through, patience=SHORT)
         self.checks_parts = self.store.checks_parts  # tried now, and not counted below
         self.proxy.requests.clear()
 
