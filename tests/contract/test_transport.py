@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,18 @@ def test_parts_that_are_there_are_not_fetched_again(ends, segment):
     )
     assert bytes(PART_BYTES) == target[:PART_BYTES]
     assert segment[PART_BYTES : 2 * PART_BYTES] == target[PART_BYTES : 2 * PART_BYTES]
+
+
+def test_a_window_of_a_segment_is_fetched_into_memory_of_its_own_size(ends, segment):
+    """What a worker sends part by part never needs more memory than the part."""
+    near, far, _ = ends
+    address = far.serve(serving(segment))
+    window = segment[PART_BYTES:]
+    request = replace(request_for(window), offset_bytes=PART_BYTES)
+    target, done = bytearray(len(window)), set()
+    near.fetch(address, request, memoryview(target), done=done, stop=threading.Event())
+    assert window == target
+    assert {0, 1} == done
 
 
 def test_another_incarnation_is_not_found(ends, segment):

@@ -27,6 +27,9 @@ from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.scrub import scrub
 from holdfast_services.persistence.upload import Moved, ShardUpload
 
+EVENT_RANKS_MAX = 8
+"""Shards of so many ranks become events: those of 10^4 would push all other news out."""
+
 TELL = Backoff(first_s=0.2, wait_s_max=2.0, tries_max=4)
 
 log = logging.getLogger(__name__)
@@ -102,7 +105,9 @@ class PersistService:
             raise InvalidRequestError(f"{len(plan.shards)} shards for one item")
         shard = plan.shards[0]
         key, length = shard.id.key, shard.length_bytes
-        self.tell("persist_started", f"{key}: {format_bytes(length)}", plan, bytes=length)
+        told = shard.id.rank < EVENT_RANKS_MAX
+        if told:
+            self.tell("persist_started", f"{key}: {format_bytes(length)}", plan, bytes=length)
         began_s = time.monotonic()
         upload = ShardUpload(self._store, self._pool, self._persist, plan, stop)
         upload.run()
@@ -110,6 +115,8 @@ class PersistService:
         missing = self._retrying(lambda: self._metadata.shard_stored(shard))
         summary = _summary(length, took_s, upload.moved)
         log.info("shard %s: %s, %d to come", key, summary, missing)
+        if not told:
+            return
         self.tell(
             "persisted", f"{key}: {summary}", plan,
             bytes=length, seconds=f"{took_s:.3f}", sent_bytes=upload.moved.sent_bytes,
