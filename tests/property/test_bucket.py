@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.golden.attacks.seals import sealed
+from tests.golden.attacks.digests import digested
 from tests.unit.bucket.folders import make, segment
 
 from holdfast.core import index, keys, manifest, sidecar
@@ -215,7 +215,7 @@ def places(value, above=()):
 @given(st.sampled_from(range(len(HONEST))), st.data())
 @settings(max_examples=500)
 def test_a_changed_field_is_refused_with_an_error_of_the_format_or_harmless(which, data):
-    """Sealed again after the change: what is left are the rules alone."""
+    """Its own digest is right again: what is left are the rules alone."""
     decode, table = HONEST[which]
     table = json.loads(json.dumps(table))
     path = data.draw(st.sampled_from(list(places(table))))
@@ -225,7 +225,7 @@ def test_a_changed_field_is_refused_with_an_error_of_the_format_or_harmless(whic
     strange = plain | st.sampled_from([1 << 63, -1, 1 << 64, 10**400, "\ud800", "../x", [], {}])
     inner[path[-1]] = data.draw(strange)
     try:
-        decode(sealed(json.dumps(table, sort_keys=True).encode()))
+        decode(digested(json.dumps(table, sort_keys=True).encode()))
     except REFUSED:
         return
 

@@ -1,7 +1,8 @@
 """Canonical JSON: one value, one text; and a strict reader of what others wrote.
 
 Keys sorted, no spaces, ASCII, no NaN. The reader refuses duplicate keys, depth, size and numbers
-beyond limits, before anything is believed. A *sealed* object carries the digest of its own text.
+beyond limits, before anything is believed. What ``with_digest``
+writes carries the digest of its own text.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from holdfast.errors import ManifestError
 
 DEPTH_MAX = 64
 _DIGEST = "digest"
-_UNSEALED = "0" * (2 * DIGEST_BYTES)
-_SEAL = re.compile(rb'"digest":"([0-9a-f]{%d})"' % len(_UNSEALED))
+_ZEROS = "0" * (2 * DIGEST_BYTES)
+_OWN = re.compile(rb'"digest":"([0-9a-f]{%d})"' % len(_ZEROS))
 _HEX = re.compile(r"[0-9a-f]*")
 
 
@@ -35,31 +36,31 @@ def canonical(value: object) -> bytes:
     return text.encode() + b"\n"
 
 
-def sealed(value: Mapping[str, object]) -> bytes:
+def with_digest(value: Mapping[str, object]) -> bytes:
     """Return the canonical text of ``value`` with one more key, ``digest``.
 
     It is that of the whole text in which the digest's own 32 digits are zeros.
     """
-    text = canonical({**value, _DIGEST: _UNSEALED})
-    return _resealed(text, part_digest(text).hex().encode())
+    text = canonical({**value, _DIGEST: _ZEROS})
+    return _with_digits(text, part_digest(text).hex().encode())
 
 
-def check_seal(data: bytes, *, what: str) -> None:
-    """Do nothing if ``data`` is what ``sealed`` returned.
+def check_digest(data: bytes, *, what: str) -> None:
+    """Do nothing if ``data`` is what ``with_digest`` returned.
 
     Raises:
-        ManifestError: it has changed since, or was never sealed.
+        ManifestError: it has changed since, or never had one.
     """
-    match = _SEAL.search(data)
+    match = _OWN.search(data)
     if match is None:
         raise ManifestError(f"{what} has no digest")
-    if part_digest(_resealed(data, _UNSEALED.encode())).hex().encode() != match[1]:
+    if part_digest(_with_digits(data, _ZEROS.encode())).hex().encode() != match[1]:
         raise ManifestError(f"{what} does not match its own digest")
 
 
-def _resealed(data: bytes, digits: bytes) -> bytes:
+def _with_digits(data: bytes, digits: bytes) -> bytes:
     # Sorted keys put ours before every text that is not of our own choosing.
-    match = _SEAL.search(data)
+    match = _OWN.search(data)
     assert match is not None
     return data[: match.start(1)] + digits + data[match.end(1) :]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from holdfast.core.boxes import Box, intersect
-from holdfast.core.canonical import check_seal, number_of, sealed, strict_object, text_of
+from holdfast.core.canonical import check_digest, number_of, strict_object, text_of, with_digest
 from holdfast.core.digest import ALGORITHM
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.core.manifest import (
@@ -166,7 +166,7 @@ def encode(index: Index) -> bytes:
     """
     places = {(s.rank, s.volume): at for at, s in enumerate(index.segments)}
     held = [(at, box) for at, tensor in enumerate(index.tensors) for box in tensor.boxes]
-    data = sealed(
+    data = with_digest(
         {
             "format": FORMAT,
             "version": VERSION,
@@ -208,7 +208,7 @@ def decode(data: bytes) -> Index:
     """
     raw = strict_object(data, what="index", bytes_max=INDEX_BYTES_MAX)
     check_format(raw, what="index", name=FORMAT, version=VERSION)
-    check_seal(data, what="index")
+    check_digest(data, what="index")
     segments = _read_segments(raw)
     index = Index(
         world_size=number_of(raw, "world_size", WORLD_SIZE_MAX),

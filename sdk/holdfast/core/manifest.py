@@ -15,12 +15,12 @@ from itertools import pairwise
 
 from holdfast.core.canonical import (
     canonical,
-    check_seal,
+    check_digest,
     hex_of,
     number_of,
-    sealed,
     strict_object,
     text_of,
+    with_digest,
 )
 from holdfast.core.digest import ALGORITHM, DIGEST_BYTES, part_digest
 from holdfast.core.facts import Shard
@@ -113,7 +113,7 @@ def encode(manifest: Manifest) -> bytes:
     """
     _check(manifest)
     parent = manifest.parent
-    data = sealed(
+    data = with_digest(
         {
             "format": FORMAT,
             "version": VERSION,
@@ -150,7 +150,7 @@ def decode(data: bytes) -> Manifest:
     """
     raw = strict_object(data, what="manifest", bytes_max=MANIFEST_BYTES_MAX)
     check_format(raw, what="manifest", name=FORMAT, version=VERSION)
-    check_seal(data, what="manifest")
+    check_digest(data, what="manifest")
     try:
         manifest = _manifest(raw)
     except InvalidRequestError as cause:

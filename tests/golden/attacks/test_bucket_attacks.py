@@ -1,8 +1,8 @@
 """Hostile manifests, sidecars, indexes and folders, each refused with its own words (P9).
 
 ``bucket.json`` holds them as edits of honest ones: ``edit`` sets what lies at a path, ``raw``
-replaces the whole text. Manifest and index are sealed again after the edit (unless ``unsealed``),
-so that the lie alone is refused.
+replaces the whole text. Manifest and index get their own digest again after the edit (unless
+``undigested``), so that the lie alone is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.golden.attacks.seals import sealed
+from tests.golden.attacks.digests import digested
 from tests.unit.bucket.folders import make
 
 from holdfast import errors
@@ -58,7 +58,7 @@ def attacked(attack):
         else:
             inner[last] = value
     data = json.dumps(table, sort_keys=True, separators=(",", ":")).encode()
-    return data if attack.get("unsealed") else sealed(data)
+    return data if attack.get("undigested") else digested(data)
 
 
 @pytest.mark.parametrize("of", HONEST)
@@ -95,7 +95,7 @@ def swapped(made):
         made.store.put(made.folder.sidecar_key(here), sidecar.encode(made.sidecar(there)))
 
 
-def resealed(made):
+def redigested(made):
     """Another segment with a sidecar that fits it: only the manifest knows better."""
     first = made.manifest.shards[0]
     data = bytes(made.segments[first][:-1]) + b"\0"
@@ -137,7 +137,7 @@ def read(made):
 FOLDERS = {
     oversized: (errors.CorruptionError, "67108864"),
     swapped: (errors.ManifestError, "is not that of the shard in the manifest"),
-    resealed: (errors.ManifestError, "is not that of the shard in the manifest"),
+    redigested: (errors.ManifestError, "is not that of the shard in the manifest"),
     foreign_header: (errors.ManifestError, "r7/1200/3/1/0 lies where r7/1200/3/0/0 should"),
     lying_header: (errors.ManifestError, "header length 1152921504606846976 exceeds"),
 }

@@ -6,11 +6,11 @@ import re
 
 from holdfast.core.digest import part_digest
 
-SEAL = re.compile(rb'"digest": ?"([0-9a-f]{32})"')
+OWN = re.compile(rb'"digest": ?"([0-9a-f]{32})"')
 
 
-def sealed(data: bytes) -> bytes:
-    match = SEAL.search(data)
+def digested(data: bytes) -> bytes:
+    match = OWN.search(data)
     if match is None:
         return data
     head, tail = data[: match.start()] + b'"digest":"', data[match.end() - 1 :]
