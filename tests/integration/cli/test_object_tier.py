@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,10 +37,11 @@ def _until(span_s: float, check) -> None:
 
 
 @contextmanager
-def metadata(folder: Path):
+def metadata(folder: Path, store: str = ""):
     """Run the service as its users do; yield the variables that lead to it and to its store."""
-    store = (folder / "store").as_uri()
-    (folder / "store").mkdir(mode=0o700)
+    if not store:
+        store = (folder / "store").as_uri()
+        (folder / "store").mkdir(mode=0o700)
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")},
         "PYTHONPATH": f"{ROOT / 'sdk'}{os.pathsep}{ROOT / 'services'}",
@@ -309,3 +311,29 @@ def test_without_a_service_an_import_waits_in_the_store(elsewhere, tmp_path, mon
     assert "no service runs here" in capsys.readouterr().out
     assert 1 == len(list((tmp_path / "mine").glob("mine/*/step-8.g1/manifest.json")))
     assert [] == list((tmp_path / "mine").glob("mine/*/step-4.g1"))
+
+
+def test_a_bucket_is_read_written_and_lent(moto, elsewhere, tmp_path, monkeypatch, capsys):
+    """F89, F90, G20: the same commands over S3; a link needs no credentials."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    (tmp_path / "service").mkdir()
+    url = moto.url("some/prefix")
+    with metadata(tmp_path / "service", url) as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+
+        def run(*arguments):
+            assert 0 == main([*map(str, arguments), "--json"])
+            return json.loads(capsys.readouterr().out)
+
+        run("import", elsewhere, "--step", 8)
+        urls = run("links", JOB, "--valid", "5m")
+        folder = url.replace("/prefix?", f"/prefix/{JOB}/r1/step-8.g1?")
+        verified = run("verify", folder)
+        run("export", JOB, tmp_path / "x.pt", "--format", "torch")
+
+    assert verified["ok"]
+    segment = "shard-00000-of-00002.safetensors"
+    with urllib.request.urlopen(urls[segment], timeout=30) as answer:
+        assert (elsewhere / JOB / "r1/step-8.g1" / segment).read_bytes() == answer.read()
+    assert "model.BF16" in torch.load(tmp_path / "x.pt", weights_only=True)
