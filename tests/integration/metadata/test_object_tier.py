@@ -85,6 +85,8 @@ async def test_the_archive_is_asked_once_before_a_job_is_called_new(database_url
         wishes = [tier.service.register(kit.wish(rank, "a", world=8)) for rank in range(8)]
         asking = asyncio.gather(*wishes)
         await until(lambda: _true(shelf.asked))
+        for _ in range(8):  # the threads take turns: by now all eight ranks have looked and wait
+            await asyncio.gather(*(tier.service.read(lambda c: c.now_s()) for _ in range(8)))
         shelf.open.set()
         await asking
         assert [kit.JOB] == shelf.asked

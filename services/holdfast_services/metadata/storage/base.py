@@ -42,14 +42,17 @@ class DecodeCache:
         self._inventories[name] = ((inventory.incarnation, inventory.sequence), inventory)
 
     def shards(self, checkpoint: CheckpointId, digest: bytes) -> tuple[Shard, ...] | None:
-        """Return the shards of a durable checkpoint whose manifest has ``digest``."""
+        """Return the shards of a checkpoint, durable by the manifest with ``digest``.
+
+        For one that drains, ``digest`` stands for the drain: any bytes that no other has.
+        """
         known = self._shards.get(checkpoint)
         return known[1] if known and known[0] == digest else None
 
     def put_shards(
         self, checkpoint: CheckpointId, digest: bytes, shards: tuple[Shard, ...]
     ) -> None:
-        """Keep the shards of a durable checkpoint."""
+        """Keep the shards of a durable or draining checkpoint."""
         if len(self._shards) >= SHARDS_CACHE_CHECKPOINTS_MAX:
             self._shards.clear()
         self._shards[checkpoint] = (digest, shards)

@@ -84,7 +84,7 @@ class CheckpointStatements(ObjectStatements):
         return replace(
             run,
             checkpoints=tuple(rows[key] for key in sorted(rows, reverse=True)),
-            drains=tuple(self._drain(row.id) for row in memory if row.draining),
+            drains=tuple(self._drain(row) for row in memory if row.draining),
             stored=self._stored(row.id for row in (*valid, *named) if row.stored)
             if run.deciding or run.loading
             else (),
@@ -167,9 +167,19 @@ class CheckpointStatements(ObjectStatements):
         done, total = self._db.execute(sql).one()
         return done, total - done
 
-    def _drain(self, key: CheckpointId) -> Drain:
-        missing = and_(is_of(t.drains, key), t.drains.c.done_at_s.is_(None))
-        return Drain(checkpoint=key, missing=self._drain_shards(missing, key))
+    def _drain(self, row: Checkpoint) -> Drain:
+        """Return the row's drain; its shards never change, so only what is missing is read."""
+        d, began = t.drains.c, f"drain {row.drain_at_s!r}".encode()
+        shards = self._cache.shards(row.id, began)
+        if shards is None:
+            shards = self.drained_shards(row.id)
+            self._cache.put_shards(row.id, began, shards)
+        awaited = select(d.rank, d.volume).where(is_of(t.drains, row.id), d.done_at_s.is_(None))
+        missing = {(rank, volume) for rank, volume in self._db.execute(awaited)}
+        return Drain(
+            checkpoint=row.id,
+            missing=tuple(s for s in shards if (s.id.rank, s.id.volume) in missing),
+        )
 
     def _drain_shards(self, which: ColumnElement[bool], key: CheckpointId) -> tuple[Shard, ...]:
         d, c, r = t.drains.c, t.checkpoints.c, t.runs.c
