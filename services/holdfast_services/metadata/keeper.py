@@ -26,7 +26,7 @@ from holdfast_services.metadata.storage.keep import Read, TierCounts
 
 KEEP_S = 2.0
 LOOK_AGAIN_S = 60.0
-CHECK_S_MAX = 10.0
+CHECK_S_MAX = 2.0
 CHECK_AGAIN_S = 10.0
 QUEUE_S_MAX = 2.0
 LINKS_COUNT_MAX = 20_000
@@ -176,7 +176,10 @@ class Keeper:
         if old and self._checking is None:
             self._checking = asyncio.create_task(self._check(self._store))
         if self._checking is not None:
-            await asyncio.wait({self._checking}, timeout=CHECK_S_MAX)
+            done, _ = await asyncio.wait({self._checking}, timeout=CHECK_S_MAX)
+            if not done:
+                error = f"no answer within {CHECK_S_MAX:g} s"
+                self._state = StoreState(self._store.url, ok=False, error=error)
         return self._state
 
     async def _check(self, store: ObjectStore) -> None:
@@ -185,8 +188,9 @@ class Keeper:
             await asyncio.to_thread(store.check)
         except CheckpointError as cause:
             error = cause.message
+        finally:
+            self._checked_s, self._checking = time.monotonic(), None
         self._state = StoreState(store.url, not error, error)
-        self._checked_s, self._checking = time.monotonic(), None
 
     async def counts(self) -> TierCounts:
         """Return figures of the whole object tier."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from holdfast.core.ids import CheckpointId
 from holdfast.errors import UnavailableError
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.queue.memory import MemoryQueue
+from holdfast_services.metadata import keeper as keeper_module
 from holdfast_services.metadata import persisting
 from holdfast_services.metadata.keeper import Keeper
 from holdfast_services.metadata.rest import make_app
@@ -260,6 +262,26 @@ def test_the_state_of_the_store_is_shown(kit, tmp_path, store, expected):
             return (await http.get("/api/v1/store")).json()
 
     assert expected.items() <= run(main).items()
+
+
+def test_a_store_that_hangs_is_said_to_and_holds_up_nobody(kit, tmp_path, monkeypatch):
+    """Every wait has a deadline; the next look finds out that it is back."""
+    monkeypatch.setattr(keeper_module, "CHECK_S_MAX", 0.05)
+    answers = threading.Event()
+
+    class Hanging(MemoryStore):
+        def check(self):
+            assert answers.wait(30)
+
+    async def main():
+        async with serving(kit, tmp_path, Hanging()) as (_, http):
+            stuck = (await http.get("/api/v1/store")).json()
+            answers.set()
+            while not (state := (await http.get("/api/v1/store")).json())["ok"]:
+                assert state["error"] == "no answer within 0.05 s"
+            return stuck
+
+    assert "no answer within 0.05 s" == run(main)["error"]
 
 
 def test_figures_of_the_object_tier_are_served(kit, tmp_path):
