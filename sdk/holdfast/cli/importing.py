@@ -9,11 +9,12 @@ from pathlib import Path
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.cli.export import require_torch
 from holdfast.cli.output import Json, Report, Table, byte_progress, waiting
+from holdfast.cli.rest import Rest
 from holdfast.cli.where import find_rest, find_store
 from holdfast.core.keys import MANIFEST
 from holdfast.core.manifest import Manifest
 from holdfast.core.units import format_bytes
-from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.errors import InvalidRequestError, NotFoundError, PreconditionError
 from holdfast.objectstore import ObjectStore, open_store
 
 
@@ -30,9 +31,9 @@ def import_(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     store = find_store(environ, rest)
     try:
         if _is_foreign(args.source):
-            imported = [(_import_files(args, store), True)]
+            imported = [(_import_files(args, store, rest), True)]
         else:
-            imported = _copy_all(args, store)
+            imported = _copy_all(args, store, rest)
         jobs = sorted({made.job for made, _ in imported})
         adopted = []
         if rest is not None:
@@ -53,7 +54,7 @@ def _is_foreign(source: str) -> bool:
     return path.is_file() or not any(path.glob(f"**/{MANIFEST}"))
 
 
-def _import_files(args: argparse.Namespace, store: ObjectStore) -> Manifest:
+def _import_files(args: argparse.Namespace, store: ObjectStore, rest: Rest | None) -> Manifest:
     from holdfast.convert import importing  # noqa: PLC0415 - torch is slow
     from holdfast.convert.source import Chosen, Selection  # noqa: PLC0415
 
@@ -64,6 +65,7 @@ def _import_files(args: argparse.Namespace, store: ObjectStore) -> Manifest:
     selection = Selection(only=args.only, strip=args.strip, add=args.add)
     chosen = Chosen(source, selection)
     checkpoint = importing.place_for(store, args.job, args.step or 0)
+    _refuse_taken(rest, {(args.job, checkpoint.run)})
     total_bytes = sum(spec.length_bytes for spec in chosen.specs())
     with byte_progress("importing", total_bytes) as advance:
         return importing.write_checkpoint(
@@ -71,8 +73,14 @@ def _import_files(args: argparse.Namespace, store: ObjectStore) -> Manifest:
         )
 
 
-def _copy_all(args: argparse.Namespace, store: ObjectStore) -> list[tuple[Manifest, bool]]:
-    from holdfast.convert.copying import checkpoints, copy_checkpoint  # noqa: PLC0415 - torch
+def _copy_all(
+    args: argparse.Namespace, store: ObjectStore, rest: Rest | None
+) -> list[tuple[Manifest, bool]]:
+    from holdfast.convert.copying import (  # noqa: PLC0415 - torch is slow
+        checkpoints,
+        copy_checkpoint,
+        destination,
+    )
 
     if args.only or args.strip or args.add:
         raise InvalidRequestError("--only, --strip and --as are for files of other tools")
@@ -81,6 +89,8 @@ def _copy_all(args: argparse.Namespace, store: ObjectStore) -> list[tuple[Manife
         with waiting("looking for checkpoints"):
             found = [(folder, folder.manifest()) for folder in checkpoints(source)]
         wanted = _wanted(found, args)
+        places = [destination(made, args.job) for _, made in wanted]
+        _refuse_taken(rest, {(place.job, place.checkpoint.run) for place in places})
         total_bytes = sum(made.length_bytes for _, made in wanted)
         with byte_progress("importing", total_bytes) as advance:
             return [
@@ -89,6 +99,16 @@ def _copy_all(args: argparse.Namespace, store: ObjectStore) -> list[tuple[Manife
             ]
     finally:
         source.close()
+
+
+def _refuse_taken(rest: Rest | None, wanted: set[tuple[str, str]]) -> None:
+    """Refuse a job that the catalogue knows with another run: it would not take the copies in."""
+    known = {str(job["job"]): str(job["run"]) for job in rest.jobs()} if rest else {}
+    for job, run in sorted(wanted):
+        if known.get(job, run) != run:
+            raise PreconditionError(
+                f"job {job} has another run here, {known[job]}: import under another --job"
+            )
 
 
 def _is_path(args: argparse.Namespace) -> bool:

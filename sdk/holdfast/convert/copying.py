@@ -19,7 +19,7 @@ from holdfast.convert.upload import SegmentUpload, is_there
 from holdfast.core import keys
 from holdfast.core.digest import part_digest, root_digest
 from holdfast.core.facts import Shard
-from holdfast.core.ids import RunId, job_name, run_id
+from holdfast.core.ids import job_name, run_id
 from holdfast.core.manifest import Manifest
 from holdfast.core.segment import SegmentHeader, header_template, parse_header
 from holdfast.core.sidecar import Sidecar, encode
@@ -69,10 +69,10 @@ def copy_checkpoint(
         CorruptionError: a part of the source is not what was sealed.
     """
     old = source.manifest()
-    name = job_name(job or old.job)
-    run = old.checkpoint.run if name == old.job else _forked(old.checkpoint.run, name)
+    place = destination(old, job)
+    name, checkpoint = place.job, place.checkpoint
+    run = checkpoint.run
     _check_run(store, name, run)
-    checkpoint = replace(old.checkpoint, run=run)
     there = CheckpointFolder(store, keys.folder(name, checkpoint))
     known = _manifest_there(there)
     if known is not None:
@@ -92,6 +92,15 @@ def copy_checkpoint(
         write_id=old.write_id if name == old.job else secrets.token_hex(16),
     )
     return publish(store, new, headers), True
+
+
+def destination(old: Manifest, job: str | None) -> keys.Place:
+    """Return where a copy of ``old`` goes; under another job's name it is always the same run."""
+    name = job_name(job or old.job)
+    if name == old.job:
+        return keys.Place(name, old.checkpoint)
+    run = run_id(part_digest(f"{old.checkpoint.run} as {name}".encode()).hex()[:16])
+    return keys.Place(name, replace(old.checkpoint, run=run))
 
 
 def _copy(
@@ -137,11 +146,6 @@ def _header(reader: CheckpointReader, at: int, wanted: Shard) -> bytes:
     return template.fill(
         step=identity.id.step, generation=identity.id.generation, parent=identity.parent
     )
-
-
-def _forked(run: str, job: str) -> RunId:
-    """Return the run that ``run`` is under another job's name, always the same one."""
-    return run_id(part_digest(f"{run} as {job}".encode()).hex()[:16])
 
 
 def _check_run(store: ObjectStore, job: str, run: str) -> None:

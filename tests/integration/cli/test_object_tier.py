@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,21 @@ def test_a_run_can_go_on_under_another_name(run, imported, elsewhere):
     assert (0, [], True) == (code, found["skipped"], found["adopted"])
     assert [8] == [c["step"] for c in run("ls", "fork")[1]]
     assert 0 == run("verify", "fork", "--tier", "object")[0]
+
+
+def test_a_name_that_is_taken_is_refused_before_a_byte_is_written(run, imported, environ, tmp_path):
+    """The catalogue knows the job by another run, e.g. one that is in memory only."""
+    other = open_store(str(tmp_path / "other"), make=True)
+    made.put(other, made.two_ranks(made.everything()), job="fork2", run="r5")
+    assert 0 == run("import", tmp_path / "other")[0]
+    here = Path(environ["HOLDFAST_STORE"].removeprefix("file://")) / "fork2"
+    shutil.rmtree(here)
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    code, found = run("import", tmp_path / "x.pt", "--job", "fork2", "--as", "model")
+
+    assert (1, "precondition") == (code, found["error"]["kind"])
+    assert "another run here, r5" in found["error"]["message"]
+    assert not here.exists()
 
 
 def test_people_see_notes_and_where_it_lies(environ, imported, capsys):

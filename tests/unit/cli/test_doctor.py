@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli.doctor import Facts, checks, gather
+from holdfast.cli.doctor_store import StoreFacts, look_at_store
 from holdfast.cli.probes import AgentFacts, MetadataFacts
 
 GIB = 1 << 30
 METADATA = MetadataFacts(address="h:1", version="1", protocols=(1, 1), skew_s=0.2)
 AGENT = AgentFacts(socket=Path("/s"), node="a", budget_bytes=GIB, metadata_reachable=True)
+STORE = StoreFacts(url="file:///s", queue_error="", worker_ready=True)
 GOOD = Facts(
     python=(3, 11, 7),
     torch="2.13.0+cpu",
@@ -62,6 +66,12 @@ def test_a_healthy_machine_has_nothing_to_mend():
          "fail", "/s"),
         (replace(GOOD, agents=(replace(AGENT, metadata_reachable=False),)), "agent", "warn",
          "metadata"),
+        (replace(GOOD, store=replace(STORE, error="no bucket")), "object store", "fail",
+         "HOLDFAST_STORE"),
+        (replace(GOOD, store=replace(STORE, queue_error="silence")), "queue", "fail",
+         "HOLDFAST_QUEUE"),
+        (replace(GOOD, store=replace(STORE, worker_ready=False)), "worker", "fail", "see the log"),
+        (replace(GOOD, store=replace(STORE, orphan_bytes=GIB)), "orphans", "warn", "half-way"),
     ],
 )  # fmt: skip
 def test_each_trouble_is_found_and_comes_with_advice(facts, name, level, advice):
@@ -69,6 +79,39 @@ def test_each_trouble_is_found_and_comes_with_advice(facts, name, level, advice)
 
     assert [check.level for check in found] == [level]
     assert advice in found[0].advice
+
+
+@pytest.mark.parametrize("store", [None, STORE])
+def test_an_object_tier_that_works_or_is_not_wanted_needs_no_advice(store):
+    assert {"ok"} == {check.level for check in checks(replace(GOOD, store=store))}
+
+
+def test_a_store_and_a_queue_that_are_not_there_are_facts(tmp_path):
+    facts = look_at_store(
+        {
+            "HOLDFAST_STORE": str(tmp_path / "nothing"),
+            "HOLDFAST_QUEUE": f"sqlite:///{tmp_path / 'none.db'}",
+        },
+        None,
+    )
+
+    assert facts is not None
+    assert "nothing" in facts.error
+    assert facts.queue_error
+    assert facts.worker_ready is None
+
+
+def test_only_old_folders_without_a_manifest_are_orphans(tmp_path):
+    """What is draining now is nobody's orphan."""
+    for name, age_s in (("step-1.g1", 0), ("step-2.g1", 2 * 86400)):
+        path = tmp_path / "job/r1" / name / "shard-00000-of-00001.safetensors"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"12345")
+        os.utime(path, (time.time() - age_s,) * 2)
+    facts = look_at_store({"HOLDFAST_STORE": str(tmp_path)}, None)
+
+    assert facts is not None
+    assert (5, "") == (facts.orphan_bytes, facts.error)
 
 
 def test_this_machine_can_be_looked_at_without_any_service(tmp_path):
