@@ -71,7 +71,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What of a reading was new here; ``known``: the job was not, so its objects may be going."""
+    """What of a reading was new; ``known``: the job was not new, so workers may be collecting."""
 
     found: tuple[Found, ...] = ()
     known: bool = False
