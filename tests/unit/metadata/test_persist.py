@@ -1,7 +1,5 @@
 """What becomes due for the object store, what is given up, what workers are told to do (G10)."""
 
-from dataclasses import replace
-
 import pytest
 
 from holdfast.core.facts import (
@@ -361,16 +359,20 @@ def test_notes_that_come_after_the_commit_are_taken_and_do_not_change_then(tier)
 # -- rows ------------------------------------------------------------------------------------
 
 
-def test_memory_rows_never_push_out_durable_ones(tier):
+@pytest.mark.parametrize("durable", [True, False])
+def test_memory_rows_never_push_out_durable_or_draining_ones(tier, durable):
     generation = train(tier)
     tier.commit(10, generation, "a", "b")
-    tier.finish(10, generation)
-    tier.run = replace(tier.run, attempt=replace(tier.run.attempt, persist=PersistRule()))
+    if durable:
+        tier.finish(10, generation)
     for step in range(11, 13 + MEMORY_ROWS_PER_RUN_MAX):
-        tier.machine("a").shards.clear()
-        tier.machine("b").shards.clear()
+        for node in ("a", "b"):
+            shards = tier.machine(node).shards
+            for key in [key for key in shards if key.step not in (10, step - 1)]:
+                del shards[key]
         tier.commit(step, generation, "a", "b")
 
-    steps = [row.id.step for row in tier.run.checkpoints]
-    assert 10 in steps
-    assert len(steps) <= MEMORY_ROWS_PER_RUN_MAX + 1
+    rows = {row.id.step: row for row in tier.run.checkpoints}
+    assert rows[10].stored if durable else rows[10].draining
+    safe = sum(row.draining or row.durable_at_s is not None for row in rows.values())
+    assert len(rows) <= MEMORY_ROWS_PER_RUN_MAX + safe

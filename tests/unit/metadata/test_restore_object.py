@@ -1,8 +1,11 @@
 """Restores from the object store: one more source, newest first over all tiers (F67, F68, F70)."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.core.facts import OBJECT_STORE, PersistRule
+from holdfast_services.metadata.domain.evidence import gather, whole
 from holdfast_services.metadata.domain.view import node_view
 
 RULE = PersistRule(steps=10)
@@ -241,3 +244,29 @@ def test_a_confirmed_restore_from_the_object_store_is_what_the_next_drains_name_
     assert (10, 1) == (stored.row(20, 2).parent.step, stored.row(20, 2).parent.generation)
     assert [20] == stored.draining()
     assert node_view(stored.world(), "a").runs[0].pinned
+
+
+def test_after_an_older_step_was_restored_later_multiples_come_again(stored):
+    """G10: step 20 went to the object store before; what the new attempt makes of it goes too."""
+    stored.commit(20, 1, "a", "b")
+    stored.finish(20, 1)
+    lose(stored, "a", "b")
+    again(stored)
+    stored.accuse("a", 20, 1, 0, OBJECT_STORE, stored.run.decision.number)
+    stored.report("a")
+    stored.ready(("a", 0), ("b", 1))
+    stored.commit(19, 2, "a", "b")
+    assert [] == stored.draining()
+    stored.commit(20, 2, "a", "b")
+
+    assert [20] == stored.draining()
+
+
+def test_a_shard_that_lies_there_wrong_is_no_source_while_the_others_are(stored, checkpoint):
+    """G20."""
+    known = stored.objects[checkpoint(10, 1)]
+    damaged = replace(known, bad=(known.shards[1].id,))
+    copies = gather(known.checkpoint.run, (), 0.0, [damaged]).sources[known.checkpoint]
+
+    assert [(OBJECT_STORE,), ()] == [copies[shard.id].sources for shard in known.shards]
+    assert not whole(copies)
