@@ -268,3 +268,16 @@ def test_puts_and_deletes_of_one_folder_get_along(store):
     assert [] == list(store.list())
     store.put("a/b/k", b"x")
     assert ["a/"] == list(store.folders())
+
+
+def test_a_finish_that_was_killed_after_the_object_appeared_is_finished(store, tmp_path):
+    """The rename is the commit; what is left of the upload goes with the repeat."""
+    begun = store.begin("d/k", PART, PART)
+    part = store.put_part(begun, 0, memoryview(bytes(PART)))
+    root = tmp_path / "store"
+    (root / "d").mkdir()
+    (root / uploads.WORK_FOLDER / begun.id / "data").rename(root / "d" / "k")
+    (listed,) = store.open_uploads()
+    store.finish(store.resume(listed, PART, PART), [part])
+
+    assert ["d/k"] == files(root)
