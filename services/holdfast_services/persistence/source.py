@@ -20,11 +20,13 @@ from typing import Protocol
 from holdfast.core.digest import PART_BYTES, part_digest
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.segment import header_length, parse_header
+from holdfast.core.slots import SlotState, slot_name
 from holdfast.errors import (
     AccessError,
     CheckpointError,
     CorruptionError,
     DigestMismatchError,
+    InvalidRequestError,
     NotFoundError,
     TruncatedShardError,
     UnavailableError,
@@ -74,11 +76,15 @@ class MappedFile:
         """Map ``path``.
 
         Raises:
+            InvalidRequestError: not the path of a slot.
             NotFoundError: no such file here: the agent is on another machine, or in a container.
             AccessError: not a plain file of this user.
             CorruptionError: not as long as the shard, or another segment.
         """
         self._path = path
+        folder, _, name = path.rpartition("/")
+        if not folder.startswith("/") or slot_name(name).state is not SlotState.SEALED:
+            raise InvalidRequestError(f"{path[:80]!r} is not the path of a sealed slot")
         try:
             fd = os.open(path, _OPEN)
         except FileNotFoundError as cause:
