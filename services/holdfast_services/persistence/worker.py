@@ -16,7 +16,7 @@ from holdfast.core.facts import PersistPlan
 from holdfast.errors import CheckpointError, InternalError, InvalidRequestError, NotFoundError
 from holdfast_services.kit.queue import Claim, Queue
 from holdfast_services.persistence.domain.backoff import rest_s, worth_telling
-from holdfast_services.persistence.domain.items import parse
+from holdfast_services.persistence.domain.items import BACKGROUND, Item, parse
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
 from holdfast_services.transport import InterruptedFetchError
@@ -24,6 +24,7 @@ from holdfast_services.transport import InterruptedFetchError
 ITEMS_COUNT_MAX = 2
 CLAIM_WAIT_S = 0.5
 DRAIN_S_MAX = 8.0
+BACKGROUND_REST_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class _Doing:
     claim: Claim
     stop: threading.Event = field(default_factory=threading.Event)
     lost: bool = False
+    background: bool = False
 
 
 class Worker:
@@ -120,10 +122,12 @@ class Worker:
                 self._guard.notify_all()
 
     def _outcome(self, doing: _Doing) -> Callable[[], None]:
-        """Do the item; return how its claim is to be settled."""
+        """Do the item if it is still due; return how its claim is to be settled."""
         claim = doing.claim
         try:
             item = parse(claim.item)
+            if item.kind in BACKGROUND and not self._only_background(doing):
+                return lambda: self._queue.release(claim, delay_s=BACKGROUND_REST_S)
             plan = self._service.plan(item)
         except (InvalidRequestError, NotFoundError) as error:
             log.debug("%s is dropped: %s", claim.item, error)
@@ -131,6 +135,10 @@ class Worker:
         except CheckpointError as error:
             log.warning("%s cannot be planned: %s", claim.item, error)
             return self._later(claim)
+        return self._perform(doing, item, plan)
+
+    def _perform(self, doing: _Doing, item: Item, plan: PersistPlan) -> Callable[[], None]:
+        claim = doing.claim
         try:
             self._service.do(item, plan, doing.stop)
         except InterruptedFetchError:
@@ -145,6 +153,12 @@ class Worker:
             self._tell_failed(claim, plan, InternalError(repr(error)))
             return self._later(claim)
         return lambda: self._queue.acknowledge(claim)
+
+    def _only_background(self, doing: _Doing) -> bool:
+        """Take the one place for what may take hours; False when it is taken."""
+        with self._guard:
+            doing.background = not any(other.background for other in self._doing)
+        return doing.background
 
     def _later(self, claim: Claim) -> Callable[[], None]:
         return lambda: self._queue.release(claim, delay_s=rest_s(claim.deliveries))

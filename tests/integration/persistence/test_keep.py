@@ -9,13 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.integration.persistence.harness import JOB, Wrapped, draining, segment, until
+from tests.integration.persistence.harness import (
+    JOB,
+    WAIT_S,
+    Wrapped,
+    draining,
+    segment,
+    until,
+)
 
 from holdfast.core import keys
 from holdfast.core.facts import PersistPlan
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import UnavailableError
 from holdfast.objectstore import open_store
+from holdfast_services.persistence import worker
 from holdfast_services.persistence.orphans import Swept, sweep
 
 LENGTH = 5000
@@ -95,7 +103,7 @@ def test_collecting_goes_on_after_a_failure(catalogue, store, store_url, queue_u
 
 
 def test_a_scrub_finds_what_is_bad_and_nothing_else(
-    catalogue, store, store_url, queue_url, durable
+    catalogue, store, store_url, queue_url, durable, monkeypatch
 ):
     """G20: every byte is read back and hashed against the sidecar and the manifest."""
     made = durable(10, 20)
@@ -106,11 +114,40 @@ def test_a_scrub_finds_what_is_bad_and_nothing_else(
         file.write(b"\xff\x00\xff")
     ask(catalogue, "scrub", first, shards)
     ask(catalogue, "scrub", second, others)
+    # Not both at once: the second rests first.
+    monkeypatch.setattr(worker, "BACKGROUND_REST_S", 0.05)
     with draining(catalogue, store_url, queue_url):
         until(lambda: len({key for key, _ in catalogue.scrubbed}) == 2, "scrubbed")
 
     found = dict(catalogue.scrubbed)
     assert {first: [shards[1].id], second: []} == found
+
+
+def test_scrubs_leave_a_hand_free_for_what_is_to_be_saved(
+    catalogue, node, store, store_url, queue_url, durable
+):
+    """F88: reading old checkpoints back takes hours; two of them must not stop the drain."""
+    made = durable(10, 20)
+    slow, hold = Wrapped(open_store(store_url)), threading.Event()
+    scrubbing = threading.Event()
+
+    def wait(key, begin, view):
+        if "step-30" not in key:
+            scrubbing.set()
+            assert hold.wait(WAIT_S)
+
+    slow.before["read_into"] = wait
+    for key, shards in made.items():
+        ask(catalogue, "scrub", key, shards)
+    shard, data = segment(LENGTH, step=30)
+    node.hold(shard, data)
+    with draining(catalogue, store_url, queue_url, store=slow, lease_s=60.0):
+        until(scrubbing.is_set, "a scrub is under way")
+        key = catalogue.drain([shard], [node.peer])
+        until(lambda: catalogue.durable(key), "durable")
+        assert [] == catalogue.scrubbed
+        hold.set()
+        until(lambda: catalogue.scrubbed, "scrubbed")
 
 
 @pytest.mark.parametrize("gone", ["segment", "sidecar", "manifest", "changed"])

@@ -18,6 +18,10 @@ class Kind(StrEnum):
     ORPHANS = "orphans"
 
 
+BACKGROUND = frozenset({Kind.SCRUB, Kind.ORPHANS})
+"""What may take hours: a worker does one of these at a time, so that drains find a hand free."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """An item by what is to be done; ``rest`` names the shard or the checkpoint."""
