@@ -40,13 +40,27 @@ def _plain(value: object, path: str, depth: int) -> object:
         strange = [key for key in value if not isinstance(key, str)]
         if strange:
             raise InvalidRequestError(f"{path} has the key {strange[0]!r}, which is no text")
-        return {key: _plain(item, f"{path}[{key!r}]", depth - 1) for key, item in value.items()}
+        return {
+            _printable(key, path): _plain(item, f"{path}[{key!r}]", depth - 1)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(item, f"{path}[{at}]", depth - 1) for at, item in enumerate(value)]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, str):
+        return _printable(value, path)
+    if value is None or isinstance(value, bool | int):
         return value
     raise InvalidRequestError(
         f"{path} is a {type(value).__name__}: pass numbers, texts, lists and dicts (loss.item())"
     )
+
+
+def _printable(text: str, path: str) -> str:
+    """Return ``text`` unless no file can hold it: half a surrogate pair, as in odd file names."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as cause:
+        raise InvalidRequestError(f"{path} has a text that is not Unicode: {text!r}") from cause
+    return text

@@ -38,6 +38,8 @@ def nested(depth):
         ({"a": [b"x"]}, r"notes\['a'\]\[0\] is a bytes"),
         ({"a": "x" * NOTE_BYTES_MAX}, f"exceed {NOTE_BYTES_MAX}"),
         (nested(DEPTH_MAX), "nested deeper"),
+        ({"file": "\udc80.bin"}, r"notes\['file'\] has a text that is not Unicode"),
+        ({"\udc80": 1}, "notes has a text that is not Unicode"),
     ],
 )
 def test_what_is_not_plain_or_short_is_refused_by_name(notes, match):

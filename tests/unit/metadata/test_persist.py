@@ -333,10 +333,14 @@ def test_a_checkpoint_knows_what_its_attempt_had_restored(tier, checkpoint):
         ('{"loss": NaN}', ""),
         ('{"a": "' + "x" * 5000 + '"}', ""),
         ("[" * 3000, ""),
+        ('{"a": 1, "a": 2}', ""),
+        ('{"a": 1e999}', ""),
+        ('{"a": "\\ud800"}', ""),
+        ('{"a": ' + "[" * 100 + "]" * 100 + "}", ""),
     ],
 )
 def test_notes_of_rank_0_stay_with_the_checkpoint_if_they_are_a_small_object(tier, said, kept):
-    """What is not usable is dropped: a report is never refused for it (P4)."""
+    """What no manifest can hold is dropped: no report and no drain fails for it (P4, G10)."""
     generation = train(tier)
     tier.status("a", 0, notes=(StepNote(step=10, json=said),))
     tier.status("b", 1, notes=(StepNote(step=10, json='{"not": "mine"}'),))

@@ -7,14 +7,15 @@ The queue carries names of items only; what an item stands for now is planned wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from holdfast.core.canonical import strict_object
 from holdfast.core.facts import Event, HeldState, Peer, PersistPlan, PersistRule, Shard
 from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step, run_id, shard_id
-from holdfast.errors import InvalidRequestError
+from holdfast.core.manifest import check_notes
+from holdfast.errors import InvalidRequestError, ManifestError
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.evidence import Copies, Evidence, shards_of, whole
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Node, Outcome, Run
@@ -226,17 +227,15 @@ def annotate(run: Run, nodes: Mapping[str, Node]) -> Run:
 
 
 def usable_notes(text: str) -> bool:
-    """Tell whether ``text`` is a JSON object of at most ``NOTES_BYTES_MAX``: else it is dropped."""
-    if len(text.encode()) > NOTES_BYTES_MAX:
-        return False
+    """Tell whether ``text`` can stand in a manifest: else it is dropped.
+
+    What a manifest refuses would keep the checkpoint from ever becoming durable.
+    """
     try:
-        return isinstance(json.loads(text, parse_constant=_no_json), dict)
-    except (ValueError, RecursionError):
+        check_notes(strict_object(text.encode(), what="notes", bytes_max=NOTES_BYTES_MAX))
+    except ManifestError:
         return False
-
-
-def _no_json(text: str) -> object:
-    raise ValueError(text)
+    return True
 
 
 # -- what workers do -------------------------------------------------------------------------
