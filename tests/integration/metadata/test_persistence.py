@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from tests.integration.metadata.tier import expire, tier_over
+from sqlalchemy import text
+from tests.integration.metadata.tier import LIMITS, expire, tier_over
 
 from holdfast.core.facts import StepNote
 from holdfast.core.ids import CheckpointId, ShardId
@@ -16,7 +17,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.v1 import common_pb2 as common
-from holdfast_services.metadata import persisting
+from holdfast_services.metadata import persisting, transactions
 from holdfast_services.metadata.domain.persist import ORPHANS
 from holdfast_services.metadata.persisting import Ages
 
@@ -274,3 +275,25 @@ async def test_the_plan_for_orphans_spares_what_is_on_its_way(database_url, agen
 async def test_a_handshake_says_where_rest_is(database_url, kit):
     async with tier_over(database_url, kit, offers=False) as tier:
         assert "http://r" == (await tier.call("Handshake", common.HandshakeRequest())).rest_url
+
+
+async def test_a_drain_of_a_finished_run_is_given_up_when_its_holders_stay_away(
+    database_url, agents, kit
+):
+    """Nobody reports for it any more: the clock alone ends it, long after the lease has."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+
+        def long_ago(catalogue):
+            for sql in (
+                "UPDATE attempts SET lease_until_s = 1",
+                "UPDATE nodes SET lease_until_s = 1, reported_at_s = 1, lost = TRUE",
+            ):
+                catalogue._db.execute(text(sql))
+
+        await tier.service.write(long_ago)
+        await tier.service.write(lambda c: transactions.tick(c, LIMITS))
+
+        assert [] == await tier.service.read(lambda c: c.draining())
+        assert "persist_lost" in await tier.kinds()

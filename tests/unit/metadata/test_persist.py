@@ -222,6 +222,22 @@ def test_a_silent_holder_is_waited_for(tier):
     assert [10] == tier.draining()
 
 
+def test_a_holder_that_stays_away_is_given_up(tier):
+    """G10: its node never comes back under that name, and the run's later steps still go."""
+    generation = train(tier)
+    tier.commit(10, generation, "a", "b")
+    drop(tier, 10, generation, "a")
+    tier.report("a")
+    tier.later(persist.HOLDER_AWAY_S_MAX)
+    assert [10] == tier.draining(), "its lease ended less long ago"
+    tier.later(tier.limits.node_lease_s)
+    tier.report("a")
+
+    assert [] == tier.draining()
+    assert 1 == tier.kinds().count("persist_lost")
+    assert tier.run.persist_owed
+
+
 def test_another_copy_with_another_digest_is_no_holder(tier):
     """What was to be stored is gone; what is there now is another thing and begins anew."""
     generation = train(tier)

@@ -40,6 +40,6 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     run = annotate(commit(run, evidence, live, now_s), nodes)
     if limits.object_tier:
         committed = [row for row in run.checkpoints if row.id not in known]
-        outcome = persist(run, committed, evidence, now_s)
+        outcome = persist(run, committed, evidence, nodes, now_s)
         run, events = outcome.run, [*events, *outcome.events]
     return Outcome(run=announce(run, nodes, now_s), events=tuple(events))

@@ -23,6 +23,8 @@ from holdfast_services.metadata.domain.model import Checkpoint, Drain, Node, Out
 NOTES_BYTES_MAX = 4096
 EARLIER_IN_PLAN_MAX = 4
 SOURCES_IN_PLAN_MAX = 8
+HOLDER_AWAY_S_MAX = 600.0
+"""How long a drain waits for a holder that was lost: its node may be only cut off."""
 
 SHARD, MANIFEST, COLLECT, SCRUB = "shard", "manifest", "collect", "scrub"
 ORPHANS = "orphans/all"
@@ -68,16 +70,23 @@ def parse(text: str) -> Item:
 # -- which checkpoints go --------------------------------------------------------------------
 
 
-def persist(run: Run, committed: Sequence[Checkpoint], evidence: Evidence, now_s: float) -> Outcome:
+def persist(
+    run: Run,
+    committed: Sequence[Checkpoint],
+    evidence: Evidence,
+    nodes: Mapping[str, Node],
+    now_s: float,
+) -> Outcome:
     """Return the run with drains begun and given up as the facts ask, and the news.
 
     Args:
         run: As the commit rule has left it.
         committed: Its rows that were not there before, in any order.
         evidence: Where copies lie.
+        nodes: Who reported them, by name.
         now_s: The database's clock; it may have stepped back since the last call.
     """
-    outcome = _give_up(_on_this_clock(run, now_s), evidence)
+    outcome = _give_up(_on_this_clock(run, now_s), evidence, nodes, now_s)
     run, events = outcome.run, list(outcome.events)
     rule = run.current.persist if run.current else PersistRule()
     if not rule.on:
@@ -167,13 +176,16 @@ def _candidates(
     return [row for row in mine if row.id == newest]
 
 
-def _give_up(run: Run, evidence: Evidence) -> Outcome:
+def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: float) -> Outcome:
     """Return the run without drains that cannot end; a lost one is owed again."""
+    if not run.drains:
+        return Outcome(run=run)
     events = []
+    there = {node.name for node in nodes.values() if _awaited(node, now_s)}
     for drain in run.drains:
         left_behind = not run.usable(drain.checkpoint)
         held = evidence.known.get(drain.checkpoint, {})
-        gone = [shard for shard in drain.missing if not _held(held.get(shard.id), shard)]
+        gone = [shard for shard in drain.missing if not _held(held.get(shard.id), shard, there)]
         if left_behind or gone:
             run = replace(_end(run, drain.checkpoint, None), persist_owed=not left_behind)
             why = "it was left behind" if left_behind else f"nobody holds {gone[0].id.key} any more"
@@ -181,8 +193,13 @@ def _give_up(run: Run, evidence: Evidence) -> Outcome:
     return Outcome(run=run, events=tuple(events))
 
 
-def _held(copies: Copies | None, shard: Shard) -> bool:
-    return copies is not None and copies.shard == shard
+def _awaited(node: Node, now_s: float) -> bool:
+    """Tell whether the node is there, or went so lately that it may come back with what it held."""
+    return max(node.lease_until_s, node.reported_at_s) + HOLDER_AWAY_S_MAX > now_s
+
+
+def _held(copies: Copies | None, shard: Shard, there: set[str]) -> bool:
+    return copies is not None and copies.shard == shard and not there.isdisjoint(copies.nodes)
 
 
 def _postponed(run: Run, row: Checkpoint) -> Event:

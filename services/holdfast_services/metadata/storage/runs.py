@@ -66,17 +66,21 @@ class RunStatements(CheckpointStatements):
         return self._db.execute(select(t.jobs).order_by(t.jobs.c.name)).mappings().all()
 
     def active_jobs(self, since_s: float) -> Sequence[str]:
-        """Return jobs with a lease after ``since_s`` or a restore being decided; a plain read."""
+        """Return jobs with a lease after ``since_s``, a restore being decided or a drain.
+
+        A plain read. What drains is watched though nobody trains any more: its last holder may go.
+        """
         newest = and_(
             t.attempts.c.run == t.runs.c.run, t.attempts.c.generation == t.runs.c.generation
         )
         deciding = exists().where(
             t.decisions.c.run == t.runs.c.run, t.decisions.c.state.not_in(_FINAL)
         )
+        draining = exists().where(t.drains.c.run == t.runs.c.run)
         sql = (
             select(t.runs.c.job)
             .join(t.attempts, newest)
-            .where((t.attempts.c.lease_until_s > since_s) | deciding)
+            .where((t.attempts.c.lease_until_s > since_s) | deciding | draining)
         )
         return sorted(self._db.execute(sql).scalars())
 
