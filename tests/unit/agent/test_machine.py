@@ -341,6 +341,36 @@ def test_what_was_restored_counts_as_one_of_the_slots_whosever_rank_it_was():
     assert 2 == len(creating) + len(open_slots)
 
 
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_drain_that_does_not_end_leaves_a_slot_to_save_into(slots):
+    """F88: the store is gone for hours; also without persist=, after a restart or a user's pin."""
+    ten, twenty, thirty = (CheckpointId("r1", *key) for key in ((10, 1), (20, 1), (30, 2)))
+    kept = replace(run_view(keep_from=twenty, pinned=(ten,)), generation=2)
+    asked = Reservation(plan_hash="p", length_bytes=KIB, slots=slots, checkpoint_bytes=KIB)
+    mine = session(2, reservation=asked)
+    before = state(sealed("s1", 10), sealed("s2", 20))
+    before.sessions = {mine.id: mine}
+    after, _ = handle(before, view(kept))
+    assert 1 == sum(slot.work is Work.CREATING for slot in after.slots.values())
+
+    before = state(sealed("s1", 10), sealed("s2", 20), sealed("s3", 30, 2))
+    before.sessions = {mine.id: mine}
+    after, actions = handle(before, view(replace(kept, keep_from=thirty)))
+
+    assert {"s2"} == freed(actions)
+    assert 1 == sum(slot.name.state is SlotState.WRITING for slot in after.slots.values())
+
+
+def test_a_checkpoint_that_drains_and_is_the_newest_counts_as_a_slot():
+    """P8: it is kept anyway; nothing is leased on top of it."""
+    ten = CheckpointId("r1", 10, 1)
+    before = state(sealed("s1", 10))
+    before.sessions = {session().id: reserved(1)}
+    after, _ = handle(before, view(run_view(keep_from=ten, pinned=(ten,))))
+
+    assert 1 == rules.quota_left(after, after.sessions[session().id])
+
+
 def test_what_a_rank_has_begun_is_reported_with_it():
     before = state()
     before.sessions = {session().id: session()}

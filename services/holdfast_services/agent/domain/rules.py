@@ -5,9 +5,9 @@ Each function answers from the state and changes nothing. Source: architecture 4
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from holdfast.core.budget import MemoryNeed, memory_need
+from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, memory_need
 from holdfast.core.facts import Decision, DecisionState, Peer, RunView, Shard, Want, WantReason
 from holdfast.core.ids import ShardId
 from holdfast.core.placement import backups
@@ -24,11 +24,14 @@ def freeable(state: State, slot: Slot) -> bool:
     assert slot.content is not None, "only sealed slots are asked about"
     shard = slot.content.shard.id
     view = state.run(shard.run)
-    if view is None or named(state, view, shard) or shard.checkpoint in view.pinned:
+    return view is not None and shard.checkpoint not in view.pinned and _spent(state, view, shard)
+
+
+def _spent(state: State, view: RunView, shard: ShardId) -> bool:
+    """Tell whether nothing but a pin of ``view`` could still keep this shard's slot."""
+    if named(state, view, shard) or any(shard in s.reading for s in state.sessions.values()):
         return False
-    if any(shard in session.reading for session in state.sessions.values()):
-        return False
-    return outdated(view, shard)
+    return outdated(replace(view, pinned=()), shard)
 
 
 def outdated(view: RunView, shard: ShardId) -> bool:
@@ -89,7 +92,11 @@ def quota_left(state: State, session: Session) -> int:
     """How many more slots this session may lease."""
     if session.reservation is None:
         return 0
-    taken = sum(1 for slot in state.slots.values() if _counts(state, slot, session))
+    held = [slot for slot in state.slots.values() if _counts(state, slot, session)]
+    # Memory saves never wait for the object store (F88): a drain that this session has no slot
+    # for, begun by an older attempt or a user's pin, costs what is left of the budget instead.
+    spare = max(session.reservation.slots - SLOTS_PER_RANK, 0)
+    taken = len(held) - max(sum(_draining(state, slot) for slot in held) - spare, 0)
     if _restored(state, session):
         # What was restored is kept until a newer step is safe. The budget counts it as one of the
         # slots (P8); leased on top, there would be no room for the copies that make a step safe.
@@ -105,8 +112,18 @@ def _restored(state: State, session: Session) -> bool:
         and slot.content.shard.id.run == session.run
         and slot.content.shard.id.generation < session.generation
         and not freeable(state, slot)
+        and not _draining(state, slot)
         for slot in state.slots.values()
     )
+
+
+def _draining(state: State, slot: Slot) -> bool:
+    """Tell whether a sealed slot is kept for its way to the object store alone."""
+    shard = slot.content.shard.id if slot.content is not None else None
+    view = state.run(shard.run) if shard else None
+    if shard is None or view is None or shard.checkpoint not in view.pinned:
+        return False
+    return _spent(state, view, shard)
 
 
 def _is_new(state: State, slot: Slot, session: Session) -> bool:
