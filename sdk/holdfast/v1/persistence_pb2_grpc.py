@@ -113,7 +113,8 @@ class PersistenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Scrubbed(self, request, context):
-        """Every shard was read back and hashed; those named did not match or were not there.
+        """Every shard was looked at; those named did not match or were not there. Of a checkpoint on its
+        way they go again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

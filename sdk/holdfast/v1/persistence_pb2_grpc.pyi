@@ -48,7 +48,9 @@ class PersistenceStub:
     Collected: _grpc.UnaryUnaryMultiCallable[_persistence_pb2.CollectedRequest, _persistence_pb2.CollectedResponse]
     """All objects of an expired checkpoint are gone."""
     Scrubbed: _grpc.UnaryUnaryMultiCallable[_persistence_pb2.ScrubbedRequest, _persistence_pb2.ScrubbedResponse]
-    """Every shard was read back and hashed; those named did not match or were not there."""
+    """Every shard was looked at; those named did not match or were not there. Of a checkpoint on its
+    way they go again.
+    """
 
 @_typing.type_check_only
 class PersistenceAsyncStub(PersistenceStub):
@@ -69,7 +71,9 @@ class PersistenceAsyncStub(PersistenceStub):
     Collected: _aio.UnaryUnaryMultiCallable[_persistence_pb2.CollectedRequest, _persistence_pb2.CollectedResponse]  # type: ignore[assignment]
     """All objects of an expired checkpoint are gone."""
     Scrubbed: _aio.UnaryUnaryMultiCallable[_persistence_pb2.ScrubbedRequest, _persistence_pb2.ScrubbedResponse]  # type: ignore[assignment]
-    """Every shard was read back and hashed; those named did not match or were not there."""
+    """Every shard was looked at; those named did not match or were not there. Of a checkpoint on its
+    way they go again.
+    """
 
 class PersistenceServicer(metaclass=_abc_1.ABCMeta):
     """What a persistence worker asks of the catalogue; served by the metadata service.
@@ -123,6 +127,8 @@ class PersistenceServicer(metaclass=_abc_1.ABCMeta):
         request: _persistence_pb2.ScrubbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_persistence_pb2.ScrubbedResponse, _abc.Awaitable[_persistence_pb2.ScrubbedResponse]]:
-        """Every shard was read back and hashed; those named did not match or were not there."""
+        """Every shard was looked at; those named did not match or were not there. Of a checkpoint on its
+        way they go again.
+        """
 
 def add_PersistenceServicer_to_server(servicer: PersistenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

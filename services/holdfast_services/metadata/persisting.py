@@ -205,22 +205,29 @@ def collected(catalogue: Catalogue, key: CheckpointId, freed_bytes: int) -> None
 
 
 def scrubbed(catalogue: Catalogue, key: CheckpointId, bad: Collection[ShardId]) -> None:
-    """Note what was found when a durable checkpoint was read back.
+    """Note what was found when a checkpoint was looked at in the store.
+
+    Bad shards of a durable one are repaired if they can be; those of one on its way go again.
 
     Raises:
-        NotFoundError: nothing of it lies there.
+        NotFoundError: nothing of it lies there, or comes to lie there.
         InvalidRequestError: a bad shard that is none of it.
     """
     job = _lock(catalogue, key)
     stored = catalogue.stored(key)
-    if stored is None:
+    shards = stored.shards if stored else catalogue.drained_shards(key)
+    if not shards:
         raise NotFoundError(f"nothing of step {key.step} lies in the object store", job=job)
-    if not set(bad) <= {shard.id for shard in stored.shards}:
+    if not set(bad) <= {shard.id for shard in shards}:
         raise InvalidRequestError(f"a bad shard is none of step {key.step}", job=job)
     now_s = catalogue.now_s()
-    catalogue.scrubbed(key, now_s)
-    catalogue.set_bad(key, bad)
-    if new := sorted(set(bad) - set(stored.bad)):
+    if stored is None:
+        new = sorted(one for one in bad if catalogue.drain_again(one))
+    else:
+        catalogue.scrubbed(key, now_s)
+        catalogue.set_bad(key, bad)
+        new = sorted(set(bad) - set(stored.bad))
+    if new:
         names = ", ".join(one.key for one in new[:NAMED_IN_ERROR_MAX])
         text = f"step {key.step} of {job} has {len(new)} bad shards in the object store: {names}"
         catalogue.add_events([_event("checkpoint_bad", job, key, text, "error")], "", now_s)

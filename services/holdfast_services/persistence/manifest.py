@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+from collections.abc import Mapping
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
@@ -16,6 +17,7 @@ from holdfast.core import index, keys
 from holdfast.core.canonical import strict_object
 from holdfast.core.digest import part_digest
 from holdfast.core.facts import PersistPlan, Shard
+from holdfast.core.ids import ShardId
 from holdfast.core.manifest import (
     MANIFEST_BYTES_MAX,
     NOTES_BYTES_MAX,
@@ -35,6 +37,7 @@ from holdfast.errors import (
     OutcomeUnknownError,
     PreconditionError,
     UnavailableError,
+    UnsupportedFormatError,
 )
 from holdfast.objectstore import ObjectStore
 from holdfast_services.persistence.domain.found import same_checkpoint
@@ -43,7 +46,17 @@ from holdfast_services.transport import InterruptedFetchError
 
 MISSING_NAMED_MAX = 8
 
+_NO_USE = (NotFoundError, CorruptionError, UnsupportedFormatError)
+
 log = logging.getLogger(__name__)
+
+
+class MissingShardsError(NotReadyError):
+    """Shards that were reported are not in the store after all; ``shards`` are to go again."""
+
+    def __init__(self, message: str, shards: tuple[ShardId, ...]) -> None:
+        super().__init__(message)
+        self.shards = shards
 
 
 def write_manifest(
@@ -52,7 +65,7 @@ def write_manifest(
     """Write the manifest of the planned checkpoint; return the digest of what lies there.
 
     Raises:
-        NotReadyError: a shard is not in the store; names the first.
+        MissingShardsError: some are not in the store, or not what they should be; names the first.
         PreconditionError: another manifest, of other shards, is there.
         UnavailableError: the store, or nobody knows whether it was written; try again.
     """
@@ -84,24 +97,30 @@ def _notes(text: str) -> dict[str, object]:
 def _check_shards(
     folder: CheckpointFolder, shards: tuple[Shard, ...], pool: PartPool, stop: threading.Event
 ) -> None:
-    def problem(shard: Shard) -> str:
+    def problem(shard: Shard) -> tuple[Shard, str]:
         if stop.is_set():
             raise InterruptedFetchError("checking shards was interrupted")
         try:
             folder.check_length(shard)
             folder.sidecar(shard)
-        except (NotFoundError, CorruptionError) as error:
-            return f"{shard.id.key}: {error.message}"
-        return ""
+        except _NO_USE as error:
+            return shard, error.message
+        return shard, ""
 
-    missing = sorted(filter(None, pool.each(problem, shards)))
+    missing = {shard: text for shard, text in pool.each(problem, shards) if text}
     if missing:
         # A bucket that is gone has no shards either: let that be the error, if it is so.
         folder.store.check()
-        raise NotReadyError(
-            f"{len(missing)} of {len(shards)} shards are not in the store: "
-            + "; ".join(missing[:MISSING_NAMED_MAX])
-        )
+        raise _missing(missing, shards)
+
+
+def _missing(missing: Mapping[Shard, str], shards: tuple[Shard, ...]) -> MissingShardsError:
+    named = sorted(f"{shard.id.key}: {text}" for shard, text in missing.items())
+    return MissingShardsError(
+        f"{len(missing)} of {len(shards)} shards are not in the store: "
+        + "; ".join(named[:MISSING_NAMED_MAX]),
+        tuple(sorted(shard.id for shard in missing)),
+    )
 
 
 def _write_index(
@@ -116,13 +135,38 @@ def _write_index(
         pass
     else:
         return
-    headers: list[SegmentHeader] = pool.each(folder.header, shards)
+    headers = _headers(folder, shards, pool)
     try:
         store.put(key, index.encode(index.build(headers)), if_absent=True)
     except (AlreadyExistsError, OutcomeUnknownError):
         log.debug("%s was written meanwhile", key)
     except ExhaustedError as error:
         log.warning("%s: %s", key, error)
+
+
+def _headers(
+    folder: CheckpointFolder, shards: tuple[Shard, ...], pool: PartPool
+) -> list[SegmentHeader]:
+    """Return the header of each shard.
+
+    Raises:
+        MissingShardsError: some have none that is theirs. Their sidecars are gone: without one
+            an object is read back whole, and written again if it does not match.
+    """
+
+    def header(shard: Shard) -> tuple[Shard, SegmentHeader | str]:
+        try:
+            return shard, folder.header(shard)
+        except _NO_USE as error:
+            return shard, error.message
+
+    found = pool.each(header, shards)
+    bad = {shard: one for shard, one in found if isinstance(one, str)}
+    if bad:
+        folder.store.check()
+        folder.store.delete([folder.sidecar_key(shard) for shard in bad])
+        raise _missing(bad, shards)
+    return [one for _, one in found if not isinstance(one, str)]
 
 
 def _create(store: ObjectStore, mine: Manifest, *, repair: bool) -> bytes:

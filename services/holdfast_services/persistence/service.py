@@ -20,7 +20,7 @@ from holdfast.rpc.channel import retrying
 from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.collect import collect
 from holdfast_services.persistence.domain.items import Item, Kind
-from holdfast_services.persistence.manifest import write_manifest
+from holdfast_services.persistence.manifest import MissingShardsError, write_manifest
 from holdfast_services.persistence.orphans import sweep
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
@@ -124,7 +124,13 @@ class PersistService:
         )  # fmt: skip
 
     def _manifest(self, plan: PersistPlan, stop: threading.Event) -> None:
-        digest = write_manifest(self._store, self._pool, plan, stop)
+        try:
+            digest = write_manifest(self._store, self._pool, plan, stop)
+        except MissingShardsError as error:
+            # Believed to be there, and not: until somebody says so, they would never go again.
+            bad = error.shards
+            self._retrying(lambda: self._metadata.scrubbed(plan.checkpoint, bad))
+            raise
         self._retrying(lambda: self._metadata.durable(plan.checkpoint, digest))
         name = f"run {plan.checkpoint.run} step {plan.checkpoint.step}"
         log.info("%s is durable: %d shards", name, len(plan.shards))

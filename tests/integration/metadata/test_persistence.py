@@ -277,6 +277,30 @@ async def test_a_handshake_says_where_rest_is(database_url, kit):
         assert "http://r" == (await tier.call("Handshake", common.HandshakeRequest())).rest_url
 
 
+async def test_a_shard_on_its_way_that_is_found_missing_goes_again(database_url, agents, kit):
+    """P1: reported, then not there when the manifest was due; nobody else would send it again."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, seat.generation)
+        await tier.drained(key)
+        lost, _ = await tier.service.read(lambda c: c.drained_shards(key))
+        for _ in range(2):
+            await tier.scrubbed(key, lost.id)
+
+        items = await tier.service.read(persisting.drain_items)
+        assert [f"shard/{lost.id.key}"] == items
+        with pytest.raises(NotFoundError):
+            await tier.plan(f"manifest/{seat.run}/10/1")
+        with pytest.raises(NotReadyError):
+            await tier.durable(key)
+        assert not (await tier.plan(items[0])).repair
+        assert 1 == (await tier.kinds()).count("checkpoint_bad")
+        assert 0 == await tier.stored(lost)
+        await tier.durable(key)
+        assert (await tier.row(key)).stored
+
+
 async def test_a_drain_of_a_finished_run_is_given_up_when_its_holders_stay_away(
     database_url, agents, kit
 ):

@@ -261,6 +261,8 @@ class Catalogue(persistence_pb2_grpc.PersistenceServicer, metadata_pb2_grpc.Meta
         checkpoint = codec.from_message(request.checkpoint, CheckpointId)
         bad = [codec.from_message(shard, ShardId) for shard in request.bad]
         self.scrubbed.append((checkpoint, bad))
+        if checkpoint in self.checkpoints and not self.durable(checkpoint):
+            self.checkpoints[checkpoint].stored -= set(bad)
         return pb.ScrubbedResponse()
 
     def Record(self, request, context):

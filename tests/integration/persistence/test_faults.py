@@ -30,6 +30,9 @@ from holdfast.errors import (
 )
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
+from holdfast_services.persistence.pace import Pace
+from holdfast_services.persistence.pool import PartPool
+from holdfast_services.persistence.upload import ShardUpload
 
 BIG = 2 * PART_BYTES + 1000
 
@@ -365,6 +368,37 @@ def test_a_shard_that_is_missing_keeps_the_manifest_from_being_written(
     assert "not_ready" == catalogue.said("persist_failed")[0].context["error"]
     assert made[1][0].id.key in catalogue.said("persist_failed")[0].message
     assert not any(o.key.endswith("manifest.json") for o in store.list())
+
+
+@pytest.mark.parametrize("harm", ["delete", "truncate", "no sidecar", "header"])
+def test_a_shard_that_goes_bad_before_the_manifest_is_sent_again(
+    catalogue, node, store, store_url, queue_url, harm
+):
+    """G10: the catalogue believes it is there; a drain that could not end would stop all later."""
+    made = [segment(5000, rank=rank, world=2) for rank in range(2)]
+    for shard, data in made:
+        node.hold(shard, data)
+    shard, data = made[1]
+    key = catalogue.drain([s for s, _ in made], [node.peer])
+    pool = PartPool(1)
+    for plan in catalogue.due().values():
+        ShardUpload(store, pool, Pace(0), plan, threading.Event()).run()
+    pool.close()
+    catalogue.checkpoints[key].stored.update(s.id for s, _ in made)
+    where = (JOB, shard.id, 2)
+    if harm == "delete":
+        store.delete([keys.segment_key(*where)])
+    elif harm == "no sidecar":
+        store.delete([keys.sidecar_key(*where)])
+    else:
+        bad = bytes(data[:-1]) if harm == "truncate" else b"\xff" * len(data)
+        store.put(keys.segment_key(*where), bad)
+
+    with draining(catalogue, store_url, queue_url):
+        until(lambda: catalogue.durable(key), "durable")
+
+    assert bytes(data) == read(store, shard)
+    assert [(key, [shard.id])] == catalogue.scrubbed
 
 
 def test_a_byte_rate_is_kept(catalogue, checkpoint, store, store_url, queue_url):

@@ -160,6 +160,11 @@ class CheckpointStatements(ObjectStatements):
         sql = sql.where(t.drains.c.root_digest == shard.root_digest).values(done_at_s=now_s)
         return self._db.execute(sql).rowcount == 1
 
+    def drain_again(self, key: ShardId) -> bool:
+        """Note that a shard of a drain does not lie there; False: nobody had said it does."""
+        sql = update(t.drains).where(_is_shard(key), t.drains.c.done_at_s.is_not(None))
+        return self._db.execute(sql.values(done_at_s=None)).rowcount == 1
+
     def drain_counts(self, key: CheckpointId) -> tuple[int, int]:
         """Return (shards that lie there, shards still to come); (0, 0): nothing drains."""
         d = t.drains.c
