@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.core.ids import job_name, run_id
-from holdfast.core.keys import MANIFEST, Place, folder_place
+from holdfast.core.keys import MANIFEST, Place, folder, folder_place
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.objectstore import ObjectStore
 
@@ -30,14 +30,24 @@ def places(store: ObjectStore, job: str | None = None) -> Iterator[Place]:
         yield from _of_job(store, job_name(job))
 
 
-def _of_job(store: ObjectStore, job: str) -> Iterator[Place]:
-    for run in store.folders(f"{job}/"):
+def folders(store: ObjectStore, job: str) -> Iterator[Place]:
+    """Yield the folders of ``job`` that are named like a checkpoint, with a manifest or without.
+
+    Costs one listing per run. Raises as ``places``.
+    """
+    for run in store.folders(f"{job_name(job)}/"):
         if not _is_run(run):
             continue
         for prefix in store.folders(run):
             place = folder_place(prefix)
-            if place is not None and place.job == job and _has_manifest(store, prefix):
+            if place is not None and place.job == job:
                 yield place
+
+
+def _of_job(store: ObjectStore, job: str) -> Iterator[Place]:
+    for place in folders(store, job):
+        if _has_manifest(store, folder(place.job, place.checkpoint)):
+            yield place
 
 
 def _below(store: ObjectStore, above: str) -> Iterator[Place]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from holdfast.bucket.listing import places
+from holdfast.bucket.listing import folders, places
 from holdfast.core.digest import part_digest
 from holdfast.core.facts import Event
 from holdfast.core.ids import CheckpointId, job_name
@@ -63,10 +63,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that lies under a job's name."""
+    """All that lies under a job's name; ``generations`` has the newest of each run's folders."""
 
     found: tuple[Found, ...]
     skipped: tuple[Skipped, ...]
+    generations: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What came of it: jobs and checkpoints that are new here, and what was passed over."""
+    """What came of it: jobs and checkpoints that are new here, and what was passed over.
+
+    ``unreadable``: there was something, and all of it was passed over.
+    """
 
     jobs: int = 0
     checkpoints: int = 0
     skipped: tuple[Skipped, ...] = ()
+    unreadable: bool = False
 
 
 class BucketArchive:
@@ -98,14 +103,22 @@ class BucketArchive:
 
         Raises:
             UnavailableError: the store cannot be asked, so nobody knows whether the job is new.
-            PreconditionError: what lies there is another job's run here.
+            PreconditionError: what lies there is another job's run here, or none of it can be
+                read: that is no fresh start either.
         """
         try:
-            await self._take(job_name(job))
+            taken = await self._take(job_name(job))
         except (AccessError, NotFoundError) as cause:
             raise UnavailableError(
                 f"cannot ask the object store whether {job} is new: {cause.message}", job=job
             ) from cause
+        if taken.unreadable:
+            first = taken.skipped[0]
+            raise PreconditionError(
+                f"no checkpoint of {job} in the object store can be read, {first.key}: "
+                f"{first.reason}; upgrade if a newer version wrote it, else move it away",
+                job=job,
+            )
 
     async def rebuild(self, job: str | None) -> Rebuilt:
         """Adopt one job, or all that lie there; idempotent.
@@ -142,7 +155,12 @@ class BucketArchive:
         written = await self._service.change(lambda c: write(c, job, reading))
         gone = await self._take_back(job, written.found) if written.known else 0
         count = len(written.found) - gone
-        return Rebuilt(jobs=int(count > 0), checkpoints=count, skipped=reading.skipped)
+        return Rebuilt(
+            jobs=int(count > 0),
+            checkpoints=count,
+            skipped=reading.skipped,
+            unreadable=bool(reading.skipped) and not reading.found,
+        )
 
     async def _take_back(self, job: str, written: Sequence[Found]) -> int:
         """Forget what was collected between the reading and the writing; return how many."""
@@ -176,7 +194,9 @@ def read(store: ObjectStore, job: str, stop: threading.Event) -> Reading:
         ExhaustedError: more than ``MANIFESTS_PER_JOB_MAX``.
         AccessError, NotFoundError: the store itself.
     """
-    listed = list(islice(_until(stop, places(store, job)), MANIFESTS_PER_JOB_MAX + 1))
+    # Whether a folder has a manifest is seen when it is read: asked beforehand, one by one, a
+    # long run would take longer to list than a registration waits.
+    listed = list(islice(_until(stop, folders(store, job)), MANIFESTS_PER_JOB_MAX + 1))
     if len(listed) > MANIFESTS_PER_JOB_MAX:
         raise ExhaustedError(f"more than {MANIFESTS_PER_JOB_MAX} checkpoints in the store", job=job)
     with ThreadPoolExecutor(READERS_COUNT, "holdfast-adoption") as pool:
@@ -185,11 +205,15 @@ def read(store: ObjectStore, job: str, stop: threading.Event) -> Reading:
         finally:
             pool.shutdown(cancel_futures=True)
     found = tuple(item for item in results if isinstance(item, Found))
-    return Reading(found, tuple(item for item in results if isinstance(item, Skipped)))
+    generations: dict[str, int] = {}
+    for place in listed:
+        run, generation = place.checkpoint.run, place.checkpoint.generation
+        generations[run] = max(generations.get(run, 0), generation)
+    return Reading(found, tuple(item for item in results if isinstance(item, Skipped)), generations)
 
 
 def _read_one(store: ObjectStore, place: Place, stop: threading.Event) -> Found | Skipped | None:
-    """Return the manifest, or why it is none; None: it was deleted since it was listed."""
+    """Return the manifest, or why it is none; None: it has none, or not any more."""
     if stop.is_set():
         raise UnavailableError("reading manifests was stopped", job=place.job)
     key = manifest_key(place.job, place.checkpoint)
@@ -208,7 +232,8 @@ def _read_one(store: ObjectStore, place: Place, stop: threading.Event) -> Found 
 def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
     """Write what was read and is not known; return that. Nothing is written for an empty bucket.
 
-    A job that is not known begins with the run that the bucket has.
+    A job that is not known begins with the run that the bucket has. Its generations go above
+    those of all its folders: what is half-written, or was passed over, is not written into (P2).
     """
     now_s = catalogue.now_s()
     known = catalogue.lock_job(job)
@@ -217,9 +242,12 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
     chosen = choose_run(manifests, [known] if known else [first_run(job)])
     events = [_skipped(job, item) for item in reading.skipped[:REASONS_IN_EVENTS_MAX]]
     catalogue.add_events(events, "", now_s)
-    if chosen is None or (known and chosen != known):
-        if manifests:
-            catalogue.add_events([_other_run(job, known, manifests)], "", now_s)
+    if known and chosen not in (None, known):
+        catalogue.add_events([_other_run(job, known, manifests)], "", now_s)
+        return Written()
+    chosen = chosen or known or first_run(job)
+    newest = reading.generations.get(chosen, 0)
+    if not manifests and not newest:
         return Written()
     if known is None:
         catalogue.add_job(job, chosen, now_s)
@@ -234,7 +262,7 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
             job=job,
         )
     mine = [m for m in manifests if m.checkpoint.run == chosen]
-    adopted = adopt(run, catalogue.checkpoints(chosen), mine, now_s)
+    adopted = adopt(run, catalogue.checkpoints(chosen), mine, now_s, generation_min=newest)
     catalogue.save_run(run, adopted.run)
     catalogue.put_checkpoints(adopted.rows)
     written = tuple(found[row.id] for row in adopted.rows)

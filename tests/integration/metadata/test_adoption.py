@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.facts import DecisionState
-from holdfast.core.keys import manifest_key
+from holdfast.core.keys import manifest_key, segment_key
+from holdfast.core.manifest import encode
 from holdfast.errors import AccessError, NotFoundError, PreconditionError, UnavailableError
 from holdfast.objectstore.directory import DirectoryStore
 from holdfast.objectstore.memory import MemoryStore
@@ -324,3 +325,64 @@ def test_ranks_that_register_at_once_share_one_look(kit, sqlite_url):
 
     assert 1 == Counting.reads
     assert 1 == len(set(seats))
+
+
+@pytest.mark.parametrize("left", ["a shard", "a damaged manifest"])
+def test_generations_go_above_what_is_half_written_or_passed_over(
+    kit, agents, store, sqlite_url, left
+):
+    """P2: the next attempt writes into no folder that an older one, or its worker, still may."""
+    put(store, manifest(100, 2))
+    orphan = manifest(200, 6)
+    if left == "a shard":
+        store.put(segment_key(JOB, orphan.shards[0].id, 2), b"half")
+    else:
+        store.put(manifest_key(JOB, orphan.checkpoint), b"{")
+
+    async def main():
+        async with kit.running(sqlite_url, tiered(kit)) as service:
+            service.archive = BucketArchive(service, store)
+            seat = await kit.launch(service, agents)
+            return seat, await decision(service, agents, seat)
+
+    seat, chosen = asyncio.run(main())
+
+    assert 7 == seat.generation
+    assert (100, 2) == (chosen.checkpoint.step, chosen.checkpoint.generation)
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint_but_counts_as_a_generation(
+    kit, agents, store, sqlite_url
+):
+    store.put(segment_key(JOB, manifest(10, 3).shards[0].id, 2), b"half")
+
+    async def main():
+        async with kit.running(sqlite_url, tiered(kit)) as service:
+            service.archive = BucketArchive(service, store)
+            seat = await kit.launch(service, agents)
+            return seat, await decision(service, agents, seat)
+
+    seat, chosen = asyncio.run(main())
+
+    assert (4, True) == (seat.generation, chosen.fresh)
+
+
+def test_a_job_of_which_nothing_can_be_read_is_no_fresh_start(kit, agents, store, sqlite_url):
+    """P4: a newer version's checkpoints, say; the first step must not come after such a loss."""
+    newer = encode(manifest(100)).replace(b'"version":1', b'"version":99')
+    store.put(manifest_key(JOB, manifest(100).checkpoint), newer)
+
+    async def main():
+        async with kit.running(sqlite_url, tiered(kit)) as service:
+            service.archive = BucketArchive(service, store)
+            with pytest.raises(PreconditionError, match=r"no checkpoint of gpt/small .*step-100"):
+                await kit.launch(service, agents)
+            events = await service.read(lambda c: c.last_events(100))
+            store.delete([manifest_key(JOB, manifest(100).checkpoint)])
+            seat = await kit.launch(service, agents)
+            return events, await decision(service, agents, seat)
+
+    events, chosen = asyncio.run(main())
+
+    assert "import_skipped" in {event["kind"] for event in events}
+    assert chosen.fresh

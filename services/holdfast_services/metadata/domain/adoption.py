@@ -46,7 +46,12 @@ def choose_run(manifests: Iterable[Manifest], named: Collection[str]) -> str | N
 
 
 def adopt(
-    run: Run, known: Iterable[Checkpoint], manifests: Sequence[Manifest], now_s: float
+    run: Run,
+    known: Iterable[Checkpoint],
+    manifests: Sequence[Manifest],
+    now_s: float,
+    *,
+    generation_min: int = 0,
 ) -> Adopted:
     """Return the run with what ``manifests``, all its own, prove.
 
@@ -58,6 +63,7 @@ def adopt(
         known: All rows of the run.
         manifests: Those that lie in the bucket.
         now_s: When they were seen: from here on their ages count.
+        generation_min: The newest that left anything in the bucket.
     """
     rows = {row.id: row for row in known}
     found = []
@@ -69,7 +75,8 @@ def adopt(
     for rule in lineage.rules(manifests):
         rules = with_rule(rules, rule)
     generations = (manifest.checkpoint.generation for manifest in manifests)
-    changed = replace(run, rules=rules, generation=max((run.generation, *generations)))
+    newest_of_all = max((run.generation, generation_min, *generations))
+    changed = replace(run, rules=rules, generation=newest_of_all)
     newest = max((row.id for row in found if changed.usable(row.id)), default=None)
     if newest is not None:
         changed = replace(changed, persisted_step=max(run.persisted_step, newest.step))
