@@ -110,6 +110,7 @@ class ShardUpload:
             UnavailableError: the store, or all sources; try again later.
             InterruptedFetchError: ``stop`` was set.
             CorruptionError: what the store gives back is not what was sent, again and again.
+            PreconditionError: the folder is another checkpoint's, which is durable.
             CheckpointError: as the store refuses.
         """
         try:
@@ -119,6 +120,7 @@ class ShardUpload:
             sidecar = Sidecar(shard=self._shard, digests=self._sources.digests())
             parts = cut(self._shard.length_bytes, sidecar.digests, self._part_bytes)
             if verdict is Verdict.WRITE or not self._proven(parts):
+                self._check_ours()
                 self._write(parts)
             self._abort_others()
             self._store.put(self._folder.sidecar_key(self._shard), encode_sidecar(sidecar))
@@ -133,6 +135,21 @@ class ShardUpload:
         sidecar = self._sidecar(self._shard)
         found = sidecar.shard if sidecar else None
         return judge(self._shard, length_bytes, found, repair=self._plan.repair)
+
+    def _check_ours(self) -> None:
+        """Do nothing unless another checkpoint's manifest lies there: it is relied on (P2).
+
+        It may be that of another catalogue, or of what this one has forgotten by a backup.
+        """
+        try:
+            manifest = self._folder.manifest()
+        except (NotFoundError, CorruptionError):
+            return
+        if self._shard not in manifest.shards:
+            raise PreconditionError(
+                f"{self._folder.prefix} is the folder of another checkpoint, which is durable",
+                shard=self._shard.id.key,
+            )
 
     def _sidecar(self, shard: Shard) -> Sidecar | None:
         try:

@@ -313,22 +313,24 @@ def test_a_manifest_whose_answer_is_lost_is_read_back(
     assert ([] if written else ["unavailable"]) == failed
 
 
-def test_a_manifest_of_other_shards_is_never_overwritten(
-    catalogue, node, store, store_url, queue_url
+@pytest.mark.parametrize("repair", [False, True], ids=["drain", "repair"])
+def test_a_checkpoint_of_other_shards_is_never_overwritten(
+    catalogue, node, store, store_url, queue_url, repair
 ):
-    """P2: two claims to one folder; the first stays, and people hear of the second."""
+    """P2: two claims to one folder; all of the first stays, and people hear of the second."""
     shard, data = segment(5000, seed=1)
     node.hold(shard, data)
     key = catalogue.drain([shard], [node.peer])
     with draining(catalogue, store_url, queue_url):
         until(lambda: catalogue.durable(key), "durable")
-        before = store.get(keys.manifest_key(JOB, key), length_bytes_max=MIB)
-        other, data = segment(5000, seed=2)
-        node.hold(other, data)
-        catalogue.drain([other], [node.peer], repair=True)
+        before = {o.key: o.etag for o in store.list(keys.folder(JOB, key))}
+        other, others = segment(5000, seed=2)
+        node.hold(other, others)
+        catalogue.drain([other], [node.peer], repair=repair)
         until(lambda: catalogue.said("persist_failed"), "refused")
 
-    assert before == store.get(keys.manifest_key(JOB, key), length_bytes_max=MIB)
+    assert before == {o.key: o.etag for o in store.list(keys.folder(JOB, key))}
+    assert bytes(data) == read(store, shard)
     assert "precondition" == catalogue.said("persist_failed")[0].context["error"]
 
 
