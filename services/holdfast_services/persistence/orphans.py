@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from holdfast.core import keys
@@ -34,7 +34,12 @@ class Swept:
 
 
 def sweep(
-    store: ObjectStore, before_s: float, draining: Collection[CheckpointId], stop: threading.Event
+    store: ObjectStore,
+    before_s: float,
+    draining: Collection[CheckpointId],
+    stop: threading.Event,
+    *,
+    durable: Callable[[CheckpointId], bool],
 ) -> Swept:
     """Delete orphans whose youngest object is older than ``before_s``; return what they were.
 
@@ -43,6 +48,8 @@ def sweep(
         before_s: What changed later is left alone.
         draining: Checkpoints that are being written now: left alone, however old.
         stop: Ends it between two folders.
+        durable: Tells whether the catalogue relies on a checkpoint whose manifest is not there:
+            its bytes stay, they can still be restored from.
 
     Raises:
         InterruptedFetchError: ``stop`` was set; what was deleted stays deleted.
@@ -58,7 +65,11 @@ def sweep(
     for prefix, place in folders_below(store, "", FOLDER_DEPTH_MAX):
         if stop.is_set():
             raise InterruptedFetchError("looking for orphans was interrupted")
-        if place.checkpoint not in draining and _is_orphan(store, prefix, before_s):
+        if place.checkpoint in draining or not _is_orphan(store, prefix, before_s):
+            continue
+        if durable(place.checkpoint):
+            log.warning("%s has no manifest, but the catalogue relies on it", prefix)
+        else:
             freed += delete_below(store, prefix, stop)
             folders += 1
             log.info("deleted %s, which has no manifest", prefix)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from holdfast.core.facts import Event, PersistPlan
+from holdfast.core.ids import CheckpointId
 from holdfast.core.retry import Backoff
 from holdfast.core.units import format_bytes
-from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
 from holdfast.objectstore import ObjectStore
 from holdfast.rpc.channel import retrying
 from holdfast_services.persistence.clients import MetadataClient
@@ -132,21 +133,21 @@ class PersistService:
             self._retrying(lambda: self._metadata.scrubbed(plan.checkpoint, bad))
             raise
         self._retrying(lambda: self._metadata.durable(plan.checkpoint, digest))
-        name = f"run {plan.checkpoint.run} step {plan.checkpoint.step}"
-        log.info("%s is durable: %d shards", name, len(plan.shards))
+        log.info("%s is durable: %d shards", _name(plan), len(plan.shards))
 
     def _collect(self, plan: PersistPlan, stop: threading.Event) -> None:
         freed = collect(self._store, plan.job, plan.checkpoint, stop)
         self._retrying(lambda: self._metadata.collected(plan.checkpoint, freed))
-        log.info("collected %s: %s", plan.checkpoint, format_bytes(freed))
+        log.info("%s is collected: %s freed", _name(plan), format_bytes(freed))
 
     def _scrub_checkpoint(self, plan: PersistPlan, stop: threading.Event) -> None:
         bad = scrub(self._store, plan, self._scrub, stop)
         self._retrying(lambda: self._metadata.scrubbed(plan.checkpoint, bad))
-        log.info("scrubbed %s: %d of %d bad", plan.checkpoint, len(bad), len(plan.shards))
+        log.info("%s is read back: %d of %d bad", _name(plan), len(bad), len(plan.shards))
 
     def _orphans(self, plan: PersistPlan, stop: threading.Event) -> None:
-        swept = sweep(self._store, plan.created_at_s, frozenset(plan.earlier), stop)
+        draining = frozenset(plan.earlier)
+        swept = sweep(self._store, plan.created_at_s, draining, stop, durable=self._durable)
         if swept.folders or swept.uploads:
             message = (
                 f"{swept.folders} folders, {swept.uploads} uploads, "
@@ -154,9 +155,21 @@ class PersistService:
             )
             self.tell("orphans_deleted", message, plan, bytes=swept.freed_bytes)
 
+    def _durable(self, key: CheckpointId) -> bool:
+        """Tell whether the catalogue says that the checkpoint lies in the store."""
+        try:
+            self._metadata.plan(f"{Kind.SCRUB}/{key.run}/{key.step}/{key.generation}")
+        except NotFoundError:
+            return False
+        return True
+
     def _retrying(self, call: Callable[[], T]) -> T:
         """Report what was done: short outages are sat out, the work is not done again for them."""
         return retrying(call, TELL, time.sleep)
+
+
+def _name(plan: PersistPlan) -> str:
+    return f"run {plan.checkpoint.run} step {plan.checkpoint.step}"
 
 
 def _summary(length_bytes: int, took_s: float, moved: Moved) -> str:

@@ -205,11 +205,14 @@ def test_orphans_are_taken_away_and_nothing_else(store, durable):
     )
     before = under(store, now)
 
-    assert Swept() == sweep(store, time.time() - 3600, {now}, threading.Event()), "all is young"
-    found = sweep(store, time.time() + 3600, {now}, threading.Event())
+    def found(before_s):
+        return sweep(store, before_s, {now}, threading.Event(), durable=lambda _: False)
 
-    assert (1, 1) == (found.folders, found.uploads)
-    assert found.freed_bytes > 2 * LENGTH
+    assert Swept() == found(time.time() - 3600), "all is young"
+    swept = found(time.time() + 3600)
+
+    assert (1, 1) == (swept.folders, swept.uploads)
+    assert swept.freed_bytes > 2 * LENGTH
     assert [] == under(store, torn)
     assert before == under(store, now)
     assert 5 == len(under(store, kept))
@@ -221,9 +224,13 @@ def test_orphans_are_taken_away_and_nothing_else(store, durable):
 def test_a_worker_looks_for_orphans_when_it_is_asked(
     catalogue, store, store_url, queue_url, durable
 ):
-    """G11: by the time that metadata says, which is the database's."""
-    (torn,) = durable(10)
-    store.delete([keys.manifest_key(JOB, torn)])
+    """G11: by the time that metadata says, which is the database's. What is durable there, and
+    has lost its manifest to somebody, can still be restored from: it stays."""
+    made = durable(10, 20)
+    torn, lost = made
+    store.delete([keys.manifest_key(JOB, torn), keys.manifest_key(JOB, lost)])
+    ask(catalogue, "scrub", lost, made[lost])
+    before = under(store, lost)
     nobody = CheckpointId("", 0, 0)
     catalogue.plans["orphans/all"] = PersistPlan(
         checkpoint=nobody, job="", created_at_s=time.time() + 3600
@@ -232,3 +239,4 @@ def test_a_worker_looks_for_orphans_when_it_is_asked(
         until(lambda: catalogue.said("orphans_deleted"), "swept")
 
     assert [] == under(store, torn)
+    assert before == under(store, lost)
