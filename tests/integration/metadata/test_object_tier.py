@@ -63,6 +63,31 @@ async def test_a_job_with_nothing_but_damaged_objects_is_lost_not_new(database_u
         assert "damaged" in decision.reason
 
 
+async def test_what_is_damaged_in_the_store_and_whole_with_memory_is_restored(
+    database_url, agents, kit
+):
+    """4.8, G20: every shard has a source, so no older step is taken."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        for step in (10, 20):
+            await tier.commit(agents, seat, step)
+            key = CheckpointId(seat.run, step, 1)
+            await tier.drained(key)
+            await tier.durable(key)
+        await tier.scrubbed(key, ShardId(seat.run, 20, 1, 0))
+        survivor, replaced = agents
+        survivor.shards = [h for h in survivor.shards if h.shard.id == ShardId(seat.run, 20, 1, 0)]
+        replaced.shards = []
+        for agent in agents:
+            await tier.service.report(agent.inventory())
+        await tier.launch(agents, b"second")
+
+        decision = (await tier.run()).decision
+        assert (DecisionState.PROPOSED, 20) == (decision.state, decision.checkpoint.step)
+        wants = (await tier.service.watch(replaced.name, "", 0)).wants
+        assert [((survivor.name,), False), ((), True)] == [(w.sources, w.object) for w in wants]
+
+
 class Shelf:
     """An archive that counts who asks and fails when told to."""
 

@@ -95,10 +95,11 @@ class Cluster:
         """Fill in what storage loads while a restore is decided or loaded."""
         chosen = self.run.decision.checkpoint if self.run.decision else None
         stored = (
-            self.objects[row.id]
+            replace(known, bad=tuple(s.id for s in known.shards)) if row.bad else known
             for row in self.run.checkpoints
-            if row.stored
-            and row.id in self.objects
+            if row.durable_at_s is not None
+            and not row.expired
+            and (known := self.objects.get(row.id))
             and (row.id == chosen or self.run.usable(row.id))
         )
         wanted = self.run.deciding or self.run.loading

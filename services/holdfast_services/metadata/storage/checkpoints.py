@@ -81,13 +81,13 @@ class CheckpointStatements(ObjectStatements):
         chosen = run.decision.checkpoint if run.decision else None
         named = self._rows(is_of(t.checkpoints, chosen)) if chosen else ()
         rows = {row.id: row for row in (*memory, *mine, *valid, *hurt, *named)}
+        # Of a damaged one the rest is there: with what is in memory it may be whole.
+        there = (row.id for row in (*valid, *hurt, *named) if row.durable_at_s and not row.expired)
         return replace(
             run,
             checkpoints=tuple(rows[key] for key in sorted(rows, reverse=True)),
             drains=tuple(self._drain(row) for row in memory if row.draining),
-            stored=self._stored(row.id for row in (*valid, *named) if row.stored)
-            if run.deciding or run.loading
-            else (),
+            stored=self._stored(there) if run.deciding or run.loading else (),
         )
 
     def _save_checkpoints(self, before: Run, after: Run) -> None:
