@@ -220,6 +220,9 @@ def scrubbed(catalogue: Catalogue, key: CheckpointId, bad: Collection[ShardId]) 
         raise NotFoundError(f"nothing of step {key.step} lies in the object store", job=job)
     if not set(bad) <= {shard.id for shard in shards}:
         raise InvalidRequestError(f"a bad shard is none of step {key.step}", job=job)
+    row = catalogue.checkpoint(key)
+    if row is not None and row.expired:
+        return  # it is being deleted: what is gone by now is no news
     now_s = catalogue.now_s()
     if stored is None:
         new = sorted(one for one in bad if catalogue.drain_again(one))

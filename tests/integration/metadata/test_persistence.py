@@ -277,6 +277,23 @@ async def test_a_handshake_says_where_rest_is(database_url, kit):
         assert "http://r" == (await tier.call("Handshake", common.HandshakeRequest())).rest_url
 
 
+async def test_what_is_being_deleted_while_it_is_read_back_is_not_called_bad(
+    database_url, agents, kit
+):
+    """A scrub that began before the expiry finds objects gone: no alarm."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, seat.generation)
+        await tier.drained(key)
+        await tier.durable(key)
+        await expire(tier, key)
+        await tier.scrubbed(key, ShardId(seat.run, 10, 1, 0))
+
+        assert "checkpoint_bad" not in await tier.kinds()
+        assert not (await tier.row(key)).bad
+
+
 async def test_a_shard_on_its_way_that_is_found_missing_goes_again(database_url, agents, kit):
     """P1: reported, then not there when the manifest was due; nobody else would send it again."""
     async with tier_over(database_url, kit, offers=False) as tier:

@@ -1,5 +1,7 @@
 """What becomes due for the object store, what is given up, what workers are told to do (G10)."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.core.facts import (
@@ -236,6 +238,18 @@ def test_a_holder_that_stays_away_is_given_up(tier):
     assert [] == tier.draining()
     assert 1 == tier.kinds().count("persist_lost")
     assert tier.run.persist_owed
+
+
+def test_without_a_store_nothing_stays_on_its_way(tier):
+    """4.7: it was taken from the service's settings; the slots of a drain are not kept for ever."""
+    generation = train(tier)
+    tier.commit(10, generation, "a", "b")
+    tier.limits = replace(tier.limits, object_tier=False)
+    tier.report("a")
+
+    assert [] == tier.draining()
+    assert () == tier.view("a").runs[0].pinned
+    assert "HOLDFAST_STORE" in tier.events[-1].message
 
 
 def test_another_copy_with_another_digest_is_no_holder(tier):

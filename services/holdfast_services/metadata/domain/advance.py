@@ -15,7 +15,7 @@ from holdfast_services.metadata.domain.attempts import absorb
 from holdfast_services.metadata.domain.commit import abandon, commit, cut
 from holdfast_services.metadata.domain.evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
-from holdfast_services.metadata.domain.persist import annotate, persist
+from holdfast_services.metadata.domain.persist import annotate, persist, persist_off
 from holdfast_services.metadata.domain.restore import Facts, decide
 
 
@@ -41,5 +41,7 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     if limits.object_tier:
         committed = [row for row in run.checkpoints if row.id not in known]
         outcome = persist(run, committed, evidence, nodes, now_s)
-        run, events = outcome.run, [*events, *outcome.events]
+    else:
+        outcome = persist_off(run)
+    run, events = outcome.run, [*events, *outcome.events]
     return Outcome(run=announce(run, nodes, now_s), events=tuple(events))
