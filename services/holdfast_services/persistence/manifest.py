@@ -69,11 +69,17 @@ def write_manifest(
         PreconditionError: another manifest, of other shards, is there.
         UnavailableError: the store, or nobody knows whether it was written; try again.
     """
+    mine = planned(plan)
     folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
+    _check_shards(folder, mine.shards, pool, stop)
+    _write_index(folder, plan, mine.shards, pool)
+    return part_digest(create(store, mine, repair=plan.repair))
+
+
+def planned(plan: PersistPlan) -> Manifest:
+    """Return the manifest that the catalogue's word makes, with a write id of its own."""
     shards = tuple(sorted(plan.shards, key=lambda shard: shard.id))
-    _check_shards(folder, shards, pool, stop)
-    _write_index(folder, plan, shards, pool)
-    mine = Manifest(
+    return Manifest(
         checkpoint=plan.checkpoint,
         job=plan.job,
         world_size=shards[0].world_size,
@@ -85,7 +91,6 @@ def write_manifest(
         notes=_notes(plan.notes),
         software=f"holdfast {holdfast.__version__}",
     )
-    return part_digest(_create(store, mine, repair=plan.repair))
 
 
 def _notes(text: str) -> dict[str, object]:
@@ -169,8 +174,16 @@ def _headers(
     return [one for _, one in found if not isinstance(one, str)]
 
 
-def _create(store: ObjectStore, mine: Manifest, *, repair: bool) -> bytes:
-    """Create the manifest, or find that it is there; return its bytes."""
+def create(store: ObjectStore, mine: Manifest, *, repair: bool) -> bytes:
+    """Create the manifest, or find that it is there; return its bytes.
+
+    ``repair``: one that cannot be read is written over.
+
+    Raises:
+        PreconditionError: another manifest, of other shards, is there.
+        CorruptionError: what is there cannot be read, and is not to be repaired.
+        UnavailableError: nobody knows whether it was written; try again.
+    """
     key = keys.manifest_key(mine.job, mine.checkpoint)
     data = encode(mine)
     try:

@@ -2,41 +2,65 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
 from holdfast.core import keys
 from holdfast.core.facts import PersistPlan
 from holdfast.core.ids import ShardId
+from holdfast.core.manifest import Manifest
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.objectstore import ObjectStore
+from holdfast_services.persistence.domain.found import same_checkpoint
+from holdfast_services.persistence.manifest import create, planned
 from holdfast_services.persistence.pace import Pace
+
+log = logging.getLogger(__name__)
 
 
 def scrub(
-    store: ObjectStore, plan: PersistPlan, pace: Pace, stop: threading.Event
+    store: ObjectStore,
+    plan: PersistPlan,
+    pace: Pace,
+    stop: threading.Event,
+    *,
+    check_kept: Callable[[], object],
 ) -> tuple[ShardId, ...]:
-    """Return the shards that are not what the catalogue says; all, when the manifest is not.
+    """Return the shards that are not what the catalogue says; all, when the manifest is another's.
 
-    Memory is one part, whatever the size of a shard.
+    A manifest that is gone or cannot be read is written again as the catalogue has it, after the
+    shards were read: nobody believes the folder meanwhile. Memory is one part, whatever the size
+    of a shard. ``check_kept`` raises if the checkpoint has expired since: reading takes long, and
+    a manifest must not come back after its folder was collected.
 
     Raises:
+        NotFoundError: by ``check_kept``.
         InterruptedFetchError: ``stop`` was set.
         UnavailableError, AccessError, NotFoundError: the store itself: nothing is known.
     """
     folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
-    everything = tuple(sorted(shard.id for shard in plan.shards))
-    try:
-        manifest = folder.manifest()
-    except (NotFoundError, CorruptionError):
-        store.check()  # a bucket that is gone says nothing of its shards
-        return everything
-    known = {shard.id: shard for shard in plan.shards}
-    if {shard.id: shard for shard in manifest.shards} != known:
-        return everything
-    verdicts = verify(folder, manifest, pace=lambda length: pace.take(length, stop))
+    mine = planned(plan)
+    there = _manifest(folder)
+    if there is not None and not same_checkpoint(there, mine):
+        return tuple(shard.id for shard in mine.shards)
+    verdicts = verify(folder, mine, pace=lambda length: pace.take(length, stop))
     bad = tuple(verdict.shard.id for verdict in verdicts if not verdict.ok)
     if bad:
-        store.check()
+        store.check()  # a bucket that is gone says nothing of its shards
+    if there is None:
+        check_kept()
+        log.warning("the manifest of %s is written again", folder.prefix)
+        create(store, mine, repair=True)
     return bad
+
+
+def _manifest(folder: CheckpointFolder) -> Manifest | None:
+    try:
+        return folder.manifest()
+    except (NotFoundError, CorruptionError) as error:
+        folder.store.check()
+        log.warning("%s has no manifest that can be read: %s", folder.prefix, error)
+        return None

@@ -141,7 +141,11 @@ class PersistService:
         log.info("%s is collected: %s freed", _name(plan), format_bytes(freed))
 
     def _scrub_checkpoint(self, plan: PersistPlan, stop: threading.Event) -> None:
-        bad = scrub(self._store, plan, self._scrub, stop)
+        key = plan.checkpoint
+        item = f"{Kind.SCRUB.value}/{key.run}/{key.step}/{key.generation}"
+        bad = scrub(
+            self._store, plan, self._scrub, stop, check_kept=lambda: self._metadata.plan(item)
+        )
         self._retrying(lambda: self._metadata.scrubbed(plan.checkpoint, bad))
         log.info("%s is read back: %d of %d bad", _name(plan), len(bad), len(plan.shards))
 

@@ -18,6 +18,7 @@ from tests.integration.persistence.harness import (
     until,
 )
 
+from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core import keys
 from holdfast.core.facts import PersistPlan
 from holdfast.core.ids import CheckpointId
@@ -152,7 +153,7 @@ def test_scrubs_leave_a_hand_free_for_what_is_to_be_saved(
 
 @pytest.mark.parametrize("gone", ["segment", "sidecar", "manifest", "changed"])
 def test_a_scrub_tells_what_is_gone(catalogue, store, store_url, queue_url, durable, gone):
-    """G20: without its sidecar a shard is bad; without the manifest all are."""
+    """G20: without its sidecar a shard is bad; a manifest that is lost is written again."""
     ((key, shards),) = durable(10).items()
     first = shards[0].id
     if gone == "changed":  # the catalogue means another checkpoint than the manifest
@@ -169,8 +170,48 @@ def test_a_scrub_tells_what_is_gone(catalogue, store, store_url, queue_url, dura
         until(lambda: catalogue.scrubbed, "scrubbed")
 
     everything = [shard.id for shard in shards]
-    wanted = [first] if gone in ("segment", "sidecar") else everything
-    assert wanted == catalogue.scrubbed[0][1]
+    wanted = {"segment": [first], "sidecar": [first], "manifest": [], "changed": everything}
+    assert wanted[gone] == catalogue.scrubbed[0][1]
+    assert key == CheckpointFolder(store, keys.folder(JOB, key)).manifest().checkpoint
+
+
+def test_a_scrub_writes_over_a_manifest_that_cannot_be_read(
+    catalogue, store, store_url, queue_url, durable
+):
+    """G20: the catalogue is the other tier that a manifest is repaired from."""
+    ((key, shards),) = durable(10).items()
+    name = keys.manifest_key(JOB, key)
+    store.put(name, store.get(name, length_bytes_max=1 << 20)[:-40])
+    ask(catalogue, "scrub", key, shards)
+    with draining(catalogue, store_url, queue_url):
+        until(lambda: catalogue.scrubbed, "scrubbed")
+
+    assert [] == catalogue.scrubbed[0][1]
+    found = CheckpointFolder(store, keys.folder(JOB, key)).manifest()
+    assert {s.id for s in shards} == {s.id for s in found.shards}
+
+
+def test_a_manifest_does_not_come_back_after_its_folder_was_collected(
+    catalogue, store, store_url, queue_url, durable
+):
+    """G11: it expired while it was read; the scrub must not make a folder of nothing but it."""
+    ((key, shards),) = durable(10).items()
+    store.delete([keys.manifest_key(JOB, key)])
+    wrapped = Wrapped(open_store(store_url))
+    read = threading.Event()
+
+    def expire(*_):
+        catalogue.plans.pop(item("scrub", key), None)
+        read.set()
+
+    wrapped.before["read_into"] = expire
+    ask(catalogue, "scrub", key, shards)
+    with draining(catalogue, store_url, queue_url, store=wrapped):
+        until(read.is_set, "a part is read")
+        until(lambda: catalogue.said("persist_failed"), "given up")
+
+    assert keys.manifest_key(JOB, key) not in under(store, key)
+    assert [] == catalogue.scrubbed
 
 
 def test_a_store_that_is_away_condemns_no_checkpoint(
