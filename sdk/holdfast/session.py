@@ -43,6 +43,8 @@ from holdfast.v1.agent_pb2_grpc import AgentStub
 CALL_S_MAX = 10.0
 WATCH_S = 10.0
 RETRY_S = 0.2
+RETRY_S_MAX = 5.0
+RETRY_FACTOR = 1.5
 PROGRESS_S = 0.1
 RESERVE_BYTES_PER_S_MIN = 200 << 20
 EVENTS_COUNT_MAX = 256
@@ -190,9 +192,8 @@ class Session:
             lambda: self._open(arena),
             timeout_s=timeout_s,
             waiting=f"job {attempt.job}: waiting for the catalogue",
-            failing=f"job {attempt.job}: the catalogue could not be asked for {timeout_s:.0f} s; "
-            f"see whether the metadata service runs (holdfast status) and whether the agent's "
-            f"HOLDFAST_ADDRESS names it",
+            failing=f"job {attempt.job}: the catalogue gave no answer for {timeout_s:.0f} s; see "
+            f"what is wrong with metadata service, object store and agent (holdfast doctor)",
         )
 
     def start(self, on_view: Callable[[SessionView], None]) -> None:
@@ -289,17 +290,19 @@ class Session:
             UnavailableError: ``failing`` and the last reason, after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        said = False
+        wait_s, said = RETRY_S, ""
         while True:
             try:
                 return ask()
             except (UnavailableError, OutcomeUnknownError) as error:
-                if time.monotonic() + RETRY_S > deadline:
+                left_s = deadline - time.monotonic()
+                if left_s < RETRY_S:
                     raise UnavailableError(f"{failing} ({error.message})") from error
-                if not said:
-                    log.warning("%s, at most %.0f s: %s", waiting, timeout_s, error.message)
-                    said = True
-            time.sleep(RETRY_S)
+                if error.message != said:
+                    log.warning("%s, at most %.0f s: %s", waiting, left_s, error.message)
+                    said = error.message
+            time.sleep(min(wait_s, left_s))
+            wait_s = min(RETRY_FACTOR * wait_s, RETRY_S_MAX)
 
     def _open(self, arena: Path) -> Membership:
         assert self._attempt is not None

@@ -7,6 +7,7 @@ handler is a bug: it is logged with its traceback and answered as INTERNAL.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -20,11 +21,21 @@ from holdfast.rpc.status import TRAILER, to_status
 
 log = logging.getLogger(__name__)
 
+REPEAT_S = 60.0
+REFUSALS_MAX = 256
+
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class _Edge(grpc.aio.ServerInterceptor):
-    """Turns what handlers raise into statuses; logs each error once."""
+    """Turns what handlers raise into statuses; logs each error, the same one once a minute.
+
+    Whoever is refused asks again, every rank of a job with the same words: a store that is out
+    for an hour must not fill the log.
+    """
+
+    def __init__(self) -> None:
+        self._logged_s: dict[str, float] = {}
 
     async def intercept_service(
         self,
@@ -44,7 +55,7 @@ class _Edge(grpc.aio.ServerInterceptor):
                 protocol.check(spoken if isinstance(spoken, str) else None)
                 return await inner(request, context)
             except CheckpointError as error:
-                log.info("%s refused: %s", method, error)
+                self._log(f"{method} refused: {error}")
                 await _abort(context, error)
             except Exception:
                 log.exception("%s failed", method)
@@ -55,6 +66,15 @@ class _Edge(grpc.aio.ServerInterceptor):
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+    def _log(self, line: str) -> None:
+        now_s = time.monotonic()
+        if now_s < self._logged_s.get(line, -REPEAT_S) + REPEAT_S:
+            return
+        if len(self._logged_s) >= REFUSALS_MAX:
+            self._logged_s.clear()
+        self._logged_s[line] = now_s
+        log.info("%s", line)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: CheckpointError) -> None:

@@ -189,3 +189,13 @@ def test_a_socket_path_that_the_kernel_refuses_is_named(tmp_path):
 
     with pytest.raises(InvalidRequestError, match="shorter folder"):
         unix_target(tmp_path / ("x" * 120))
+
+
+async def test_the_same_refusal_is_logged_once_however_often_it_is_asked(address, caplog):
+    """A job that waits for a store which is out must not fill the log (F94)."""
+    with caplog.at_level(logging.INFO, "holdfast_services.kit.server"):
+        for _ in range(5):
+            with pytest.raises(StaleGenerationError):
+                await ask_async(address, "stale")
+
+    assert 1 == caplog.text.count("refused: replaced by generation 4")
