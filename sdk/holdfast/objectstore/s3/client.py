@@ -86,7 +86,10 @@ class Client:
                     continue
                 wait_s = next(waits, None) if is_passing(error) else None
                 if wait_s is None:
-                    raise mapped(error, bucket=self.location.bucket, key=key) from error
+                    at = self.location
+                    raise mapped(
+                        error, bucket=at.bucket, key=key, endpoint=at.endpoint or ""
+                    ) from error
                 time.sleep(wait_s * (0.5 + random.random() / 2))  # noqa: S311 (jitter, no secret)
 
     def once(self, key: str, request: Callable[[S3Client], T]) -> T:

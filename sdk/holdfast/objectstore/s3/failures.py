@@ -125,8 +125,8 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, (SSLError, *_NO_CREDENTIALS, *_NOT_SENT))
 
 
-def mapped(error: Exception, *, bucket: str, key: str) -> CheckpointError:
-    """Return ``error`` as one of ours."""
+def mapped(error: Exception, *, bucket: str, key: str, endpoint: str = "") -> CheckpointError:
+    """Return ``error`` as one of ours; ``endpoint`` is who was asked, empty for Amazon."""
     context = {"bucket": bucket, **({"key": key} if key else {})}
     if isinstance(error, ClientError):
         return _refused(error, context)
@@ -134,7 +134,8 @@ def mapped(error: Exception, *, bucket: str, key: str) -> CheckpointError:
         return AccessError(f"no credentials to use: {error}", **context)
     if isinstance(error, SSLError):
         return UnavailableError(f"no trust in the store's certificate: {error}", **context)
-    return UnavailableError(f"the store does not answer: {_plain(error)}", **context)
+    place = f" at {endpoint}" if endpoint else ""
+    return UnavailableError(f"the store{place} does not answer: {_plain(error)}", **context)
 
 
 def _plain(error: Exception) -> str:

@@ -47,15 +47,21 @@ def parse_location(url: str) -> Location:
     """
     parts = urlsplit(url)
     if "@" in parts.netloc:
-        raise InvalidRequestError("store s3: no credentials in a URL; see the usual chain")
+        raise InvalidRequestError(
+            "store s3: credentials never go into the URL: set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
     if not _BUCKET.fullmatch(parts.netloc) or parts.fragment:
-        raise InvalidRequestError(f"store s3: no bucket is called {parts.netloc[:80]!r}")
+        raise InvalidRequestError(f"store s3: {parts.netloc[:80]!r} is no name of a bucket")
     prefix = unquote(parts.path).strip("/")
     query = parse_qsl(parts.query, keep_blank_values=True)
     said = dict(query)
     unknown = sorted(set(said) - {"endpoint", "region", "addressing", "ca"})
     if unknown or len(said) != len(query):
-        raise InvalidRequestError(f"store s3: unknown or repeated {unknown or sorted(said)}")
+        raise InvalidRequestError(
+            f"store s3: unknown or repeated {unknown or sorted(said)}; "
+            f"there are endpoint, region, addressing and ca"
+        )
     return Location(
         bucket=parts.netloc,
         prefix=f"{checked_key(prefix)}/" if prefix else "",
