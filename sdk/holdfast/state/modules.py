@@ -147,7 +147,8 @@ def fill(fqn: str, target: torch.Tensor, source: torch.Tensor, transfer: Transfe
     if target.shape != source.shape or target.dtype != source.dtype:
         raise InvalidRequestError(
             f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} here and was saved as "
-            f"{tuple(source.shape)} {source.dtype}: another model needs another job name"
+            f"{tuple(source.shape)} {source.dtype}: this is another model; a job's "
+            f"checkpoints fit one"
         )
     transfer.add(target, source)
 
