@@ -26,7 +26,7 @@ from holdfast.embedded import (
     running_stack,
     stop_stack,
 )
-from holdfast.errors import InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
 from holdfast.objectstore import open_store
 
 NODES_MAX = 64
@@ -47,7 +47,17 @@ def up(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         os.execv(command[0], command)  # noqa: S606 - we become the supervisor
     with waiting("starting the stack"):
         stack, started = ensure_stack(home, request)
-    return describe(stack, request, started=started)
+        trouble = store_trouble(Rest(stack.rest_url))
+    return describe(stack, request, started=started, trouble=trouble)
+
+
+def store_trouble(rest: Rest) -> str:
+    """Return why the service's object store cannot be used now; empty when it can."""
+    try:
+        found = rest.store()
+    except CheckpointError as error:
+        return f"nobody knows: {error.message}"
+    return "" if found["ok"] or not found["url"] else str(found["error"])
 
 
 def _store_url(asked: str) -> str:
@@ -55,8 +65,8 @@ def _store_url(asked: str) -> str:
     return open_store(asked).url if asked else ""
 
 
-def describe(stack: Stack, asked: StackRequest, *, started: bool) -> Report:
-    """Return where everything is and the lines to put into a shell."""
+def describe(stack: Stack, asked: StackRequest, *, started: bool, trouble: str = "") -> Report:
+    """Return where everything is, ``trouble`` of the store, and the lines to put into a shell."""
     count = len(stack.nodes)
     begun = "started" if started else "already running"
     text: list[str | Table] = [f"{begun}: {count} node{'s' * (count != 1)}, pid {stack.pid}"]
@@ -67,7 +77,7 @@ def describe(stack: Stack, asked: StackRequest, *, started: bool) -> Report:
     text += [
         f"  metadata   {stack.address}",
         f"  dashboard  {stack.rest_url}",
-        f"  store      {stack.store}",
+        *_store_lines(stack, trouble),
         f"  log        {stack.log}",
         "",
         f"export HOLDFAST_HOME={shlex.quote(str(stack.home))}",
@@ -79,7 +89,15 @@ def describe(stack: Stack, asked: StackRequest, *, started: bool) -> Report:
     else:
         text.append("# and for the ranks of each node, one of")
         text += [f"export HOLDFAST_AGENT={socket}" for socket in sockets]
-    return Report(data={"started": started, **stack_json(stack)}, text=text)
+    data = {"started": started, **stack_json(stack), "store_error": trouble}
+    return Report(data=data, text=text)
+
+
+def _store_lines(stack: Stack, trouble: str) -> list[str]:
+    lines = [f"  store      {stack.store}"]
+    if trouble:
+        lines.append(f"             fails: {trouble}; nothing becomes durable until it is mended")
+    return lines
 
 
 def down(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
@@ -144,12 +162,13 @@ def status(_args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     nodes = rest.nodes()
     text: list[str | Table] = []
     drained = _drain(stack) if stack is not None else None
+    trouble = store_trouble(rest)
     if stack is not None:
         text += [f"running, pid {stack.pid}, home {stack.home}", f"  metadata   {stack.address}"]
-        text += [f"  store      {stack.store}", f"  worker     {_worker(drained)}"]
+        text += [*_store_lines(stack, trouble), f"  worker     {_worker(drained)}"]
     text += [f"  dashboard  {rest.url}", nodes_table(nodes)]
     data: dict[str, Json] = {"stack": stack_json(stack) if stack else None, "rest_url": rest.url}
-    data |= {"drain": asdict(drained) if drained else None, "nodes": nodes}
+    data |= {"drain": asdict(drained) if drained else None, "store_error": trouble, "nodes": nodes}
     return Report(data=data, text=text)
 
 
