@@ -157,7 +157,7 @@ def job_doc(run: Run, world: World) -> JobDoc:
         holder=attempt.holder if attempt else "",
         replicas=attempt.replicas if attempt else 0,
         replicas_cut=attempt.replicas_cut if attempt else 0,
-        step=max(statuses, default=0),
+        step=max(statuses, default=usable[0].id.step if usable else 0),
         newest_step=usable[0].id.step if usable else None,
         newest_replicated_step=next(replicated, None),
         newest_durable_step=next(stored, None),
