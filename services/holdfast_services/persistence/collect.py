@@ -31,7 +31,8 @@ def collect(store: ObjectStore, job: str, checkpoint: CheckpointId, stop: thread
     freed += delete_below(store, prefix, stop)
     run = keys.run_folder(job, checkpoint.run)
     if next(iter(store.folders(run)), None) is None:
-        delete_below(store, run, stop)
+        # Not what lies deeper: a drain may have begun since.
+        store.delete([e.key for e in store.list(run) if "/" not in e.key.removeprefix(run)])
     return freed
 
 

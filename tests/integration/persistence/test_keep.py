@@ -25,6 +25,7 @@ from holdfast.core.ids import CheckpointId
 from holdfast.errors import UnavailableError
 from holdfast.objectstore import open_store
 from holdfast_services.persistence import worker
+from holdfast_services.persistence.collect import collect
 from holdfast_services.persistence.orphans import Swept, sweep
 
 LENGTH = 5000
@@ -81,6 +82,19 @@ def test_a_collected_checkpoint_is_gone_and_the_others_stay(
     assert before == under(store, second)
     deleted = [args[0] for name, args in wrapped.calls if name == "delete"]
     assert [keys.manifest_key(JOB, first)] == deleted[0]
+
+
+def test_a_drain_that_begins_while_the_last_folder_goes_loses_nothing(store, durable):
+    """The run's index goes with its last folder; what is stored at that moment stays."""
+    (first,) = durable(10)
+    later = keys.segment_key(JOB, segment(LENGTH, step=20)[0].id, 1)
+    wrapped = Wrapped(store)
+    run = keys.run_folder(JOB, first.run)
+    wrapped.before["list"] = lambda prefix="": prefix == run and store.put(later, b"new")
+
+    collect(wrapped, JOB, first, threading.Event())
+
+    assert [later] == [entry.key for entry in store.list()]
 
 
 def test_collecting_goes_on_after_a_failure(catalogue, store, store_url, queue_url, durable):
