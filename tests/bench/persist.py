@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from tests.bench.harness import Record, faster, in_turn, share
@@ -89,9 +88,12 @@ def _bench(stack: Stack) -> _Bench:
     (found,) = stack.arena(0).glob("*.sum")
     path = found.with_suffix(".seg")
     shard = sidecar.decode(found.read_bytes(), path.stat().st_size).shard
-    node: dict[str, Any] = stack.rest("nodes")[0]
+    words = Path(f"/proc/{stack.agent_pid(0)}/environ").read_bytes().split(b"\0")
+    known = dict(word.decode().split("=", 1) for word in words if b"=" in word)
     peer = Peer(
-        node=node["name"], rpc_address=node["rpc_address"], data_address=node["data_address"]
+        node=known["HOLDFAST_NODE"],
+        rpc_address=f"127.0.0.1:{known['HOLDFAST_RPC_PORT']}",
+        data_address=f"127.0.0.1:{known['HOLDFAST_DATA_PORT']}",
     )
     plan = PersistPlan(checkpoint=shard.id.checkpoint, job=JOB, shards=(shard,), sources=(peer,))
     return _Bench(path=path, shard=shard, plan=plan, pool=PartPool(THREADS_COUNT))
@@ -104,7 +106,7 @@ def _directory(bench: _Bench, subject: Subject) -> Iterator[Record]:
 
     def ours() -> float:
         target = folder / "ours"
-        took_s = bench.persist(open_store(f"file://{target}"))
+        took_s = bench.persist(open_store(f"file://{target}", make=True))
         shutil.rmtree(target)
         return took_s
 
