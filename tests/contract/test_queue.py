@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -319,6 +321,35 @@ def test_a_delayed_item_is_nobodys_until_it_is_due(place):
     assert (again.item, again.deliveries) == ("near", 2)
     assert list(queue.claim("w", count_max=1, wait_s=0)) == []
     assert (queue.waiting_count(), queue.items_count()) == (1, 2)
+
+
+def test_a_clock_that_steps_back_hides_no_item_in_a_file(tmp_path):
+    """A laptop's clock is set back by a day: what rests, and what a dead worker had, comes soon."""
+    path = tmp_path / "queue.db"
+    queue = open_queue(f"sqlite:///{path}", lease_s=LONG_S)
+    queue.offer(["resting", "claimed", "kept"])
+    resting, _, _ = queue.claim("dead", count_max=3, wait_s=0)
+    queue.release(resting, delay_s=LONG_S)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE items SET due_s = due_s + 86400 WHERE item != 'kept'")
+        connection.commit()
+    found = queue.claim("w", count_max=9, wait_s=0)
+    queue.close()
+
+    assert {"resting", "claimed"} == {claim.item for claim in found}
+
+
+def test_a_clock_that_steps_back_hides_no_resting_item_in_redis(redis_url):
+    queue = open_queue(redis_url, lease_s=LONG_S)
+    queue.offer(["resting"])
+    queue.release(claim_one(queue), delay_s=LONG_S)
+    assert [] == list(queue.claim("w", count_max=1, wait_s=0))
+    with redis.Redis.from_url(redis_url) as bare:
+        bare.zincrby("holdfast:queue:delayed", 86_400_000, "1 resting")
+    found = claim_one(queue)
+    queue.close()
+
+    assert ("resting", 2) == (found.item, found.deliveries)
 
 
 def test_items_are_counted_by_how_they_begin(place):

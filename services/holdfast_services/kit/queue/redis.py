@@ -31,6 +31,8 @@ SOCKET_S_MAX = 5.0
 # A blocked claimer looks this often for what has become due or was left by a dead worker.
 BLOCK_S_MAX = 0.5
 OFFER_BATCH = 500
+# Nothing is due later than that: what seems to be was noted before the clock stepped back.
+FAR_MS = 600 * 1000
 # Once per object: names of workers that went long ago are forgotten.
 WORKER_SILENT_MS_MAX = 24 * 3600 * 1000
 
@@ -82,11 +84,15 @@ return added
 # ARGV: worker, count, lease in ms. Returns {{id, delivery, item, deliveries before}, ...}.
 _CLAIM = f"""{_BEGIN}
 local worker, count, lease_ms = ARGV[2], tonumber(ARGV[3]), ARGV[4]
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', delayed, '-inf', now_ms(), 'LIMIT', 0, 100)) do
-  local space = string.find(member, ' ', 1, true)
-  redis.call('ZREM', delayed, member)
-  add(string.sub(member, space + 1), string.sub(member, 1, space - 1))
+local function due(from, to)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', delayed, from, to, 'LIMIT', 0, 100)) do
+    local space = string.find(member, ' ', 1, true)
+    redis.call('ZREM', delayed, member)
+    add(string.sub(member, space + 1), string.sub(member, 1, space - 1))
+  end
 end
+due('-inf', now_ms())
+due(now_ms() + {FAR_MS}, '+inf')
 local claims = {{}}
 for _, left in ipairs(redis.call('XPENDING', items, group, 'IDLE', lease_ms, '-', '+', count)) do
   local entry = redis.call('XCLAIM', items, group, worker, lease_ms, left[1])[1]
@@ -220,7 +226,9 @@ class RedisQueue:
     def release(self, claim: Claim, *, delay_s: float) -> None:
         """As in ``Queue``."""
         name = claim.token.split("/")
-        self._run(_RELEASE, *name, claim.item, claim.deliveries, round(delay_s * 1000))
+        self._run(
+            _RELEASE, *name, claim.item, claim.deliveries, min(FAR_MS - 1, round(delay_s * 1000))
+        )
 
     def waiting_count(self) -> int:
         """As in ``Queue``."""

@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from holdfast.errors import UnavailableError
 from holdfast_services.kit.queue import Claim, check_items
 
+FAR_S = 600.0
+"""Nothing is due later than so long from now: what seems to be was noted by a clock that has since
+stepped back, and is due at once. Longer delays are cut."""
 LOCK_S_MAX = 10.0
 POLL_S = 0.1
 
@@ -41,8 +44,9 @@ _COUNT = "SELECT count(*) FROM items WHERE substr(item, 1, ?) = ?"
 
 # Each runs inside a transaction that has the file to itself.
 _OFFER = f"INSERT OR IGNORE INTO items (item, turn, due_s) VALUES (?, {_LAST}, {_NOW})"  # noqa: S608
-_ANY_DUE = f"SELECT 1 FROM items WHERE due_s <= {_NOW} LIMIT 1"  # noqa: S608
-_DUE = f"""SELECT item FROM items WHERE due_s <= {_NOW}
+_IS_DUE = f"(due_s <= {_NOW} OR due_s > {_NOW} + {FAR_S})"
+_ANY_DUE = f"SELECT 1 FROM items WHERE {_IS_DUE} LIMIT 1"  # noqa: S608
+_DUE = f"""SELECT item FROM items WHERE {_IS_DUE}
     ORDER BY token IS NULL, turn LIMIT ?"""  # noqa: S608
 _CLAIM = f"""UPDATE items SET token = ?, worker = ?, due_s = {_NOW} + ?,
     deliveries = deliveries + 1 WHERE item = ? RETURNING deliveries"""  # noqa: S608
@@ -57,7 +61,7 @@ class SqliteQueue:
 
     def __init__(self, path: str, *, lease_s: float) -> None:
         self._path = path
-        self._lease_s = lease_s
+        self._lease_s = min(lease_s, FAR_S)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 
@@ -102,7 +106,7 @@ class SqliteQueue:
     def release(self, claim: Claim, *, delay_s: float) -> None:
         """As in ``Queue``."""
         with self._transaction() as connection:
-            connection.execute(_RELEASE, (delay_s, claim.item, claim.token))
+            connection.execute(_RELEASE, (min(delay_s, FAR_S), claim.item, claim.token))
 
     def waiting_count(self) -> int:
         """As in ``Queue``."""
