@@ -136,6 +136,8 @@ def unpin(catalogue: Catalogue, at: At) -> Listed:
 def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
     """Expire one checkpoint by hand; one that has expired already is left to its worker.
 
+    One that is on its way goes no further, by force: a way out of a drain that cannot end.
+
     Raises:
         NotFoundError: no such job or checkpoint.
         PreconditionError: see ``domain.keeping.check_removal``.
@@ -145,6 +147,8 @@ def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
     item = find(catalogue, run, at, now_s)
     if item.row.expired:
         return item
+    if item.row.draining and force:
+        return _stopped(catalogue, run, at, item, now_s)
     everything = catalogue.listed(run.id, now_s, durable=True)
     keeping.check_removal(run, item, keeping.newest_restorable(run, everything), force=force)
     if force:
@@ -154,6 +158,15 @@ def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
     text = f"{_name(item.id)} of {at.job} expired, by hand"
     catalogue.add_events([_event(run, "checkpoint_expired", text, item.id)], "", now_s)
     return find(catalogue, run, at, now_s)
+
+
+def _stopped(catalogue: Catalogue, run: Run, at: At, item: Listed, now_s: float) -> Listed:
+    """Give a drain up; what is there already is an orphan, what comes next goes instead."""
+    outcome = persist.stop(run, item.id)
+    catalogue.drop_pin(item.id)
+    catalogue.save_run(run, outcome.run)
+    catalogue.add_events(outcome.events, "", now_s)
+    return find(catalogue, outcome.run, at, now_s)
 
 
 def begin_read(catalogue: Catalogue, at: At, *, number: str, holder: str, ttl_s: float) -> Read:

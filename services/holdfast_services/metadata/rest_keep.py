@@ -205,7 +205,11 @@ def _add_pins(router: APIRouter, keeper: Keeper) -> None:
         step: Step,
         generation: OneOf = None,
         force: Annotated[
-            bool, Query(description="Though it is pinned, or the newest that can be restored")
+            bool,
+            Query(
+                description="Though it is pinned, or the newest that can be restored; one that is "
+                "on its way there goes no further"
+            ),
         ] = False,
     ) -> DoneDoc:
         """Expire one checkpoint: workers delete its objects, then it is gone from here."""

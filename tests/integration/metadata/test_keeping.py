@@ -318,7 +318,8 @@ def test_of_a_step_that_is_there_twice_the_one_that_counts_is_meant(kit, databas
 
 
 def test_a_pin_brings_a_step_in_memory_to_the_object_store(kit, database_url, agents):
-    """F87: or says why it cannot: no store, something else on its way, nothing left of it."""
+    """F87: or says why it cannot: no store, something else on its way, nothing left of it. By
+    force it goes no further: a drain that cannot end has a way out."""
     tiered = replace(kit.LIMITS, object_tier=True)
 
     async def main():
@@ -339,16 +340,21 @@ def test_a_pin_brings_a_step_in_memory_to_the_object_store(kit, database_url, ag
             with pytest.raises(PreconditionError, match="goes first"):
                 await keeper.pin(At(JOB, 1), "")
             with pytest.raises(PreconditionError, match="on its way"):
-                await keeper.remove(At(JOB, 2), force=True)
+                await keeper.remove(At(JOB, 2), force=False)
             with pytest.raises(PreconditionError, match="in memory"):
                 await keeper.remove(At(JOB, 1), force=True)
             items = await service.read(persisting.drain_items)
-            return pinned, items
+            stopped = await keeper.remove(At(JOB, 2), force=True)
+            with pytest.raises(NotFoundError):
+                await service.read(lambda c: persisting.plan(c, items[0], persisting.Ages()))
+            return pinned, items, stopped, await shelf.kinds(service)
 
-    pinned, items = asyncio.run(main())
+    pinned, items, stopped, kinds = asyncio.run(main())
 
     assert ("paper", 0, True) == (pinned.pin, pinned.stored_shards, pinned.row.draining)
     assert 2 == len(items)
+    assert (None, False, None) == (stopped.pin, stopped.row.draining, stopped.row.durable_at_s)
+    assert "persist_lost" in kinds
 
 
 def test_unpinning_what_is_not_pinned_is_not_found(kit, database_url):

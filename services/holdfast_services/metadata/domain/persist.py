@@ -111,6 +111,16 @@ def persist_off(run: Run) -> Outcome:
     return Outcome(run=run, events=tuple(events))
 
 
+def stop(run: Run, key: CheckpointId) -> Outcome:
+    """Return the run without the drain of ``key``, as somebody asked: the next due one goes."""
+    events = [
+        _lost(run, drain, "it was removed by hand")
+        for drain in run.drains
+        if drain.checkpoint == key
+    ]
+    return Outcome(run=_end(run, key, None), events=tuple(events))
+
+
 def due(rule: PersistRule, run: Run, step: int, now_s: float) -> bool:
     """Tell whether ``step``, just committed, is one that goes to the object store.
 
