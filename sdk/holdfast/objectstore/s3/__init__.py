@@ -63,10 +63,13 @@ class S3Store(MultipartUploads):
 
     def check(self) -> None:
         """See ``ObjectStore.check``; needs the right to list the bucket."""
+        bucket, prefix = self._location.bucket, self._location.prefix
         try:
-            self._client.repeat("", lambda s3: s3.head_bucket(Bucket=self._location.bucket))
+            # Not by HEAD: its refusals have no body, and would not say what is wrong.
+            self._client.repeat(
+                "", lambda s3: s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+            )
         except NotFoundError as error:
-            bucket = self._location.bucket
             raise NotFoundError(f"there is no bucket {bucket!r}", bucket=bucket) from error
 
     # -- whole objects -------------------------------------------------------------------------
