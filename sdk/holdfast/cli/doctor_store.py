@@ -47,7 +47,7 @@ class StoreFacts:
 
 def look_at_store(environ: Mapping[str, str], stack: Stack | None) -> StoreFacts | None:
     """Return what the store of this environment says; None when there is none."""
-    url = environ.get("HOLDFAST_STORE") or (stack.store if stack else "")
+    url = environ.get("HOLDFAST_STORE") or (stack.store if stack else _store_of_service(environ))
     if not url:
         return None
     error, orphan_bytes, uploads_count = "", 0, 0
@@ -70,10 +70,19 @@ def look_at_store(environ: Mapping[str, str], stack: Stack | None) -> StoreFacts
     )
 
 
+def _store_of_service(environ: Mapping[str, str]) -> str:
+    try:
+        return str(Rest.find(environ).store()["url"] or "")
+    except CheckpointError:
+        return ""
+
+
 def store_checks(facts: StoreFacts | None) -> Iterator[Check]:
     """Yield one check per fact that matters."""
     if facts is None:
-        yield check("object store", True, "none: checkpoints are in memory only", "")
+        yield check(
+            "object store", True, "none is named by HOLDFAST_STORE or by what runs here", ""
+        )
         return
     yield check(
         "object store",
