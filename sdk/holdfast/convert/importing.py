@@ -21,6 +21,7 @@ from holdfast.convert.dcp_files import METADATA, DcpSource
 from holdfast.convert.safetensors_files import (
     SUFFIX,
     SafetensorsSource,
+    is_safetensors,
     open_folder,
     state_path,
 )
@@ -75,7 +76,7 @@ def open_source(path: Path) -> TensorSource:
         return DcpSource(path) if (path / METADATA).is_file() else open_folder(path)
     if not path.is_file():
         raise NotFoundError(f"no file or folder is at {path}")
-    if path.name.endswith(SUFFIX):
+    if path.name.endswith(SUFFIX) or is_safetensors(path):
         return SafetensorsSource([path], state_path(path))
     return TorchSource(path)
 

@@ -37,6 +37,7 @@ from holdfast.state.dtypes import TORCH
 SHARD_BYTES_MAX = 5 * 10**9
 INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
+_BEGIN_BYTES = 9
 STATE = "state.json"
 
 Advance = Callable[[int], None]
@@ -97,6 +98,13 @@ def write_state(source: TensorSource, path: Path) -> bool:
 def state_path(file: Path) -> Path:
     """Return where the state of a single file goes: ``x.safetensors`` -> ``x.state.json``."""
     return file.with_name(f"{file.name.removesuffix(SUFFIX)}.{STATE}")
+
+
+def is_safetensors(path: Path) -> bool:
+    """Return whether the file begins as one does, whatever its name: a length, then JSON."""
+    with path.open("rb") as file:
+        begin = file.read(_BEGIN_BYTES)
+    return len(begin) == _BEGIN_BYTES and begin.endswith(b"{")
 
 
 class SafetensorsSource:

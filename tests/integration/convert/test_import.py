@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.integration.convert import made
 from torch import nn
 
@@ -60,6 +61,13 @@ def test_weights_imported_as_a_module_are_restored_into_it(store, tmp_path):
 
     assert torch.equal(there.weight, here.weight)
     assert torch.equal(there.bias, here.bias)
+
+
+def test_a_safetensors_file_of_any_name_is_known_by_its_content(tmp_path):
+    """What ``holdfast export x weights --format safetensors`` wrote comes back (F89)."""
+    save_file({"a": torch.arange(3)}, tmp_path / "weights")
+
+    assert ["a"] == [spec.fqn for spec in open_source(tmp_path / "weights").specs()]
 
 
 def test_plain_values_of_a_torch_file_come_along(store, tmp_path):
