@@ -52,6 +52,12 @@ def reading(place: Target | str, environ: Mapping[str, str]) -> Iterator[Reading
     if isinstance(place, str):
         store = open_store(place)
         try:
+            store.check()
+            if not any(entry.key == MANIFEST for entry in store.list(MANIFEST)):
+                raise NotFoundError(
+                    f"no checkpoint folder is at {store.url}: it has no {MANIFEST}; one ends in "
+                    f"step-<n>.g<generation>, or is what holdfast.save wrote"
+                )
             yield Reading(CheckpointFolder(store), lambda: None)
         finally:
             store.close()
