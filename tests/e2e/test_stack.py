@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import Stack, environment, processes, running_stack, until
+from tests.e2e.stack import Stack, environment, free_port, processes, running_stack, until
 
 from holdfast_services.kit.queue import open_queue
 
@@ -226,6 +226,17 @@ def test_another_store_than_the_running_one_is_not_what_was_asked_for(home, tmp_
     assert f"store      file://{home}/store" in first.stdout
     assert second.returncode == 0
     assert f"not store file://{tmp_path} as asked" in second.stdout
+
+
+def test_up_and_status_say_that_the_store_does_not_work(home):
+    """P4: the stack starts all the same; people hear what is wrong before a job waits for it."""
+    url = f"s3://bucket?endpoint=http://127.0.0.1:{free_port()}"
+    up = cli("up", "--dir", str(home), "--store", url)
+    status = cli("status", "--dir", str(home))
+
+    assert (up.returncode, status.returncode) == (0, 0)
+    assert "fails: " in up.stdout
+    assert "fails: " in status.stdout
 
 
 def test_a_killed_persistence_worker_comes_back_and_status_says_how_it_is(stack):
