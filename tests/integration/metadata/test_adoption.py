@@ -386,3 +386,27 @@ def test_a_job_of_which_nothing_can_be_read_is_no_fresh_start(kit, agents, store
 
     assert "import_skipped" in {event["kind"] for event in events}
     assert chosen.fresh
+
+
+def test_two_services_that_adopt_at_once_take_everything_in_once(kit, store, database_url):
+    """P6: the ranks of one attempt register with both; one run, one generation, each row once."""
+    put(store, manifest(100, 3), manifest(200, 3), manifest(150, 4, parent=(100, 3)))
+
+    async def main():
+        async with (
+            kit.running(database_url, tiered(kit)) as one,
+            kit.running(database_url, tiered(kit)) as other,
+        ):
+            for service in (one, other):
+                service.archive = BucketArchive(service, store)
+            wishes = [
+                (one, other)[rank % 2].register(kit.wish(rank, "a", world=16)) for rank in range(16)
+            ]
+            seats = await asyncio.gather(*wishes)
+            return seats, await shelf.rows(one), await shelf.kinds(one)
+
+    seats, rows, kinds = asyncio.run(main())
+
+    assert {(first_run(JOB), 5)} == {(seat.run, seat.generation) for seat in seats}
+    assert [(200, 3), (150, 4), (100, 3)] == [(r.id.step, r.id.generation) for r in rows]
+    assert 1 == kinds.count("checkpoints_adopted")
