@@ -68,5 +68,8 @@ def test_ls_names_the_job_and_its_checkpoints(stack):
     assert step in steps
     assert steps == sorted(steps, reverse=True)
     assert JOB in stack.holdfast("ls").stdout
-    assert "replicated" in stack.holdfast("ls", JOB).stdout
+    listed = stack.holdfast("ls", JOB).stdout
+    assert "replicated" in listed
+    assert "that memory no longer holds: see --json" in listed
+    assert len(listed.splitlines()) < len(steps)
     assert "node-0 (memory)" in stack.holdfast("show", JOB).stdout

@@ -50,13 +50,20 @@ def parse_target(text: str) -> Target:
 
 
 def ls(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Return all jobs, or the checkpoints of one."""
+    """Return all jobs, or the checkpoints of one; people see those that are somewhere."""
     rest = Rest.find(environ)
     if args.job is None:
         jobs = rest.jobs()
         return Report(data=jobs, text=[_jobs_table(jobs) if jobs else "no jobs yet"])
     found = rest.checkpoints(job_name(args.job))
-    return Report(data=found, text=[_checkpoints_table(found) if found else "no checkpoints yet"])
+    if not found:
+        return Report(data=[], text=["no checkpoints yet"])
+    held = [row for row in found if row["copies_min"] or row["durable_at"] or row["draining"]]
+    shown = held or found
+    text: list[str | Table] = [_checkpoints_table(shown)]
+    if gone_count := len(found) - len(shown):
+        text.append(f"and {gone_count} that memory no longer holds: see --json")
+    return Report(data=found, text=text)
 
 
 def show(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
