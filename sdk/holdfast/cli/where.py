@@ -87,7 +87,9 @@ def find_store(environ: Mapping[str, str], rest: Rest | None = None) -> ObjectSt
     try:
         url = (rest or Rest.find(environ)).store()["url"]
     except NotFoundError as cause:
-        raise NotFoundError("no object store is known: set HOLDFAST_STORE") from cause
+        raise NotFoundError(
+            "no object store is known: set HOLDFAST_STORE, or start the stack (holdfast up)"
+        ) from cause
     if not url:
         raise PreconditionError("the service has no object store: set HOLDFAST_STORE")
     return open_store(str(url))
