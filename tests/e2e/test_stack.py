@@ -141,6 +141,7 @@ def test_up_again_is_success_and_starts_nothing(stack):
 
     assert not again.pop("started")
     assert again.pop("home") == str(stack.home)
+    assert again.pop("store_error") == ""
     assert again == stack.info
     assert supervisors(stack.home) == [stack.info["pid"]]
 

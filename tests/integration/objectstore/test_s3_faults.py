@@ -242,7 +242,8 @@ def test_a_refusal_is_mapped_and_not_repeated(on_ceph, status, code, error, word
 
 def test_a_bucket_that_is_gone_is_named_whatever_is_asked(on_ceph):
     """HEAD has no body that says what is missing."""
-    on_ceph.proxy.fail(Answer(404), method="HEAD", times=1000)
+    for method in ("HEAD", "GET"):
+        on_ceph.proxy.fail(Answer(404), method=method, times=1000)
     with pytest.raises(NotFoundError, match="no bucket 'holdfast-test-"):
         on_ceph.store.head("k")
 
