@@ -40,6 +40,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
 
         def draining() -> float:
             """Return seconds per step while a checkpoint is on its way to the folder."""
+            subject.optimizer.step()  # every byte changes: nothing is copied inside the store
             subject.steps_done += 1
             handle = ck.save(subject.steps_done)
             handle.wait("local", timeout_s=PATIENCE_S)
@@ -68,7 +69,8 @@ def measure(*, quick: bool) -> Iterator[Record]:
         peer_value=1.0,
         ratio=kept,
         bytes=subject.length_bytes,
-        note=f"one training thread of two cores, a folder as store, {counts[-1]} steps per drain",
+        note=f"one training thread of two cores, a folder as store, paced at the embedded stack's "
+        f"256 MiB/s, {counts[-1]} steps per drain",
         target=f">= {KEPT_MIN} kept",
         met=kept >= KEPT_MIN,
     )

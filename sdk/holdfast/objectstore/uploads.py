@@ -27,6 +27,7 @@ from secrets import token_hex
 
 from holdfast.errors import NotFoundError, PreconditionError, UnavailableError
 from holdfast.objectstore import OpenUpload, Upload, UploadedPart
+from holdfast.objectstore.direct import write_direct
 from holdfast.objectstore.rules import (
     WORK_FOLDER,
     checked_key,
@@ -137,7 +138,9 @@ class DirectoryUploads:
         """See ``ObjectStore.put_part``; it is on disk when this returns."""
         source = checked_part(upload, number, data)
         with self._written(upload, number) as (files, part):
-            write_all(files.data, source, number * upload.part_bytes)
+            begin = number * upload.part_bytes
+            done = write_direct(files.folder, "data", source, begin)
+            write_all(files.data, source[done:], begin + done)
         return part
 
     def copy_part(self, upload: Upload, number: int, source: str, begin: int) -> UploadedPart:
