@@ -26,6 +26,16 @@ METADATA = ".metadata"
 DATA = "__0_0.distcp"
 METADATA_BYTES_MAX = 4 << 30
 
+
+def _memory_format(owner: object, name: object) -> object:
+    """Stand for getattr, by which Python before 3.11.4 pickles members of an enum; no other use."""
+    if owner is not metadata._MEM_FORMAT_ENCODING or name not in owner.__members__:  # noqa: SLF001
+        raise InvalidRequestError(
+            f"{METADATA} asks for {str(name)[:80]!r} of {str(owner)[:80]}: it is not unpickled"
+        )
+    return owner[str(name)]
+
+
 _CLASSES: dict[tuple[str, str], object] = {
     (cls.__module__, cls.__qualname__): cls
     for cls in (
@@ -44,6 +54,7 @@ _CLASSES: dict[tuple[str, str], object] = {
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,  # noqa: SLF001
     ("pathlib", "PosixPath"): PurePosixPath,
     ("pathlib._local", "PosixPath"): PurePosixPath,
+    ("builtins", "getattr"): _memory_format,
 }
 
 

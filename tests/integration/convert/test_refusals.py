@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import metadata as dcp_metadata
 
 from holdfast.convert.exporting import FORMATS, export
 from holdfast.convert.importing import open_source, place_for, write_checkpoint
@@ -137,6 +138,34 @@ def test_dcp_metadata_may_hold_dcps_own_classes_only(reader, tmp_path):
 
     with pytest.raises(InvalidRequestError, match=r"posix\.system"):
         open_source(tmp_path / "dcp")
+
+
+class ByGetattr:
+    """Pickled as Python before 3.11.4 pickles a member of an enum."""
+
+    def __init__(self, owner, name):
+        self.asked = owner, name
+
+    def __reduce__(self):
+        return getattr, self.asked
+
+
+def test_of_getattr_only_what_enums_need_is_unpickled(tmp_path):
+    """P9: some Pythons write members of enums as getattr; it reaches nothing else here."""
+    memory_format = dcp_metadata._MEM_FORMAT_ENCODING
+    path = tmp_path / ".metadata"
+    path.write_bytes(pickle.dumps(ByGetattr(memory_format, "TORCH_PRESERVE_FORMAT")))
+    with pytest.raises(UnsupportedFormatError, match="FileSystemWriter"):
+        open_source(tmp_path)
+    for owner, name in (
+        (memory_format, "__init__"),
+        (memory_format, "mro"),
+        (dcp_metadata.Metadata, "__init__"),
+        (torch.Size, "numel"),
+    ):
+        path.write_bytes(pickle.dumps(ByGetattr(owner, name)))
+        with pytest.raises(InvalidRequestError, match="not unpickled"):
+            open_source(tmp_path)
 
 
 def test_dcp_values_that_only_pickle_can_make_are_refused(tmp_path):
