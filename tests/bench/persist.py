@@ -35,7 +35,10 @@ from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.upload import ShardUpload
 
-NAMES = ("persist_s3/bare_client", "restore_s3/bare_client", "persist_dir/dd", "persist_dir/dcp")
+NAMES = (
+    *("persist_s3/bare_client", "restore_s3/bare_client"),
+    *("persist_dir/dd", "persist_dir/dd_direct", "persist_dir/dcp"),
+)
 THREADS_COUNT = 8
 RUNS = 5
 JOB = "persist"
@@ -110,11 +113,11 @@ def _directory(bench: _Bench, subject: Subject) -> Iterator[Record]:
         shutil.rmtree(target)
         return took_s
 
-    def dd() -> float:
+    def dd(*flags: str) -> float:
         target = folder / "dd"
         command = ["dd", f"if={bench.path}", f"of={target}", f"bs={PART_BYTES}", "conv=fsync"]
         started_s = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        subprocess.run([*command, *flags], check=True, capture_output=True, timeout=300)
         took_s = time.perf_counter() - started_s
         target.unlink()
         return took_s
@@ -137,6 +140,16 @@ def _directory(bench: _Bench, subject: Subject) -> Iterator[Record]:
             peer="dd conv=fsync from the same tmpfs file",
             length_bytes=length_bytes,
             note="durable both; ours hashed before and sampled after",
+            share_min=0.9,
+        )
+        ours_s, dd_s = in_turn(ours, lambda: dd("oflag=direct"), runs=RUNS, warm_up=1)
+        yield share(
+            "persist_dir/dd_direct",
+            ours_s,
+            dd_s,
+            peer="dd oflag=direct conv=fsync: past the page cache like ours",
+            length_bytes=length_bytes,
+            note="the limit of the disk for one writer",
             share_min=0.9,
         )
         ours_s, dcp_s = in_turn(ours, save, runs=RUNS, warm_up=1)

@@ -242,12 +242,15 @@ def fast_folder():
 
 
 def test_memory_does_not_grow_with_the_checkpoint(fast_folder):
-    """400 MiB in tensors of 4 MiB, out in the formats that want all at once, and in again."""
+    """600 MiB in tensors of 4 MiB, out in the formats that want all at once, and in again.
+
+    A window of 128 MiB, 64 MiB read ahead and what the allocator keeps: half of it, however big.
+    """
     store = open_store(str(fast_folder / "store"), make=True)
-    tensors = {f"model.{at}": torch.full((1024, 1024), float(at)) for at in range(100)}
+    tensors = {f"model.{at}": torch.full((1024, 1024), float(at)) for at in range(150)}
     folder = made.put(store, made.two_ranks(tensors))
     del tensors
     peak_mib = int(script(MEASURED, fast_folder / "store", folder.prefix, fast_folder))
 
-    assert folder.manifest().length_bytes >> 20 >= 400
-    assert peak_mib <= 250
+    assert folder.manifest().length_bytes >> 20 >= 600
+    assert peak_mib <= 300
