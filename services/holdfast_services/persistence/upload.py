@@ -82,7 +82,7 @@ class ShardUpload:
     Args:
         store: Where to.
         pool: Moves the parts.
-        pace: How fast bytes may be sent.
+        pace: How fast bytes may be sent, and read back.
         plan: What metadata asked for; ``plan.shards[0]`` is the shard.
         stop: Ends it between two parts; what was begun stays for whoever goes on.
     """
@@ -119,9 +119,12 @@ class ShardUpload:
                 return
             sidecar = Sidecar(shard=self._shard, digests=self._sources.digests())
             parts = cut(self._shard.length_bytes, sidecar.digests, self._part_bytes)
-            if verdict is Verdict.WRITE or not self._proven(parts):
+            suspect = self._plan.repair
+            if verdict is Verdict.PROVE:
+                suspect = not self._proven(parts)
+            if verdict is Verdict.WRITE or suspect:
                 self._check_ours()
-                self._write(parts)
+                self._write(parts, fresh=suspect)
             self._abort_others()
             self._store.put(self._folder.sidecar_key(self._shard), encode_sidecar(sidecar))
         finally:
@@ -159,9 +162,11 @@ class ShardUpload:
 
     # -- writing ---------------------------------------------------------------------------
 
-    def _write(self, parts: Sequence[Part]) -> None:
-        """Upload and prove; begin again when the upload is taken away or is not what was sent."""
-        fresh = self._plan.repair
+    def _write(self, parts: Sequence[Part], *, fresh: bool) -> None:
+        """Upload and prove; begin again when the upload is taken away or is not what was sent.
+
+        ``fresh``: what lies in the store is under suspicion, and so is all it was made of.
+        """
         for tries_left in reversed(range(TRIES_COUNT_MAX)):
             try:
                 plan = self._upload(parts, fresh=fresh)
@@ -183,9 +188,10 @@ class ShardUpload:
                 return
 
     def _upload(self, parts: Sequence[Part], *, fresh: bool) -> UploadPlan:
+        """Upload once; ``fresh`` keeps and copies nothing: the good bytes are in memory."""
         upload, present = self._begin(fresh=fresh)
         sizes = {number: part.length_bytes for number, part in present.items()}
-        plan = plan_upload(parts, sizes, self._earlier())
+        plan = plan_upload(parts, sizes, () if fresh else self._earlier())
         self.moved.add(kept=sum(part.length_bytes for part in plan.kept))
         done = [present[part.number] for part in plan.kept]
         work: Iterable[Copy | Part] = chain(plan.copies, plan.sends)
@@ -292,6 +298,7 @@ class ShardUpload:
             if self._stop.is_set():
                 raise InterruptedFetchError(f"reading {self._key} back was interrupted")
             with self._pool.buffer(min(PART_BYTES, part.end - begin)) as view:
+                self._pace.take(len(view), self._stop)
                 self._store.read_into(self._key, begin, view)
                 if part_digest(view) != digest:
                     raise DigestMismatchError(

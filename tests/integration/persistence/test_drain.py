@@ -9,7 +9,7 @@ from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import strangers, verify
 from holdfast.core import index, keys
 from holdfast.core.digest import PART_BYTES, part_digest
-from holdfast.core.facts import Peer
+from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
@@ -99,6 +99,53 @@ def test_parts_that_have_not_changed_are_copied_inside_the_store(
     assert bytes(new) == read(store, second)
     copied = catalogue.said("persisted")[-1].context["copied_bytes"]
     assert str(second.length_bytes - 2 * PART_BYTES) == copied
+
+
+def rot(store, shard: Shard, at: int) -> None:
+    """Flip a bit of the shard's object, as a disk does: length and sidecar stay."""
+    data = bytearray(read(store, shard))
+    data[at] ^= 1
+    upload = store.begin(keys.segment_key(JOB, shard.id, 1), len(data), len(data))
+    store.finish(upload, [store.put_part(upload, 0, memoryview(data))])
+
+
+def test_rot_in_an_earlier_object_is_not_copied_into_the_next(
+    catalogue, node, store, store_url, queue_url
+):
+    """P3; defect A6: the copy is found bad, and all is sent from memory, at the first try."""
+    first, old = segment(BIG, step=10)
+    second, new = segment(BIG, step=20)
+    node.hold(first, old)
+    node.hold(second, new)
+    with draining(catalogue, store_url, queue_url):
+        before = catalogue.drain([first], [node.peer])
+        until(lambda: catalogue.durable(before), "durable")
+        rot(store, first, BIG - 5)
+        after = catalogue.drain([second], [node.peer], earlier=(before,))
+        until(lambda: catalogue.durable(after), "durable")
+
+    assert bytes(new) == read(store, second)
+    assert [] == catalogue.said("persist_failed")
+
+
+def test_a_repair_copies_nothing_from_other_objects(catalogue, node, store, store_url, queue_url):
+    """G20; defect A6: where one object has rotted its twin may have too; memory has not."""
+    made = [segment(BIG, step=step) for step in (10, 20)]
+    before: tuple[CheckpointId, ...] = ()
+    wrapped = Wrapped(open_store(store_url))
+    with draining(catalogue, store_url, queue_url, store=wrapped):
+        for shard, data in made:
+            node.hold(shard, data)
+            before = (catalogue.drain([shard], [node.peer], earlier=before),)
+            until(lambda key=before[0]: catalogue.durable(key), "durable")
+        copied = wrapped.count("copy_part")
+        for shard, _ in made:
+            rot(store, shard, BIG - 5)
+        catalogue.drain([made[1][0]], [node.peer], earlier=(made[0][0].id.checkpoint,), repair=True)
+        until(lambda: catalogue.durable(before[0]), "durable again")
+
+    assert copied == wrapped.count("copy_part") > 0
+    assert bytes(made[1][1]) == read(store, made[1][0])
 
 
 def test_when_the_earlier_object_is_gone_the_bytes_are_sent(

@@ -129,12 +129,24 @@ def test_nothing_is_sampled_from_nothing():
     assert () == sample((), b"\1" * 16)
 
 
-def test_all_that_a_dead_worker_sent_is_read_back():
-    """P3: nobody who lives has hashed those parts; what the store checked itself is spared."""
-    parts = cut(LENGTH, digests_of("abcdef"), PART_BYTES)
-    plan = plan_upload(parts, {0: PART_BYTES, 1: PART_BYTES}, [("old", sidecar("XXcXXX"))])
+def test_all_that_this_worker_did_not_send_is_read_back():
+    """P3: what a dead worker sent and what the store copied, nobody who lives has hashed.
 
-    assert [0, 1, 2] == numbers(to_read_back(plan, b"\0" * 16, checked=True))
-    unchecked = numbers(to_read_back(plan, b"\0" * 16, checked=False))
-    assert [0, 1] == unchecked[:2]
-    assert min(4, SAMPLE_COUNT) == len(unchecked[2:])
+    Defect A6: with a sample of the copies, one rotten part spread to every later checkpoint.
+    """
+    text = "abcdefghijkl"
+    parts = cut(len(text) * PART_BYTES, digests_of(text), PART_BYTES)
+    older = sidecar("XXcdefghijkX", length=len(text) * PART_BYTES)
+    plan = plan_upload(parts, {0: PART_BYTES, 1: PART_BYTES}, [("old", older)])
+
+    assert list(range(11)) == numbers(to_read_back(plan, b"\0" * 16, checked=True))
+    assert list(range(12)) == numbers(to_read_back(plan, b"\0" * 16, checked=False))
+
+
+def test_of_what_it_sent_a_sample_is_read_back_unless_the_store_checks():
+    """P3, G10: each part was hashed just before it was sent."""
+    parts = cut(LENGTH, digests_of("abcdef"), PART_BYTES)
+    plan = plan_upload(parts, {}, [])
+
+    assert () == to_read_back(plan, b"\0" * 16, checked=True)
+    assert SAMPLE_COUNT == len(to_read_back(plan, b"\0" * 16, checked=False))

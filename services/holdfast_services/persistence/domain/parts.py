@@ -118,9 +118,9 @@ def sample(parts: Sequence[Part], seed: bytes) -> tuple[Part, ...]:
 def to_read_back(plan: UploadPlan, seed: bytes, *, checked: bool) -> tuple[Part, ...]:
     """Return which parts of the finished object are read and hashed.
 
-    Parts kept from another's upload were hashed by nobody who still lives: all of them. Of the
-    others a sample, unless the store has ``checked`` what it took; copied ones it never saw.
+    All that we did not send ourselves: whoever sent what was kept is gone, and what the store
+    copied may have rotted since it was written. Of those sent a sample, unless the store has
+    ``checked`` what it took.
     """
     copied = tuple(copy.part for copy in plan.copies)
-    rest = copied if checked else tuple(sorted(copied + plan.sends, key=lambda p: p.number))
-    return plan.kept + sample(rest, seed)
+    return plan.kept + copied + (() if checked else sample(plan.sends, seed))
