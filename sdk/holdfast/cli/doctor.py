@@ -260,7 +260,7 @@ def _version(distribution: str) -> str | None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     parts = version.split("+", maxsplit=1)[0].split(".")[:2]
-    return tuple(int(part) for part in parts if part.isdigit())
+    return tuple(int(part) for part in parts if part.isdecimal())
 
 
 def _fits(socket: Path) -> bool:

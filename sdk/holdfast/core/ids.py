@@ -29,6 +29,8 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RUN = re.compile(r"[a-z0-9]{1,32}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_ROUTES = frozenset({"checkpoints", "retention", "collect", "scrub"})
+"""What follows a job's name in the paths of REST, where a name may hold slashes."""
 _SESSION = re.compile(r"[0-9a-f]{32}")
 
 
@@ -36,7 +38,8 @@ def job_name(text: str) -> JobName:
     """Return ``text`` as a job name: segments of letters, digits, ``. _ -`` joined by ``/``.
 
     Raises:
-        InvalidRequestError: it is something else, or longer than ``JOB_NAME_LENGTH_MAX``.
+        InvalidRequestError: it is something else, longer than ``JOB_NAME_LENGTH_MAX``, or a part
+            of it is a word that REST puts after a name.
     """
     if len(text) > JOB_NAME_LENGTH_MAX or not _JOB.fullmatch(text):
         raise InvalidRequestError(
@@ -44,6 +47,8 @@ def job_name(text: str) -> JobName:
             f"'/'-separated parts that begin with a letter or digit, "
             f"at most {JOB_NAME_LENGTH_MAX} characters"
         )
+    if taken := _ROUTES.intersection(text.split("/")):
+        raise InvalidRequestError(f"job name {text!r}: the part {min(taken)!r} is not to be used")
     return JobName(text)
 
 

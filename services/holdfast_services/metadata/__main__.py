@@ -79,7 +79,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     host, port = host_port(settings.listen)
     bound = server.add_insecure_port(f"{host}:{port}")
     config = uvicorn.Config(
-        make_app(service, keeper, stop),
+        make_app(service, keeper, stop, settings.rest_names),
         log_config=None,
         access_log=False,
         lifespan="off",

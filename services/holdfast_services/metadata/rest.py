@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Annotated
 
-from fastapi import FastAPI, Header, Query, Request
+from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import (
     HTMLResponse,
@@ -22,7 +22,13 @@ from starlette.exceptions import HTTPException
 import holdfast
 from holdfast.core.ids import STEP_MAX, job_name
 from holdfast.core.manifest import GENERATION_MAX
-from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
+from holdfast.errors import (
+    AccessError,
+    CheckpointError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from holdfast.rpc.status import http_code
 from holdfast_services.metadata import keeping, metrics, queries
 from holdfast_services.metadata.domain.model import Run
@@ -32,7 +38,9 @@ from holdfast_services.metadata.keeping import At
 from holdfast_services.metadata.rest_keep import OneOf, Step, keep_router
 from holdfast_services.metadata.service import Service
 from holdfast_services.metadata.storage import Catalogue
+from holdfast_services.metadata.visitors import refusal
 
+EVENT_ID_DIGITS_MAX = 18
 EVENTS_PER_ANSWER_MAX = 1000
 EVENTS_AT_START = 50
 CHECKPOINTS_PER_ANSWER_MAX = 1000
@@ -53,12 +61,34 @@ Durable = Annotated[
 ]
 
 
-def make_app(service: Service, keeper: Keeper, stopping: asyncio.Event) -> FastAPI:
-    """Return the application; event streams end when ``stopping`` is set."""
-    app = FastAPI(title="Holdfast metadata", version=holdfast.__version__, redoc_url=None)
+def make_app(
+    service: Service, keeper: Keeper, stopping: asyncio.Event, names: Collection[str] = ()
+) -> FastAPI:
+    """Return the application; event streams end when ``stopping`` is set.
+
+    ``names`` are what browsers know it by besides this machine's own; see ``visitors``.
+    """
+
+    def known(request: Request) -> None:
+        reason = refusal(
+            host=request.headers.get("host", ""),
+            origin=request.headers.get("origin"),
+            reached=(request.scope.get("server") or ("",))[0],
+            names=names,
+        )
+        if reason:
+            raise AccessError(reason)
+
+    app = FastAPI(
+        title="Holdfast metadata",
+        version=holdfast.__version__,
+        redoc_url=None,
+        dependencies=[Depends(known)],
+    )
     app.add_exception_handler(CheckpointError, _problem)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _unrouted)
+    app.add_exception_handler(Exception, _failed)
     _add_health(app, service, keeper)
     app.include_router(keep_router(keeper))
     _add_checkpoints(app, service)
@@ -70,16 +100,22 @@ def make_app(service: Service, keeper: Keeper, stopping: asyncio.Event) -> FastA
 async def _problem(request: Request, error: Exception) -> Response:
     if not isinstance(error, CheckpointError):
         raise error
+    return _answer(request, error, http_code(error))
+
+
+def _answer(
+    request: Request, error: CheckpointError, code: int, headers: Mapping[str, str] | None = None
+) -> Response:
     body = {
         "type": f"urn:holdfast:error:{error.kind}",
         "title": error.kind.replace("_", " "),
-        "status": http_code(error),
+        "status": code,
         "detail": error.message,
         "kind": error.kind,
         "instance": request.url.path,
         **({"context": error.context} if error.context else {}),
     }
-    return JSONResponse(body, status_code=http_code(error), media_type=PROBLEM)
+    return JSONResponse(body, status_code=code, headers=headers, media_type=PROBLEM)
 
 
 async def _malformed(request: Request, error: Exception) -> Response:
@@ -89,9 +125,18 @@ async def _malformed(request: Request, error: Exception) -> Response:
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == HTTPStatus.NOT_FOUND:
         return await _problem(request, NotFoundError(f"nothing is at {request.url.path}"))
-    return await _problem(request, InvalidRequestError(f"{request.method} is not served here"))
+    reason = InvalidRequestError(f"{request.method} is not served here")
+    return _answer(request, reason, error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A bug; the server logs the exception, which is raised to it all the same."""
+    del error
+    return await _problem(request, InternalError("unexpected failure; see the service's log"))
 
 
 def _add_health(app: FastAPI, service: Service, keeper: Keeper) -> None:
@@ -199,13 +244,17 @@ def _add_events(app: FastAPI, service: Service, stopping: asyncio.Event) -> None
         if "application/json" in accept and "text/event-stream" not in accept:
             rows = await service.read(lambda c: c.last_events(limit))
             return JSONResponse([queries.event_doc(row).model_dump() for row in rows])
-        if last_event_id is not None and not last_event_id.isdigit():
-            raise InvalidRequestError(f"Last-Event-ID {last_event_id[:40]!r} is not a number")
-        first = int(last_event_id) if last_event_id is not None else await _start(service)
+        first = await _start(service) if last_event_id is None else _event_id(last_event_id)
         stream = _stream(service, stopping, first)
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
+
+
+def _event_id(text: str) -> int:
+    if not text.isdecimal() or len(text) > EVENT_ID_DIGITS_MAX:
+        raise InvalidRequestError(f"Last-Event-ID {text[:40]!r} is not the number of an event")
+    return int(text)
 
 
 async def _start(service: Service) -> int:

@@ -20,7 +20,7 @@ class Settings:
     """Where the service listens, where the catalogue is, how long it believes a silent node.
 
     ``store`` and ``queue`` are the object tier, both empty or both set. ``scrub_age_s`` 0: what
-    lies there is read back only when somebody asks.
+    lies there is read back only when somebody asks. ``rest_names``: what browsers know REST by.
     """
 
     database_url: str
@@ -33,6 +33,7 @@ class Settings:
     queue: str = ""
     orphan_age_s: float = ORPHAN_AGE_S
     scrub_age_s: float = 0.0
+    rest_names: frozenset[str] = frozenset()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -66,6 +67,7 @@ class Settings:
             queue=queue,
             orphan_age_s=_seconds(environ, "HOLDFAST_ORPHAN_AGE_S", ORPHAN_AGE_S),
             scrub_age_s=_seconds(environ, "HOLDFAST_SCRUB_AGE_S", 0.0, least_s=0.0),
+            rest_names=_names(environ.get("HOLDFAST_REST_NAMES", "")),
         )
 
 
@@ -85,6 +87,10 @@ def _seconds(
     return value
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name.strip().lower() for name in text.split(",") if name.strip())
+
+
 def host_port(text: str) -> tuple[str, int]:
     """Return host and port of ``host:port``; port 0 means any free one.
 
@@ -92,6 +98,6 @@ def host_port(text: str) -> tuple[str, int]:
         InvalidRequestError: it is something else.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidRequestError(f"address {text!r} is not host:port")
     return host, int(port)

@@ -1,0 +1,94 @@
+"""What REST does with requests that nobody of ours sends."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from holdfast.errors import InvalidRequestError
+from holdfast_services.metadata.keeper import Keeper
+from holdfast_services.metadata.rest import make_app
+
+
+@asynccontextmanager
+async def serving(kit, folder):
+    """The application over a catalogue of its own and a client that is told of failures."""
+    async with kit.running(f"sqlite:///{folder / 'catalogue.db'}") as service:
+        app = make_app(service, Keeper(service, None, None), asyncio.Event())
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield app, service, client
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 19, "9" * 5000, "-1", "", "1.5"])
+def test_an_event_id_that_is_no_number_of_an_event_is_refused(kit, tmp_path, number):
+    """Defect R1: neither a bare failure nor a stream that breaks off."""
+
+    async def main():
+        async with serving(kit, tmp_path) as (_, _, http):
+            headers = {"Last-Event-ID": number.encode("latin-1"), "Accept": "text/event-stream"}
+            return await http.get("/api/v1/events", headers=headers)
+
+    answer = asyncio.run(main())
+
+    assert (400, "invalid_request") == (answer.status_code, answer.json()["kind"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("POST", "/api/v1/jobs/a/collect", {"Origin": "http://evil.example"}),
+        ("POST", "/api/v1/jobs/a/scrub", {"Origin": "null"}),
+        ("PUT", "/api/v1/jobs/a/retention", {"Host": "evil.example"}),
+        ("GET", "/api/v1/jobs", {"Host": "evil.example"}),
+        ("GET", "/metrics", {"Host": "evil.example"}),
+    ],
+)
+def test_a_page_of_another_site_gets_nothing_done(kit, tmp_path, method, path, headers):
+    """Defect R3: a browser tab can neither change nor read anything here."""
+
+    async def main():
+        async with serving(kit, tmp_path) as (_, _, http):
+            return await http.request(method, path, headers=headers)
+
+    answer = asyncio.run(main())
+
+    assert (403, "access") == (answer.status_code, answer.json()["kind"])
+
+
+@pytest.mark.parametrize("job", ["a/checkpoints", "a/checkpoints/3", "a/retention", "a/scrub/b"])
+def test_a_job_whose_name_reads_like_a_route_is_refused(kit, tmp_path, job):
+    """Defect R2: its page would show another job's data."""
+
+    async def main():
+        async with serving(kit, tmp_path) as (_, service, _):
+            await service.register(kit.wish(0, "node", job=job))
+
+    with pytest.raises(InvalidRequestError, match="job name"):
+        asyncio.run(main())
+
+
+def test_a_wrong_method_and_a_failure_are_problems_of_their_own_code(kit, tmp_path, caplog):
+    """Defect X7: 405 with what is allowed; 500 as problem+json, and the reason in the log only."""
+
+    async def main():
+        async with serving(kit, tmp_path) as (app, _, http):
+
+            @app.get("/broken")
+            async def broken() -> None:
+                raise ZeroDivisionError("secret")
+
+            return await http.post("/api/v1/nodes"), await http.get("/broken")
+
+    wrong, failed = asyncio.run(main())
+
+    assert (405, "invalid_request", 405) == (
+        wrong.status_code,
+        wrong.json()["kind"],
+        wrong.json()["status"],
+    )
+    assert "GET" == wrong.headers["allow"]
+    assert (500, "internal") == (failed.status_code, failed.json()["kind"])
+    assert "application/problem+json" == failed.headers["content-type"]
+    assert "secret" not in failed.text
