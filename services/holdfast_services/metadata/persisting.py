@@ -25,7 +25,7 @@ from holdfast_services.metadata.domain import persist
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.model import Checkpoint, Limits, Run, Stored
 from holdfast_services.metadata.storage import Catalogue
-from holdfast_services.metadata.transactions import pulse
+from holdfast_services.metadata.transactions import informed, pulse
 
 NAMED_IN_ERROR_MAX = 8
 
@@ -167,7 +167,7 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
         if known["manifest_digest"] != digest:
             raise PreconditionError(f"step {key.step} is durable by another manifest", job=job)
         return
-    before = catalogue.load_run(key.run)
+    before, nodes = catalogue.load_run(key.run), catalogue.nodes()
     drain = next((d for d in before.drains if d.checkpoint == key), None) if before else None
     if before is None or drain is None:
         raise _not_draining(catalogue, job, key)
@@ -177,7 +177,8 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
     stored = Stored(checkpoint=key, shards=catalogue.drained_shards(key))
     catalogue.put_object(stored, manifest_digest=digest, verified_at_s=now_s)
     # What waited for this one may go now: nobody else would look before the next report.
-    outcome = advance(persist.finish(before, key, now_s), catalogue.nodes(), now_s, limits)
+    before = informed(catalogue, before, nodes)
+    outcome = advance(persist.finish(before, key, now_s), nodes, now_s, limits)
     catalogue.save_run(before, outcome.run)
     text = f"step {key.step} of {job} is durable"
     news = [_event("checkpoint_durable", job, key, text), *outcome.events]

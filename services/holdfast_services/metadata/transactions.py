@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.facts import Event, Inventory
+from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.errors import AlreadyExistsError, CheckpointError, InvalidRequestError
 from holdfast_services.metadata.domain import attempts
 from holdfast_services.metadata.domain.advance import advance
@@ -52,7 +53,8 @@ def register(
     answers: dict[int, Seat | CheckpointError] = {}
     for job in sorted({wish.job for wish, _ in wishes}):
         mine = [(i, wish, run) for i, (wish, run) in enumerate(wishes) if wish.job == job]
-        before = _locked(catalogue, job, mine[0][2], now_s)
+        nodes = catalogue.nodes()
+        before = informed(catalogue, _locked(catalogue, job, mine[0][2], now_s), nodes)
         run, events = before, list[Event]()
         for index, wish, _ in mine:
             known = catalogue.generation_of(job, wish.nonce)
@@ -68,7 +70,7 @@ def register(
             events += outcome.events
             answers[index] = Seat(run.id, run.generation)
         if run.attempt and len(run.ranks) == run.attempt.world_size:
-            outcome = advance(run, catalogue.nodes(), now_s, limits)
+            outcome = advance(run, nodes, now_s, limits)
             run, events = outcome.run, [*events, *outcome.events]
         catalogue.save_run(before, run)
         catalogue.add_events(events, "", now_s)
@@ -101,7 +103,7 @@ def report(catalogue: Catalogue, inventories: Sequence[Inventory], limits: Limit
     for item in sorted(inventories, key=lambda i: (i.node.node, i.incarnation, i.sequence)):
         answers[_key(item)] = _take(catalogue, item, now_s, limits)
     nodes = catalogue.nodes()
-    for run in runs:
+    for run in (informed(catalogue, run, nodes) for run in runs):
         outcome = advance(run, nodes, now_s, limits)
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)
@@ -154,6 +156,27 @@ def _locked(catalogue: Catalogue, job: str, new_run: str, now_s: float) -> Run:
     return loaded
 
 
+def informed(catalogue: Catalogue, run: Run, nodes: Mapping[str, Node]) -> Run:
+    """Return the run with the rows of all that ``nodes`` hold or gave up of it (M5).
+
+    ``advance`` takes what has no row for new: a copy that was away for long may be of a
+    checkpoint that is durable long since, and is not among the rows that a run is read with.
+    """
+    spoken = {
+        item.shard.id.checkpoint
+        for node in nodes.values()
+        for item in node.inventory.shards
+        if item.shard.id.run == run.id
+    }
+    told = {
+        CheckpointId(RunId(step.run), Step(step.step), Generation(step.generation))
+        for node in nodes.values()
+        for step in node.inventory.abandoned
+        if step.run == run.id
+    }
+    return catalogue.with_rows(run, spoken | told)
+
+
 def record(catalogue: Catalogue, node: str, events: Sequence[Event]) -> None:
     """Append a node's news."""
     catalogue.add_events(events, node, catalogue.now_s())
@@ -176,7 +199,7 @@ def tick(catalogue: Catalogue, limits: Limits) -> int:
         event = Event(kind="node_lost", severity="warning", message=text)
         catalogue.add_events([event], name, now_s)
     nodes = catalogue.nodes() if runs else {}
-    for run in runs:
+    for run in (informed(catalogue, run, nodes) for run in runs):
         outcome = advance(run, nodes, now_s, limits)
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)

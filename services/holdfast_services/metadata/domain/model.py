@@ -145,7 +145,9 @@ class Run:
         * ``decision`` belongs to the attempt; once CONFIRMED it never changes.
         * ``rejected`` are the checkpoints that this attempt tried in vain.
         * ``checkpoints`` are all that are in memory only, and of the durable ones the newest few
-          that may be restored and the newest few of the newest generation; newest first.
+          that may be restored and the newest few of the newest generation; newest first. Before
+          inventories are judged, the row of all that they speak of is among them: only then is
+          a checkpoint without a row a new one.
         * ``drains`` has one entry per draining row.
         * ``stored`` is filled while a restore is decided or loaded, for what may be restored.
 

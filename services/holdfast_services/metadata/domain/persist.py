@@ -176,7 +176,8 @@ def _candidates(
 ) -> Sequence[Checkpoint]:
     """Return what may begin to drain, oldest first: the newly committed, or the one owed.
 
-    The one owed is the newest there is, so that a run's last step goes too.
+    The one owed is the newest there is, so that a run's last step goes too. A copy that comes back
+    may make a row of a step older than the last one that went: that is none of them.
     """
     mine = [
         row
@@ -188,7 +189,8 @@ def _candidates(
         and whole(evidence.live.get(row.id, {}))
     ]
     new = {row.id for row in committed}
-    fresh = sorted((row for row in mine if row.id in new), key=lambda row: row.id)
+    later = (row for row in mine if row.id in new and row.id.step > run.persisted_step)
+    fresh = sorted(later, key=lambda row: row.id)
     if fresh or not run.persist_owed or run.drains:
         return fresh
     newest = max((row.id for row in run.checkpoints if run.usable(row.id)), default=None)

@@ -20,6 +20,7 @@ from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of
 from holdfast_services.metadata.storage.objects import ObjectStatements, same_checkpoint
 
 DURABLE_ROWS_IN_RUN_MAX = 8
+STEPS_PER_READ_MAX = 500
 
 NEWEST_FIRST = (t.checkpoints.c.step.desc(), t.checkpoints.c.generation.desc())
 
@@ -90,6 +91,18 @@ class CheckpointStatements(ObjectStatements):
             stored=self._stored(there) if run.deciding or run.loading else (),
         )
 
+    def with_rows(self, run: Run, keys: Iterable[CheckpointId]) -> Run:
+        """Return the run with the rows of ``keys`` too, as far as there are any; a plain read."""
+        c, known = t.checkpoints.c, {row.id for row in run.checkpoints}
+        wanted = {key for key in keys if key.run == run.id} - known
+        steps = sorted({key.step for key in wanted})
+        found = list(run.checkpoints)
+        for begin in range(0, len(steps), STEPS_PER_READ_MAX):
+            some = c.step.in_(steps[begin : begin + STEPS_PER_READ_MAX])
+            found += [row for row in self._rows(c.run == run.id, some) if row.id in wanted]
+        found.sort(key=lambda row: row.id, reverse=True)
+        return replace(run, checkpoints=tuple(found))
+
     def _save_checkpoints(self, before: Run, after: Run) -> None:
         """Add rows and levels, begin and end drains; a level that is there keeps its time."""
         known = set(before.checkpoints)
@@ -109,13 +122,14 @@ class CheckpointStatements(ObjectStatements):
                 self._db.execute(self._insert(t.drains), _drain_rows(drain))
 
     def put_checkpoints(self, rows: Iterable[Checkpoint]) -> None:
-        """Add rows, or what they say that is new; levels that are there keep their time."""
-        sql = self._insert(t.checkpoints)
-        changes = {
-            name: func.coalesce(t.checkpoints.c[name], sql.excluded[name])
+        """Insert rows; one that is there gets what it has not, and begins or ends to drain."""
+        c, sql = t.checkpoints.c, self._insert(t.checkpoints)
+        changes: dict[str, ColumnElement[Any]] = {
+            name: func.coalesce(c[name], sql.excluded[name])
             for name in ("replicated_at_s", "durable_at_s")
         }
-        changes |= {name: sql.excluded[name] for name in ("drain_at_s", "notes")}
+        changes["notes"] = func.coalesce(func.nullif(c.notes, ""), sql.excluded["notes"])
+        changes["drain_at_s"] = sql.excluded["drain_at_s"]
         sql = sql.on_conflict_do_update(index_elements=["run", "step", "generation"], set_=changes)
         values = [_checkpoint_row(row) for row in rows]
         if values:
