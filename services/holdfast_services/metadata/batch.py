@@ -52,7 +52,11 @@ class Batch(Generic[Q, A]):
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
-                await self._answer(batch)
+                # Who has gone is not asked for: a rank that was killed while it waited must not
+                # take the job from the attempt that came after it.
+                wanted = [item for item in batch if not item[1].done()]
+                if wanted:
+                    await self._answer(wanted)
         finally:
             self._running = None
 

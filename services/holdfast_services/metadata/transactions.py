@@ -58,8 +58,6 @@ def register(
         run, events = before, list[Event]()
         for index, wish, _ in mine:
             known = catalogue.generation_of(job, wish.nonce)
-            if run.attempt and run.attempt.nonce == wish.nonce:
-                known = run.attempt.generation
             try:
                 outcome = attempts.register(run, wish, known, now_s, limits)
             except CheckpointError as refusal:
@@ -69,6 +67,11 @@ def register(
             run = outcome.run
             events += outcome.events
             answers[index] = Seat(run.id, run.generation)
+            if known is None:
+                # Before the next wish: one attempt may replace another within a batch, and the
+                # nonces of both must have a row, or the older one's repeat begins a third (M1).
+                catalogue.save_run(before, run)
+                before = run
         if run.attempt and len(run.ranks) == run.attempt.world_size:
             outcome = advance(run, nodes, now_s, limits)
             run, events = outcome.run, [*events, *outcome.events]

@@ -144,7 +144,7 @@ class RunStatements(CheckpointStatements):
         self._save_run_row(after)
         if after.attempt and after.attempt != before.attempt:
             self._save_attempt(after, after.attempt)
-        if after.attempt and after.ranks != before.ranks:
+        if after.attempt and _seats(after) != _seats(before):
             self._save_ranks(before, after, after.attempt.generation)
         if after.decision and after.decision != before.decision:
             self._save_decision(after, after.decision)
@@ -276,3 +276,8 @@ class RunStatements(CheckpointStatements):
     def forget_leases(self) -> None:
         """End every attempt's lease: none of their processes can be there any more."""
         self._db.execute(update(t.attempts).values(lease_until_s=0.0))
+
+
+def _seats(run: Run) -> object:
+    """Return the ranks with the attempt they are of: of two attempts they may look the same."""
+    return (run.attempt.generation if run.attempt else None, run.ranks)

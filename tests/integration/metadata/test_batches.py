@@ -1,0 +1,59 @@
+"""Calls that wait for the catalogue together: one nonce, one generation, whoever they meet."""
+
+import asyncio
+
+from holdfast.errors import StaleGenerationError
+from holdfast_services.metadata import transactions
+from holdfast_services.metadata.batch import Batch
+from holdfast_services.metadata.service import first_run
+
+
+async def together(service, wishes):
+    """Register all in one transaction; return generations, or the kind of the refusal."""
+    pairs = [(wish, first_run(wish.job)) for wish in wishes]
+    answers = await service.write(lambda c: transactions.register(c, pairs, service.limits))
+    return [getattr(answer, "generation", type(answer)) for answer in answers]
+
+
+async def test_two_attempts_in_one_batch_keep_one_generation_each(database_url, kit):
+    """M1, P2; defect B1: the older attempt's ranks still wait when the newer one's come."""
+    async with kit.running(database_url) as service:
+        first = [kit.wish(rank, "ab"[rank], b"first") for rank in (0, 1)]
+        second = [kit.wish(rank, "ab"[rank], b"second") for rank in (0, 1)]
+
+        met = await together(service, [first[0], second[0], first[1]])
+        rest = await together(service, [second[1], first[0]])
+
+        assert [1, 2, StaleGenerationError] == met
+        assert [2, StaleGenerationError] == rest
+        run = (await service.world()).runs[0]
+
+    assert (2, b"second", [0, 1]) == (
+        run.generation,
+        run.current.nonce,
+        [rank.rank for rank in run.ranks],
+    )
+
+
+async def test_who_has_gone_while_waiting_is_not_asked_for():
+    """P2; defect B1: a killed rank's call must not replace the attempt that came after it."""
+    asked = []
+    busy, go = asyncio.Event(), asyncio.Event()
+
+    async def run_all(questions):
+        asked.append(list(questions))
+        busy.set()
+        await go.wait()
+        return [question.upper() for question in questions]
+
+    batch = Batch(run_all)
+    first = asyncio.create_task(batch.ask("a"))
+    await busy.wait()
+    gone, there = (asyncio.create_task(batch.ask(word)) for word in "bc")
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait({gone})
+    go.set()
+
+    assert ["A", "C"] == await asyncio.gather(first, there)
+    assert [["a"], ["c"]] == asked
