@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from holdfast.core.tree import Json, decode, encode
 from holdfast.errors import InvalidRequestError
 from holdfast.state import State, modules, optimizers, rng
+from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loader import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.loader import is_stateful_loader as _is_stateful_loader
 from holdfast.state.loading import Differences, Loading, Segments
@@ -176,6 +177,8 @@ class Capture:
         }  # fmt: skip
         if self._rng:
             live["rng"] = walk.encode(rng.take(), "holdfast.rng")
+        turned = ((name, t) for name, t in walk.tensors.items() if not t.is_contiguous())
+        live["layouts"] = {name: cast("Json", dims_in_memory(tensor)) for name, tensor in turned}
         return Live(json.dumps(live, separators=(",", ":")).encode(), walk.tensors, objects)
 
     def static_text(self, survey: Survey) -> bytes:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from holdfast.core.tree import Json, decode
 from holdfast.errors import InvalidRequestError, NotReadyError
 from holdfast.state import State, modules, optimizers
+from holdfast.state.layouts import in_layout
 from holdfast.state.loader import Resumable
 from holdfast.state.survey import Survey
 from holdfast.state.transfer import Transfer
@@ -128,7 +129,7 @@ class Loading:
         saved = {key: tree for key, tree in self._live["tree"].items() if self._chosen(key)}
         for key, tree in saved.items():
             if self._strict or key in self._state:
-                self._state[key] = merge(self._state.get(key), self._decode(tree))
+                self._state[key] = merge(self._state.get(key), self._decode(tree), key)
             else:
                 self._unexpected.append(key)
         if not self._strict:
@@ -239,7 +240,9 @@ class Loading:
             return held
         if name in self._static or name in self._live["objects"]:
             return _ABSENT
-        return self._segments.tensor(self._ranked(name)).clone()
+        return in_layout(
+            self._segments.tensor(self._ranked(name)), self._live.get("layouts", {}).get(name)
+        )
 
     def _same_kind(self, path: str, value: object, kind: str | None) -> str:
         """Return ``kind``; the value was saved in the same way."""
@@ -264,8 +267,8 @@ class Loading:
         return f"rank.{self._source}.{name}"
 
 
-def merge(target: object, saved: object) -> object:
-    """Return ``saved``, put into ``target`` where that can hold it in place.
+def merge(target: object, saved: object, path: str) -> object:
+    """Return ``saved``, put into ``target`` where that can hold it in place; ``path`` names it.
 
     Dicts and lists of the same length are filled, and so are tensors of the same shape and dtype.
     Keys that only ``target`` has are left, and so is what stands where an absent object was.
@@ -274,6 +277,7 @@ def merge(target: object, saved: object) -> object:
         return target
     if isinstance(saved, torch.Tensor) and isinstance(target, torch.Tensor):
         if target.shape == saved.shape and target.dtype == saved.dtype:
+            modules.check_fillable(path, target)
             with torch.no_grad():
                 target.copy_(saved)
             return target
@@ -281,11 +285,14 @@ def merge(target: object, saved: object) -> object:
     if isinstance(saved, dict) and isinstance(target, MutableMapping):
         for key, value in saved.items():
             if value is not _ABSENT or key in target:
-                target[key] = merge(target.get(key), value)
+                target[key] = merge(target.get(key), value, f"{path}.{key}")
         return target
     if isinstance(saved, list) and isinstance(target, list):
         before = [*target, *([None] * len(saved))]
-        target[:] = [merge(old, new) for old, new in zip(before, saved, strict=False)]
+        target[:] = [
+            merge(old, new, f"{path}.{index}")
+            for index, (old, new) in enumerate(zip(before, saved, strict=False))
+        ]
         return target
     return saved
 

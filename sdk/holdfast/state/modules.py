@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import InvalidRequestError
+from holdfast.state.layouts import is_expanded
 from holdfast.state.survey import Home, Survey
 from holdfast.state.transfer import Transfer
 
@@ -142,8 +143,10 @@ def fill(fqn: str, target: torch.Tensor, source: torch.Tensor, transfer: Transfe
     """Owe ``transfer`` the copy of ``source`` into ``target``.
 
     Raises:
-        InvalidRequestError: their shapes or dtypes differ; the message names the tensor.
+        InvalidRequestError: their shapes or dtypes differ, or ``target`` is expanded; the message
+            names the tensor.
     """
+    check_fillable(fqn, target)
     if target.shape != source.shape or target.dtype != source.dtype:
         raise InvalidRequestError(
             f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} here and was saved as "
@@ -151,6 +154,14 @@ def fill(fqn: str, target: torch.Tensor, source: torch.Tensor, transfer: Transfe
             f"checkpoints fit one"
         )
     transfer.add(target, source)
+
+
+def check_fillable(fqn: str, target: torch.Tensor) -> None:
+    """Refuse a tensor whose elements share memory: it cannot hold what was saved."""
+    if is_expanded(target):
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is expanded, its elements share memory: make it contiguous()", key=fqn
+        )
 
 
 def _persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

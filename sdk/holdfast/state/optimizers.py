@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from holdfast.core.tree import Json
 from holdfast.errors import InvalidRequestError
+from holdfast.state.layouts import is_expanded
 from holdfast.state.modules import check_mesh
 from holdfast.state.survey import Home, Survey
 from holdfast.state.transfer import Transfer
@@ -202,7 +203,7 @@ def _put_state(
         del state[key]
     for key, value in wanted.items():
         device = steps_device if key == "step" else p.device
-        state[key] = _fit(state.get(key), value, transfer, device)
+        state[key] = _fit(state.get(key), value, transfer, device, like=p)
 
 
 def _steps_on_device(optimizer: Optimizer) -> set[int]:
@@ -212,20 +213,30 @@ def _steps_on_device(optimizer: Optimizer) -> set[int]:
 
 
 def _fit(
-    target: object, value: object, transfer: Transfer, device: torch.device | None = None
+    target: object,
+    value: object,
+    transfer: Transfer,
+    device: torch.device | None = None,
+    like: torch.Tensor | None = None,
 ) -> object:
+    """Return what holds ``value`` from now on; made like ``like`` if it has its shape."""
     if not isinstance(value, torch.Tensor):
         return value
     if (
         isinstance(target, torch.Tensor)
         and target.shape == value.shape
         and target.dtype == value.dtype
+        and not is_expanded(target)
     ):
         transfer.add(target, value)
         return target
     if device is None:
         device = target.device if isinstance(target, torch.Tensor) else torch.device("cpu")
-    fresh = torch.empty(value.shape, dtype=value.dtype, device=device)
+    if like is not None and like.shape == value.shape:
+        # As torch's optimizers make it: fused kernels pair the two by their places in memory.
+        fresh = torch.empty_like(like, dtype=value.dtype, device=device)
+    else:
+        fresh = torch.empty(value.shape, dtype=value.dtype, device=device)
     transfer.add(fresh, value)
     return fresh
 

@@ -63,6 +63,18 @@ def test_weights_imported_as_a_module_are_restored_into_it(store, tmp_path):
     assert torch.equal(there.bias, here.bias)
 
 
+def test_imported_weights_fill_a_module_that_lies_differently(store, tmp_path):
+    """Defect A2: the file is in C order, the module here is not; values go where they belong."""
+    torch.manual_seed(1)
+    there, here = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    torch.save(there.state_dict(), tmp_path / "x.pt")
+    folder = taken_in(store, open_source(tmp_path / "x.pt"), add="model")
+    load(folder, tmp_path / "store", {"model": here})
+
+    assert torch.equal(there.weight, here.weight)
+    assert here.weight.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_a_safetensors_file_of_any_name_is_known_by_its_content(tmp_path):
     """What ``holdfast export x weights --format safetensors`` wrote comes back (F89)."""
     save_file({"a": torch.arange(3)}, tmp_path / "weights")
