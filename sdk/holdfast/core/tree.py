@@ -2,10 +2,10 @@
 
 A *tree* is nested dicts, lists, tuples and sets of numbers, strings, bytes and None; tensors are
 taken out and leave their name behind. What only pickle could express is refused by name: nothing
-that is loaded can execute. Dict order, key types, tuples, bytes, NaN and infinities survive;
-subclasses of dict, list, tuple, int, float and str come back as the plain type, except Counter,
-OrderedDict and deque, which come back as they were. NumPy scalars and arrays are made by a
-function of the caller's: this module imports nothing that could.
+that is loaded can execute. What is taken comes back equal in value and type, dicts in their order;
+what could not is refused too: subclasses that the table of ``format-v1`` does not have, enums,
+``np.matrix``. NumPy values and torch sizes are made by functions of the caller's: this module
+imports nothing that could.
 
 A JSON object with one key that begins with ``$`` is a marker; dicts that would look like one, or
 whose keys are not strings, are written as ``{"$dict": [[key, value], ...]}``.
@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeAlias, cast
 
 from holdfast.errors import InvalidRequestError, ManifestError
 
@@ -27,9 +28,13 @@ DEPTH_MAX = 64
 INT_BITS_MAX = 4_096
 """Longer integers are refused: Python itself refuses to read their digits back."""
 
+_REGISTERED = 2
+"""``dtype.isbuiltin`` of a dtype that a library registered: its text does not name it."""
+
 Leaf: TypeAlias = Callable[[object, str], str | None]
 MakeNumpy: TypeAlias = Callable[[str, tuple[int, ...] | None, bytes], object]
 """Called as ``make(dtype, shape, data)``; shape None means a scalar."""
+MakeSize: TypeAlias = Callable[[Sequence[Any]], object]
 
 
 def encode(tree: object, *, path: str, leaf: Leaf) -> Json:
@@ -47,72 +52,75 @@ def encode(tree: object, *, path: str, leaf: Leaf) -> Json:
     return _encode(tree, path, leaf, 0)
 
 
-def decode(value: Json, *, leaf: Callable[[str], object], numpy: MakeNumpy | None = None) -> object:
+def decode(
+    value: Json,
+    *,
+    leaf: Callable[[str], object],
+    numpy: MakeNumpy | None = None,
+    size: MakeSize = tuple,
+) -> object:
     """Return the tree that ``encode`` wrote.
 
     Args:
         value: What ``encode`` returned.
         leaf: Gives back what was taken out under a name.
         numpy: Makes NumPy scalars and arrays; without it they are refused.
+        size: Makes what was a ``torch.Size``.
 
     Raises:
         ManifestError: a marker that is not one of ours, or nesting beyond ``DEPTH_MAX``.
     """
-    return _decode(value, (leaf, numpy), 0)
+    return _decode(value, (leaf, numpy, size), 0)
 
 
-def _encode(  # noqa: PLR0911 - one line per kind of value
-    value: object, path: str, leaf: Leaf, depth: int
-) -> Json:
+def _encode(value: object, path: str, leaf: Leaf, depth: int) -> Json:
     if depth > DEPTH_MAX:
         raise InvalidRequestError(f"state {path!r} is nested deeper than {DEPTH_MAX}", key=path)
-    if isinstance(value, Counter | OrderedDict):
-        marker = "$counter" if isinstance(value, Counter) else "$ordered"
-        return {marker: _encode_pairs(value, path, leaf, depth)}
-    if isinstance(value, Mapping):
-        return _encode_dict(value, path, leaf, depth)
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        items = [_encode(item, f"{path}.{i}", leaf, depth + 1) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$tuple": items}
-    if isinstance(value, deque):
-        return {"$deque": [value.maxlen, _encode(list(value), path, leaf, depth + 1)]}
-    if isinstance(value, set | frozenset):
-        members = [_encode(item, path, leaf, depth + 1) for item in sorted(value, key=repr)]
-        return {"$set" if isinstance(value, set) else "$frozenset": members}
-    write = _SCALARS.get(type(value)) or _scalar_writer(value)
-    if write is not None:
-        return write(value, path)
+    kind = type(value)
+    if kind in _SCALARS:
+        return _SCALARS[kind](value, path)
+    if kind in _CONTAINERS:
+        return _CONTAINERS[kind](value, path, leaf, depth)
+    if kind.__module__ == "numpy" and any(
+        cls.__name__ in ("generic", "ndarray") and cls.__module__ == "numpy" for cls in kind.__mro__
+    ):
+        return _encode_numpy(value, path)
+    if (kind.__module__, kind.__name__) == ("torch", "Size"):
+        return {"$size": list(cast("tuple[Json]", value))}
     name = leaf(value, path)
     if name is not None:
         return {"$ref": name}
     raise InvalidRequestError(
-        f"state {path!r} holds a {type(value).__module__}.{type(value).__qualname__}, which only "
-        f"pickle could express; keep plain data and tensors there, or a state_dict()",
-        key=path,
+        f"state {path!r} holds a {kind.__module__}.{kind.__qualname__}, {_why(value)}", key=path
     )
 
 
-def _scalar_writer(value: object) -> Callable[[Any, str], Json] | None:
-    kind = type(value)
-    if kind.__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "dtype"):
-        return _encode_numpy
-    if isinstance(value, str):
-        # The base's own conversion: a subclass may print itself as something else.
-        return lambda value, _: str.__str__(value)
-    if isinstance(value, int):
-        return lambda value, path: _encode_int(int.__int__(value), path)
-    if isinstance(value, float):
-        return lambda value, path: _SCALARS[float](float.__float__(value), path)
-    return None
+def _why(value: object) -> str:
+    if isinstance(value, Enum):
+        return "and only pickle could make that member again; keep its name or value there"
+    for plain in (Mapping, list, tuple, str, int, float, set, frozenset):
+        if isinstance(value, plain):
+            name = "dict" if plain is Mapping else plain.__name__
+            return f"which would come back as another type; keep a plain {name} there"
+    return "which only pickle could express; keep plain data and tensors there, or a state_dict()"
 
 
 def _encode_numpy(value: Any, path: str) -> Json:
     dtype = str(value.dtype.str)
-    if value.dtype.hasobject or value.dtype.fields:
+    kind = type(value).__name__
+    if value.dtype.hasobject or value.dtype.fields or value.dtype.isbuiltin == _REGISTERED:
         raise InvalidRequestError(f"state {path!r} holds a NumPy value of {value.dtype}", key=path)
+    is_array = any(cls.__name__ == "ndarray" for cls in type(value).__mro__)
+    if is_array and kind != "ndarray":
+        raise InvalidRequestError(
+            f"state {path!r} holds a numpy.{kind}, which would come back as another type; keep a "
+            f"plain numpy.ndarray there",
+            key=path,
+        )
     # A scalar is not the same thing as an array without dims.
-    shape: Json = list(value.shape) if type(value).__name__ == "ndarray" else None
-    return {"$numpy": [dtype, shape, base64.b64encode(value.tobytes()).decode()]}
+    shape: Json = list(value.shape) if is_array else None
+    data = value.tobytes()[: value.nbytes]  # an empty text has a NUL too many
+    return {"$numpy": [dtype, shape, base64.b64encode(data).decode()]}
 
 
 def _encode_int(value: int, path: str) -> Json:
@@ -145,6 +153,26 @@ def _encode_dict(value: Mapping[object, object], path: str, leaf: Leaf, depth: i
     return {"$dict": _encode_pairs(value, path, leaf, depth)}
 
 
+def _encode_default(value: Any, path: str, leaf: Leaf, depth: int) -> Json:
+    factory = value.default_factory
+    if factory is not None and _FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
+        raise InvalidRequestError(
+            f"state {path!r} is a defaultdict of {factory!r}, which only pickle could express; "
+            f"keep a dict there, or a factory among {', '.join(_FACTORIES)}",
+            key=path,
+        )
+    name = None if factory is None else factory.__name__
+    return {"$default": [name, _encode_pairs(value, path, leaf, depth)]}
+
+
+def _encode_items(value: Any, path: str, leaf: Leaf, depth: int) -> list[Json]:
+    return [_encode(item, f"{path}.{i}", leaf, depth + 1) for i, item in enumerate(value)]
+
+
+def _encode_members(value: Any, path: str, leaf: Leaf, depth: int) -> list[Json]:
+    return [_encode(item, path, leaf, depth + 1) for item in sorted(value, key=repr)]
+
+
 def _encode_pairs(value: Mapping[Any, object], path: str, leaf: Leaf, depth: int) -> list[Json]:
     return [
         [
@@ -155,8 +183,23 @@ def _encode_pairs(value: Mapping[Any, object], path: str, leaf: Leaf, depth: int
     ]
 
 
+_CONTAINERS: dict[type, Callable[[Any, str, Leaf, int], Json]] = {
+    dict: _encode_dict,
+    list: _encode_items,
+    tuple: lambda *given: {"$tuple": _encode_items(*given)},
+    set: lambda *given: {"$set": _encode_members(*given)},
+    frozenset: lambda *given: {"$frozenset": _encode_members(*given)},
+    Counter: lambda *given: {"$counter": _encode_pairs(*given)},
+    OrderedDict: lambda *given: {"$ordered": _encode_pairs(*given)},
+    defaultdict: _encode_default,
+    deque: lambda value, *more: {"$deque": [value.maxlen, _encode(list(value), *more)]},
+}
+_FACTORIES: dict[str, Callable[[], object]] = {
+    kind.__name__: kind for kind in (bool, int, float, str, list, dict, set, tuple)
+}
+
 _Marker: TypeAlias = "tuple[type[str | list[Json]], Callable[[Any], object]]"
-_Makers: TypeAlias = tuple[Callable[[str], object], MakeNumpy | None]
+_Makers: TypeAlias = tuple[Callable[[str], object], MakeNumpy | None, MakeSize]
 
 
 def _decode(value: Json, make: _Makers, depth: int) -> object:
@@ -177,6 +220,8 @@ def _decode_marker(marker: str, body: Json, make: _Makers, depth: int) -> object
         return make[0](body)
     if marker == "$numpy" and make[1] is not None:
         read: _Marker = (list, _numpy_reader(make[1]))
+    elif marker == "$size":
+        read = (list, make[2])
     elif marker in _MARKERS:
         read = _MARKERS[marker]
     else:
@@ -213,6 +258,13 @@ def _deque(parts: list[Any]) -> deque[object]:
     return deque(items, length)
 
 
+def _default(parts: list[Any]) -> defaultdict[object, object]:
+    name, pairs = parts
+    if name is not None and name not in _FACTORIES:
+        raise ValueError(f"{name[:40]!r} is not a factory that is saved")
+    return defaultdict(None if name is None else _FACTORIES[name], _dict(pairs))
+
+
 def _numpy_reader(make: MakeNumpy) -> Callable[[list[Any]], object]:
     def read(parts: list[Any]) -> object:
         dtype, shape, data = parts
@@ -236,5 +288,6 @@ _MARKERS: dict[str, _Marker] = {
     "$dict": (list, _dict),
     "$counter": (list, lambda pairs: Counter(_dict(pairs))),
     "$ordered": (list, lambda pairs: OrderedDict(_dict(pairs))),
+    "$default": (list, _default),
     "$deque": (list, _deque),
 }

@@ -20,9 +20,7 @@ from holdfast.state.layouts import in_layout
 from holdfast.state.loader import Resumable
 from holdfast.state.survey import Survey
 from holdfast.state.transfer import Transfer
-
-_ABSENT = object()
-"""Stands for an object that only the checkpoint has."""
+from holdfast.state.values import ABSENT, make_numpy, merge
 
 
 class Segments(Protocol):
@@ -129,7 +127,8 @@ class Loading:
         saved = {key: tree for key, tree in self._live["tree"].items() if self._chosen(key)}
         for key, tree in saved.items():
             if self._strict or key in self._state:
-                self._state[key] = merge(self._state.get(key), self._decode(tree), key)
+                held = self._decode(tree)
+                self._state[key] = merge(self._state.get(key), held, key, exact=self._strict)
             else:
                 self._unexpected.append(key)
         if not self._strict:
@@ -232,14 +231,14 @@ class Loading:
             value.load_state_dict(tree)
 
     def _decode(self, saved: Json) -> object:
-        return decode(saved, leaf=self._leaf, numpy=make_numpy)
+        return decode(saved, leaf=self._leaf, numpy=make_numpy, size=torch.Size)
 
     def _leaf(self, name: str) -> object:
         held = self._objects.get(name)
         if held is not None:
             return held
         if name in self._static or name in self._live["objects"]:
-            return _ABSENT
+            return ABSENT
         return in_layout(
             self._segments.tensor(self._ranked(name)), self._live.get("layouts", {}).get(name)
         )
@@ -265,41 +264,3 @@ class Loading:
 
     def _ranked(self, name: str) -> str:
         return f"rank.{self._source}.{name}"
-
-
-def merge(target: object, saved: object, path: str) -> object:
-    """Return ``saved``, put into ``target`` where that can hold it in place; ``path`` names it.
-
-    Dicts and lists of the same length are filled, and so are tensors of the same shape and dtype.
-    Keys that only ``target`` has are left, and so is what stands where an absent object was.
-    """
-    if saved is _ABSENT:
-        return target
-    if isinstance(saved, torch.Tensor) and isinstance(target, torch.Tensor):
-        if target.shape == saved.shape and target.dtype == saved.dtype:
-            modules.check_fillable(path, target)
-            with torch.no_grad():
-                target.copy_(saved)
-            return target
-        return saved.to(target.device)
-    if isinstance(saved, dict) and isinstance(target, MutableMapping):
-        for key, value in saved.items():
-            if value is not _ABSENT or key in target:
-                target[key] = merge(target.get(key), value, f"{path}.{key}")
-        return target
-    if isinstance(saved, list) and isinstance(target, list):
-        before = [*target, *([None] * len(saved))]
-        target[:] = [
-            merge(old, new, f"{path}.{index}")
-            for index, (old, new) in enumerate(zip(before, saved, strict=False))
-        ]
-        return target
-    return saved
-
-
-def make_numpy(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> object:
-    """Return the NumPy scalar (no shape) or array that was saved."""
-    import numpy as np  # noqa: PLC0415 - only where one was saved
-
-    array = np.frombuffer(data, dtype=np.dtype(dtype))
-    return array[0] if shape is None else array.reshape(shape).copy()

@@ -44,14 +44,19 @@ def has_own_saving(module: nn.Module) -> bool:
 
 
 def check_mesh(fqn: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that is one rank's piece of a bigger one, or none yet.
+    """Refuse a tensor that is one rank's piece of a bigger one, many in one, or none yet.
 
     Raises:
-        InvalidRequestError: it is a DTensor or ShardedTensor, or not initialized; the message
-            names the tensor, and the mesh.
+        InvalidRequestError: it is a DTensor or ShardedTensor, nested, or not initialized; the
+            message names the tensor, and the mesh.
     """
     if nn.parameter.is_lazy(tensor):
         raise InvalidRequestError(f"parameter {fqn!r} is not initialized yet", key=fqn)
+    if tensor.is_nested:  # a strided one answers no question about its size
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is nested, which cannot be saved; keep its parts (unbind()) there",
+            key=fqn,
+        )
     kinds = {cls.__name__ for cls in type(tensor).__mro__} & _REFUSED_TENSORS
     if not kinds:
         return

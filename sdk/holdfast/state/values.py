@@ -1,0 +1,113 @@
+"""Plain values on their way back: decoded ones put into what a fresh process has in their place."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from holdfast.state import modules
+
+ABSENT = object()
+"""Stands for an object that only the checkpoint has."""
+_NUMPY_KINDS = "biufcmMSUV"
+"""Those whose bytes are their value: neither objects nor texts kept elsewhere."""
+
+
+def merge(target: object, saved: object, path: str, *, exact: bool = True) -> object:
+    """Return ``saved``, put into ``target`` where that can hold it in place.
+
+    Containers of the same type are filled, in the saved order, and so are tensors of the same
+    shape and dtype. What stands where an absent object was is left.
+
+    Args:
+        target: What is here; the result may be this very object.
+        saved: What was decoded; it is the target's own from then on.
+        path: Its name, for errors.
+        exact: Keys that only a dict here has go, as they had gone when it was saved; else they
+            are left, behind the others.
+    """
+    if saved is ABSENT:
+        return target
+    if isinstance(saved, torch.Tensor) and isinstance(target, torch.Tensor):
+        return _merge_tensor(target, saved, path)
+    if isinstance(saved, dict):
+        return _merge_dict(target, saved, path, exact=exact)
+    if isinstance(saved, list | tuple | deque):
+        return _merge_items(target, saved, path, exact=exact)
+    return saved
+
+
+def _merge_tensor(target: torch.Tensor, saved: torch.Tensor, path: str) -> torch.Tensor:
+    if target.shape != saved.shape or target.dtype != saved.dtype:
+        return saved.to(target.device)
+    modules.check_fillable(path, target)
+    with torch.no_grad():
+        return target.copy_(saved)
+
+
+def _merge_items(target: object, saved: Any, path: str, *, exact: bool) -> object:
+    before: list[object] = [*target] if isinstance(target, list | tuple | deque) else []
+    before += [None] * len(saved)
+    items = [
+        merge(old, new, f"{path}.{index}", exact=exact)
+        for index, (old, new) in enumerate(zip(before, saved, strict=False))
+    ]
+    if isinstance(saved, tuple):
+        return type(saved)(items)
+    into: Any = target if _same_container(target, saved) else saved
+    into.clear()
+    into.extend(items)
+    return into
+
+
+def _merge_dict(target: object, saved: dict[object, object], path: str, *, exact: bool) -> object:
+    before = dict(target) if isinstance(target, Mapping) else {}
+    merged = {
+        key: merge(before.get(key), value, f"{path}.{key}", exact=exact)
+        for key, value in saved.items()
+        if value is not ABSENT or key in before
+    }
+    if not exact:
+        merged |= {key: value for key, value in before.items() if key not in merged}
+    into: Any = target if _same_container(target, saved) else saved
+    into.clear()
+    for key, value in merged.items():
+        into[key] = value
+    return into
+
+
+def _same_container(target: object, saved: object) -> bool:
+    if isinstance(target, defaultdict | deque) and type(target) is type(saved):
+        return all(
+            getattr(target, name, None) == getattr(saved, name, None)
+            for name in ("default_factory", "maxlen")
+        )
+    return type(target) is type(saved)
+
+
+def make_numpy(dtype: str, shape: tuple[int, ...] | None, data: bytes) -> object:
+    """Return the NumPy scalar (no shape) or array that was saved.
+
+    Raises:
+        ValueError: the bytes are not of that dtype and shape, or it has objects or fields; what
+            NumPy is given otherwise can end the process.
+    """
+    import numpy as np  # noqa: PLC0415 - only where one was saved
+
+    kind, dims = np.dtype(dtype), shape or ()
+    plain = kind.kind in _NUMPY_KINDS and kind.names is None and kind.subdtype is None
+    if not plain or min(dims, default=0) < 0 or len(data) != kind.itemsize * math.prod(dims):
+        raise ValueError(f"{len(data)} bytes are no {dtype[:40]} of shape {shape}")
+    if shape is None and kind.kind == "U":  # an array's element loses the NULs at its end
+        order = "be" if kind.str[0] == ">" else "le"
+        return np.str_(data.decode(f"utf-32-{order}", "surrogatepass"))
+    if shape is None and kind.kind == "S":
+        return np.bytes_(data)
+    array = np.ndarray(dims, dtype=kind, buffer=bytearray(data))
+    if kind.itemsize:  # NumPy would make items of one byte out of those of none
+        array = array.copy()
+    return array[()] if shape is None else array
