@@ -21,7 +21,8 @@ from holdfast.errors import InvalidRequestError, PreconditionError
 
 NONCE_BYTES = 16
 
-_LAUNCH_VARIABLES = ("SLURM_JOB_ID", "RAY_JOB_ID", "KUBERNETES_JOB_UID", "PBS_JOBID", "LSB_JOBID")
+# Not RAY_JOB_ID: it is 01000000 for the first job of every cluster.
+_LAUNCH_VARIABLES = ("SLURM_JOB_ID", "KUBERNETES_JOB_UID", "PBS_JOBID", "LSB_JOBID")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Literal, Self
 
 from holdfast import attempt as launch
 from holdfast.core.budget import memory_need, slots_per_rank
-from holdfast.core.ids import job_name
+from holdfast.core.ids import job_name, node_name
 from holdfast.core.units import format_bytes
 from holdfast.embedded import agent_socket
 from holdfast.errors import (
@@ -68,6 +68,9 @@ class _Progress:
 class Checkpointer:
     """Keeps the state of one training run safe; one per rank and run.
 
+    A process may have several, of different jobs or roles. Each has its own steps, saves and
+    restore; what must be of one step belongs into one ``state``.
+
     Args:
         job: Name of the run; the same name after a restart finds it again.
         state: What to save, by name: modules, optimizers, schedulers, loaders, anything with
@@ -83,6 +86,7 @@ class Checkpointer:
             ``warn``: never refuse for lack of memory or lost checkpoints; ``raise``: a failed
             save raises at the next call.
         takeover: Replace another launch that trains this job now.
+        role: Which part of the job this is, such as ``actor``: a run of its own, ``job/role``.
         checksum: Where digests are made; ``seal``: by the agent when it seals.
         rng: Capture the random state of Python, NumPy, torch and CUDA.
 
@@ -103,6 +107,7 @@ class Checkpointer:
         replicas: int | Replicas = 1,
         on_failure: OnFailure = "degrade",
         takeover: bool = False,
+        role: str = "",
         checksum: Literal["seal"] = "seal",
         rng: bool = True,
     ) -> None:
@@ -117,7 +122,7 @@ class Checkpointer:
         if save is not None and not isinstance(save, Policy):
             raise InvalidRequestError(f"save={save!r} is no policy: use holdfast.EverySteps(10)")
         self.state = state
-        self._job = job_name(job)
+        self._job = job_name(f"{job}/{node_name(role)}" if role else job)
         self._policy = save or EverySteps(1)
         if keep is not None and not isinstance(keep, Retention):
             raise InvalidRequestError(f"keep={keep!r}: use holdfast.Retention(last=5)")
@@ -143,6 +148,7 @@ class Checkpointer:
         self._progress = _Progress()
         self._announced_answered = 0
         self._paused = False
+        self._save_asked = False
         self._closed = False
 
     def restore(self) -> Restored | None:
@@ -226,21 +232,33 @@ class Checkpointer:
         self._raise_failure(saver)
         self._progress.advance(step, time.monotonic())
         saver.note_step(step)
-        wants_save = self._preemption is not None and self._preemption.asked
+        announced = self._session.view.announced_step
+        alone = self._place.world_size == 1
+        ending = self._preemption is not None and self._preemption.asked
+        due = self._policy.due(step) or step == announced
+        due = not self._paused and (due or (alone and (ending or self._save_asked)))
+        if due:
+            self._save_asked = False  # before the save: what is asked from here on is another one
         self._session.post(
             step=step,
             step_s=self._progress.step_s,
             save_interval_s=self._policy.interval_s(saver.stall_s) * saver.stretch,
-            wants_save=wants_save,
+            wants_save=ending or self._save_asked,
         )
-        announced = self._session.view.announced_step
-        due = self._policy.due(step) or step == announced
-        alone = wants_save and self._place.world_size == 1
-        handle = self.save(step, notes=notes) if (due or alone) and not self._paused else None
+        handle = self.save(step, notes=notes) if due else None
         self._answer_late_announcement(announced, step)
-        if wants_save:
+        if ending:
             self._end_after(handle, saved=step == announced or alone)
         return handle
+
+    def request_save(self) -> None:
+        """Ask for a save soon, at a step that all ranks agree on; returns at once.
+
+        For any thread and signal handler, on one rank or several. ``step`` makes it, at the next
+        step of a single rank, else at one that is announced a few steps ahead. While paused it
+        waits for ``resume``.
+        """
+        self._save_asked = True
 
     def save(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle:
         """Save now; on every rank at the same ``step``. Returns at once; see ``SaveHandle``."""
@@ -341,10 +359,14 @@ class Checkpointer:
             self._announced_answered = announced
 
     def _end_after(self, handle: SaveHandle | None, *, saved: bool) -> None:
-        """After a signal: end once the agreed step is safe, or the grace period is over."""
+        """After a signal: end once the agreed step is safe, or the grace period is over.
+
+        A Checkpointer that is done goes on while another of this process is not.
+        """
         assert self._preemption is not None
         left_s = self._preemption.left_s
-        if not saved and left_s > 0:
+        self._preemption.done = self._preemption.done or saved
+        if left_s > 0 and (not self._preemption.done or self._preemption.waits_for_others):
             return
         if handle is not None and left_s > 0:
             level: Level = "replicated" if self._replicas.count else "local"

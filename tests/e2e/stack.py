@@ -121,7 +121,12 @@ class Stack:
         return path.read_text(errors="replace")[-6000:] if path.exists() else ""
 
     def ranks(
-        self, *arguments: str, world_size: int = 1, nodes: Sequence[int] = (0,), **extra: str
+        self,
+        *arguments: str,
+        world_size: int = 1,
+        nodes: Sequence[int] = (0,),
+        script: Path = TRAINER,
+        **extra: str,
     ) -> Ranks:
         """Start one rank per entry, rank r on node ``nodes[r % len(nodes)]``."""
         port = free_port()
@@ -142,7 +147,7 @@ class Stack:
             )
             log = self.home / f"rank-{next(self._logs)}.log"
             with log.open("w") as out:
-                command = [sys.executable, str(TRAINER), *arguments]
+                command = [sys.executable, str(script), *arguments]
                 process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
             started.append(Trainer(process, log))
         return Ranks(started)

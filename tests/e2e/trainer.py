@@ -173,6 +173,8 @@ def policy(text: str) -> holdfast.policy.Policy:
         return holdfast.EverySeconds(0.3)
     if text == "preemption":
         return holdfast.OnPreemption(grace_s=20)
+    if text == "never":
+        return holdfast.Never()
     return holdfast.EverySteps(int(text))
 
 
@@ -221,6 +223,8 @@ def train(options: argparse.Namespace) -> None:
         if step == options.fail_at:
             raise RuntimeError("a bug in the training script")
         training.update()
+        if step == options.request_at and rank == 0:
+            checkpointer.request_save()
         time.sleep(options.pause_s * (1 + rank * options.skew))
         handle = checkpointer.step(step, notes={"loss": loss.item()})
         if handle is not None and options.wait:
@@ -249,6 +253,7 @@ def main() -> None:
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--kill-at", type=int, default=0)
     parser.add_argument("--fail-at", type=int, default=0)
+    parser.add_argument("--request-at", type=int, default=0)
     parser.add_argument("--kill-ranks", type=int, nargs="*", default=[0])
     parser.add_argument("--hang-copies", action="store_true")
     parser.add_argument("--takeover", action="store_true")

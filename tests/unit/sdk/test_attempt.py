@@ -59,3 +59,10 @@ def test_torchruns_default_run_id_names_no_launch():
     assert first == attempt.launcher({"TORCHELASTIC_RUN_ID": "none"})
     assert attempt.launcher({"TORCHELASTIC_RUN_ID": "abc"}) == "torchrun:abc"
     assert attempt.launcher({"HOLDFAST_LAUNCH": "x", "TORCHELASTIC_RUN_ID": "abc"}) == "launch:x"
+
+
+def test_the_first_job_of_every_ray_cluster_is_not_one_launcher():
+    """Defect X11: Ray numbers its jobs from 01000000 in each cluster; a second trainer is one."""
+    driver = {"RAY_JOB_ID": "01000000"}
+
+    assert attempt.launcher(driver) == f"process:{attempt.holder()}"
