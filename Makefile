@@ -7,6 +7,9 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 PROTOS := $(sort $(wildcard proto/holdfast/v1/*.proto))
 PYTEST := $(BIN)/python -m pytest
+# A file stays with one worker; files go in order, those with long tests come first.
+WORKERS := 2
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup proto format check lint types imports test test-unit test-integration test-e2e \
@@ -52,13 +55,13 @@ test-unit: $(STAMP) ## Tests that start no process
 	$(PYTEST) -q tests/unit tests/contract tests/property tests/golden tests/tidy
 
 test-integration: $(STAMP) ## Tests against real services and databases
-	$(PYTEST) tests/integration
+	$(PYTEST) $(PARALLEL) tests/integration
 
 test-e2e: $(STAMP) ## Train, kill anywhere, restore, compare bit for bit
-	$(PYTEST) tests/e2e tests/crash
+	$(PYTEST) $(PARALLEL) tests/e2e tests/crash
 
 test: lint types imports ## Everything that must pass
-	$(PYTEST)
+	$(PYTEST) -q $(PARALLEL)
 
 demo: $(STAMP) ## Train, lose a rank and a node, recover bit for bit; writes build/demo.json
 	$(BIN)/python examples/demo/run.py

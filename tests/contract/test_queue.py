@@ -78,7 +78,7 @@ class MemoryPlace(Place):
         self._now_s += length_s
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def redis_server():
     with running_redis() as server:
         yield server

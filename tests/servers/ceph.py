@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from tests.servers.packages import install
 from tests.servers.processes import Children, free_port
 from tests.servers.s3 import S3Server
@@ -93,7 +92,7 @@ def _bring_programs() -> None:
     if not all(map(shutil.which, PROGRAMS)):
         install(*PACKAGES)
     if missing := [name for name in PROGRAMS if not shutil.which(name)]:
-        pytest.fail(f"no {missing}: apt-get install {' '.join(PACKAGES)}")
+        raise AssertionError(f"no {missing}: apt-get install {' '.join(PACKAGES)}")
 
 
 class _Ceph:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from tests.servers.packages import install
 
 START_S_MAX = 30.0
@@ -84,5 +83,5 @@ def _program() -> str:
         install("redis-server")
     found = shutil.which("redis-server")
     if found is None:
-        pytest.fail("no Redis: apt-get install redis-server")
+        raise AssertionError("no Redis: apt-get install redis-server")
     return found

@@ -6,18 +6,18 @@ from holdfast.errors import CheckpointError
 
 
 async def test_a_restarted_postgres_loses_nothing_and_needs_no_new_service(
-    postgres, postgres_url, agents, kit
+    own_postgres, own_url, agents, kit
 ):
-    async with kit.running(postgres_url, clock=True) as service:
+    async with kit.running(own_url, clock=True) as service:
         seat = await kit.launch(service, agents)
         before = await service.read(lambda c: c.load_run(seat.run))
-        postgres.stop()
+        own_postgres.stop()
         try:
             with pytest.raises(CheckpointError) as refusal:
                 await service.report(agents[0].inventory())
             assert refusal.value.retryable
         finally:
-            postgres.start()
+            own_postgres.start()
 
         view = await service.report(agents[0].inventory())
         after = await service.read(lambda c: c.load_run(seat.run))

@@ -82,10 +82,10 @@ async def test_two_services_may_offer_to_one_queue(database_url, agents, kit):
     "where", ["UPDATE drains", "INSERT INTO objects", "DELETE FROM drains", "commit"]
 )
 async def test_postgres_restarted_mid_commit_leaves_all_or_nothing(
-    postgres, postgres_url, agents, kit, where
+    own_postgres, own_url, agents, kit, where
 ):
     """P1: the server dies in the middle of ShardStored or Durable; a repeat ends it."""
-    async with tier_over(postgres_url, kit, offers=False) as tier:
+    async with tier_over(own_url, kit, offers=False) as tier:
         seat = await tier.launch(agents)
         await tier.commit(agents, seat, 10)
         key = CheckpointId(seat.run, 10, 1)
@@ -98,7 +98,7 @@ async def test_postgres_restarted_mid_commit_leaves_all_or_nothing(
             statement = str(arguments[2]) if len(arguments) > 2 else "commit"
             if not struck and statement.startswith(where):
                 struck.append(statement)
-                postgres.stop()
+                own_postgres.stop()
 
         name = "commit" if where == "commit" else "before_cursor_execute"
         steps = [lambda: tier.stored(second), lambda: tier.durable(key)]
@@ -109,7 +109,7 @@ async def test_postgres_restarted_mid_commit_leaves_all_or_nothing(
             await steps[0]()
         event.remove(engine, name, strike)
         assert struck
-        postgres.start()
+        own_postgres.start()
 
         row, known = await tier.row(key), await tier.service.read(lambda c: c.stored(key))
         assert row.stored == (known is not None) == (not row.draining), "torn"
@@ -120,17 +120,17 @@ async def test_postgres_restarted_mid_commit_leaves_all_or_nothing(
 
 
 async def test_postgres_restarted_between_shard_and_manifest_loses_nothing(
-    postgres, postgres_url, agents, kit
+    own_postgres, own_url, agents, kit
 ):
-    async with tier_over(postgres_url, kit, offers=False) as tier:
+    async with tier_over(own_url, kit, offers=False) as tier:
         seat = await tier.launch(agents)
         await tier.commit(agents, seat, 10)
         key = CheckpointId(seat.run, 10, 1)
         await tier.drained(key)
-        postgres.stop()
+        own_postgres.stop()
         with pytest.raises(UnavailableError):
             await tier.durable(key)
-        postgres.start()
+        own_postgres.start()
         await tier.durable(key)
 
         assert (await tier.row(key)).stored

@@ -10,6 +10,7 @@ from dataclasses import replace
 from sqlalchemy import text
 
 from holdfast.core.facts import PersistPlan, PersistRule
+from holdfast.errors import NotFoundError
 from holdfast.rpc.channel import async_channel, call_async
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import common_pb2 as common
@@ -68,9 +69,13 @@ class Tier:
         raise AssertionError("nothing was offered in time")
 
     async def do_next(self):
-        """Do one item as a worker does, and return it."""
+        """Do one item as a worker does, and return it; what was done since its offer is not one."""
         claim = await self.claim()
-        plan = await self.plan(claim.item)
+        try:
+            plan = await self.plan(claim.item)
+        except NotFoundError:
+            self.queue.acknowledge(claim)
+            return await self.do_next()
         if claim.item.startswith("shard"):
             assert plan.sources
             await self.stored(plan.shards[0])
