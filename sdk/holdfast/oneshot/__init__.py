@@ -13,11 +13,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.errors import InvalidRequestError
 from holdfast.objectstore import open_store
 from holdfast.oneshot.reading import FolderSegments
 from holdfast.oneshot.world import find_world
-from holdfast.oneshot.writing import write
+from holdfast.oneshot.writing import check_state, write
 from holdfast.state.capture import Capture
 
 __all__ = ["Loaded", "load", "save"]
@@ -56,16 +55,17 @@ def save(
         path: A folder of its own (made if missing), or ``s3://bucket/prefix``; see
             ``objectstore.open_store``. All ranks must see the same one.
         state: As for ``Checkpointer``; random streams go along.
-        overwrite: Replace a checkpoint that is there. It is deleted first.
+        overwrite: Replace a checkpoint that is there. It goes once all bytes of the new one are
+            in the store; there must be room for both.
         notes: The user's metadata: plain JSON, at most 16 KiB.
 
     Raises:
-        AlreadyExistsError: a checkpoint is there.
+        AlreadyExistsError: a checkpoint is there; it stays, as after every refusal.
+        ConflictError: another save wrote into the folder at the same time.
         InvalidRequestError: a path or value that cannot be saved, named.
         PreconditionError: several ranks and no process group.
         UnavailableError, AccessError, ExhaustedError, NotFoundError: the store.
     """
-    _check(state)
     write(os.fspath(path), state, find_world(), overwrite=overwrite, notes=notes or {})
 
 
@@ -98,7 +98,7 @@ def load(
         NotReadyError: a tensor is missing (strict).
         InvalidRequestError: another structure than the saved one.
     """
-    _check(state)
+    check_state(state)
     world = find_world(alone=True)
     with closing(open_store(os.fspath(path))) as store:
         folder = CheckpointFolder(store)
@@ -117,10 +117,3 @@ def load(
         missing=found.missing,
         unexpected=found.unexpected,
     )
-
-
-def _check(state: object) -> None:
-    if not isinstance(state, MutableMapping):
-        raise InvalidRequestError(
-            f'state is a {type(state).__name__}: pass a dict, such as {{"model": model}}'
-        )

@@ -87,11 +87,8 @@ class Agreement:
         if self._world.size == 1:
             self.values = [self.value]
             return
-        said: dict[str, Json] = {"value": self.value}
-        if error is not None:
-            name = error.kind if isinstance(error, CheckpointError) else ""
-            said = {"kind": name, "text": f"{type(error).__name__}: {error}"[:TEXT_LENGTH_MAX]}
-        answers = [json.loads(text) for text in self._world.exchange(json.dumps(said).encode())]
+        said = _failure(error) if error is not None else _encoded({"value": self.value})
+        answers = [json.loads(text) for text in self._world.exchange(said)]
         if error is not None:
             return
         for rank, answer in enumerate(answers):
@@ -99,3 +96,20 @@ class Agreement:
                 failure = _KINDS.get(str(answer["kind"]), UnavailableError)
                 raise failure(f"rank {rank} failed: {answer['text']}", rank=rank)
         self.values = [answer["value"] for answer in answers]
+
+
+def _failure(error: BaseException) -> bytes:
+    """Return what the others hear of ``error``: its text is cut until the message fits.
+
+    A rank that failed must take part in the exchange whatever its error says, and one character
+    of a text may take twelve bytes of JSON.
+    """
+    kind = error.kind if isinstance(error, CheckpointError) else ""
+    text = f"{type(error).__name__}: {error}"[:TEXT_LENGTH_MAX]
+    while len(said := _encoded({"kind": kind, "text": text})) > MESSAGE_BYTES:
+        text = text[: len(text) // 2]
+    return said
+
+
+def _encoded(said: Json) -> bytes:
+    return json.dumps(said).encode()

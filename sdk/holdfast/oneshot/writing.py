@@ -1,16 +1,18 @@
 """Writes one checkpoint: each rank its segment and sidecar, then rank 0 the manifest.
 
-Segments are made and sent part by part, straight from the tensors: memory is bounded by
-``THREADS_COUNT`` parts, whatever the size of the state. Units: bytes.
+An older checkpoint goes when all bytes of the new one are there, and not before. Segments are made
+and sent part by part, straight from the tensors: memory is bounded by ``THREADS_COUNT`` parts,
+whatever the size of the state. Units: bytes.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from secrets import token_hex
 
 import torch
@@ -27,12 +29,21 @@ from holdfast.core.manifest import Manifest
 from holdfast.core.sidecar import Sidecar
 from holdfast.errors import (
     AlreadyExistsError,
+    ConflictError,
+    CorruptionError,
     InvalidRequestError,
     ManifestError,
     NotFoundError,
     OutcomeUnknownError,
+    UnavailableError,
 )
-from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX, ObjectStore, UploadedPart, open_store
+from holdfast.objectstore import (
+    UPLOAD_PARTS_COUNT_MAX,
+    ObjectStore,
+    Upload,
+    UploadedPart,
+    open_store,
+)
 from holdfast.oneshot.world import Agreement, World
 from holdfast.snapshot.plan import SavePlan, make_plan
 from holdfast.state.capture import Capture
@@ -52,29 +63,50 @@ def write(
     overwrite: bool,
     notes: Mapping[str, object],
 ) -> None:
-    """Write the checkpoint; collective. See ``holdfast.save``."""
+    """Write the checkpoint; collective. See ``holdfast.save``.
+
+    Whatever is refused, by a state, a rank or a full disk, is refused before anything of an older
+    checkpoint goes: by then all bytes of the new one are in the store, where no reader sees them.
+    """
     with ExitStack() as stack:
         with Agreement(world) as asked:
+            check_state(state)
             store = stack.enter_context(closing(open_store(path, make=world.rank == 0)))
             if world.rank == 0:
                 asked.value = {"run": token_hex(16)}
                 _check_notes(notes)
-                _make_room(store, overwrite=overwrite)
+                _sweep(store, overwrite=overwrite)
         run = RunId(str(asked.values[0]["run"]))
         folder = CheckpointFolder(store)
-        with Agreement(world) as written:
-            shard = _write_shard(folder, state, world, run)
-            written.value = {
-                "length_bytes": shard.length_bytes,
-                "root": shard.root_digest.hex(),
-                "plan_hash": shard.plan_hash,
+        undo = stack.enter_context(ExitStack())
+        with Agreement(world) as sent:
+            segment = _send(folder, state, world, run, undo)
+            sent.value = {
+                "length_bytes": segment.sidecar.shard.length_bytes,
+                "root": segment.sidecar.shard.root_digest.hex(),
+                "plan_hash": segment.sidecar.shard.plan_hash,
             }
         with Agreement(world):
             if world.rank == 0:
+                _make_room(store, overwrite=overwrite)
+        with Agreement(world):
+            segment.finish(folder)
+            undo.pop_all()
+        with Agreement(world):
+            if world.rank == 0:
                 shards = tuple(
-                    _shard(run, rank, world.size, told) for rank, told in enumerate(written.values)
+                    _shard(run, rank, world.size, told) for rank, told in enumerate(sent.values)
                 )
                 _write_manifest(folder, shards, notes)
+        _check_alone(folder, segment, world)
+
+
+def check_state(state: object) -> None:
+    """Refuse what is no mapping that can be saved, or loaded into."""
+    if not isinstance(state, MutableMapping):
+        raise InvalidRequestError(
+            f'state is a {type(state).__name__}: pass a dict, such as {{"model": model}}'
+        )
 
 
 def _check_notes(notes: Mapping[str, object]) -> None:
@@ -85,23 +117,45 @@ def _check_notes(notes: Mapping[str, object]) -> None:
         raise InvalidRequestError(cause.message) from cause
 
 
-def _make_room(store: ObjectStore, *, overwrite: bool) -> None:
-    """Make sure that nothing of another checkpoint is left: readers believe the listing.
+def _sweep(store: ObjectStore, *, overwrite: bool) -> None:
+    """Remove what dead saves left, and nothing of a checkpoint.
 
     Raises:
         AlreadyExistsError: there is a checkpoint, and it is not to be replaced.
     """
-    with suppress(NotFoundError):
-        store.head(MANIFEST)
-        if not overwrite:
-            raise AlreadyExistsError(
-                f"there is a checkpoint in {store.url} already; overwrite=True replaces it"
-            )
-        # First of all the manifest: from here on nobody takes what is left for a checkpoint.
-        store.delete([MANIFEST])
+    taken = _is_taken(store, overwrite=overwrite)
     for upload in list(store.open_uploads("shard-")):
         if _is_ours(upload.key):
             store.abort(upload)
+    if not taken:
+        _delete_shards(store)
+
+
+def _make_room(store: ObjectStore, *, overwrite: bool) -> None:
+    """Make sure that nothing of another checkpoint is left: readers believe the listing.
+
+    Raises:
+        AlreadyExistsError: there is a checkpoint by now, and it is not to be replaced.
+    """
+    if _is_taken(store, overwrite=overwrite):
+        # First of all the manifest: from here on nobody takes what is left for a checkpoint.
+        store.delete([MANIFEST])
+    _delete_shards(store)
+
+
+def _is_taken(store: ObjectStore, *, overwrite: bool) -> bool:
+    try:
+        store.head(MANIFEST)
+    except NotFoundError:
+        return False
+    if not overwrite:
+        raise AlreadyExistsError(
+            f"there is a checkpoint in {store.url} already; overwrite=True replaces it"
+        )
+    return True
+
+
+def _delete_shards(store: ObjectStore) -> None:
     store.delete([found.key for found in store.list("shard-") if _is_ours(found.key)])
 
 
@@ -113,10 +167,68 @@ def _is_ours(key: str) -> bool:
     )
 
 
-def _write_shard(
-    folder: CheckpointFolder, state: MutableMapping[str, object], world: World, run: RunId
-) -> Shard:
-    """Write this rank's segment, check it, then write its sidecar."""
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """This rank's segment: its bytes are in the store, and ``finish`` makes them appear."""
+
+    sidecar: Sidecar
+    upload: Upload
+    parts: Sequence[UploadedPart]
+
+    def finish(self, folder: CheckpointFolder) -> None:
+        """Make the segment appear, check it, then write its sidecar: only if there is none.
+
+        Raises:
+            AlreadyExistsError: another save has finished its own meanwhile.
+        """
+        folder.store.finish(self.upload, self.parts)
+        _check_written(folder, self.sidecar)
+        key = folder.sidecar_key(self.sidecar.shard)
+        with suppress(OutcomeUnknownError):  # ``check_ours`` reads it back
+            folder.store.put(key, sidecars.encode(self.sidecar), if_absent=True)
+
+    def check_ours(self, folder: CheckpointFolder) -> None:
+        """Do nothing if segment and sidecar there are this save's: the header names the save.
+
+        Raises:
+            ConflictError: another save is writing into the folder.
+        """
+        shard = self.sidecar.shard
+        try:
+            folder.check_length(shard)
+            folder.header(shard)
+            folder.sidecar(shard)
+        except (NotFoundError, CorruptionError) as cause:
+            raise ConflictError(
+                f"another save is writing into {folder.store.url}: {cause.message}"
+            ) from cause
+
+
+def _check_alone(folder: CheckpointFolder, segment: _Segment, world: World) -> None:
+    """Look once more, now that the manifest is there: it must not speak of another's segments.
+
+    Raises:
+        ConflictError: they are another save's; the manifest is gone again.
+    """
+    try:
+        # A store that is away now says nothing against what was written.
+        with Agreement(world), suppress(UnavailableError):
+            segment.check_ours(folder)
+    except ConflictError:
+        run = segment.sidecar.shard.id.run
+        if world.rank == 0 and _found(folder, lambda found: found.checkpoint.run) == run:
+            folder.store.delete([MANIFEST])
+        raise
+
+
+def _send(
+    folder: CheckpointFolder,
+    state: MutableMapping[str, object],
+    world: World,
+    run: RunId,
+    undo: ExitStack,
+) -> _Segment:
+    """Send the bytes of this rank's segment; ``undo`` forgets them."""
     capture = Capture(state, rank=world.rank, world_size=world.size)
     try:
         plan = make_plan(
@@ -125,30 +237,17 @@ def _write_shard(
         fill = _filler(plan)
     finally:
         capture.release()
-    number = ShardId(run, Step(0), Generation(0), Rank(world.rank))
-    shard = Shard(
-        id=number,
-        job=JOB,
-        world_size=world.size,
-        plan_hash=plan.plan_hash,
-        length_bytes=plan.length_bytes,
-        root_digest=b"",
-    )
-    digests = _upload(folder.store, folder.segment_key(shard), plan.length_bytes, fill)
-    shard = _shard(
-        run,
-        world.rank,
-        world.size,
-        {
-            "length_bytes": plan.length_bytes,
-            "root": root_digest(plan.length_bytes, digests).hex(),
-            "plan_hash": plan.plan_hash,
-        },
-    )
-    sidecar = Sidecar(shard=shard, digests=tuple(digests))
-    _check_written(folder, sidecar)
-    folder.store.put(folder.sidecar_key(shard), sidecars.encode(sidecar))
-    return shard
+    told = {"length_bytes": plan.length_bytes, "root": "", "plan_hash": plan.plan_hash}
+    key = folder.segment_key(_shard(run, world.rank, world.size, told))
+    count = parts_count(plan.length_bytes)
+    upload_bytes = PART_BYTES * -(-count // UPLOAD_PARTS_COUNT_MAX)
+    upload = folder.store.begin(key, plan.length_bytes, upload_bytes)
+    undo.callback(folder.store.abort, upload)
+    sent = _send_parts(folder.store, upload, fill)
+    digests = tuple(digest for _, found in sent for digest in found)
+    told["root"] = root_digest(plan.length_bytes, digests).hex()
+    sidecar = Sidecar(shard=_shard(run, world.rank, world.size, told), digests=digests)
+    return _Segment(sidecar, upload, [part for part, _ in sent])
 
 
 def _shard(run: RunId, rank: int, world_size: int, told: Mapping[str, object]) -> Shard:
@@ -202,29 +301,22 @@ def _copy(target: torch.Tensor, source: torch.Tensor, begin: int, end: int) -> N
     target.view(flat.dtype).copy_(piece)
 
 
-def _upload(store: ObjectStore, key: str, length_bytes: int, fill: Fill) -> list[bytes]:
-    """Upload a segment part by part; return its part digests. What fails leaves nothing open."""
-    count = parts_count(length_bytes)
-    upload_bytes = PART_BYTES * -(-count // UPLOAD_PARTS_COUNT_MAX)
-    numbers = range(-(-length_bytes // upload_bytes))
-    upload = store.begin(key, length_bytes, upload_bytes)
+def _send_parts(
+    store: ObjectStore, upload: Upload, fill: Fill
+) -> list[tuple[UploadedPart, list[bytes]]]:
+    """Send a segment part by part; return of each what the store said, and its digests."""
 
     def send(number: int) -> tuple[UploadedPart, list[bytes]]:
-        begin = number * upload_bytes
-        data = memoryview(bytearray(min(upload_bytes, length_bytes - begin)))
+        begin = number * upload.part_bytes
+        data = memoryview(bytearray(min(upload.part_bytes, upload.length_bytes - begin)))
         fill(begin, data)
         return store.put_part(upload, number, data), part_digests(data)
 
-    with ExitStack() as undo:
-        undo.callback(store.abort, upload)
-        with ThreadPoolExecutor(THREADS_COUNT, "holdfast-save") as pool:
-            try:
-                sent = list(pool.map(send, numbers))
-            finally:
-                pool.shutdown(cancel_futures=True)
-        store.finish(upload, [part for part, _ in sent])
-        undo.pop_all()
-    return [digest for _, digests in sent for digest in digests]
+    with ThreadPoolExecutor(THREADS_COUNT, "holdfast-save") as pool:
+        try:
+            return list(pool.map(send, range(-(-upload.length_bytes // upload.part_bytes))))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _check_written(folder: CheckpointFolder, sidecar: Sidecar) -> None:
@@ -245,14 +337,12 @@ def _check_written(folder: CheckpointFolder, sidecar: Sidecar) -> None:
 def _write_manifest(
     folder: CheckpointFolder, shards: tuple[Shard, ...], notes: Mapping[str, object]
 ) -> None:
-    """Write what makes it a checkpoint, after a last look at every segment.
+    """Write what makes it a checkpoint.
 
     Raises:
         AlreadyExistsError: somebody else's was there first.
         OutcomeUnknownError: the answer was lost, and it is not there.
     """
-    for shard in shards:
-        folder.check_length(shard)
     manifest = Manifest(
         checkpoint=shards[0].id.checkpoint,
         job=JOB,
@@ -266,12 +356,13 @@ def _write_manifest(
     try:
         folder.store.put(MANIFEST, manifests.encode(manifest), if_absent=True)
     except (AlreadyExistsError, OutcomeUnknownError) as cause:
-        if _found_write_id(folder) != manifest.write_id:
+        if _found(folder, lambda found: found.write_id) != manifest.write_id:
             raise cause from None
 
 
-def _found_write_id(folder: CheckpointFolder) -> str | None:
+def _found(folder: CheckpointFolder, what: Callable[[Manifest], str]) -> str | None:
+    """Return ``what`` the manifest there says, None if there is none that can be read."""
     try:
-        return folder.manifest().write_id
+        return what(folder.manifest())
     except (NotFoundError, ManifestError):
         return None

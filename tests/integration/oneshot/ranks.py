@@ -20,6 +20,7 @@ from holdfast.errors import CheckpointError
 
 STEPS = 3
 SAVED_WORLD = 2
+ASTRAL = "\N{FIRE}" * 300
 
 
 class Net(nn.Module):
@@ -62,12 +63,20 @@ def tensors(state: dict) -> dict[str, torch.Tensor]:
 
 
 def fail(folder: Path, rank: int, state: dict[str, object]) -> None:
-    """Try to save something that rank 1 cannot; every rank writes down what it was told."""
-    bad = {**state, "extra": {"bad": main}} if rank == 1 else state
-    try:
-        holdfast.save(folder / "refused", bad)
-    except CheckpointError as error:
-        (folder / f"error-{rank}.json").write_text(json.dumps([error.kind, str(error)]))
+    """Save over a checkpoint what rank 1 cannot; every rank writes down what it was told."""
+    place = folder / "refused"
+    holdfast.save(place, {"kept": torch.arange(4)})
+    bad = [{**state, "extra": {name: main}} for name in ("bad", ASTRAL)]
+    for number, cannot in enumerate([*bad, [1]]):
+        try:
+            holdfast.save(place, cannot if rank == 1 else state, overwrite=True)
+        except CheckpointError as error:
+            (folder / f"error-{number}-{rank}.json").write_text(
+                json.dumps([error.kind, str(error)])
+            )
+    kept = {"kept": torch.zeros(4, dtype=torch.int64)}
+    holdfast.load(place, kept)
+    assert torch.equal(torch.arange(4), kept["kept"])
 
 
 def main(action: str, folder: Path, store: str, rank: int, world_size: int) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+
 import pytest
 import torch
 
 import holdfast
 from holdfast.errors import (
     AlreadyExistsError,
+    CheckpointError,
+    ConflictError,
+    ExhaustedError,
+    InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
     UnavailableError,
@@ -15,6 +22,7 @@ from holdfast.errors import (
 from holdfast.objectstore.memory import MemoryStore
 from holdfast.oneshot import reading, writing
 
+WAIT_S = 30.0
 WRITES = ("put", "delete", "begin", "put_part", "finish", "abort")
 
 
@@ -80,13 +88,20 @@ def readable() -> int | None:
     return int(target["n"])
 
 
-OPERATIONS = 6
+OPERATIONS = 7
+OLD_IS_GONE = 2
+"""The operation that ends an older checkpoint: all bytes of the new one are there by then."""
 
 
 def test_the_sweep_covers_every_operation(store):
     holdfast.save("memory:", state(1))
 
-    assert ["delete", "begin", "put_part", "finish", "put", "put"] == store.done
+    assert ["delete", "begin", "put_part", "delete", "finish", "put", "put"] == store.done
+    store.done.clear()
+    holdfast.save("memory:", state(2), overwrite=True)
+
+    assert ["begin", "put_part", "delete", "delete", "finish", "put", "put"] == store.done
+    assert "delete" == store.done[OLD_IS_GONE]
     assert len(store.done) == OPERATIONS
 
 
@@ -108,17 +123,110 @@ def test_a_crash_anywhere_leaves_nothing_or_everything(store, at, after):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("at", range(OPERATIONS + 1))
-def test_a_crash_while_replacing_leaves_the_old_one_nothing_or_the_new_one(store, at, after):
+@pytest.mark.parametrize("at", range(OPERATIONS))
+def test_a_crash_while_replacing_costs_the_old_one_only_in_the_exchange(store, at, after):
+    """P1; defect A3: until all bytes of the new one are there, the old one is."""
     holdfast.save("memory:", state(1))
     store.done.clear()
     store.at, store.after = at, after
     with pytest.raises(Crash):
         holdfast.save("memory:", state(2), overwrite=True)
     store.at = None
-    expected = {(0, False): 1, (OPERATIONS, True): 2}
+    replaced = 2 if at + after == OPERATIONS else None
 
-    assert readable() == expected.get((at, after))
+    assert readable() == (1 if at + after <= OLD_IS_GONE else replaced)
+
+    holdfast.save("memory:", state(3), overwrite=True)
+
+    assert 3 == readable()
+    assert [] == list(store.open_uploads())
+
+
+def test_a_save_that_is_refused_leaves_the_old_one(store):
+    """Defect A3: a value that cannot be saved is found before anything is deleted."""
+    holdfast.save("memory:", state(1))
+    store.done.clear()
+    with pytest.raises(InvalidRequestError, match="'bad' holds"):
+        holdfast.save("memory:", {**state(2), "bad": object()}, overwrite=True)
+    with pytest.raises(InvalidRequestError, match="notes are not"):
+        holdfast.save("memory:", state(2), overwrite=True, notes={"x": float("nan")})
+
+    assert [] == store.done
+    assert 1 == readable()
+
+
+@pytest.mark.parametrize("call", ["begin", "put_part", "finish"])
+def test_a_store_without_room_for_both_keeps_the_old_one(store, monkeypatch, call):
+    """Defect A3: the new one takes its space beside the old one, not instead of it."""
+    holdfast.save("memory:", state(1))
+
+    def full(*_):
+        raise ExhaustedError("the store is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, call, full)
+        with pytest.raises(ExhaustedError):
+            holdfast.save("memory:", state(2), overwrite=True)
+
+    # Finishing takes no space in any store that counts it at ``begin`` or with the parts.
+    assert (None if call == "finish" else 1) == readable()
+    assert [] == list(store.open_uploads())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("call", "count"), [("begin", 1), ("put_part", 1), ("finish", 1), ("put", 1), ("put", 2)]
+)
+def test_of_two_saves_into_one_path_none_says_saved_of_the_others_bytes(
+    store, monkeypatch, call, count, overwrite
+):
+    """P1; defect C2: one stops before ``call``, the other goes all the way, then the first."""
+    here, go = threading.Event(), threading.Event()
+    plain, calls = getattr(store, call), itertools.count(1)
+    said: list[str] = []
+
+    def held_back(*args, **options):
+        if next(calls) == count:
+            here.set()
+            assert go.wait(WAIT_S)
+        return plain(*args, **options)
+
+    def first():
+        try:
+            holdfast.save("memory:", state(1), overwrite=overwrite)
+        except CheckpointError as error:
+            said.append(error.kind)
+
+    monkeypatch.setattr(store, call, held_back)
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert here.wait(WAIT_S)
+    holdfast.save("memory:", state(2), overwrite=overwrite)
+    go.set()
+    thread.join(WAIT_S)
+
+    assert readable() == (2 if said else 1)
+    assert overwrite or said, "a checkpoint is not replaced unless asked"
+
+
+def test_a_segment_replaced_after_the_manifest_takes_the_manifest_with_it(store, monkeypatch):
+    """Defect C2: the last look; a manifest that speaks of another save's segment is none."""
+    plain = MemoryStore.put
+
+    def overtaken(key, data, *, if_absent=False):
+        etag = plain(store, key, data, if_absent=if_absent)
+        if key == "manifest.json":
+            store._objects.update(theirs)
+        return etag
+
+    holdfast.save("memory:", state(2))
+    theirs = {key: made for key, made in store._objects.items() if key != "manifest.json"}
+    store._objects.clear()
+    monkeypatch.setattr(store, "put", overtaken)
+    with pytest.raises(ConflictError, match="another save is writing"):
+        holdfast.save("memory:", state(1))
+
+    assert readable() is None
 
 
 def test_a_lost_answer_of_the_manifest_is_read_back_and_is_success(store):
