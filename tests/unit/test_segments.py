@@ -145,6 +145,18 @@ def test_a_checkpoint_loads_in_a_world_of_another_size(tmp_path, group, saved, l
         assert len(set(draws)) == loading
 
 
+@pytest.mark.filterwarnings("ignore:.*barrier.*")
+def test_every_rank_notices_a_size_that_changes_under_its_name(group):
+    """F37, P1; defect C8: or a tensor is shared out by old sizes here and by new ones there."""
+    states = [rank_state(r, 1) for r in range(2)]
+    plans = [worlds.plan_of(Capture(s, rank=r, world_size=2)) for r, s in enumerate(states)]
+    for state in states:
+        weight = state["model"].module[0].weight
+        weight.data = torch.zeros(8, 40)
+
+    assert [False, False] == [plan.is_current() for plan in plans]
+
+
 READ_WITHOUT_HOLDFAST = """
 import json, sys
 sys.path[:] = [p for p in sys.path if "sdk" not in p]

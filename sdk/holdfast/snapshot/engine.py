@@ -43,6 +43,8 @@ class Snapshot:
         self.stall_s = 0.0
         self.copy_s = 0.0
         self.reason = ""
+        self.sources = plan.sources()
+        self.versions = plan.versions()
         self._copied = False
         self._lock = threading.Lock()
 
@@ -193,6 +195,7 @@ class CopyEngine:
                     return
                 _check(snapshot.plan, chunk, deferred=True)
                 _copy_chunk(snapshot, chunk)
+            _check_writes(snapshot)
         except (CheckpointError, RuntimeError) as cause:
             snapshot.plan.give_up()
             snapshot.end(reason=f"copy failed: {cause}")
@@ -213,10 +216,23 @@ def _check(plan: SavePlan, chunk: range, *, deferred: bool) -> None:
             )
 
 
+def _check_writes(snapshot: Snapshot) -> None:
+    """Give the save up if a parameter was written while it was copied, the gate passed by.
+
+    Not all writes are seen (fused kernels, ``.data``); those that are cost one save, not more.
+    """
+    plan = snapshot.plan
+    written = plan.written_since(snapshot.versions)
+    reason = f"{len(written)} parameters, such as {written[:1]}, were written outside an optimizer"
+    if written and snapshot.end(reason=f"{reason}: from now on they are copied at once"):
+        plan.capture.never_defer(written)
+        plan.give_up()
+
+
 def _copy_chunk(snapshot: Snapshot, chunk: range) -> None:
     views = snapshot.buffer.tensors(snapshot.plan).deferred
-    pieces = snapshot.plan.deferred[chunk.start : chunk.stop]
-    _copy(views[chunk.start : chunk.stop], [piece.tensor for piece in pieces])
+    part = slice(chunk.start, chunk.stop)
+    _copy(views[part], snapshot.sources[part])
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

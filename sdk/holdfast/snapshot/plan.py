@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from holdfast.core.boxes import whole
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
@@ -34,6 +36,7 @@ BLOB_GROWTH = 1.25
 CHUNK_BYTES_MAX = 64 << 20
 CHUNK_TENSORS_MAX = 4096
 _PLAN_HASH_LENGTH = 32
+_VERSION = operator.attrgetter("_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,14 @@ class SavePlan:
         entries = {entry.spec.fqn: entry for entry in template.entries}
         self.blob_entry = entries[blob_name(capture.rank)]
         mine = _own_tensors(survey, capture.rank, capture.world_size)
-        self.deferred = _pieces([t for t in mine if _is_deferred(t)], entries, capture.rank)
+        later = [t for t in mine if _is_deferred(t)]
+        self.deferred = _pieces(later, entries, capture.rank)
         self.eager = _pieces([t for t in mine if not _is_deferred(t)], entries, capture.rank)
         self.live_entries = {name: entries[_ranked(name, capture.rank)] for name in live.tensors}
         self.chunks = _chunks(self.deferred)
+        self._parameters = {t.fqn: t.tensor for t in later if isinstance(t.tensor, nn.Parameter)}
+        self._places: list[int] = []
+        self._sources: list[torch.Tensor] = []
 
     @property
     def blob_capacity_bytes(self) -> int:
@@ -107,6 +114,22 @@ class SavePlan:
                 raise PreconditionError("the state has changed since the save plan was made")
         text = _blob(self._static, live.text)
         return text.ljust(self.blob_capacity_bytes), live.tensors
+
+    def sources(self) -> list[torch.Tensor]:
+        """Return what the deferred tensors are now, whatever ``.data =`` makes of them later."""
+        if self._places is not self._identity.places:
+            self._places = self._identity.places
+            self._sources = [piece.tensor.detach() for piece in self.deferred]
+        return self._sources
+
+    def versions(self) -> list[int]:
+        """Return how often each deferred parameter was written, as far as autograd sees it."""
+        return list(map(_VERSION, self._parameters.values()))
+
+    def written_since(self, versions: list[int]) -> list[str]:
+        """Return the names of the deferred parameters that were written since ``versions``."""
+        each = zip(self._parameters, versions, self.versions(), strict=True)
+        return [fqn for fqn, before, now in each if before != now]
 
     def give_up(self) -> None:
         """Make ``is_current`` false for good: a tensor was found that the plan does not fit."""

@@ -14,7 +14,8 @@ another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from holdfast.state.survey import Home, Identity, Survey
 _RESERVED = frozenset({"holdfast", "rank"})
 _HEADER_BYTES_PER_TENSOR = 320
 _BLOB_BYTES_MIN = 16 << 10
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,7 @@ class Capture:
         self._restored: Callable[[], None] | None = None
         self._objects: dict[str, Any] = {}
         self._known: dict[int, tuple[object, str]] = {}
+        self._written: set[str] = set()
         _check_names(self._walk().objects)
         self.survey()
 
@@ -119,7 +122,7 @@ class Capture:
     def survey(self) -> Survey:
         """Walk modules and optimizers anew and name their tensors."""
         self._objects = objects = self._walk().objects
-        stepped = {id(p) for o in self.optimizers for p in optimizers.parameters(o)}
+        stepped = {id(p): p for o in self.optimizers for p in optimizers.parameters(o)}
         survey = Survey()
         alone = self.world_size == 1
         self._known = {id(v): (v, _kind(path, v) or "") for path, v in objects.items()}
@@ -130,17 +133,24 @@ class Capture:
                     path,
                     value,
                     replicated=alone,
-                    deferred=lambda tensor: id(tensor) in stepped,
+                    deferred=lambda fqn, tensor: (
+                        id(tensor) in stepped and tensor.requires_grad and fqn not in self._written
+                    ),
                 )
+        survey.sources.append(lambda: map(_REQUIRES_GRAD, stepped.values()))
         for path, value in objects.items():
             if self._kind(value) == "optimizer":
                 strict = optimizers.is_strict(value)
                 optimizers.survey_optimizer(survey, path, value, replicated=alone, strict=strict)
         return survey
 
+    def never_defer(self, fqns: Iterable[str]) -> None:
+        """Copy these parameters before a save returns from now on: others write them too."""
+        self._written.update(fqns)
+
     def identity(self, survey: Survey) -> Identity:
         """Return what must stay the same for ``survey`` to hold."""
-        return Identity(survey.sources)
+        return Identity(survey)
 
     def same_objects(self, live: Live) -> bool:
         """Tell whether ``live`` was taken of the very objects of the last survey."""

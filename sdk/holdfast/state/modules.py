@@ -75,7 +75,7 @@ def survey_module(
     root: nn.Module,
     *,
     replicated: bool,
-    deferred: Callable[[torch.Tensor], bool],
+    deferred: Callable[[str, torch.Tensor], bool],
 ) -> None:
     """Add the tensors of ``root`` to the survey, under names that begin with ``path``.
 
@@ -100,7 +100,7 @@ def survey_module(
                 fqn,
                 tensor,
                 home=default if replicated else homes.get(id(tensor), default),
-                deferred=isinstance(tensor, nn.Parameter) and deferred(tensor),
+                deferred=isinstance(tensor, nn.Parameter) and deferred(fqn, tensor),
             )
     tables: list[dict[str, Any]] = []
     for module in root.modules():

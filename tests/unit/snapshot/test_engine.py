@@ -70,7 +70,23 @@ def identity_changes() -> dict:
                                     swap_object, add_module, grow_blob)}  # fmt: skip
 
 
-@pytest.mark.parametrize("change", identity_changes().values(), ids=identity_changes().keys())
+def tensor_changes() -> dict:
+    def freeze(state):
+        state["m"][0].weight.requires_grad_(requires_grad=False)
+
+    def shrink(state):
+        state["m"][0].weight.data = state["m"][0].weight.data[:2]
+
+    def halve(state):
+        state["m"][0].weight.data = state["m"][0].weight.data.half()
+
+    return {f.__name__: f for f in (freeze, shrink, halve)}
+
+
+CHANGES = identity_changes() | tensor_changes()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_of_structure_makes_the_plan_stale(change):
     """F36."""
     state = trained()[2]
@@ -250,6 +266,76 @@ def test_a_tensor_swapped_for_another_shape_gives_the_save_up(tmp_path, defer):
             CopyEngine(lambda _: None).begin(plan, buffer, step=1, generation=1, defer=False)
 
     assert not plan.is_current()
+
+
+def saved(plan, buffer, fqn):
+    """Return what the slot holds of a deferred or eager tensor."""
+    views = buffer.tensors(plan)
+    for pieces, held in ((plan.deferred, views.deferred), (plan.eager, views.eager)):
+        for piece, view in zip(pieces, held, strict=True):
+            if piece.entry.spec.fqn == fqn:
+                return view.clone()
+    raise AssertionError(fqn)
+
+
+def test_a_frozen_parameter_of_an_optimizer_is_copied_before_save_returns(tmp_path):
+    """Bit for bit; defect A8: MoCo gives SGD all parameters and moves the key encoder itself."""
+    model, _, _ = trained()
+    key = model[0].weight.requires_grad_(requires_grad=False)
+    state = {"m": model, "o": torch.optim.SGD(model.parameters())}
+    before = key.clone()
+    hold = threading.Event()
+    engine, plan, buffer, snapshot, done = begin(tmp_path, state, hold=hold)
+    key.mul_(0.5)
+    hold.set()
+    assert done.wait(worlds.WAIT_S)
+    assert engine.close(worlds.WAIT_S)
+
+    assert snapshot.copied
+    assert torch.equal(before, saved(plan, buffer, "m.0.weight"))
+
+
+def test_data_assigned_after_the_save_is_not_what_was_saved(tmp_path):
+    """Bit for bit; defect A8: swapping an EMA in for evaluation, right after ``step``."""
+    model, _, state = trained()
+    weight = model[0].weight
+    hold = threading.Event()
+    engine, plan, buffer, snapshot, done = begin(tmp_path, state, hold=hold)
+    trained_weight, before = weight.data, weight.detach().clone()
+    weight.data = torch.full((4, 4), 7.0)
+    hold.set()
+    assert done.wait(worlds.WAIT_S)
+    assert snapshot.copied
+    assert torch.equal(before, saved(plan, buffer, "m.0.weight"))
+
+    for now in (weight.data, trained_weight):  # the plan holds, and follows
+        weight.data = now
+        buffer = SlotBuffer.open(tmp_path, worlds.make_slot(tmp_path, "s2", plan.length_bytes))
+        done.clear()
+        assert plan.is_current()
+        engine.begin(plan, buffer, step=2, generation=1)
+        assert done.wait(worlds.WAIT_S)
+        assert torch.equal(now, saved(plan, buffer, "m.0.weight"))
+    assert engine.close(worlds.WAIT_S)
+
+
+def test_a_parameter_written_behind_the_gate_costs_one_save(tmp_path):
+    """Defect A8: code that writes a parameter that learns, past the gate, tears no checkpoint."""
+    model, _, state = trained()
+    hold = threading.Event()
+    engine, plan, _, snapshot, done = begin(tmp_path, state, hold=hold)
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+    hold.set()
+    assert done.wait(worlds.WAIT_S)
+    assert engine.close(worlds.WAIT_S)
+
+    assert snapshot.abandoned
+    assert "m.0.weight" in snapshot.reason
+    assert not plan.is_current()
+    again = worlds.plan_of(plan.capture)
+    assert "m.0.weight" in {piece.entry.spec.fqn for piece in again.eager}
+    assert "m.0.bias" in {piece.entry.spec.fqn for piece in again.deferred}
 
 
 def test_the_copy_thread_uses_one_core_and_leaves_the_others_alone():
