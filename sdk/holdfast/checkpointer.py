@@ -128,7 +128,7 @@ class Checkpointer:
             raise InvalidRequestError(f"keep={keep!r}: use holdfast.Retention(last=5)")
         self._persist = persist_rule(persist)
         self._keep = keep
-        self._replicas = Replicas(replicas) if isinstance(replicas, int) else replicas
+        self._replicas = replicas if isinstance(replicas, Replicas) else Replicas(replicas)
         self._on_failure = on_failure
         self._takeover = takeover
         self._place = launch.place(os.environ)
@@ -170,7 +170,7 @@ class Checkpointer:
             raise PreconditionError(
                 "restore() was called already: call it once, before the first step", job=self._job
             )
-        timeout_s = float(os.environ.get("HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX))
+        timeout_s = launch.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
         self._saver = saver = self._join(timeout_s)
         try:
             restored = restore(

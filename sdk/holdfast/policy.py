@@ -64,8 +64,8 @@ class EverySteps(Policy):
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise InvalidRequestError(f"EverySteps takes at least 1, not {self.steps}")
+        if not _is_count(self.steps, 1):
+            raise InvalidRequestError(f"EverySteps takes a whole number from 1, not {self.steps!r}")
 
     def due(self, step: int) -> bool:
         """Tell whether ``step`` is a multiple."""
@@ -79,8 +79,8 @@ class EverySeconds(Policy):
     seconds: float
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise InvalidRequestError(f"EverySeconds takes more than 0, not {self.seconds}")
+        if not _is_time(self.seconds):
+            raise InvalidRequestError(f"EverySeconds takes seconds above 0, not {self.seconds!r}")
 
     def interval_s(self, stall_s: float) -> float:
         """Return ``seconds``."""
@@ -105,7 +105,7 @@ class Auto(Policy):
     interval_s_min: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.mtbf_s > 0 and self.interval_s_min > 0):
+        if not (_is_time(self.mtbf_s) and _is_time(self.interval_s_min)):
             raise InvalidRequestError("Auto takes times above 0")
 
     def interval_s(self, stall_s: float) -> float:
@@ -124,6 +124,10 @@ class OnPreemption(Policy):
     """
 
     grace_s: float = 25.0
+
+    def __post_init__(self) -> None:
+        if self.grace_s != 0 and not _is_time(self.grace_s):
+            raise InvalidRequestError(f"OnPreemption takes seconds from 0, not {self.grace_s!r}")
 
     def signals(self) -> frozenset[signal.Signals]:
         """Return SIGTERM and SIGINT."""
@@ -178,7 +182,7 @@ class Retention(facts.Retention):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise InvalidRequestError(f"Retention: {name} must be a whole number, 0 or more")
         for name in ("spaced_s", "age_s_min"):
-            if not 0 <= getattr(self, name) < math.inf:
+            if getattr(self, name) != 0 and not _is_time(getattr(self, name)):
                 raise InvalidRequestError(f"Retention: {name} must be seconds, 0 or more")
         if bool(self.best) != bool(self.metric):
             raise InvalidRequestError("Retention: best= and metric=, a key of the notes, together")
@@ -217,5 +221,15 @@ class Replicas:
     domain: str = ""
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise InvalidRequestError(f"replicas must be 0 or more, not {self.count}")
+        if not _is_count(self.count, 0):
+            raise InvalidRequestError(f"replicas must be 0, 1, 2 ..., not {self.count!r}")
+        if not isinstance(self.domain, str):
+            raise InvalidRequestError(f"Replicas: domain must be a label, not {self.domain!r}")
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf

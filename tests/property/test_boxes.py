@@ -68,9 +68,11 @@ def cuts(draw):
     return target, [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
 
 
-@given(cuts())
-def test_disjoint_pieces_cover_what_their_points_cover(cut):
+@given(cuts(), st.data())
+def test_pieces_cover_what_their_points_cover(cut, data):
+    """P1; defect X1: overlapping pieces hide no hole."""
     target, pieces = cut
+    pieces += data.draw(st.lists(boxes(len(target.offsets)), max_size=3))
     union = set().union(*(points(piece) for piece in pieces))
 
     assert covers(target, pieces) is (points(target) <= union)

@@ -66,6 +66,13 @@ def test_a_tensor_is_put_together_from_whatever_boxes_there_are(tmp_path):
         assert inner.data_ptr() == again.data_ptr()
 
 
+def test_overlapping_pieces_hide_no_hole(tmp_path):
+    """P1, P3; defect X1: what no piece holds is never made up from unwritten memory."""
+    files = [write(tmp_path, rank, [Box((0, 0), (4, 3))]) for rank in range(2)]
+    with LoadedSegments(files) as segments, pytest.raises(NotReadyError, match="missing"):
+        segments.tensor("w")
+
+
 def test_missing_pieces_are_named(tmp_path):
     with LoadedSegments([write(tmp_path, 0, BOXES[:1]), write(tmp_path, 1, BOXES[1:2])]) as held:
         with pytest.raises(NotReadyError, match=r"'w' are missing at \[0, 0\] \+ \[4, 6\]"):

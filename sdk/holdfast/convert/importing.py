@@ -234,5 +234,7 @@ def _state(source: TensorSource) -> dict[str, Any]:
 
 
 def _plan_hash(specs: Sequence[TensorSpec]) -> str:
-    table = [(spec.fqn, spec.dtype, spec.shape, spec.box.offsets) for spec in specs]
+    table = [
+        (spec.fqn, spec.dtype, spec.shape, spec.box.offsets, spec.box.lengths) for spec in specs
+    ]
     return part_digest(json.dumps(table, separators=(",", ":")).encode()).hex()

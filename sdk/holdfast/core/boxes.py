@@ -9,7 +9,7 @@ Units: every offset and length is counted in *elements*, never bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -88,9 +88,32 @@ def intersect(a: Box, b: Box) -> Box | None:
 
 
 def covers(target: Box, pieces: Iterable[Box]) -> bool:
-    """Tell whether disjoint ``pieces`` fill ``target``.
+    """Tell whether ``pieces``, which may overlap, leave no element of ``target`` out.
 
-    Counts elements, so overlapping pieces give a wrong answer: the save plan has none (F38).
+    >>> covers(whole((4, 6)), [Box((0, 0), (4, 3)), Box((0, 0), (4, 3))])
+    False
     """
-    shared = (intersect(target, piece) for piece in pieces)
-    return sum(box.elements_count for box in shared if box) == target.elements_count
+    holes = [target] if target.elements_count else []
+    # In order of place there are never many holes, however finely a grid is cut.
+    for piece in sorted(pieces, key=lambda box: box.offsets):
+        holes = [rest for hole in holes for rest in _without(hole, piece)]
+        if not holes:
+            break
+    return not holes
+
+
+def _without(hole: Box, piece: Box) -> Iterator[Box]:
+    """Yield disjoint boxes that make up ``hole`` without ``piece``."""
+    shared = intersect(hole, piece)
+    if shared is None:
+        yield hole
+        return
+    begins, stops = list(hole.offsets), list(hole.stops)
+    for dim, (first, last) in enumerate(zip(shared.offsets, shared.stops, strict=True)):
+        for begin, stop in ((begins[dim], first), (last, stops[dim])):
+            if begin < stop:
+                corner, end = [*begins], [*stops]
+                corner[dim], end[dim] = begin, stop
+                lengths = (e - c for e, c in zip(end, corner, strict=True))
+                yield Box(tuple(corner), tuple(lengths))
+        begins[dim], stops[dim] = first, last

@@ -38,8 +38,8 @@ from holdfast.errors import ExhaustedError, InvalidRequestError, ManifestError
 
 FORMAT = "holdfast-index"
 VERSION = 1
-INDEX_BYTES_MAX = 256 << 20
-BOXES_COUNT_MAX = 2_000_000
+INDEX_BYTES_MAX = 1 << 30
+BOXES_COUNT_MAX = 8_000_000  # 10^5 tensors, each cut over 64 ranks
 ELEMENTS_MAX = (1 << 63) - 1
 
 

@@ -244,7 +244,9 @@ def _spec(fqn: str, name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def _plan_hash(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
-    table = [(spec.fqn, spec.dtype, spec.shape, spec.box.offsets) for spec in specs]
+    table = [
+        (spec.fqn, spec.dtype, spec.shape, spec.box.offsets, spec.box.lengths) for spec in specs
+    ]
     text = json.dumps([rank, world_size, table], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_PLAN_HASH_LENGTH]
 

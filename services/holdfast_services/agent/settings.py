@@ -67,7 +67,7 @@ def _required(environ: Mapping[str, str], key: str) -> str:
 
 def _port(environ: Mapping[str, str], key: str) -> int:
     text = environ.get(key, "0")
-    if not text.isdecimal() or int(text) > 65535:
+    if not text.isdecimal() or len(text) > 5 or int(text) > 65535:
         raise InvalidRequestError(f"{key}={text[:20]!r} is not a port")
     return int(text)
 

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from holdfast.errors import CheckpointError, InvalidRequestError, OutcomeUnknownError
 
@@ -16,15 +16,25 @@ SHUTDOWN_S_MAX = 10.0
 log = logging.getLogger(__name__)
 
 
+def log_level(environ: Mapping[str, str]) -> str:
+    """Return the level that ``HOLDFAST_LOG`` names, INFO if it is not set.
+
+    Raises:
+        InvalidRequestError: there is no such level.
+    """
+    level = environ.get("HOLDFAST_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise InvalidRequestError(f"HOLDFAST_LOG={level} is no level; use DEBUG, INFO or WARNING")
+    return level
+
+
 def configure_logging(service: str) -> None:
     """Log to standard error, one line each; ``HOLDFAST_LOG`` sets the level (default INFO).
 
     Raises:
         InvalidRequestError: there is no such level.
     """
-    level = os.environ.get("HOLDFAST_LOG", "INFO").upper()
-    if level not in logging.getLevelNamesMapping():
-        raise InvalidRequestError(f"HOLDFAST_LOG={level} is no level; use DEBUG, INFO or WARNING")
+    level = log_level(os.environ)
     logging.basicConfig(
         level=level,
         stream=sys.stderr,

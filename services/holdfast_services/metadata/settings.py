@@ -98,6 +98,6 @@ def host_port(text: str) -> tuple[str, int]:
         InvalidRequestError: it is something else.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise InvalidRequestError(f"address {text!r} is not host:port")
     return host, int(port)

@@ -68,7 +68,7 @@ def _rate(environ: Mapping[str, str], key: str, otherwise: int) -> int:
 
 def _parts(environ: Mapping[str, str]) -> int:
     text = environ.get("HOLDFAST_PERSIST_PARTS") or str(PARTS_IN_FLIGHT)
-    if not text.isdecimal() or not 0 < int(text) <= PARTS_IN_FLIGHT_MAX:
+    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) <= PARTS_IN_FLIGHT_MAX:
         raise InvalidRequestError(
             f"HOLDFAST_PERSIST_PARTS={text[:20]!r} is not a number from 1 to {PARTS_IN_FLIGHT_MAX}"
         )

@@ -81,7 +81,7 @@ def _run(settings: Settings, tell: detach.Tell) -> int:
     """Run the stack in this process until it is told to stop, or nobody needs it."""
     home = settings.home
     lock = places.take_lock(home)
-    level = settings.environ.get("HOLDFAST_LOG", "INFO").upper()
+    level = runner.log_level(settings.environ)
     logs.configure(home / "log", level=level, to_terminal=not settings.detach)
     layout = places.make_layout(
         home,

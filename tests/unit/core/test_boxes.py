@@ -43,6 +43,14 @@ def test_a_scalar_is_covered_by_itself_only():
     assert not covers(whole(()), [])
 
 
+def test_a_fine_grid_is_looked_at_in_no_time():
+    """A tensor cut over a mesh of 64 by 64, in any order, and one piece of it gone."""
+    grid = [Box((row, column), (1, 1)) for column in range(64) for row in range(64)]
+
+    assert covers(whole((64, 64)), grid)
+    assert not covers(whole((64, 64)), [*grid[:777], *grid[778:]])
+
+
 def test_a_missing_row_is_noticed():
     assert not covers(whole((4, 4)), [Box((0, 0), (2, 4)), Box((3, 0), (1, 4))])
 

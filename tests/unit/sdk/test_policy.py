@@ -59,7 +59,14 @@ def test_auto_follows_youngs_formula_and_its_floor():
         lambda: EverySteps(0),
         lambda: EverySeconds(0),
         lambda: Auto(mtbf_s=0),
+        lambda: EverySteps("10"),
+        lambda: EverySteps(2.5),
+        lambda: EverySeconds("10"),
+        lambda: OnPreemption(grace_s="10"),
         lambda: Replicas(-1),
+        lambda: Replicas("1"),
+        lambda: Replicas(True),
+        lambda: Replicas(1, domain=2),
         lambda: Retention(last=-1),
         lambda: Retention(every=1.5),
         lambda: Retention(spaced_s=-1.0),
@@ -69,6 +76,7 @@ def test_auto_follows_youngs_formula_and_its_floor():
     ],
 )
 def test_values_that_mean_nothing_are_refused(make):
+    """Defect X3: a wrong type as well, before any agent hears of it."""
     with pytest.raises(InvalidRequestError):
         make()
 

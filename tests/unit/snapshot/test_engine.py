@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.core.boxes import Box
+from holdfast.core.segment import TensorSpec
 from holdfast.core.session import SlotLease
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
+from holdfast.snapshot import plan as plan_rules
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine
 from holdfast.snapshot.gate import Gate
@@ -141,6 +144,17 @@ def test_replicated_tensors_are_balanced_by_bytes_and_saved_once():
 
     assert owners == balance(sizes[::-1], [500, 0, 0])
     assert max(loads) - min(loads) <= 97
+
+
+def test_two_cuts_of_one_tensor_are_two_plans():
+    """Defect X14: the lengths of boxes count, not only where they begin."""
+
+    def plan_hash(length: int) -> str:
+        box = Box((0, 0), (length, 4))
+        spec = TensorSpec(fqn="w", dtype="F32", shape=(4, 4), box=box)
+        return plan_rules._plan_hash([spec], 0, 2)
+
+    assert plan_hash(2) != plan_hash(3)
 
 
 def begin(tmp_path, state, *, defer=True, hold=None):
