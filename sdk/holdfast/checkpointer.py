@@ -29,7 +29,7 @@ from holdfast.errors import (
     InvalidRequestError,
     PreconditionError,
 )
-from holdfast.handle import Level, SaveHandle
+from holdfast.handle import SaveHandle
 from holdfast.policy import EverySteps, Policy, Replicas, Retention, grace_s, persist_rule
 from holdfast.preemption import Preemption
 from holdfast.restore import Restored, restore
@@ -369,9 +369,8 @@ class Checkpointer:
         if left_s > 0 and (not self._preemption.done or self._preemption.waits_for_others):
             return
         if handle is not None and left_s > 0:
-            level: Level = "replicated" if self._replicas.count else "local"
             try:
-                handle.wait(level, timeout_s=left_s)
+                handle.wait_copies(left_s)
             except CheckpointError as error:
                 log.warning("job %s ends without its last save: %s", self._job, error)
         self.close(timeout_s=max(1.0, self._preemption.left_s))

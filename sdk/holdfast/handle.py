@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from holdfast.core.facts import PersistRule
@@ -30,7 +30,7 @@ GIVEN_UP = (
 
 
 class SaveHandle:
-    """One save. ``level`` is the highest level reached, ``error`` why it will get no further.
+    """One save. ``level`` is the highest level reached.
 
     ``stall_s`` is how long the training thread waited for this save, the gate included; it is
     final once the next save has begun. ``draining``: it is on its way to the object store.
@@ -44,27 +44,56 @@ class SaveHandle:
     def __init__(self, step: int, *, reachable: frozenset[Level], rule: str = "") -> None:
         self.step = step
         self.level: Level | None = None
-        self.error: CheckpointError | None = None
         self.stall_s = 0.0
         self.draining = False
         self._reachable = reachable
+        self._failure: CheckpointError | None = None
+        self._shortage = ""
         self._not_due = f"is not due for durable: {rule or 'persist= is not set'}"
         self._not_durable = "" if "durable" in reachable else self._not_due
         self._changed = threading.Condition()
+
+    @property
+    def error(self) -> CheckpointError | None:
+        """Why this save gets no further: it was abandoned, or the nodes for its copies are missing.
+
+        The latter ends when they come; that of a node which was lost is seen after half a minute.
+        """
+        if self._failure is not None or not self._lacks_copies():
+            return self._failure
+        text = f"step {self.step} stays {self.level or 'local'}: {self._shortage}"
+        return PreconditionError(text, step=self.step)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether this save failed, for good."""
+        return self._failure is not None
 
     def wait(self, level: Level, timeout_s: float | None = None) -> SaveHandle:
         """Return once ``level`` or a stronger one is reached.
 
         Raises:
             InvalidRequestError: no such level.
-            PreconditionError: at once, when this save was abandoned or is not due for that level.
+            PreconditionError: at once, when this save was abandoned or is not due for that level,
+                or when nodes for its copies are missing.
             OutcomeUnknownError: not reached within ``timeout_s``; it may be later.
         """
         if level not in LEVELS:
             raise InvalidRequestError(f"level {level!r} is none of {', '.join(LEVELS)}")
+        return self._wait(lambda: level, timeout_s)
+
+    def wait_copies(self, timeout_s: float) -> SaveHandle:
+        """Wait for ``replicated``, or for ``local`` while nodes for copies are missing.
+
+        Raises:
+            PreconditionError, OutcomeUnknownError: as in ``wait``.
+        """
+        return self._wait(lambda: "local" if self._shortage else "replicated", timeout_s)
+
+    def _wait(self, wanted: Callable[[], Level], timeout_s: float | None) -> SaveHandle:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
-            while not self._reached(level):
+            while not self._reached(level := wanted()):
                 self._check_possible(level)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -78,19 +107,26 @@ class SaveHandle:
 
     def _check_possible(self, level: Level) -> None:
         """Raise PreconditionError if ``level`` will not be reached any more."""
-        if self.error is not None:
+        if self._failure is not None:
             raise PreconditionError(
-                f"step {self.step} will not become {level}: {self.error}", step=self.step
-            ) from self.error
+                f"step {self.step} will not become {level}: {self._failure}", step=self.step
+            ) from self._failure
+        if level == "replicated" and self._lacks_copies():
+            raise PreconditionError(
+                f"step {self.step} does not become replicated: {self._shortage}", step=self.step
+            )
         if level == "durable" and self._not_durable:
             raise PreconditionError(f"step {self.step} {self._not_durable}", step=self.step)
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen: the strongest level it is due for, or an error."""
-        levels = self._reachable - ({"durable"} if self._not_durable else set())
-        strongest = max((LEVELS.index(level) for level in levels), default=0)
-        return self.error is not None or self._reached(LEVELS[strongest])
+        out = {
+            *(["durable"] if self._not_durable else []),
+            *(["replicated"] if self._shortage else []),
+        }
+        strongest = max((LEVELS.index(level) for level in self._reachable - out), default=0)
+        return self._failure is not None or self._reached(LEVELS[strongest])
 
     def reach(self, level: Level) -> None:
         """Note that ``level`` is a fact; weaker news than what is known is ignored."""
@@ -102,8 +138,15 @@ class SaveHandle:
     def fail(self, error: CheckpointError) -> None:
         """Note that this save will get no further than it has."""
         with self._changed:
-            if self.error is None:
-                self.error = error
+            if self._failure is None:
+                self._failure = error
+                self._changed.notify_all()
+
+    def lack_copies(self, reason: str) -> None:
+        """Note why there are not the nodes that copies need, empty: there are."""
+        with self._changed:
+            if self._shortage != reason:
+                self._shortage = reason
                 self._changed.notify_all()
 
     def learn(self, levels: StepLevels, *, postponed: bool = False) -> None:
@@ -128,6 +171,9 @@ class SaveHandle:
                 self._not_durable = GIVEN_UP if self.draining else self._not_due
             self.draining = levels.draining and not levels.durable
             self._changed.notify_all()
+
+    def _lacks_copies(self) -> bool:
+        return bool(self._shortage) and not self._reached("replicated")
 
     def _reached(self, level: Level) -> bool:
         return self.level is not None and LEVELS.index(self.level) >= LEVELS.index(level)

@@ -79,6 +79,7 @@ class Saver:
         self._steps_seen = 0
         self._patience_s = BUSY_WAIT_S_MAX
         self._fenced = False
+        self._shortage = ""
         self._failure: CheckpointError | None = None
         self._warned_idle = self._warned_eager = False
         levels: list[Level] = ["staged", "local", "replicated"]
@@ -110,6 +111,7 @@ class Saver:
         started_s = time.perf_counter()
         handle = SaveHandle(step, reachable=self._reachable, rule=self._rule)
         self._remember(handle)
+        handle.lack_copies(self._shortage)
         self._claim(step, self._note(step, notes))
         buffer: SlotBuffer | None = None
         try:
@@ -183,10 +185,20 @@ class Saver:
                 self._abandoned_in_row = 0
             if levels.sealed or levels.abandoned:
                 self._release(levels.step)
+        if view.shortage != self._shortage:
+            self._learn_shortage(view.shortage)
         if view.fenced and not self._fenced:
             self._fenced = True
             self._failure = StaleGenerationError("a newer attempt of this job trains: stop here")
             log.error("%s; nothing is saved any more", self._failure)
+
+    def _learn_shortage(self, reason: str) -> None:
+        """Say once that steps get no further than ``local``; saves go on."""
+        self._shortage = reason
+        for handle in list(self._handles.values()):
+            handle.lack_copies(reason)
+        if reason and self._attempt.rank == 0:
+            log.warning("job %s: steps stay local: %s", self._attempt.job, reason)
 
     def close(self, timeout_s: float) -> None:
         """Wait, bounded, for the copy under way and for the newest save to get where it can."""
@@ -196,7 +208,7 @@ class Saver:
         newest = max(self._handles.values(), key=lambda handle: handle.step, default=None)
         if newest is not None and not newest.ended and not self._session.lost_agent:
             try:
-                newest.wait("replicated", timeout_s=max(0.0, deadline - time.monotonic()))
+                newest.wait_copies(max(0.0, deadline - time.monotonic()))
             except CheckpointError as error:
                 log.warning("closing: %s", error)
         self._engine.close(0.0 if self._hangs() else max(0.0, deadline - time.monotonic()))
@@ -334,7 +346,7 @@ class Saver:
     def _give_up(self, snapshot: Snapshot) -> None:
         """Abandon the step of a copy that was given up, once; its thread may still hang."""
         handle = self._handles.get(snapshot.step)
-        if handle is None or handle.error is None:
+        if handle is None or not handle.abandoned:
             self.abandon(snapshot.step, snapshot.reason)
 
     def _give_up_lost(self) -> None:

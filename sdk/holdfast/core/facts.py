@@ -252,7 +252,9 @@ class RunView:
     """What a node needs to know of one run; see ``NodeView``.
 
     ``ring`` lists the nodes of the attempt in placement order. ``keep_from`` is the newest
-    checkpoint committed at the policy's level: slots of older ones may be freed.
+    checkpoint with all copies that could be made: slots of older ones may be freed. ``replicas`` is
+    how many copies the live nodes allow; ``shortage`` why that is fewer than asked for, if no node
+    that was lost may still come back.
     """
 
     run: str
@@ -269,6 +271,7 @@ class RunView:
     abandoned: tuple[AbandonedStep, ...] = ()
     announced_step: int = 0
     decision: Decision | None = None
+    shortage: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class RestoreView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:
-    """Everything a rank acts on."""
+    """Everything a rank acts on; ``shortage``: why no step gets all its copies, if so."""
 
     version: str
     fenced: bool = False
@@ -65,6 +65,7 @@ class SessionView:
     announced_step: int = 0
     restore: RestoreView | None = None
     degraded: str = ""
+    shortage: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from holdfast.v1 import common_pb2 as holdfast_dot_v1_dot_common__pb2
 from holdfast.v1 import metadata_pb2 as holdfast_dot_v1_dot_metadata__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17holdfast/v1/agent.proto\x12\x0bholdfast.v1\x1a\x18holdfast/v1/common.proto\x1a\x1aholdfast/v1/metadata.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa7\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x61rena\x18\x02 \x01(\t\x12\x14\n\x0c\x62udget_bytes\x18\x03 \x01(\x03\x12\x12\n\nused_bytes\x18\x04 \x01(\x03\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x03\x12\x18\n\x10metadata_address\x18\x06 \x01(\t\x12\x1a\n\x12metadata_reachable\x18\x07 \x01(\x08\"\xb1\x02\n\x12OpenSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x10\n\x08launcher\x18\x04 \x01(\t\x12\x0e\n\x06holder\x18\x05 \x01(\t\x12\x10\n\x08takeover\x18\x06 \x01(\x08\x12\x0c\n\x04rank\x18\x07 \x01(\x05\x12\x12\n\nworld_size\x18\x08 \x01(\x05\x12\x18\n\x10local_world_size\x18\t \x01(\x05\x12\x10\n\x08replicas\x18\n \x01(\x05\x12\x16\n\x0ereplica_domain\x18\x0b \x01(\t\x12)\n\x07persist\x18\x0c \x01(\x0b\x32\x18.holdfast.v1.PersistRule\x12)\n\tretention\x18\r \x01(\x0b\x32\x16.holdfast.v1.Retention\"S\n\x13OpenSessionResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\r\n\x05\x61rena\x18\x04 \x01(\t\"s\n\x0eReserveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x03\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x18\n\x10\x63heckpoint_bytes\x18\x05 \x01(\x03\"\x11\n\x0fReserveResponse\"G\n\x13SessionWatchRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"W\n\tSlotLease\x12\x0c\n\x04slot\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x03\x12\x11\n\tplan_hash\x18\x04 \x01(\t\"\x93\x01\n\nStepLevels\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06sealed\x18\x02 \x01(\x08\x12\r\n\x05local\x18\x03 \x01(\x08\x12\x12\n\nreplicated\x18\x04 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x05 \x01(\x08\x12\x11\n\tabandoned\x18\x06 \x01(\x08\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\"T\n\x0cLocalSegment\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\x11\n\tfile_name\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"\x95\x01\n\x0bRestoreView\x12\'\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.Decision\x12\r\n\x05ready\x18\x02 \x01(\x08\x12+\n\x08segments\x18\x03 \x03(\x0b\x32\x19.holdfast.v1.LocalSegment\x12\x10\n\x08\x64\x65\x63ide_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x66\x65tch_s\x18\x05 \x01(\x01\"\xd3\x01\n\x0bSessionView\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x02 \x01(\x08\x12&\n\x06leases\x18\x03 \x03(\x0b\x32\x16.holdfast.v1.SlotLease\x12&\n\x05steps\x18\x04 \x03(\x0b\x32\x17.holdfast.v1.StepLevels\x12\x16\n\x0e\x61nnounced_step\x18\x05 \x01(\x03\x12)\n\x07restore\x18\x06 \x01(\x0b\x32\x18.holdfast.v1.RestoreView\x12\x10\n\x08\x64\x65graded\x18\x07 \x01(\t\"\x9a\x02\n\rUpdateRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\x12\x17\n\x0fsave_interval_s\x18\x04 \x01(\x01\x12\x12\n\nwants_save\x18\x05 \x01(\x08\x12-\n\tabandoned\x18\x06 \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12\x14\n\x0c\x63losed_slots\x18\x07 \x03(\t\x12\x0e\n\x06loaded\x18\x08 \x01(\x08\x12\"\n\x06\x65vents\x18\t \x03(\x0b\x32\x12.holdfast.v1.Event\x12\x0e\n\x06saving\x18\n \x03(\x03\x12$\n\x05notes\x18\x0b \x03(\x0b\x32\x15.holdfast.v1.StepNote\"\x10\n\x0eUpdateResponse\"&\n\x13\x43loseSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"\r\n\x0b\x44umpRequest\"\x1c\n\x0c\x44umpResponse\x12\x0c\n\x04json\x18\x01 \x01(\t\"S\n\x0bHoldRequest\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12!\n\x06source\x18\x02 \x01(\x0b\x32\x11.holdfast.v1.Peer\"\x0e\n\x0cHoldResponse\"1\n\rLocateRequest\x12 \n\x02id\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\"q\n\x0eLocateResponse\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\x18\n\x10slot_incarnation\x18\x02 \x01(\x03\x12\x14\n\x0cpart_digests\x18\x03 \x01(\x0c\x12\x0c\n\x04path\x18\x04 \x01(\t\"L\n\x0eSuspectRequest\x12 \n\x02id\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\x12\x18\n\x10slot_incarnation\x18\x02 \x01(\x03\"&\n\x0fSuspectResponse\x12\x13\n\x0bquarantined\x18\x01 \x01(\x08\"1\n\rVerifyRequest\x12 \n\x02id\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\"B\n\x0eVerifyResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x03\x32\xce\x04\n\x05\x41gent\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12G\n\x08\x44\x65scribe\x12\x1c.holdfast.v1.DescribeRequest\x1a\x1d.holdfast.v1.DescribeResponse\x12P\n\x0bOpenSession\x12\x1f.holdfast.v1.OpenSessionRequest\x1a .holdfast.v1.OpenSessionResponse\x12\x44\n\x07Reserve\x12\x1b.holdfast.v1.ReserveRequest\x1a\x1c.holdfast.v1.ReserveResponse\x12\x43\n\x05Watch\x12 .holdfast.v1.SessionWatchRequest\x1a\x18.holdfast.v1.SessionView\x12\x41\n\x06Update\x12\x1a.holdfast.v1.UpdateRequest\x1a\x1b.holdfast.v1.UpdateResponse\x12S\n\x0c\x43loseSession\x12 .holdfast.v1.CloseSessionRequest\x1a!.holdfast.v1.CloseSessionResponse\x12;\n\x04\x44ump\x12\x18.holdfast.v1.DumpRequest\x1a\x19.holdfast.v1.DumpResponse2\xe2\x02\n\x0bReplication\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12;\n\x04Hold\x12\x18.holdfast.v1.HoldRequest\x1a\x19.holdfast.v1.HoldResponse\x12\x41\n\x06Locate\x12\x1a.holdfast.v1.LocateRequest\x1a\x1b.holdfast.v1.LocateResponse\x12\x44\n\x07Suspect\x12\x1b.holdfast.v1.SuspectRequest\x1a\x1c.holdfast.v1.SuspectResponse\x12\x41\n\x06Verify\x12\x1a.holdfast.v1.VerifyRequest\x1a\x1b.holdfast.v1.VerifyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17holdfast/v1/agent.proto\x12\x0bholdfast.v1\x1a\x18holdfast/v1/common.proto\x1a\x1aholdfast/v1/metadata.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa7\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x61rena\x18\x02 \x01(\t\x12\x14\n\x0c\x62udget_bytes\x18\x03 \x01(\x03\x12\x12\n\nused_bytes\x18\x04 \x01(\x03\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x03\x12\x18\n\x10metadata_address\x18\x06 \x01(\t\x12\x1a\n\x12metadata_reachable\x18\x07 \x01(\x08\"\xb1\x02\n\x12OpenSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x10\n\x08launcher\x18\x04 \x01(\t\x12\x0e\n\x06holder\x18\x05 \x01(\t\x12\x10\n\x08takeover\x18\x06 \x01(\x08\x12\x0c\n\x04rank\x18\x07 \x01(\x05\x12\x12\n\nworld_size\x18\x08 \x01(\x05\x12\x18\n\x10local_world_size\x18\t \x01(\x05\x12\x10\n\x08replicas\x18\n \x01(\x05\x12\x16\n\x0ereplica_domain\x18\x0b \x01(\t\x12)\n\x07persist\x18\x0c \x01(\x0b\x32\x18.holdfast.v1.PersistRule\x12)\n\tretention\x18\r \x01(\x0b\x32\x16.holdfast.v1.Retention\"S\n\x13OpenSessionResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\r\n\x05\x61rena\x18\x04 \x01(\t\"s\n\x0eReserveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x03\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x18\n\x10\x63heckpoint_bytes\x18\x05 \x01(\x03\"\x11\n\x0fReserveResponse\"G\n\x13SessionWatchRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"W\n\tSlotLease\x12\x0c\n\x04slot\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x03\x12\x11\n\tplan_hash\x18\x04 \x01(\t\"\x93\x01\n\nStepLevels\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06sealed\x18\x02 \x01(\x08\x12\r\n\x05local\x18\x03 \x01(\x08\x12\x12\n\nreplicated\x18\x04 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x05 \x01(\x08\x12\x11\n\tabandoned\x18\x06 \x01(\x08\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\"T\n\x0cLocalSegment\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\x11\n\tfile_name\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"\x95\x01\n\x0bRestoreView\x12\'\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.Decision\x12\r\n\x05ready\x18\x02 \x01(\x08\x12+\n\x08segments\x18\x03 \x03(\x0b\x32\x19.holdfast.v1.LocalSegment\x12\x10\n\x08\x64\x65\x63ide_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x66\x65tch_s\x18\x05 \x01(\x01\"\xe5\x01\n\x0bSessionView\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x02 \x01(\x08\x12&\n\x06leases\x18\x03 \x03(\x0b\x32\x16.holdfast.v1.SlotLease\x12&\n\x05steps\x18\x04 \x03(\x0b\x32\x17.holdfast.v1.StepLevels\x12\x16\n\x0e\x61nnounced_step\x18\x05 \x01(\x03\x12)\n\x07restore\x18\x06 \x01(\x0b\x32\x18.holdfast.v1.RestoreView\x12\x10\n\x08\x64\x65graded\x18\x07 \x01(\t\x12\x10\n\x08shortage\x18\x08 \x01(\t\"\x9a\x02\n\rUpdateRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06step_s\x18\x03 \x01(\x01\x12\x17\n\x0fsave_interval_s\x18\x04 \x01(\x01\x12\x12\n\nwants_save\x18\x05 \x01(\x08\x12-\n\tabandoned\x18\x06 \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12\x14\n\x0c\x63losed_slots\x18\x07 \x03(\t\x12\x0e\n\x06loaded\x18\x08 \x01(\x08\x12\"\n\x06\x65vents\x18\t \x03(\x0b\x32\x12.holdfast.v1.Event\x12\x0e\n\x06saving\x18\n \x03(\x03\x12$\n\x05notes\x18\x0b \x03(\x0b\x32\x15.holdfast.v1.StepNote\"\x10\n\x0eUpdateResponse\"&\n\x13\x43loseSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"\r\n\x0b\x44umpRequest\"\x1c\n\x0c\x44umpResponse\x12\x0c\n\x04json\x18\x01 \x01(\t\"S\n\x0bHoldRequest\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12!\n\x06source\x18\x02 \x01(\x0b\x32\x11.holdfast.v1.Peer\"\x0e\n\x0cHoldResponse\"1\n\rLocateRequest\x12 \n\x02id\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\"q\n\x0eLocateResponse\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\x18\n\x10slot_incarnation\x18\x02 \x01(\x03\x12\x14\n\x0cpart_digests\x18\x03 \x01(\x0c\x12\x0c\n\x04path\x18\x04 \x01(\t\"L\n\x0eSuspectRequest\x12 \n\x02id\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\x12\x18\n\x10slot_incarnation\x18\x02 \x01(\x03\"&\n\x0fSuspectResponse\x12\x13\n\x0bquarantined\x18\x01 \x01(\x08\"1\n\rVerifyRequest\x12 \n\x02id\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\"B\n\x0eVerifyResponse\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x03\x32\xce\x04\n\x05\x41gent\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12G\n\x08\x44\x65scribe\x12\x1c.holdfast.v1.DescribeRequest\x1a\x1d.holdfast.v1.DescribeResponse\x12P\n\x0bOpenSession\x12\x1f.holdfast.v1.OpenSessionRequest\x1a .holdfast.v1.OpenSessionResponse\x12\x44\n\x07Reserve\x12\x1b.holdfast.v1.ReserveRequest\x1a\x1c.holdfast.v1.ReserveResponse\x12\x43\n\x05Watch\x12 .holdfast.v1.SessionWatchRequest\x1a\x18.holdfast.v1.SessionView\x12\x41\n\x06Update\x12\x1a.holdfast.v1.UpdateRequest\x1a\x1b.holdfast.v1.UpdateResponse\x12S\n\x0c\x43loseSession\x12 .holdfast.v1.CloseSessionRequest\x1a!.holdfast.v1.CloseSessionResponse\x12;\n\x04\x44ump\x12\x18.holdfast.v1.DumpRequest\x1a\x19.holdfast.v1.DumpResponse2\xe2\x02\n\x0bReplication\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12;\n\x04Hold\x12\x18.holdfast.v1.HoldRequest\x1a\x19.holdfast.v1.HoldResponse\x12\x41\n\x06Locate\x12\x1a.holdfast.v1.LocateRequest\x1a\x1b.holdfast.v1.LocateResponse\x12\x44\n\x07Suspect\x12\x1b.holdfast.v1.SuspectRequest\x1a\x1c.holdfast.v1.SuspectResponse\x12\x41\n\x06Verify\x12\x1a.holdfast.v1.VerifyRequest\x1a\x1b.holdfast.v1.VerifyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,37 +56,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESTOREVIEW']._serialized_start=1211
   _globals['_RESTOREVIEW']._serialized_end=1360
   _globals['_SESSIONVIEW']._serialized_start=1363
-  _globals['_SESSIONVIEW']._serialized_end=1574
-  _globals['_UPDATEREQUEST']._serialized_start=1577
-  _globals['_UPDATEREQUEST']._serialized_end=1859
-  _globals['_UPDATERESPONSE']._serialized_start=1861
-  _globals['_UPDATERESPONSE']._serialized_end=1877
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=1879
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1917
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1919
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1941
-  _globals['_DUMPREQUEST']._serialized_start=1943
-  _globals['_DUMPREQUEST']._serialized_end=1956
-  _globals['_DUMPRESPONSE']._serialized_start=1958
-  _globals['_DUMPRESPONSE']._serialized_end=1986
-  _globals['_HOLDREQUEST']._serialized_start=1988
-  _globals['_HOLDREQUEST']._serialized_end=2071
-  _globals['_HOLDRESPONSE']._serialized_start=2073
-  _globals['_HOLDRESPONSE']._serialized_end=2087
-  _globals['_LOCATEREQUEST']._serialized_start=2089
-  _globals['_LOCATEREQUEST']._serialized_end=2138
-  _globals['_LOCATERESPONSE']._serialized_start=2140
-  _globals['_LOCATERESPONSE']._serialized_end=2253
-  _globals['_SUSPECTREQUEST']._serialized_start=2255
-  _globals['_SUSPECTREQUEST']._serialized_end=2331
-  _globals['_SUSPECTRESPONSE']._serialized_start=2333
-  _globals['_SUSPECTRESPONSE']._serialized_end=2371
-  _globals['_VERIFYREQUEST']._serialized_start=2373
-  _globals['_VERIFYREQUEST']._serialized_end=2422
-  _globals['_VERIFYRESPONSE']._serialized_start=2424
-  _globals['_VERIFYRESPONSE']._serialized_end=2490
-  _globals['_AGENT']._serialized_start=2493
-  _globals['_AGENT']._serialized_end=3083
-  _globals['_REPLICATION']._serialized_start=3086
-  _globals['_REPLICATION']._serialized_end=3440
+  _globals['_SESSIONVIEW']._serialized_end=1592
+  _globals['_UPDATEREQUEST']._serialized_start=1595
+  _globals['_UPDATEREQUEST']._serialized_end=1877
+  _globals['_UPDATERESPONSE']._serialized_start=1879
+  _globals['_UPDATERESPONSE']._serialized_end=1895
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1897
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1935
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1937
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1959
+  _globals['_DUMPREQUEST']._serialized_start=1961
+  _globals['_DUMPREQUEST']._serialized_end=1974
+  _globals['_DUMPRESPONSE']._serialized_start=1976
+  _globals['_DUMPRESPONSE']._serialized_end=2004
+  _globals['_HOLDREQUEST']._serialized_start=2006
+  _globals['_HOLDREQUEST']._serialized_end=2089
+  _globals['_HOLDRESPONSE']._serialized_start=2091
+  _globals['_HOLDRESPONSE']._serialized_end=2105
+  _globals['_LOCATEREQUEST']._serialized_start=2107
+  _globals['_LOCATEREQUEST']._serialized_end=2156
+  _globals['_LOCATERESPONSE']._serialized_start=2158
+  _globals['_LOCATERESPONSE']._serialized_end=2271
+  _globals['_SUSPECTREQUEST']._serialized_start=2273
+  _globals['_SUSPECTREQUEST']._serialized_end=2349
+  _globals['_SUSPECTRESPONSE']._serialized_start=2351
+  _globals['_SUSPECTRESPONSE']._serialized_end=2389
+  _globals['_VERIFYREQUEST']._serialized_start=2391
+  _globals['_VERIFYREQUEST']._serialized_end=2440
+  _globals['_VERIFYRESPONSE']._serialized_start=2442
+  _globals['_VERIFYRESPONSE']._serialized_end=2508
+  _globals['_AGENT']._serialized_start=2511
+  _globals['_AGENT']._serialized_end=3101
+  _globals['_REPLICATION']._serialized_start=3104
+  _globals['_REPLICATION']._serialized_end=3458
 # @@protoc_insertion_point(module_scope)

@@ -379,12 +379,15 @@ class SessionView(_message.Message):
     ANNOUNCED_STEP_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
+    SHORTAGE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     fenced: _builtins.bool
     """a newer attempt runs: stop"""
     announced_step: _builtins.int
     degraded: _builtins.str
     """why protection stands still; empty: it does not"""
+    shortage: _builtins.str
+    """why no step gets all its copies; empty: it may"""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotLease]:
         """open slots of this session, unused"""
@@ -405,10 +408,11 @@ class SessionView(_message.Message):
         announced_step: _builtins.int = ...,
         restore: Global___RestoreView | None = ...,
         degraded: _builtins.str = ...,
+        shortage: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced_step", b"announced_step", "degraded", b"degraded", "fenced", b"fenced", "leases", b"leases", "restore", b"restore", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced_step", b"announced_step", "degraded", b"degraded", "fenced", b"fenced", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

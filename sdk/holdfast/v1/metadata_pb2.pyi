@@ -559,16 +559,20 @@ class RunView(_message.Message):
     ABANDONED_FIELD_NUMBER: _builtins.int
     ANNOUNCED_STEP_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
+    SHORTAGE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     job: _builtins.str
     generation: _builtins.int
     """newest; older ones are fenced"""
     world_size: _builtins.int
     replicas: _builtins.int
+    """copies that the live nodes allow"""
     domain_spread: _builtins.bool
     """backups must lie in other failure domains"""
     announced_step: _builtins.int
     """0: none; all ranks save at this step"""
+    shortage: _builtins.str
+    """why no step gets all its copies; empty: it may"""
     @_builtins.property
     def ring(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes of the attempt in placement order"""
@@ -579,7 +583,7 @@ class RunView(_message.Message):
 
     @_builtins.property
     def keep_from(self) -> _common_pb2.CheckpointId:
-        """newest committed at the policy's level; older slots may be freed"""
+        """newest with all copies that could be made; older slots may be freed"""
 
     @_builtins.property
     def pinned(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.CheckpointId]: ...
@@ -606,10 +610,11 @@ class RunView(_message.Message):
         abandoned: _abc.Iterable[Global___AbandonedStep] | None = ...,
         announced_step: _builtins.int = ...,
         decision: Global___Decision | None = ...,
+        shortage: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "keep_from", b"keep_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from holdfast.core.facts import DecisionState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.keys import folder
 from holdfast_services.metadata.domain.commit import keep_from
+from holdfast_services.metadata.domain.copies import shortage
 from holdfast_services.metadata.domain.evidence import Copies
 from holdfast_services.metadata.domain.keeping import Listed, holds
 from holdfast_services.metadata.domain.model import Checkpoint, Node, Run, Stored
@@ -41,7 +42,8 @@ class JobDoc(BaseModel):
     running: bool
     holder: str
     replicas: int
-    replicas_cut: int
+    replicas_allowed: int = Field(description="Copies that the live nodes have room for")
+    shortage: str = Field(description="Why steps are not replicated now; empty: they are")
     step: int
     newest_step: int | None
     newest_replicated_step: int | None
@@ -156,7 +158,8 @@ def job_doc(run: Run, world: World) -> JobDoc:
         running=bool(attempt and attempt.lease_until_s > world.now_s),
         holder=attempt.holder if attempt else "",
         replicas=attempt.replicas if attempt else 0,
-        replicas_cut=attempt.replicas_cut if attempt else 0,
+        replicas_allowed=attempt.replicas_allowed if attempt else 0,
+        shortage=shortage(run, world.live.values()),
         step=max(statuses, default=usable[0].id.step if usable else 0),
         newest_step=usable[0].id.step if usable else None,
         newest_replicated_step=next(replicated, None),

@@ -246,10 +246,11 @@ def test_levels_and_announced_steps_come_from_the_catalogue():
         announced_step=12,
         committed=(Committed(checkpoint=CheckpointId("r1", 7, 1), replicated=True),),
         abandoned=(AbandonedStep(run="r1", step=6, generation=1, reason="late"),),
+        shortage="one node is missing",
     )
     now, _ = handle(now, view(run))
     shown = session_view(now, now.sessions[session().id])
-    assert 12 == shown.announced_step
+    assert (12, "one node is missing") == (shown.announced_step, shown.shortage)
     assert [(7, True, False), (6, False, True)] == [
         (s.step, s.replicated, s.abandoned) for s in shown.steps
     ]

@@ -123,6 +123,7 @@ class Cluster:
         launcher="L",
         takeover=False,
         replicas=1,
+        replica_domain="",
         persist=None,
         retention=None,
     ):
@@ -136,6 +137,7 @@ class Cluster:
             world_size=world,
             node=node,
             replicas=replicas,
+            replica_domain=replica_domain,
             persist=persist,
             retention=retention,
         )
@@ -148,7 +150,7 @@ class Cluster:
         self.settle()
         return generation
 
-    def launch(self, nonce, *nodes, replicas=1, world=None, launcher="L", persist=None):
+    def launch(self, nonce, *nodes, world=None, **wishes):
         """Register one rank per node, in order, and let every host report."""
         for rank, node in enumerate(nodes):
             self.register(
@@ -156,9 +158,7 @@ class Cluster:
                 node,
                 world=world or len(nodes),
                 nonce=nonce,
-                replicas=replicas,
-                launcher=launcher,
-                persist=persist,
+                **wishes,
             )
         for node in dict.fromkeys(nodes):
             self.report(node)

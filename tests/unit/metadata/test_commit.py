@@ -129,17 +129,6 @@ def test_an_abandoned_step_is_never_committed_and_a_committed_one_never_abandone
     assert cluster.kinds().count("step_abandoned") == 1
 
 
-def test_replicas_are_cut_to_the_nodes_at_hand_and_said_once(cluster):
-    """F54: a job on one node is replicated as soon as it is local."""
-    generation = start(cluster, "a", replicas=2)
-    cluster.hold("a", 5, generation, 0, world=1)
-    cluster.report("a")
-
-    assert cluster.levels() == {(5, generation): "replicated"}
-    assert cluster.view("a").runs[0].replicas == 0
-    assert cluster.kinds().count("replication_cut") == 1
-
-
 def test_rows_of_a_run_are_bounded_and_the_pin_wins(cluster):
     """4.7: expiry against a restore decision, in the rule that prunes."""
     generation = start(cluster, "a", replicas=0)

@@ -192,3 +192,57 @@ def test_a_postponed_step_can_be_waited_for_until_another_goes_instead():
     handle.learn(committed(20))
     with pytest.raises(PreconditionError, match="not due"):
         handle.wait("durable", timeout_s=0)
+
+
+LACK = "replicas=1 needs 2 live nodes, there is 1"
+
+
+def test_missing_nodes_end_a_wait_for_copies_at_once_and_no_other():
+    """X9: while they are missing; ``error`` says it too."""
+    handle = SaveHandle(7, reachable=REACHABLE)
+    handle.lack_copies(LACK)
+
+    with pytest.raises(PreconditionError, match=LACK):
+        handle.wait("replicated")
+    assert not handle.ended
+    handle.reach("local")
+    assert handle.wait("local", timeout_s=0) is handle
+    assert LACK in str(handle.error)
+    assert (handle.ended, handle.abandoned) == (True, False)
+
+
+def test_nodes_that_come_back_let_a_step_be_replicated_after_all():
+    handle = SaveHandle(7, reachable=REACHABLE)
+    handle.reach("local")
+    handle.lack_copies(LACK)
+    handle.lack_copies("")
+
+    assert handle.error is None
+    assert not handle.ended
+    with pytest.raises(OutcomeUnknownError):
+        handle.wait("replicated", timeout_s=0)
+    handle.reach("replicated")
+    handle.lack_copies(LACK)
+    assert handle.wait("replicated", timeout_s=0).error is None
+
+
+def test_a_shortage_wakes_who_waits_for_copies():
+    """Nobody waits for what cannot come, nor leaves before the step is ``local``."""
+    handle = SaveHandle(7, reachable=REACHABLE)
+    waiter = threading.Thread(target=handle.wait_copies, args=(30,))
+    waiter.start()
+    handle.lack_copies(LACK)
+    assert waiter.is_alive()
+    handle.reach("local")
+    waiter.join(30)
+
+    assert not waiter.is_alive()
+
+
+def test_copies_do_not_matter_to_the_object_store():
+    handle = persisted()
+    handle.lack_copies(LACK)
+    handle.learn(StepLevels(step=7, local=True, draining=True))
+    handle.learn(StepLevels(step=7, local=True, durable=True))
+
+    assert handle.wait("replicated", timeout_s=0).error is None

@@ -11,6 +11,7 @@ from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.handle import SaveHandle
 from holdfast.saving import HANDLES_COUNT_MAX, Saver
 from holdfast.session import Attempt, Membership, Session
+from holdfast.snapshot.engine import Snapshot
 from holdfast.state.capture import Capture
 
 
@@ -97,7 +98,7 @@ def refused(handle):
 )
 def test_a_handle_says_which_steps_become_durable(make_saver, rule, text):
     handle = make_saver(persist=rule).save(7)
-    handle.error = None  # nobody answered here: it was abandoned
+    handle._failure = None  # nobody answered here: it was abandoned
 
     assert text in refused(handle)
 
@@ -153,3 +154,32 @@ def test_notes_that_cannot_be_kept_cost_no_save_and_are_said(make_saver):
     assert note is None
     assert isinstance(saver.take_failure(), InvalidRequestError)
     assert "notes_refused" == make_saver.session._outbox.message("s").events[0].kind
+
+
+def test_missing_nodes_are_said_once_by_rank_0_and_known_to_every_handle(make_saver, caplog):
+    """F54; defect X9: saves before and after the news."""
+    lack = "replicas=1 needs 2 live nodes, there is 1"
+    for rank in (0, 1):
+        saver = make_saver(rank=rank, world_size=2)
+        before = SaveHandle(5, reachable=frozenset({"local", "replicated"}))
+        saver._remember(before)
+        for version in ("1", "2"):
+            saver.on_view(SessionView(version=version, shortage=lack))
+        after = saver.save(6)
+
+        with pytest.raises(PreconditionError, match=lack):
+            before.wait("replicated")
+        assert after._shortage == lack
+
+    assert 1 == sum(lack in record.message for record in caplog.records)
+
+
+def test_a_copy_that_was_given_up_is_abandoned_also_without_nodes_for_copies(make_saver):
+    """4.1; X9: ``error`` may speak of the nodes, that is no failure."""
+    saver = make_saver()
+    handle = SaveHandle(5, reachable=frozenset({"local", "replicated"}))
+    saver._remember(handle)
+    saver.on_view(SessionView(version="1", shortage="replicas=1 needs 2 live nodes"))
+    saver._give_up(Snapshot(None, None, step=5, generation=1))
+
+    assert handle.abandoned

@@ -258,7 +258,7 @@ def _replicate(state: State) -> list[ev.Action]:
             running += 1
             state.asks[key] = replace(ask, under_way=True)
             actions.append(ev.AskHold(shard, peer))
-    return actions + _cut(state)
+    return actions
 
 
 def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
@@ -271,19 +271,3 @@ def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
         if content.owner == state.me.node and view and not rules.outdated(view, content.shard.id):
             found.append((content.shard, rules.backups_of(state, view)))
     return sorted(found, key=lambda item: item[0].id, reverse=True)
-
-
-def _cut(state: State) -> list[ev.Action]:
-    """Say once per run that there are fewer nodes than copies asked for."""
-    actions: list[ev.Action] = []
-    for session in state.sessions.values():
-        view = state.run(session.run)
-        if view is None or not session.active or session.replicas < len(view.ring) or not view.ring:
-            continue
-        if session.replicas and len(view.ring) <= session.replicas:
-            message = (
-                f"replicas of {view.job} cut from {session.replicas} to {len(view.ring) - 1}: "
-                f"the run has {len(view.ring)} node(s)"
-            )
-            actions += say(state, "replicas_cut", "warning", message, job=view.job)
-    return actions

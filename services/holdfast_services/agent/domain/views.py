@@ -87,6 +87,7 @@ def session_view(state: State, session: Session) -> SessionView:
         announced_step=view.announced_step if view and not session.fenced else 0,
         restore=_restore(state, session),
         degraded=state.lost,
+        shortage=view.shortage if view and not session.fenced else "",
     )
 
 

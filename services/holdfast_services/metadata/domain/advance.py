@@ -12,7 +12,8 @@ from dataclasses import replace
 from holdfast.core.facts import Event
 from holdfast_services.metadata.domain.announce import announce
 from holdfast_services.metadata.domain.attempts import absorb
-from holdfast_services.metadata.domain.commit import abandon, commit, cut
+from holdfast_services.metadata.domain.commit import abandon, commit
+from holdfast_services.metadata.domain.copies import allow
 from holdfast_services.metadata.domain.evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
 from holdfast_services.metadata.domain.persist import annotate, persist, persist_off
@@ -32,7 +33,7 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     events: list[Event] = []
     outcome = abandon(run, nodes, evidence)
     run, events = outcome.run, [*events, *outcome.events]
-    outcome = cut(run, live)
+    outcome = allow(run, live)
     run, events = outcome.run, [*events, *outcome.events]
     outcome = decide(run, Facts(nodes=nodes, evidence=evidence, now_s=now_s, limits=limits))
     run, events = outcome.run, [*events, *outcome.events]

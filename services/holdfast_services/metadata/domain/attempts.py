@@ -133,7 +133,7 @@ def _begin(
         replica_domain=wish.replica_domain,
         started_at_s=now_s,
         lease_until_s=now_s + limits.node_lease_s,
-        replicas_cut=wish.replicas,
+        replicas_allowed=wish.replicas,
         persist=wish.persist or NEVER,
     )
     changed = replace(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from holdfast.core.facts import AbandonedStep, Event, Shard
 from holdfast.core.ids import CheckpointId
 from holdfast_services.metadata.domain.attempts import status_by_rank
+from holdfast_services.metadata.domain.copies import domains_of, spread
 from holdfast_services.metadata.domain.evidence import (
     CheckpointCopies,
     Evidence,
@@ -29,40 +30,6 @@ from holdfast_services.metadata.domain.model import (
 )
 
 
-def domains_of(nodes: Iterable[Node]) -> Mapping[str, str]:
-    """Return node -> failure domain; a node that names none is one by itself."""
-    return {
-        node.name: f"domain:{node.inventory.node.domain}"
-        if node.inventory.node.domain
-        else f"node:{node.name}"
-        for node in nodes
-    }
-
-
-def cut(run: Run, live: Iterable[Node]) -> Outcome:
-    """Return the run with ``replicas_cut`` as the live nodes allow; a new cut is news (F54)."""
-    attempt = run.current
-    if attempt is None:
-        return Outcome(run=run)
-    places = domains_of(live)
-    room = len(set(places.values()) if attempt.replica_domain else places)
-    allowed = max(0, min(attempt.replicas, room - 1))
-    if allowed == attempt.replicas_cut:
-        return Outcome(run=run)
-    changed = replace(run, attempt=replace(attempt, replicas_cut=allowed))
-    if allowed > attempt.replicas_cut:
-        return Outcome(run=changed)
-    event = Event(
-        kind="replication_cut",
-        severity="warning",
-        message=f"replicas={attempt.replicas} of {run.job} cut to {allowed}: {room} "
-        f"{'failure domains' if attempt.replica_domain else 'nodes'} are live",
-        job=run.job,
-        context={"run": run.id, "replicas": str(allowed)},
-    )
-    return Outcome(run=changed, events=(event,))
-
-
 def commit(run: Run, evidence: Evidence, live: Iterable[Node], now_s: float) -> Run:
     """Return the run with every level that the evidence proves."""
     places = domains_of(live)
@@ -74,10 +41,22 @@ def commit(run: Run, evidence: Evidence, live: Iterable[Node], now_s: float) -> 
         if not run.usable(key) or not whole(copies):
             continue
         row = row or replace(new_row(key, shards_of(copies), now_s), parent=run.parent)
-        if row.replicated_at_s is None and _replicated(run, copies, places):
-            row = replace(row, replicated_at_s=now_s)
-        rows[key] = row
+        rows[key] = _proven(run, row, copies, places, now_s)
     return replace(run, checkpoints=_kept(run, rows.values()))
+
+
+def _proven(
+    run: Run, row: Checkpoint, copies: CheckpointCopies, places: Mapping[str, str], now_s: float
+) -> Checkpoint:
+    """Return the row with what its copies prove; times that stand are left."""
+    attempt = run.attempt
+    if attempt is None:
+        return row
+    if row.copied_at_s is None and spread(attempt, copies, places, attempt.replicas_allowed):
+        row = replace(row, copied_at_s=now_s)
+    if row.replicated_at_s is None and spread(attempt, copies, places, attempt.replicas):
+        row = replace(row, replicated_at_s=now_s)
+    return row
 
 
 def _committing(run: Run) -> int | None:
@@ -98,16 +77,6 @@ def new_row(key: CheckpointId, shards: Sequence[Shard], now_s: float) -> Checkpo
     )
 
 
-def _replicated(run: Run, copies: CheckpointCopies, places: Mapping[str, str]) -> bool:
-    attempt = run.attempt
-    if attempt is None:
-        return False
-    need = 1 + attempt.replicas_cut
-    if not attempt.replica_domain:
-        return all(len(item.nodes) >= need for item in copies.values())
-    return all(len({places[node] for node in item.nodes}) >= need for item in copies.values())
-
-
 def _kept(run: Run, rows: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return the rows to keep, newest first: the last ones made, and all that something needs.
 
@@ -119,8 +88,8 @@ def _kept(run: Run, rows: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     safe = {row.id for row in ordered if row.durable_at_s is not None or row.draining}
     needed = {*run.pins, *safe}
     usable = [row for row in ordered if run.usable(row.id)]
-    replicated = [row for row in usable if row.replicated_at_s is not None]
-    needed |= {row.id for row in (*usable[:1], *replicated[:1])}
+    copied = [row for row in usable if row.copied_at_s is not None]
+    needed |= {row.id for row in (*usable[:1], *copied[:1])}
     memory = (row for row in ordered if row.id not in safe)
     recent = sorted(memory, key=lambda row: (row.local_at_s, row.id), reverse=True)
     needed |= {row.id for row in recent[:MEMORY_ROWS_PER_RUN_MAX]}
@@ -185,16 +154,11 @@ def _abandoned(run: Run, step: AbandonedStep) -> Event:
 
 
 def keep_from(run: Run) -> CheckpointId | None:
-    """Return the newest checkpoint committed at the policy's level; older slots may be freed.
+    """Return the newest checkpoint with all copies that could be made; older slots may be freed.
 
     None while a restore is being decided: until it is confirmed every older step may be needed.
     """
     if run.deciding or run.attempt is None:
         return None
-    replicate = run.attempt.replicas_cut > 0
-    usable = (
-        row.id
-        for row in run.checkpoints
-        if run.usable(row.id) and (row.replicated_at_s is not None or not replicate)
-    )
-    return max(usable, default=None)
+    copied = (row.id for row in run.checkpoints if row.copied_at_s is not None)
+    return max((key for key in copied if run.usable(key)), default=None)

@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One launch of the process group; ``replicas_cut`` is what the nodes at hand allow."""
+    """One launch of the process group; ``replicas_allowed`` is what the live nodes allow."""
 
     generation: int
     nonce: bytes
@@ -68,7 +68,7 @@ class Attempt:
     replica_domain: str
     started_at_s: float
     lease_until_s: float
-    replicas_cut: int = 0
+    replicas_allowed: int = 0
     persist: PersistRule = NEVER
 
 
@@ -88,6 +88,8 @@ class RankFacts:
 class Checkpoint:
     """A committed checkpoint; a level is a fact with a time, None until it was reached.
 
+    ``copied_at_s``: it had as many copies as the policy asks for, or as the live nodes allowed
+    then: from there on older slots may be freed.
     ``drain_at_s`` is set while it is on its way to the object store. ``notes`` are the user's, a
     JSON object or empty. ``parent`` is what its attempt had restored, None: it began at step 0.
     ``expired`` and ``bad`` speak of the objects of a durable one: they are, or are being,
@@ -99,6 +101,7 @@ class Checkpoint:
     plan_hash: str
     length_bytes: int
     local_at_s: float
+    copied_at_s: float | None = None
     replicated_at_s: float | None = None
     durable_at_s: float | None = None
     drain_at_s: float | None = None

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from holdfast.core.facts import OBJECT_STORE, DecisionState, Want, WantReason
 from holdfast.core.ids import CheckpointId
 from holdfast.core.placement import backups, ring
-from holdfast_services.metadata.domain.commit import domains_of, keep_from
+from holdfast_services.metadata.domain.commit import keep_from
+from holdfast_services.metadata.domain.copies import domains_of
 from holdfast_services.metadata.domain.evidence import Copies, Evidence
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.restore import bad_sources
@@ -101,10 +102,10 @@ def _fetchers(run: Run, item: Copies, where: Places) -> tuple[str, ...]:
     if attempt is None:
         return ()
     spread = where.domains if attempt.replica_domain else None
-    order = backups(item.owner, where.ring, replicas=attempt.replicas_cut, domains=spread)
+    order = backups(item.owner, where.ring, replicas=attempt.replicas_allowed, domains=spread)
     walk = dict.fromkeys((item.owner, *order, *where.ring))
     used = {_place(node, spread) for node in item.nodes if node in where.live}
-    missing = 1 + attempt.replicas_cut - len(used)
+    missing = 1 + attempt.replicas_allowed - len(used)
     chosen: list[str] = []
     for node in walk:
         if len(chosen) >= missing:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
 from holdfast_services.metadata.domain.commit import keep_from
+from holdfast_services.metadata.domain.copies import awaited, shortage
 from holdfast_services.metadata.domain.evidence import Evidence, gather
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.repair import Wants, places, repairs, restores
@@ -21,13 +22,18 @@ DURABLE_IN_VIEW_MIN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """All nodes and runs as of one transaction, with what follows from them for everybody."""
+    """All nodes and runs as of one transaction, with what follows from them for everybody.
+
+    ``shortages``: why no step of a run gets all its copies; empty also while a node that was lost
+    may come back.
+    """
 
     now_s: float
     nodes: Mapping[str, Node]
     runs: tuple[Run, ...]
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     repairs: Mapping[str, Wants] = field(default_factory=dict)
+    shortages: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def live(self) -> Mapping[str, Node]:
@@ -41,10 +47,12 @@ def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float) -> Wor
     everybody = tuple(nodes.values())
     evidence = {run.id: gather(run.id, everybody, now_s, run.stored) for run in runs}
     live = bare.live
+    expected = [node for node in everybody if awaited(node, now_s)]
     return replace(
         bare,
         evidence=evidence,
         repairs={run.id: repairs(run, evidence[run.id], live) for run in runs},
+        shortages={run.id: shortage(run, expected) for run in runs},
     )
 
 
@@ -58,7 +66,7 @@ def node_view(all_of_it: World, name: str) -> NodeView:
     for run in all_of_it.runs:
         own = _wants(all_of_it, run, live, name)
         if own or run.id in held or any(rank.node == name for rank in run.ranks):
-            runs.append(run_view(run, live))
+            runs.append(run_view(run, live, all_of_it.shortages[run.id]))
             wanted.extend(own)
     return NodeView(
         version="",
@@ -81,7 +89,7 @@ def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:
     return tuple(live[name].inventory.node for name in sorted(live))
 
 
-def run_view(run: Run, live: Mapping[str, Node]) -> RunView:
+def run_view(run: Run, live: Mapping[str, Node], shortage: str) -> RunView:
     """Return what every node that has to do with ``run`` should know of it."""
     attempt = run.attempt
     draining = (row.id for row in run.checkpoints if row.draining)
@@ -91,7 +99,7 @@ def run_view(run: Run, live: Mapping[str, Node]) -> RunView:
         generation=run.generation,
         world_size=attempt.world_size if attempt else 0,
         ring=places(run, live).ring,
-        replicas=attempt.replicas_cut if attempt else 0,
+        replicas=attempt.replicas_allowed if attempt else 0,
         domain_spread=bool(attempt and attempt.replica_domain),
         committed=_committed(run),
         keep_from=keep_from(run),
@@ -100,6 +108,7 @@ def run_view(run: Run, live: Mapping[str, Node]) -> RunView:
         abandoned=run.abandoned,
         announced_step=run.announced_step,
         decision=_decision(run),
+        shortage=shortage,
     )
 
 

@@ -126,7 +126,7 @@ class CheckpointStatements(ObjectStatements):
         c, sql = t.checkpoints.c, self._insert(t.checkpoints)
         changes: dict[str, ColumnElement[Any]] = {
             name: func.coalesce(c[name], sql.excluded[name])
-            for name in ("replicated_at_s", "durable_at_s")
+            for name in ("copied_at_s", "replicated_at_s", "durable_at_s")
         }
         changes["notes"] = func.coalesce(func.nullif(c.notes, ""), sql.excluded["notes"])
         changes["drain_at_s"] = sql.excluded["drain_at_s"]
@@ -244,6 +244,7 @@ def checkpoint_of(row: RowMapping) -> Checkpoint:
         plan_hash=row["plan_hash"],
         length_bytes=row["length_bytes"],
         local_at_s=row["local_at_s"],
+        copied_at_s=row["copied_at_s"],
         replicated_at_s=row["replicated_at_s"],
         durable_at_s=row["durable_at_s"],
         drain_at_s=row["drain_at_s"],
@@ -263,6 +264,7 @@ def _checkpoint_row(row: Checkpoint) -> dict[str, Any]:
         "plan_hash": row.plan_hash,
         "length_bytes": row.length_bytes,
         "local_at_s": row.local_at_s,
+        "copied_at_s": row.copied_at_s,
         "replicated_at_s": row.replicated_at_s,
         "durable_at_s": row.durable_at_s,
         "drain_at_s": row.drain_at_s,

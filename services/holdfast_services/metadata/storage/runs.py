@@ -185,7 +185,7 @@ class RunStatements(CheckpointStatements):
         row: dict[str, Any] = {name: getattr(attempt, name) for name in _ATTEMPT}
         row["persist_steps"] = attempt.persist.steps
         row["persist_seconds"] = attempt.persist.seconds
-        moving = {"lease_until_s": attempt.lease_until_s, "replicas_cut": attempt.replicas_cut}
+        moving = {name: row[name] for name in ("lease_until_s", "replicas_allowed")}
         sql = self._insert(t.attempts).values(run=run.id, job=run.job, **row)
         self._db.execute(
             sql.on_conflict_do_update(index_elements=["run", "generation"], set_=moving)
