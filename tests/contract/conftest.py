@@ -6,6 +6,7 @@ import os
 
 import pytest
 from tests.contract.stores import LENGTH, PAGE_COUNT, Kind
+from tests.servers.redis import running_redis
 
 from holdfast.core.retry import Backoff
 from holdfast.objectstore import open_store
@@ -42,3 +43,15 @@ def store(kind):
 @pytest.fixture(scope="module")
 def data():
     return os.urandom(LENGTH)
+
+
+@pytest.fixture(scope="module")
+def redis_server():
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server):
+    redis_server.ask("FLUSHALL")
+    return redis_server.url

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-import redis
-from tests.servers.redis import running_redis
+from tests.contract.queues import LONG_S, WAIT_S_MAX, claim_one
 
-from holdfast.errors import InvalidRequestError, UnavailableError
-from holdfast_services.kit.queue import ITEM_LENGTH_MAX, Claim, open_queue
-from holdfast_services.kit.queue import redis as adapter
+from holdfast.errors import InvalidRequestError
+from holdfast_services.kit.queue import ITEM_LENGTH_MAX, open_queue
 from holdfast_services.kit.queue.memory import MemoryQueue
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG_S = 60.0  # a lease, or a delay, that does not end in a test
 SHORT_S = 0.2
-WAIT_S_MAX = 30.0
 
 # argv: url, lease. Claims one, says which, waits for a line, then does all that is left.
 WORKER = """
@@ -78,18 +72,6 @@ class MemoryPlace(Place):
         self._now_s += length_s
 
 
-@pytest.fixture(scope="module")
-def redis_server():
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture
-def redis_url(redis_server):
-    redis_server.ask("FLUSHALL")
-    return redis_server.url
-
-
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 def place(request, tmp_path):
     opened = made(request, tmp_path)
@@ -119,11 +101,6 @@ def made(request, tmp_path) -> Place:
     url = request.getfixturevalue("redis_url")
     server = request.getfixturevalue("redis_server")
     return Place(url, lambda: server.ask("FLUSHALL"))
-
-
-def claim_one(queue, worker="w", wait_s=WAIT_S_MAX) -> Claim:
-    (claim,) = queue.claim(worker, count_max=1, wait_s=wait_s)
-    return claim
 
 
 def started(url, lease_s=LONG_S):
@@ -323,35 +300,6 @@ def test_a_delayed_item_is_nobodys_until_it_is_due(place):
     assert (queue.waiting_count(), queue.items_count()) == (1, 2)
 
 
-def test_a_clock_that_steps_back_hides_no_item_in_a_file(tmp_path):
-    """A laptop's clock is set back by a day: what rests, and what a dead worker had, comes soon."""
-    path = tmp_path / "queue.db"
-    queue = open_queue(f"sqlite:///{path}", lease_s=LONG_S)
-    queue.offer(["resting", "claimed", "kept"])
-    resting, _, _ = queue.claim("dead", count_max=3, wait_s=0)
-    queue.release(resting, delay_s=LONG_S)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE items SET due_s = due_s + 86400 WHERE item != 'kept'")
-        connection.commit()
-    found = queue.claim("w", count_max=9, wait_s=0)
-    queue.close()
-
-    assert {"resting", "claimed"} == {claim.item for claim in found}
-
-
-def test_a_clock_that_steps_back_hides_no_resting_item_in_redis(redis_url):
-    queue = open_queue(redis_url, lease_s=LONG_S)
-    queue.offer(["resting"])
-    queue.release(claim_one(queue), delay_s=LONG_S)
-    assert [] == list(queue.claim("w", count_max=1, wait_s=0))
-    with redis.Redis.from_url(redis_url) as bare:
-        bare.zincrby("holdfast:queue:delayed", 86_400_000, "1 resting")
-    found = claim_one(queue)
-    queue.close()
-
-    assert ("resting", 2) == (found.item, found.deliveries)
-
-
 def test_items_are_counted_by_how_they_begin(place):
     queue = place.open()
     queue.offer(["shard/1", "shard/2", "shard/3", "manifest/1", "shar%", "Shard/1"])
@@ -395,92 +343,6 @@ def test_a_queue_that_lost_everything_says_so_and_goes_on(place):
     queue.release(claimed, delay_s=0)
     assert queue.waiting_count() == 3
     assert len(queue.claim("w", count_max=4, wait_s=0)) == 3
-
-
-def test_a_redis_that_was_restarted_empty_is_used_on(redis_server, redis_url):
-    """Redis loses nothing that cannot be offered again: no call has to be repeated."""
-    queue = open_queue(redis_url, lease_s=LONG_S)
-    queue.offer(["a", "b"])
-    claim, before = claim_one(queue), queue.epoch()
-    redis_server.kill()
-    for call in (
-        queue.epoch,
-        queue.waiting_count,
-        lambda: queue.offer(["a"]),
-        lambda: queue.claim("w", count_max=1, wait_s=1),
-        lambda: queue.heartbeat("w", [claim]),
-        lambda: queue.acknowledge(claim),
-        lambda: queue.release(claim, delay_s=0),
-    ):
-        with pytest.raises(UnavailableError):
-            call()
-    redis_server.start()
-
-    assert list(queue.heartbeat("w", [claim])) == [claim]
-    assert queue.epoch() != before
-    assert queue.offer(["a", "b"]) == 2
-    assert claim_one(queue).item == "a"
-    queue.close()
-
-
-def test_a_blocked_claimer_outlives_the_emptying_of_redis(redis_server, redis_url):
-    queue = open_queue(redis_url, lease_s=LONG_S)
-    found = []
-    waiter = threading.Thread(target=lambda: found.append(claim_one(queue)))
-    waiter.start()
-    deadline_s = time.monotonic() + WAIT_S_MAX
-    while b"blocked_clients:0" in redis_server.ask("INFO clients"):
-        assert time.monotonic() < deadline_s
-    redis_server.ask("FLUSHALL")
-    queue.offer(["a"])
-    waiter.join(WAIT_S_MAX)
-    queue.close()
-
-    assert [claim.item for claim in found] == ["a"]
-
-
-def test_a_redis_whose_group_alone_was_removed_begins_anew(redis_url):
-    queue = open_queue(redis_url, lease_s=LONG_S)
-    queue.offer(["a"])
-    before = queue.epoch()
-    with redis.Redis.from_url(redis_url) as bare:
-        bare.xgroup_destroy("holdfast:queue:items", "workers")
-
-    assert list(queue.claim("w", count_max=1, wait_s=0)) == []
-    assert queue.epoch() != before
-    assert queue.offer(["a"]) == 1
-    assert claim_one(queue).item == "a"
-    queue.close()
-
-
-def test_redis_keeps_nothing_of_what_is_done(redis_url, monkeypatch):
-    """Bounded: neither entries, nor names of items, nor those of workers long gone."""
-    queue = open_queue(redis_url, lease_s=LONG_S)
-    queue.offer([f"item-{i}" for i in range(1200)])
-    for name in ("one", "two"):
-        for claim in queue.claim(name, count_max=600, wait_s=0):
-            queue.acknowledge(claim)
-    monkeypatch.setattr(adapter, "WORKER_SILENT_MS_MAX", -1)
-    later = open_queue(redis_url, lease_s=LONG_S)
-    later.claim("three", count_max=1, wait_s=0)
-    later.close()
-    queue.close()
-
-    with redis.Redis.from_url(redis_url, decode_responses=True) as bare:
-        assert bare.xlen("holdfast:queue:items") == 0
-        assert sorted(bare.keys()) == ["holdfast:queue:epoch", "holdfast:queue:items"]
-        assert bare.xinfo_consumers("holdfast:queue:items", "workers") == []
-
-
-def test_a_file_that_cannot_be_opened_is_unavailable_until_it_can(tmp_path):
-    folder = tmp_path / "later"
-    queue = open_queue(f"sqlite:///{folder / 'queue.db'}", lease_s=LONG_S)
-    with pytest.raises(UnavailableError, match="unable to open"):
-        queue.offer(["a"])
-    folder.mkdir()
-
-    assert queue.offer(["a"]) == 1
-    queue.close()
 
 
 @pytest.mark.parametrize(

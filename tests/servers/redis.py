@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,13 +17,44 @@ from pathlib import Path
 from tests.servers.packages import install
 
 START_S_MAX = 30.0
+CLOCK = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static const volatile long *ahead;
+
+__attribute__((constructor)) static void begin(void) {
+    int fd = open(getenv("CLOCK_FILE"), O_RDONLY);
+    ahead = mmap(0, sizeof *ahead, PROT_READ, MAP_SHARED, fd, 0);
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    struct timespec real;
+    (void)zone;
+    syscall(SYS_clock_gettime, CLOCK_REALTIME, &real);
+    now->tv_sec = real.tv_sec + *ahead;
+    now->tv_usec = real.tv_nsec / 1000;
+    return 0;
+}
+"""
 
 
 class RedisServer:
-    """``start`` and ``kill`` may be repeated: the port stays, the contents do not."""
+    """``start`` and ``kill`` may be repeated: the port stays, the contents do not.
 
-    def __init__(self, folder: Path) -> None:
+    ``clock``: its wall clock can be set, by ``set_clock``.
+    """
+
+    def __init__(self, folder: Path, *, clock: bool = False) -> None:
         self._folder = folder
+        self._clock = folder / "clock"
+        self._environ = {**os.environ, **(self._shim() if clock else {})}
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -38,7 +71,7 @@ class RedisServer:
             self._process = subprocess.Popen(
                 [_program(), "--port", str(self.port), "--bind", "127.0.0.1",
                  "--save", "", "--appendonly", "no", "--dir", str(self._folder)],
-                stdout=log, stderr=subprocess.STDOUT,
+                stdout=log, stderr=subprocess.STDOUT, env=self._environ,
             )  # fmt: skip
         deadline_s = time.monotonic() + START_S_MAX
         while not self._answers():
@@ -51,6 +84,21 @@ class RedisServer:
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
             connection.sendall(command.encode() + b"\r\n")
             return connection.recv(4096)
+
+    def set_clock(self, ahead_s: int) -> None:
+        """Have its clock be ``ahead_s`` ahead of ours from now on."""
+        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:  # never shorter
+            file.write(ahead_s.to_bytes(8, sys.byteorder, signed=True))
+
+    def _shim(self) -> dict[str, str]:
+        """Return the environment under which the wall clock is off by what a file says."""
+        if shutil.which("gcc") is None:
+            install("gcc", "libc6-dev")
+        library = self._folder / "clock.so"
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+        subprocess.run(command, input=CLOCK, text=True, check=True)
+        self.set_clock(0)
+        return {"LD_PRELOAD": str(library), "CLOCK_FILE": str(self._clock)}
 
     def kill(self) -> None:
         """End it without asking."""
@@ -66,10 +114,10 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def running_redis() -> Iterator[RedisServer]:
+def running_redis(*, clock: bool = False) -> Iterator[RedisServer]:
     """Run a server; it and its folder are gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="hfredis"))
-    server = RedisServer(folder)
+    server = RedisServer(folder, clock=clock)
     try:
         server.start()
         yield server

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sqlite3
 import time
@@ -25,6 +26,7 @@ from holdfast.objectstore import ObjectStore, open_store
 
 TIMEOUT_S = 3.0
 OBJECTS_COUNT_MAX = 200_000
+ANSWER_BYTES_MAX = 64 << 10
 ORPHAN_AGE_S = 86_400.0
 
 
@@ -174,9 +176,14 @@ def _ask_queue(url: str) -> str:
         with socket.create_connection(
             (parts.hostname or "127.0.0.1", parts.port or 6379), TIMEOUT_S
         ) as redis:
-            redis.sendall(b"PING\r\n")
-            answer = redis.recv(64)
+            redis.sendall(b"PING\r\nINFO memory\r\nQUIT\r\n")
+            with redis.makefile("rb") as stream:
+                answer = stream.read(ANSWER_BYTES_MAX)
     except (OSError, ValueError, sqlite3.Error) as cause:
         return f"{parts.scheme}: {cause}"
+    evicts = re.search(rb"^maxmemory_policy:(allkeys-\w+)", answer, re.MULTILINE)
+    if evicts and b"\nmaxmemory:0\r" not in answer:
+        policy = evicts[1].decode()
+        return f"{parts.netloc} drops keys when it is full: set maxmemory-policy, now {policy}"
     # One that wants a password says so, and is there.
     return "" if answer.startswith((b"+PONG", b"-NOAUTH")) else f"{parts.netloc} is no Redis"

@@ -1,7 +1,11 @@
-"""Files that appear whole: written under another name beside, renamed at the end."""
+"""Files and folders that appear whole: written under another name beside, renamed at the end.
+
+What is replaced is there until the new one is: a file by rename, a folder by exchanging the two.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import secrets
@@ -12,6 +16,9 @@ from pathlib import Path
 
 from holdfast.errors import AccessError, AlreadyExistsError, ExhaustedError, UnavailableError
 
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_CANNOT_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -34,7 +41,7 @@ def staged(dest: Path, *, force: bool) -> Iterator[Path]:
         dest.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         _refuse(dest, force=force)
-        _sync(temporary)
+        _sync(temporary, *temporary.rglob("*"))
         _replace(temporary, dest)
     except OSError as cause:
         reason = f"cannot write {dest}: {cause.strerror or cause}"
@@ -52,9 +59,9 @@ def _refuse(dest: Path, *, force: bool) -> None:
         raise AlreadyExistsError(f"{dest} is there already: choose another, or use --force")
 
 
-def _sync(path: Path) -> None:
-    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
-        fd = os.open(file, os.O_RDONLY)
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:
@@ -62,14 +69,30 @@ def _sync(path: Path) -> None:
 
 
 def _replace(temporary: Path, dest: Path) -> None:
-    if temporary.is_dir() and os.path.lexists(dest):
-        # A folder cannot be renamed over one that holds something.
+    """Put ``temporary`` in the place of ``dest``; what was there, if any, is removed."""
+    if not (temporary.is_dir() and os.path.lexists(dest)):
+        temporary.replace(dest)
+    elif not _exchange(temporary, dest):
+        # Neither can a folder be renamed over one that holds something. A kill between the two
+        # leaves nothing at ``dest``, and both beside it.
         old = dest.with_name(f"{temporary.name}.old")
         dest.rename(old)
         temporary.rename(dest)
         _remove(old)
-    else:
-        temporary.replace(dest)
+    _sync(dest.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Give each the other's name in one step; False where the system or the files cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(error, os.strerror(error), str(other))
 
 
 def _remove(path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
+from holdfast.convert import staged as staging
 from holdfast.convert.exporting import FORMATS, export
 from holdfast.convert.importing import open_source, place_for, write_checkpoint
 from holdfast.convert.reading import CheckpointReader
@@ -68,6 +70,50 @@ def test_what_is_there_is_replaced_only_by_force(form, reader, tmp_path):
     assert open_source(dest if form != "safetensors" else dest.rename(f"{dest}.safetensors"))
     assert not (dest / "precious").exists()
     assert [] == [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def test_a_folder_is_replaced_without_a_moment_in_which_nothing_is_there(tmp_path, monkeypatch):
+    """Defect C10: a kill after any rename, or before what was there is removed."""
+    dest = tmp_path / "out"
+    dest.mkdir()
+    (dest / "old").touch()
+
+    def killed(name):
+        plain = getattr(os, name)
+
+        def rename(*args, **options):
+            plain(*args, **options)
+            raise Killed
+
+        return rename
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, killed(name))
+    monkeypatch.setattr(staging, "_remove", killed("fspath"))
+    with suppress(Killed), staging.staged(dest, force=True) as fresh:
+        fresh.mkdir()
+        (fresh / "new").touch()
+
+    assert ["new"] == [path.name for path in dest.iterdir()]
+
+
+@pytest.mark.parametrize("can", [True, False], ids=["exchange", "two renames"])
+def test_a_folder_is_replaced_whatever_the_file_system_can(tmp_path, monkeypatch, can):
+    dest = tmp_path / "out"
+    dest.mkdir()
+    (dest / "old").touch()
+    if not can:
+        monkeypatch.setattr(staging, "_exchange", lambda *_: False)
+    with staging.staged(dest, force=True) as fresh:
+        fresh.mkdir()
+        (fresh / "new").touch()
+
+    assert ["new"] == [path.name for path in dest.iterdir()]
+    assert [dest] == list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -6,14 +6,18 @@
 ``holdfast:queue:known``        hash, item -> id of its entry, or ``delayed``
 ``holdfast:queue:delayed``      sorted set of "<deliveries> <item>" by when it is due, ms
 ``holdfast:queue:epoch``        random text, made with the group and lost with it
+``holdfast:queue:clock``        when somebody last claimed, ms
 ==============================  ========================================================
 
-Every change is one script: it happens whole or not at all, by the clock of Redis. A claim is
-named by its entry and the number of that delivery, which grows when another takes it over.
+All five are always there: ``known`` and ``delayed`` hold one member that is no item. So a server
+that evicts any of them is noticed, and the queue begins anew as if it were restarted. Every change
+is one script: it happens whole or not at all, by the clock of Redis. A claim is named by its entry
+and the number of that delivery, which grows when another takes it over.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -35,19 +39,28 @@ OFFER_BATCH = 500
 FAR_MS = 600 * 1000
 # Once per object: names of workers that went long ago are forgotten.
 WORKER_SILENT_MS_MAX = 24 * 3600 * 1000
+# A clock that is further behind the last claim than this has stepped back.
+STEP_MS_MIN = 1000
+PENDING_PAGE = 500
 
 _GROUP = "workers"
 _STREAM = "holdfast:queue:items"
 _EPOCH = "holdfast:queue:epoch"
-_KEYS = (_STREAM, "holdfast:queue:known", "holdfast:queue:delayed", _EPOCH)
+_CLOCK = "holdfast:queue:clock"
+_KEYS = (_STREAM, "holdfast:queue:known", "holdfast:queue:delayed", _EPOCH, _CLOCK)
 
-# Without its group or its epoch the queue is not what it was: begin it anew, whole.
+log = logging.getLogger(__name__)
+
+# Without its group or one of its keys the queue is not what it was: begin it anew, whole.
 _BEGIN = """
-local items, known, delayed, epoch = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local items, known, delayed, epoch, clock = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group = 'workers'
-if redis.call('EXISTS', items, epoch) < 2 then
+if redis.call('EXISTS', items, known, delayed, epoch, clock) < 5 then
   redis.call('DEL', items, known, delayed)
   redis.call('XGROUP', 'CREATE', items, group, '0', 'MKSTREAM')
+  redis.call('HSET', known, '', '')
+  redis.call('ZADD', delayed, '-inf', '')
+  redis.call('SET', clock, 0)
   redis.call('SET', epoch, ARGV[1])
 end
 local function now_ms()
@@ -84,6 +97,20 @@ return added
 # ARGV: worker, count, lease in ms. Returns {{id, delivery, item, deliveries before}, ...}.
 _CLAIM = f"""{_BEGIN}
 local worker, count, lease_ms = ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local now = now_ms()
+if now < redis.call('GET', clock) - {STEP_MS_MIN} then
+  -- Claims seem to be of the future, and would stay a dead worker's until then: their leases
+  -- begin anew. Who lives beats within them.
+  local from = '-'
+  while from do
+    local left = redis.call('XPENDING', items, group, from, '+', {PENDING_PAGE})
+    for _, one in ipairs(left) do
+      redis.call('XCLAIM', items, group, one[2], 0, one[1], 'TIME', now, 'JUSTID')
+    end
+    from = #left == {PENDING_PAGE} and '(' .. left[#left][1] or nil
+  end
+end
+redis.call('SET', clock, now)
 local function due(from, to)
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', delayed, from, to, 'LIMIT', 0, 100)) do
     local space = string.find(member, ' ', 1, true)
@@ -91,8 +118,8 @@ local function due(from, to)
     add(string.sub(member, space + 1), string.sub(member, 1, space - 1))
   end
 end
-due('-inf', now_ms())
-due(now_ms() + {FAR_MS}, '+inf')
+due('(-inf', now)
+due(now + {FAR_MS}, '+inf')
 local claims = {{}}
 for _, left in ipairs(redis.call('XPENDING', items, group, 'IDLE', lease_ms, '-', '+', count)) do
   local entry = redis.call('XCLAIM', items, group, worker, lease_ms, left[1])[1]
@@ -146,14 +173,14 @@ end
 
 _WAITING = f"""{_BEGIN}
 local claimed = redis.call('XPENDING', items, group)[1]
-return redis.call('XLEN', items) - claimed + redis.call('ZCARD', delayed)
+return redis.call('XLEN', items) - claimed + redis.call('ZCARD', delayed) - 1
 """
 
 # ARGV: prefix.
 _COUNT = f"""{_BEGIN}
 local count = 0
 for _, item in ipairs(redis.call('HKEYS', known)) do
-  if string.sub(item, 1, #ARGV[2]) == ARGV[2] then count = count + 1 end
+  if item ~= '' and string.sub(item, 1, #ARGV[2]) == ARGV[2] then count = count + 1 end
 end
 return count
 """
@@ -187,11 +214,19 @@ class RedisQueue:
             raise InvalidRequestError(f"not the URL of a Redis server: {cause}") from cause
         self._lease_ms = max(1, round(lease_s * 1000))
         self._has_forgotten = False
+        self._has_warned = False
 
     def epoch(self) -> str:
         """As in ``Queue``; another too when Redis was restarted, with whatever it then loaded."""
         with _meaning():
             run: Any = self._redis.info("server")
+            memory: Any = {} if self._has_warned else self._redis.info("memory")
+        if memory.get("maxmemory") and memory["maxmemory_policy"].startswith("allkeys"):
+            log.warning(
+                "this Redis evicts keys (maxmemory-policy %s): the queue will be lost and filled "
+                "again; use noeviction or volatile-*", memory["maxmemory_policy"],
+            )  # fmt: skip
+        self._has_warned = True
         return f"{run['run_id']}:{self._run(_READ_EPOCH)}"
 
     def offer(self, items: Sequence[str]) -> int:

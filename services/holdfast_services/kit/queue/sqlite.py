@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from holdfast.errors import UnavailableError
 from holdfast_services.kit.queue import Claim, check_items
@@ -138,7 +138,9 @@ class SqliteQueue:
 
     @contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._lock, ExitStack() as undo:
+            # Whatever happens: a transaction left open would lock everybody out of the file.
+            undo.callback(self._drop)  # rolls back; the next call opens the file anew
             try:
                 if self._connection is None:
                     self._connection = _opened(self._path)
@@ -146,10 +148,10 @@ class SqliteQueue:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except sqlite3.Error as cause:
-                self._drop()  # rolls back; the next call opens the file anew
                 raise UnavailableError(
                     f"queue does not answer: {cause}", file=self._path
                 ) from cause
+            undo.pop_all()
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -162,11 +164,10 @@ def _opened(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path, timeout=LOCK_S_MAX, isolation_level=None, check_same_thread=False
     )
-    try:
+    with ExitStack() as undo:
+        undo.callback(connection.close)
         _prepare(connection)
-    except sqlite3.Error:
-        connection.close()
-        raise
+        undo.pop_all()
     return connection
 
 
