@@ -148,7 +148,11 @@ class BadSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """All that one agent holds and all ranks it serves; newer by (incarnation, sequence)."""
+    """All that one agent holds and all ranks it serves; newer by (incarnation, sequence).
+
+    ``seen``: of each run the newest committed checkpoint that the agent was told of. It replaces
+    no shard of that one, or of one before it, by itself (architecture 4.7).
+    """
 
     node: Peer
     incarnation: int
@@ -160,6 +164,7 @@ class Inventory:
     abandoned: tuple[AbandonedStep, ...] = ()
     bad_sources: tuple[BadSource, ...] = ()
     leaving: bool = False
+    seen: tuple[CheckpointId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +257,10 @@ class RunView:
     """What a node needs to know of one run; see ``NodeView``.
 
     ``ring`` lists the nodes of the attempt in placement order. ``keep_from`` is the newest
-    checkpoint with all copies that could be made: slots of older ones may be freed. ``replicas`` is
-    how many copies the live nodes allow; ``shortage`` why that is fewer than asked for, if no node
-    that was lost may still come back.
+    checkpoint of which all copies that could be made lie with holders that have said that they know
+    of the commit: slots of older ones may be freed. ``replicas`` is how many copies the live nodes
+    allow; ``shortage`` why that is fewer than asked for, if no node that was lost may still come
+    back.
     """
 
     run: str

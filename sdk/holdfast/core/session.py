@@ -70,7 +70,10 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionUpdate:
-    """What a rank tells its agent; the newest wins, repeats are harmless."""
+    """What a rank tells its agent; the newest wins, repeats are harmless.
+
+    ``wants_slot`` is the step that found no free slot, 0: none waits for one.
+    """
 
     session: str
     step: int = 0
@@ -83,3 +86,4 @@ class SessionUpdate:
     events: tuple[Event, ...] = ()
     saving: tuple[int, ...] = ()
     notes: tuple[StepNote, ...] = ()
+    wants_slot: int = 0

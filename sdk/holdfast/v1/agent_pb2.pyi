@@ -433,12 +433,15 @@ class UpdateRequest(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    WANTS_SLOT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     step: _builtins.int
     step_s: _builtins.float
     save_interval_s: _builtins.float
     wants_save: _builtins.bool
     loaded: _builtins.bool
+    wants_slot: _builtins.int
+    """the step that found no free slot; 0: none"""
     @_builtins.property
     def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.AbandonedStep]: ...
     @_builtins.property
@@ -467,10 +470,11 @@ class UpdateRequest(_message.Message):
         events: _abc.Iterable[_metadata_pb2.Event] | None = ...,
         saving: _abc.Iterable[_builtins.int] | None = ...,
         notes: _abc.Iterable[_metadata_pb2.StepNote] | None = ...,
+        wants_slot: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "session", b"session", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "session", b"session", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save", "wants_slot", b"wants_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -388,6 +388,7 @@ class Inventory(_message.Message):
     ABANDONED_FIELD_NUMBER: _builtins.int
     BAD_SOURCES_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     sequence: _builtins.int
     budget_bytes: _builtins.int
@@ -404,6 +405,12 @@ class Inventory(_message.Message):
     def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbandonedStep]: ...
     @_builtins.property
     def bad_sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadSource]: ...
+    @_builtins.property
+    def seen(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.CheckpointId]:
+        """Of each run the newest committed checkpoint that this agent has been told of. It never again
+        replaces a shard of that one, or of one before it, by itself.
+        """
+
     def __init__(
         self,
         *,
@@ -417,10 +424,11 @@ class Inventory(_message.Message):
         abandoned: _abc.Iterable[Global___AbandonedStep] | None = ...,
         bad_sources: _abc.Iterable[Global___BadSource] | None = ...,
         leaving: _builtins.bool = ...,
+        seen: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "bad_sources", b"bad_sources", "budget_bytes", b"budget_bytes", "incarnation", b"incarnation", "leaving", b"leaving", "node", b"node", "ranks", b"ranks", "sequence", b"sequence", "shards", b"shards", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "bad_sources", b"bad_sources", "budget_bytes", b"budget_bytes", "incarnation", b"incarnation", "leaving", b"leaving", "node", b"node", "ranks", b"ranks", "seen", b"seen", "sequence", b"sequence", "shards", b"shards", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -583,7 +591,9 @@ class RunView(_message.Message):
 
     @_builtins.property
     def keep_from(self) -> _common_pb2.CheckpointId:
-        """newest with all copies that could be made; older slots may be freed"""
+        """Newest acknowledged: all copies that could be made lie with agents that have said `seen`. Older
+        slots may be freed.
+        """
 
     @_builtins.property
     def pinned(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.CheckpointId]: ...

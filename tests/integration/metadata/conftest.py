@@ -29,6 +29,7 @@ class Agent:
         self.shards = []
         self.ranks = ()
         self.leaving = False
+        self.seen = ()
 
     def hold(self, run, step, generation, rank, *, owner=None, world=2):
         shard = Shard(
@@ -61,7 +62,13 @@ class Agent:
             shards=tuple(self.shards),
             ranks=self.ranks,
             leaving=self.leaving,
+            seen=self.seen,
         )
+
+    def hear(self, view):
+        """Take over what a view says is committed, as an agent does before it reports again."""
+        keys = [c.checkpoint for run in view.runs for c in run.committed]
+        self.seen = (max(keys, key=lambda key: (key.generation, key.step)),) if keys else ()
 
 
 def wish(rank, node, nonce=b"first", *, launcher="L", world=2, job=JOB, replicas=1):

@@ -26,8 +26,11 @@ async def commit_step(service, agents, seat, step):
     for agent in agents:
         for rank, owner in enumerate(agents):
             agent.hold(seat.run, step, seat.generation, rank, owner=owner.name)
-    for agent in agents:
-        view = await service.report(agent.inventory())
+    for _ in range(2):  # the second time they say that they know of the commit
+        for agent in agents:
+            view = await service.report(agent.inventory())
+        for agent in agents:
+            agent.hear(await service.watch(agent.name, "", 0))
     return view
 
 
@@ -195,15 +198,19 @@ async def test_a_confirmed_decision_cannot_be_written_over(database_url, agents,
         assert (await service.read(lambda c: c.load_run(seat.run))).decision == before.decision
 
 
-async def test_an_outage_leaves_leases_standing_and_costs_no_save(database_url, agents, kit):
-    """P5, G18: ten saves without metadata, then the new attempt registers first."""
+async def test_an_outage_leaves_leases_standing_and_its_newest_save_is_restored(
+    database_url, agents, kit
+):
+    """P5, G18: ten saves without metadata, then the new attempt registers first.
+
+    With two slots a rank holds the committed step and the newest afterwards (4.7).
+    """
     async with kit.running(database_url) as service:
         seat = await kit.launch(service, agents)
         await commit_step(service, agents, seat, 10)
     for agent in agents:
-        for step in range(11, 21):
-            for rank, owner in enumerate(agents):
-                agent.hold(seat.run, step, seat.generation, rank, owner=owner.name)
+        for rank, owner in enumerate(agents):
+            agent.hold(seat.run, 20, seat.generation, rank, owner=owner.name)
     age(database_url, 600.0)
 
     async with kit.running(database_url) as service:

@@ -40,6 +40,7 @@ class Machine:
     abandoned: tuple = ()
     bad_sources: tuple = ()
     leaving: bool = False
+    seen: tuple = ()
 
 
 class Cluster:
@@ -54,6 +55,7 @@ class Cluster:
         self.nonces = {}
         self.objects = {}
         self.events = []
+        self.deaf = set()
 
     # what happens
 
@@ -204,6 +206,18 @@ class Cluster:
             machine = self.machine(name)
             machine.sequence += 1
             self.deliver(self.inventory(name))
+        self.hear()
+
+    def hear(self):
+        """Every live node gets its view; one that sees a new commit reports again, at once."""
+        for name in [n for n, node in self.nodes.items() if node.live(self.now_s)]:
+            machine, views = self.machine(name), self.view(name).runs
+            keys = (*machine.seen, *(c.checkpoint for run in views for c in run.committed))
+            newest = max(keys, key=lambda key: (key.generation, key.step), default=None)
+            if newest and machine.seen != (newest,) and name not in self.deaf:
+                machine.seen = (newest,)
+                machine.sequence += 1
+                self.deliver(self.inventory(name))
 
     def inventory(self, name):
         machine = self.machines[name]
@@ -219,6 +233,7 @@ class Cluster:
             abandoned=machine.abandoned,
             bad_sources=machine.bad_sources,
             leaving=machine.leaving,
+            seen=machine.seen,
         )
 
     def deliver(self, inventory):

@@ -7,6 +7,7 @@ fetched into in the same turn.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from holdfast.core import facts
 from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
@@ -19,6 +20,7 @@ from holdfast_services.agent.domain.state import AGENT, Attempt, Session, Slot, 
 FETCHES_COUNT_MAX = 4
 ASKS_COUNT_MAX = 4
 SAID_COUNT_MAX = 1024
+REPLACED_COUNT_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,11 @@ def say(state: State, kind: str, severity: str, message: str, *, job: str = "") 
         return []
     known = state.said if len(state.said) < SAID_COUNT_MAX else frozenset()
     state.said = known | {message}
+    return tell(kind, severity, message, state, job=job)
+
+
+def tell(kind: str, severity: str, message: str, state: State, *, job: str = "") -> list[ev.Action]:
+    """Tell people each time."""
     event = facts.Event(
         kind=kind, severity=severity, message=message, job=job, context={"node": state.me.node}
     )
@@ -80,11 +87,36 @@ def _free(state: State) -> list[ev.Action]:
         if slot.content is None or slot.work is not Work.NONE:
             continue
         if rules.freeable(state, slot) or _second_copy(state, slot):
-            free = slot.name.to(SlotState.FREE)
-            state.slots[slot.name.slot] = Slot(name=free, length_bytes=slot.length_bytes)
-            actions.append(ev.RenameSlot(slot.name, free))
+            actions.append(_give_back(state, slot))
+    actions += _replace(state)
     live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
     state.asks = {key: ask for key, ask in state.asks.items() if key[0] in live}
+    return actions
+
+
+def _give_back(state: State, slot: Slot) -> ev.Action:
+    free = slot.name.to(SlotState.FREE)
+    state.slots[slot.name.slot] = Slot(name=free, length_bytes=slot.length_bytes)
+    return ev.RenameSlot(slot.name, free)
+
+
+def _replace(state: State) -> list[ev.Action]:
+    """While metadata is out: let ranks that want a slot go on with that of an uncommitted step.
+
+    Copies held for peers follow: their owners have no more slots than copies are kept here.
+    """
+    actions: list[ev.Action] = []
+    for key, session in list(state.sessions.items()):
+        slot = rules.gives_way(state, session)
+        if slot is None or slot.content is None:
+            continue
+        steps = (*session.replaced, int(slot.content.shard.id.step))[-REPLACED_COUNT_MAX:]
+        state.sessions[key] = replace(session, replaced=steps)
+        state.replaced_count += 1
+        actions.append(_give_back(state, slot))
+    good = (s.content for s in state.slots.values() if s.content and state.lost)
+    for shard in [c.shard.id for c in good if c.held is HeldState.SEALED]:
+        actions += [_give_back(state, slot) for slot in rules.surplus_copies(state, shard)]
     return actions
 
 
@@ -177,6 +209,8 @@ def _fetch(state: State) -> list[ev.Action]:
         attempt = state.fetches.get(shard.id, Attempt())
         if attempt.under_way or attempt.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
             continue
+        if wish.owner:
+            actions += _make_way(state, shard)
         slot, made = _slot_for(state, shard.length_bytes)
         actions += made
         if slot is None:
@@ -188,6 +222,15 @@ def _fetch(state: State) -> list[ev.Action]:
         if key not in wished and not attempt.under_way:
             del state.fetches[key]
     return actions
+
+
+def _make_way(state: State, shard: Shard) -> list[ev.Action]:
+    """Give back a copy that this one replaces if there is no other room for it."""
+    length = shard.length_bytes
+    if rules.free_slot(state, length) or rules.room(state, length) is not None:
+        return []
+    passed = (s for s in rules.passed_copies(state, shard.id) if s.length_bytes == length)
+    return [_give_back(state, slot) for slot in islice(passed, 1)]
 
 
 def _begin_fetch(state: State, slot: Slot, wish: rules.Wish) -> list[ev.Action]:

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.facts import OBJECT_STORE, BadSource, HeldState, StepNote
+from holdfast.core.facts import OBJECT_STORE, BadSource, HeldState, NodeView, StepNote
 from holdfast.core.ids import ShardId
 from holdfast.core.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import rules
-from holdfast_services.agent.domain.decide import ASK_BACKOFF, FETCH_BACKOFF, decide, say
+from holdfast_services.agent.domain.decide import ASK_BACKOFF, FETCH_BACKOFF, decide, say, tell
 from holdfast_services.agent.domain.state import Attempt, Content, HoldWish, Slot, State, Work
 
 SEALED_STEPS_COUNT_MAX = 64
@@ -85,6 +85,7 @@ def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
         step_s=update.step_s or session.step_s,
         save_interval_s=update.save_interval_s or session.save_interval_s,
         wants_save=update.wants_save,
+        wants_slot=update.wants_slot,
         saving=update.saving,
         loaded=session.loaded or update.loaded,
         abandoned=abandoned[-ABANDONED_COUNT_MAX:],
@@ -110,14 +111,30 @@ def _session_ended(state: State, event: ev.SessionEnded) -> list[ev.Action]:
 def _view_arrived(state: State, event: ev.ViewArrived) -> list[ev.Action]:
     back = bool(state.lost) and state.view is not None
     state.view, state.lost = event.view, ""
+    _see(state, event.view)
     decisions = {view.decision.number for view in event.view.runs if view.decision}
     wanted = {want.shard.id for want in event.view.wants}
     state.bad_sources = tuple(
         b for b in state.bad_sources if b.decision in decisions or b.shard in wanted
     )
     if back:
-        return say(state, "metadata_back", "info", "metadata service answers again")
+        count, state.replaced_count = state.replaced_count, 0
+        replaced = f"; meanwhile {count} saves were replaced by later ones" if count else ""
+        return tell("metadata_back", "info", f"metadata service answers again{replaced}", state)
     return []
+
+
+def _see(state: State, view: NodeView) -> None:
+    """Note the newest commit of each run; views may arrive in any order, so it only grows."""
+    for run in view.runs:
+        keys = [c.checkpoint for c in run.committed]
+        if run.run in state.seen:
+            keys.append(state.seen[run.run])
+        if keys:
+            state.seen[run.run] = max(keys, key=lambda key: (key.generation, key.step))
+    held = {slot.content.shard.id.run for slot in state.slots.values() if slot.content}
+    known = held | {run.run for run in view.runs}
+    state.seen = {run: key for run, key in state.seen.items() if run in known}
 
 
 def _metadata_lost(state: State, event: ev.MetadataLost) -> list[ev.Action]:

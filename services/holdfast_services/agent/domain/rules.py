@@ -14,7 +14,7 @@ from holdfast.core.placement import backups
 from holdfast.core.slots import SlotState
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
-from holdfast_services.agent.domain.state import AGENT, Reservation, Session, Slot, State
+from holdfast_services.agent.domain.state import AGENT, Reservation, Session, Slot, State, Work
 
 SLOTS_PER_SESSION_MAX = 16
 
@@ -45,6 +45,85 @@ def outdated(view: RunView, shard: ShardId) -> bool:
         return False
     keep = view.keep_from
     return keep is not None and (shard.step, shard.generation) < (keep.step, keep.generation)
+
+
+def replaceable(state: State, slot: Slot) -> bool:
+    """Tell whether a later save may take this slot: metadata is out and did not commit it.
+
+    While nobody commits, a rank goes on with the slot of its older uncommitted step. What this
+    agent has seen committed stays, since metadata may let others free older slots for it; so does
+    what an older attempt left, what is pinned, named or read.
+    """
+    view = state.run(slot.content.shard.id.run) if slot.content else None
+    if slot.content is None or view is None or not state.lost or slot.work is not Work.NONE:
+        return False
+    shard = slot.content.shard.id
+    current = shard.generation == view.generation and shard.checkpoint not in view.pinned
+    read = any(shard in session.reading for session in state.sessions.values())
+    return current and not (read or heard(state, shard) or named(state, view, shard))
+
+
+def heard(state: State, shard: ShardId) -> bool:
+    """Tell whether this agent was told that the shard's checkpoint, or a later one, is committed.
+
+    Of the newest attempt: what a later one has committed, or restored, stands above all before.
+    """
+    seen = state.seen.get(shard.run)
+    return seen is not None and (shard.generation, shard.step) <= (seen.generation, seen.step)
+
+
+def gives_way(state: State, session: Session) -> Slot | None:
+    """Return the slot that a session without one goes on with: its oldest that is replaceable."""
+    if not (session.wants_slot and session.active) or any(
+        slot.work is Work.CREATING or _is_open(slot, session) for slot in state.slots.values()
+    ):
+        return None
+    mine = (
+        (slot.content.shard.id.step, slot)
+        for slot in state.slots.values()
+        if slot.content is not None
+        and slot.content.owner == state.me.node
+        and slot.content.shard.id.step < session.wants_slot
+        and _is_of(session, slot.content.shard.id)
+        and replaceable(state, slot)
+    )
+    return min(mine, key=lambda item: item[0], default=(0, None))[1]
+
+
+def _is_open(slot: Slot, session: Session) -> bool:
+    return slot.session == session.id and slot.name.state is SlotState.WRITING
+
+
+def _is_of(session: Session, shard: ShardId) -> bool:
+    return (shard.run, shard.generation, shard.rank) == (
+        session.run,
+        session.generation,
+        session.rank,
+    )
+
+
+def passed_copies(state: State, shard: ShardId) -> list[Slot]:
+    """Return copies held for peers that a copy of this later shard may replace, oldest first."""
+    copies = _copies_of_rank(state, shard)
+    return [slot for key, slot in copies if key.step < shard.step and replaceable(state, slot)]
+
+
+def surplus_copies(state: State, shard: ShardId) -> list[Slot]:
+    """Return those of ``passed_copies`` that a rank's owner has no slots for by now."""
+    surplus = len(_copies_of_rank(state, shard)) - SLOTS_PER_RANK
+    return passed_copies(state, shard)[: max(surplus, 0)]
+
+
+def _copies_of_rank(state: State, shard: ShardId) -> list[tuple[ShardId, Slot]]:
+    """Return what is held for a peer's rank, oldest first."""
+    held = (
+        (slot.content.shard.id, slot)
+        for slot in state.slots.values()
+        if slot.content is not None
+        and slot.content.owner != state.me.node
+        and replace(slot.content.shard.id, step=shard.step) == shard
+    )
+    return sorted(held, key=lambda item: item[0])
 
 
 def named(state: State, view: RunView, shard: ShardId) -> bool:
@@ -97,12 +176,25 @@ def quota_left(state: State, session: Session) -> int:
     # for, begun by an older attempt or a user's pin, costs what is left of the budget instead.
     spare = max(session.reservation.slots - SLOTS_PER_RANK, 0)
     taken = len(held) - max(sum(_draining(state, slot) for slot in held) - spare, 0)
+    if session.wants_slot and state.lost:
+        # Metadata went away between telling this agent of a commit and hearing that it knows:
+        # neither that step nor the one before may go. The rank goes on in what budget is left.
+        taken -= any(_unheard(state, slot) for slot in held)
     if _restored(state, session):
         # What was restored is kept until a newer step is safe. The budget counts it as one of the
         # slots (P8); leased on top, there would be no room for the copies that make a step safe.
         mine = sum(1 for slot in state.slots.values() if _is_new(state, slot, session))
         taken = max(taken, mine + 1)
     return max(session.reservation.slots - taken, 0)
+
+
+def _unheard(state: State, slot: Slot) -> bool:
+    """Tell whether a commit is known here of which metadata does not know that it is."""
+    view = state.run(slot.content.shard.id.run) if slot.content else None
+    if slot.content is None or view is None:
+        return False
+    shard, kept = slot.content.shard.id, view.keep_from
+    return heard(state, shard) and (kept is None or shard.step > kept.step)
 
 
 def _restored(state: State, session: Session) -> bool:
@@ -300,7 +392,8 @@ def check_holdable(state: State, shard: Shard) -> None:
     if view is not None and outdated(view, shard.id):
         raise PreconditionError(f"shard {shard.id.key} is no longer wanted", node=state.me.node)
     length = shard.length_bytes
-    if free_slot(state, length) is None and room(state, length) is None:
+    full = free_slot(state, length) is None and room(state, length) is None
+    if full and not any(s.length_bytes == length for s in passed_copies(state, shard.id)):
         raise ExhaustedError(
             f"no room for a copy of {format_bytes(length)}: {format_bytes(state.used_bytes)} of "
             f"{format_bytes(state.budget_bytes)} are in use",

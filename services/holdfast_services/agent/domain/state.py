@@ -19,7 +19,7 @@ from holdfast.core.facts import (
     Shard,
     StepNote,
 )
-from holdfast.core.ids import ShardId
+from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.slots import SlotName, SlotState
 
 AGENT = "agent"
@@ -87,7 +87,11 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One rank's process. ``reading`` holds slots until it has loaded from them."""
+    """One rank's process. ``reading`` holds slots until it has loaded from them.
+
+    ``wants_slot`` is the step that found no free slot; ``replaced`` are sealed steps that gave
+    theirs up to a later one, newest last.
+    """
 
     id: str
     job: str
@@ -105,10 +109,12 @@ class Session:
     step_s: float = 0.0
     save_interval_s: float = 0.0
     wants_save: bool = False
+    wants_slot: int = 0
     saving: tuple[int, ...] = ()
     notes: tuple[StepNote, ...] = ()
     loaded: bool = False
     sealed_steps: tuple[int, ...] = ()
+    replaced: tuple[int, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
     reading: frozenset[ShardId] = frozenset()
     proposed_s: float | None = None
@@ -145,7 +151,11 @@ AskKey = tuple[ShardId, str, str]
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """All of it. ``handle`` changes a copy; values inside are frozen."""
+    """All of it. ``handle`` changes a copy; values inside are frozen.
+
+    ``seen`` is, by run, the newest committed checkpoint of any view so far: it never goes back,
+    whatever order views arrive in. ``replaced_count`` counts since metadata was lost.
+    """
 
     me: Peer
     budget_bytes: int
@@ -153,6 +163,8 @@ class State:
     sessions: dict[str, Session] = field(default_factory=dict)
     view: NodeView | None = None
     lost: str = "metadata service not reached yet"
+    seen: dict[str, CheckpointId] = field(default_factory=dict)
+    replaced_count: int = 0
     holds: dict[ShardId, HoldWish] = field(default_factory=dict)
     fetches: dict[ShardId, Attempt] = field(default_factory=dict)
     asks: dict[AskKey, Attempt] = field(default_factory=dict)
@@ -171,6 +183,8 @@ class State:
             sessions=dict(self.sessions),
             view=self.view,
             lost=self.lost,
+            seen=dict(self.seen),
+            replaced_count=self.replaced_count,
             holds=dict(self.holds),
             fetches=dict(self.fetches),
             asks=dict(self.asks),

@@ -19,6 +19,7 @@ from holdfast.core.slots import SlotState
 from holdfast_services.agent.domain.rules import all_verified, decision_for, leased, restoring
 from holdfast_services.agent.domain.state import Session, Slot, State
 
+REPLACED = "replaced by a later save: metadata was out and nothing was committed"
 STEPS_COUNT_MAX = 32
 ABANDONED_COUNT_MAX = 64
 
@@ -37,6 +38,7 @@ def inventory(state: State, *, incarnation: int, sequence: int, leaving: bool = 
         abandoned=tuple(abandoned)[-ABANDONED_COUNT_MAX:],
         bad_sources=state.bad_sources,
         leaving=leaving,
+        seen=tuple(state.seen[run] for run in sorted(state.seen)),
     )
 
 
@@ -111,7 +113,8 @@ def _leases(state: State, session: Session) -> tuple[SlotLease, ...]:
 def _steps(state: State, session: Session) -> tuple[StepLevels, ...]:
     view = state.run(session.run)
     generation = session.generation
-    abandoned = {a.step: a.reason for a in session.abandoned}
+    abandoned = dict.fromkeys(session.replaced, REPLACED)
+    abandoned |= {a.step: a.reason for a in session.abandoned}
     committed: dict[int, Committed] = {}
     if view:
         abandoned |= {a.step: a.reason for a in view.abandoned if a.generation == generation}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from holdfast.core.facts import AbandonedStep, Event, Shard
-from holdfast.core.ids import CheckpointId
+from holdfast.core.ids import CheckpointId, ShardId
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.copies import domains_of, spread
 from holdfast_services.metadata.domain.evidence import (
@@ -30,9 +30,10 @@ from holdfast_services.metadata.domain.model import (
 )
 
 
-def commit(run: Run, evidence: Evidence, live: Iterable[Node], now_s: float) -> Run:
-    """Return the run with every level that the evidence proves."""
+def commit(run: Run, evidence: Evidence, live: Sequence[Node], now_s: float) -> Run:
+    """Return the run with every level that the evidence proves, and who knows of it."""
     places = domains_of(live)
+    seen = {n.name: key for n in live for key in n.inventory.seen if key.run == run.id}
     rows = {row.id: row for row in run.checkpoints}
     for key, copies in evidence.live.items():
         row = rows.get(key)
@@ -41,7 +42,8 @@ def commit(run: Run, evidence: Evidence, live: Iterable[Node], now_s: float) -> 
         if not run.usable(key) or not whole(copies):
             continue
         row = row or replace(new_row(key, shards_of(copies), now_s), parent=run.parent)
-        rows[key] = _proven(run, row, copies, places, now_s)
+        row = _proven(run, row, copies, places, now_s)
+        rows[key] = _acknowledged(run, row, copies, places, seen, now_s)
     return replace(run, checkpoints=_kept(run, rows.values()))
 
 
@@ -52,11 +54,37 @@ def _proven(
     attempt = run.attempt
     if attempt is None:
         return row
-    if row.copied_at_s is None and spread(attempt, copies, places, attempt.replicas_allowed):
-        row = replace(row, copied_at_s=now_s)
     if row.replicated_at_s is None and spread(attempt, copies, places, attempt.replicas):
         row = replace(row, replicated_at_s=now_s)
     return row
+
+
+def _acknowledged(
+    run: Run,
+    row: Checkpoint,
+    copies: CheckpointCopies,
+    places: Mapping[str, str],
+    seen: Mapping[str, CheckpointId],
+    now_s: float,
+) -> Checkpoint:
+    """Return the row as one that older slots may be freed for, if no holder will replace it.
+
+    One that has not heard of the commit may have given its copy up since it reported it (4.7).
+    """
+    if row.copied_at_s is not None or run.attempt is None:
+        return row
+    kept = {
+        key: replace(item, nodes=tuple(n for n in item.nodes if n in seen and _heard(seen[n], key)))
+        for key, item in copies.items()
+    }
+    if not spread(run.attempt, kept, places, run.attempt.replicas_allowed):
+        return row
+    return replace(row, copied_at_s=now_s)
+
+
+def _heard(seen: CheckpointId, shard: ShardId) -> bool:
+    """Tell whether a node that has ``seen`` this keeps ``shard``: it replaces newer ones only."""
+    return (shard.generation, shard.step) <= (seen.generation, seen.step)
 
 
 def _committing(run: Run) -> int | None:
@@ -154,9 +182,10 @@ def _abandoned(run: Run, step: AbandonedStep) -> Event:
 
 
 def keep_from(run: Run) -> CheckpointId | None:
-    """Return the newest checkpoint with all copies that could be made; older slots may be freed.
+    """Return the newest acknowledged checkpoint; older slots may be freed.
 
-    None while a restore is being decided: until it is confirmed every older step may be needed.
+    All copies of it that could be made are with holders that will not replace them. None while a
+    restore is being decided: until it is confirmed every older step may be needed.
     """
     if run.deciding or run.attempt is None:
         return None

@@ -88,8 +88,8 @@ class RankFacts:
 class Checkpoint:
     """A committed checkpoint; a level is a fact with a time, None until it was reached.
 
-    ``copied_at_s``: it had as many copies as the policy asks for, or as the live nodes allowed
-    then: from there on older slots may be freed.
+    ``copied_at_s``: it is acknowledged: as many copies as the policy asks for, or as the live nodes
+    allowed then, lay with holders that knew of the commit, so older slots may be freed (4.7).
     ``drain_at_s`` is set while it is on its way to the object store. ``notes`` are the user's, a
     JSON object or empty. ``parent`` is what its attempt had restored, None: it began at step 0.
     ``expired`` and ``bad`` speak of the objects of a durable one: they are, or are being,
@@ -101,9 +101,9 @@ class Checkpoint:
     plan_hash: str
     length_bytes: int
     local_at_s: float
-    copied_at_s: float | None = None
     replicated_at_s: float | None = None
     durable_at_s: float | None = None
+    copied_at_s: float | None = None
     drain_at_s: float | None = None
     notes: str = ""
     parent: CheckpointId | None = None

@@ -1,0 +1,159 @@
+"""Saves while nobody commits: what stays, what gives way, what is committed afterwards (4.7)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.outage.cluster import RUN, Cluster, replaced
+
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain import session_view
+
+
+@pytest.mark.parametrize(("saves", "replicas"), [(1, 0), (10, 0), (1, 1), (10, 1), (1000, 1)])
+def test_an_outage_of_many_saves_keeps_the_committed_step_and_the_newest(saves, replicas):
+    """P5, X0; interleaving 3: every save finds a slot, the newest is committed afterwards."""
+    cluster = Cluster("a", "b", replicas=replicas)
+    cluster.commit(8)
+    last = 8 + saves
+    for step in range(9, last + 1):
+        cluster.report(heard=False)
+        assert [node.save(step) for node in cluster.nodes.values()] == [True, True]
+        assert all(node.steps() == {8, step} for node in cluster.nodes.values())
+    if replicas:
+        assert all(len(node.held()) == 4 for node in cluster.nodes.values()), "copies went along"
+
+    for _ in range(3):
+        cluster.report()
+
+    assert cluster.kept == last
+    assert cluster.committed() == {8, last}
+    assert all(node.steps() == {last} for node in cluster.nodes.values())
+
+
+def test_the_last_save_of_a_run_is_committed_after_its_trainers_have_ended():
+    """X0: metadata comes back when nobody trains any more."""
+    cluster = Cluster("a", "b")
+    cluster.commit(8)
+    for step in (9, 10):
+        cluster.report(heard=False)
+        assert all(node.save(step) for node in cluster.nodes.values())
+    for node in cluster.nodes.values():
+        node.feed(ev.SessionEnded(node.session))
+
+    cluster.report()
+
+    assert 10 in cluster.committed()
+
+
+def test_a_node_lost_during_an_outage_costs_no_save_that_its_neighbour_has():
+    """P5: copies go on between agents; the newest step is whole without the lost node."""
+    cluster = Cluster("a", "b", replicas=1)
+    cluster.commit(8)
+    for step in range(9, 20):
+        cluster.report(heard=False)
+        assert all(node.save(step) for node in cluster.nodes.values())
+    cluster.lose("b")
+    cluster.now_s += 60.0
+    cluster.launch(b"second")
+
+    assert cluster.run.decision.checkpoint.step == 19
+
+
+def test_a_step_that_one_agent_knows_as_committed_lets_no_older_one_go():
+    """4.7: a reported 9 and never heard that it is committed, so it may give 9 up for 10."""
+    cluster = Cluster("a", "b")
+    cluster.commit(8)
+    assert all(node.save(9) for node in cluster.nodes.values())
+    cluster.report("a", answered=False)
+    cluster.report("b", "b")
+    assert 9 in cluster.committed()
+    assert cluster.kept == 8, "a has not said that it knows"
+    assert cluster.nodes["a"].save(10)
+    assert replaced(cluster, "a", 9)
+    assert cluster.nodes["b"].steps() == {8, 9}
+
+    cluster.report("b", heard=False)
+    assert cluster.nodes["b"].save(10), "in what is left of the budget"
+    assert cluster.nodes["b"].steps() == {8, 9, 10}
+    for _ in range(3):
+        cluster.report()
+
+    assert cluster.kept == 10
+    assert all(node.steps() == {10} for node in cluster.nodes.values())
+
+
+def test_while_metadata_answers_an_uncommitted_step_waits_for_the_slowest():
+    """G28: replacing it would leave a slow rank for ever behind; a step is passed instead."""
+    cluster = Cluster("a", "b")
+    cluster.commit(8)
+    fast, slow = cluster.nodes.values()
+    assert fast.save(9)
+    cluster.report("a", "b")
+    assert not fast.save(10)
+    assert fast.steps() == {8, 9}
+
+    assert slow.save(9)
+    for _ in range(3):
+        cluster.report()
+
+    assert cluster.kept == 9
+    assert all(node.save(11) for node in cluster.nodes.values())
+
+
+def test_a_wish_takes_one_slot_and_no_more():
+    """The step just saved stays although news of its slot is still on the way."""
+    cluster = Cluster("a", "b")
+    cluster.commit(8)
+    node = cluster.nodes["a"]
+    for step in (9, 10):
+        cluster.report(heard=False)
+        assert node.save(step)
+    node.tell(10, wants_slot=10)
+    node.tell(10, wants_slot=10)
+
+    assert node.steps() == {8, 10}
+
+
+def test_with_a_third_slot_the_newest_uncommitted_step_stays_while_the_next_is_written():
+    """A job that persists has room for it: the oldest uncommitted step gives way."""
+    cluster = Cluster("a", "b", slots=3)
+    cluster.commit(8)
+    cluster.report(heard=False)
+    for step in (9, 10, 11):
+        assert all(node.save(step) for node in cluster.nodes.values())
+
+    assert all(node.steps() == {8, 10, 11} for node in cluster.nodes.values())
+
+
+def test_a_replaced_step_is_said_to_its_rank_and_once_to_people():
+    """Its handle ends with the reason; the outage's end says how many there were."""
+    cluster = Cluster("a", "b")
+    cluster.commit(8)
+    node = cluster.nodes["a"]
+    for step in (9, 10, 11):
+        cluster.report(heard=False)
+        assert node.save(step)
+    levels = {s.step: s for s in session_view(node.state, node.state.sessions[node.session]).steps}
+    assert {step for step, level in levels.items() if level.abandoned} == {9, 10}
+    assert "replaced by a later save" in levels[9].reason
+
+    cluster.report("a")
+    assert node.said.count("metadata_back") == 1
+    assert node.state.replaced_count == 0
+
+
+def test_an_old_view_that_arrives_late_takes_back_no_acknowledgement():
+    """4.7: what was said to be kept is kept, in whatever order views arrive."""
+    cluster = Cluster("a", "b")
+    cluster.commit(8)
+    node = cluster.nodes["a"]
+    old = cluster.view("a")
+    assert all(node.save(9) for node in cluster.nodes.values())
+    for _ in range(2):
+        cluster.report()
+    node.feed(ev.ViewArrived(old))
+    cluster.report("a", heard=False)
+    node.save(10)
+
+    assert 9 in node.steps()
+    assert node.state.seen[RUN].step == 9
