@@ -290,14 +290,14 @@ class Capture:
             if type(key) is not str or key in _RESERVED or not key:
                 raise InvalidRequestError(f"state key {key!r} cannot be used", key=key)
             walk.tree[key] = walk.encode(value, key)
-        for value in walk.objects.values():
+        for path, value in walk.objects.items():
             if id(value) in self._loaders:
                 continue
             entry: Resumable | None = None
             if isinstance(value, ResumableLoader):
                 entry = value
             elif _is_stateful_loader(value):
-                entry = StatefulLoader(value)
+                entry = StatefulLoader(value, path=path)
             if entry is not None:
                 entry.bind(self._clock)
                 self._loaders[id(value)] = entry

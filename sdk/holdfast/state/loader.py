@@ -4,19 +4,26 @@ Making an iterator draws from the global generator (base seed, shuffle seed). A 
 made before the save and not exhausted, was paid for by the original run already, so making it
 again after a restore must not show. ``LoaderClock`` holds that rule for all loaders of a capture;
 a loader that was not live draws from the restored stream like the original did.
+
+An iterator is made again by *replay*: under the streams and places of the time it was made, the
+batches already used are drawn once more. For that, its draws must not depend on the training
+loop's: from the second batch on it draws from a stream apart.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
-import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state import rng
+from holdfast.state.places import Marks, Places
+
+log = logging.getLogger(__name__)
 
 
 class LoaderClock:
@@ -58,114 +65,163 @@ class Resumable(Protocol):
         """Continue from ``state`` with the next iterator."""
 
 
-class ResumableLoader:
-    """A torch ``DataLoader`` that can be captured: it counts its batches and replays them.
+class Position:
+    """Where one loader is: its live iterator, or what is left of the one to be made again.
 
-    On resume the iterator is made again under the stream recorded when it was first made, and the
-    batches already used are drawn and thrown away: right for any sampler, map-style or iterable,
-    with or without workers, at the cost of loading those batches once more. One iterator at a
-    time: a new one ends the one before.
+    Args:
+        loader: What is iterated over.
+        make: Makes the loader's own iterator.
+        counted: The training loop counts batches and never asks for one more than there are.
+        what: Its name, for errors.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
-        self._clock: LoaderClock | None = None
-        self._current: weakref.ref[_Counted] | None = None
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        make: Callable[[], Any],
+        *,
+        counted: bool = False,
+        what: str = "a data loader",
+    ) -> None:
+        check_loader(loader, what)
+        self.places = Places(loader)
+        self.drawn = False
+        self.clock: LoaderClock | None = None
+        self._loader = loader
+        self._make = make
+        self._counted = counted
+        self._left_by_counting = False
+        self._current: weakref.ref[Epoch] | None = None
         self._resume: dict[str, Any] | None = None
-        self._drawn = False
 
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
+    def begin(self) -> Epoch:
+        """Return the next iterator: one that was live in the checkpoint, or a new one."""
+        self._note_end()
         resume, self._resume = self._resume, None
         if resume is None:
-            counted = _Counted(self, made=_marks(self.loader))
+            epoch = Epoch(self, made=self.places.take(), stream=rng.take())
+            epoch.inner = self._make()
         else:
             before = rng.take()
-            counted = self._replay(resume)
-            if self._clock is not None:
-                self._clock.after_resume(before)
+            epoch = self._again(resume)
+            if self.clock is not None:
+                self.clock.after_resume(before)
             else:
                 rng.put(before)
-        self._current = weakref.ref(counted)
-        return counted
+        self._current = weakref.ref(epoch)
+        return epoch
 
-    def state_dict(self) -> dict[str, object]:
-        """Return where the live iterator is, if there is one, and the generators' states."""
-        counted = self._current() if self._current is not None else None
-        state: dict[str, object] = {"now": _marks(self.loader, stream=False), "live": False}
+    def left(self, epoch: Epoch) -> None:
+        """Note that an iterator went away."""
+        self._left_by_counting = not epoch.ended and epoch.is_used_up()
+
+    def _note_end(self) -> None:
+        """Remember, before a new iterator is made, whether the one before was left by counting."""
+        epoch = self._current() if self._current is not None else None
+        if epoch is not None:
+            self.left(epoch)
+        if self._left_by_counting and not self._counted:
+            self._counted = True
+            log.warning(
+                "the training loop counts the batches of a data loader and does not wait for its "
+                "end: a checkpoint of the last step of its first epoch comes back into an empty "
+                "epoch; say holdfast.ResumableLoader(loader, counted=True)"
+            )
+        self._left_by_counting = False
+
+    def save(self) -> dict[str, object]:
+        """Return plain data and tensors, without touching the random stream."""
         if self._resume is not None:
             return self._resume
-        if counted is not None and not counted.exhausted:
-            state |= {
-                "live": True,
-                "made": counted.made,
-                "first": counted.first,
-                "count": counted.count,
-            }
-        return state
+        epoch = self._current() if self._current is not None else None
+        state: dict[str, object] = {
+            "now": self.places.take(),
+            "live": False,
+            "counted": self._counted,
+        }
+        if epoch is None or epoch.ended or (self._counted and epoch.is_used_up()):
+            return state
+        own = epoch.inner.state_dict() if continues_by_itself(self._loader) else None
+        return state | {
+            "live": True,
+            "made": epoch.made,
+            "stream": epoch.stream,
+            "first": epoch.first,
+            "apart": epoch.apart and epoch.apart.take(),
+            "count": epoch.count,
+            "own": own,
+        }
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue from ``state``: the next iterator yields what the saved one had left."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state`` with the next iterator."""
         self._current = None
-        self._drawn = False
+        self.drawn = False
+        self._counted = self._counted or bool(state["counted"])
         self._resume = dict(state) if state["live"] else None
-        _put_marks(self.loader, cast("dict[str, Any]", state["now"]))
+        self.places.put(state["now"])
 
-    def bind(self, clock: LoaderClock) -> None:
-        """See ``Resumable``."""
-        self._clock = clock
-        clock.watch(self)
-
-    def has_drawn(self) -> bool:
-        """See ``Resumable``."""
-        return self._drawn
-
-    def save_state(self) -> object:
-        """See ``Resumable``."""
-        return self.state_dict()
-
-    def load_state(self, state: object) -> None:
-        """See ``Resumable``."""
-        self.load_state_dict(cast("dict[str, object]", state))
-
-    def note_batch(self) -> None:
-        """Remember that a batch was yielded; called by the iterator."""
-        self._drawn = True
-
-    def _replay(self, resume: dict[str, Any]) -> _Counted:
-        _put_marks(self.loader, resume["made"])
-        counted = _Counted(self, made=resume["made"])
-        counted.skip(resume["count"], resume["first"])
-        _put_marks(self.loader, resume["now"])
-        return counted
+    def _again(self, resume: dict[str, Any]) -> Epoch:
+        own = resume["own"]
+        self.places.put(resume["made" if own is None else "now"])
+        rng.put(resume["stream"])
+        epoch = Epoch(self, made=resume["made"], stream=resume["stream"])
+        if own is None:
+            epoch.inner = self._make()
+            epoch.skip(resume["count"], resume["first"])
+            self.places.put(resume["now"])
+        else:
+            cast("Any", self._loader).load_state_dict(own)
+            epoch.inner = self._make()
+            epoch.first, epoch.count = resume["first"], resume["count"]
+            # Values are left alone: parts keep there what they were told until they begin.
+            self.places.put_generators(resume["now"])
+        if resume["apart"] is not None:
+            epoch.apart = rng.Apart()
+            epoch.apart.put(resume["apart"])
+        return epoch
 
 
-class _Counted:
-    """The iterator of a ``ResumableLoader``: counts, and remembers when it began."""
+class Epoch:
+    """The iterator that a training loop is given: counts, and keeps its draws apart.
 
-    def __init__(self, owner: ResumableLoader, *, made: dict[str, Any]) -> None:
+    ``made`` and ``stream`` are places and streams before the loader's own iterator was made,
+    ``first`` the stream before the first batch.
+    """
+
+    inner: Any
+
+    def __init__(self, owner: Position, *, made: Marks, stream: rng.Stream) -> None:
         self.made = made
+        self.stream = stream
         self.first: rng.Stream | None = None
+        self.apart: rng.Apart | None = None
         self.count = 0
-        self.exhausted = False
+        self.ended = False
         self._owner = owner
-        self._inner = iter(owner.loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
+    def __len__(self) -> int:
+        return len(self.inner)
+
     def __next__(self) -> Any:
-        if self.first is None:
-            self.first = rng.take()
         batch = self._next()
-        self._owner.note_batch()
+        self._owner.drawn = True
         return batch
+
+    def __del__(self) -> None:
+        self._owner.left(self)
+
+    def is_used_up(self) -> bool:
+        """Tell whether as many batches were drawn as the loader says that it has."""
+        try:
+            return self.count >= len(self.inner) > 0
+        except (AttributeError, TypeError):
+            return False  # an iterable dataset need not know
 
     def skip(self, count: int, first: rng.Stream | None) -> None:
         """Draw and drop ``count`` batches; ``first`` is the stream before the first one."""
-        self.first = first
         if first is not None:
             # Without workers the sampler draws its seed at the first batch, not before.
             rng.put(first)
@@ -180,65 +236,90 @@ class _Counted:
 
     def _next(self) -> Any:
         try:
-            batch = next(self._inner)
+            if self.first is None:
+                self.first = rng.take()
+                batch = next(self.inner)
+                self.apart = rng.Apart()  # before the training loop draws
+                self._owner.places.look()
+            else:
+                assert self.apart is not None
+                with self.apart.used():
+                    batch = next(self.inner)
         except StopIteration:
-            self.exhausted = True
+            self.ended = True
             raise
         self.count += 1
         return batch
 
 
-def _samplers(loader: DataLoader[Any]) -> list[Any]:
-    found = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
-    found.append(getattr(found[-1], "sampler", None))
-    return [value for value in found if value is not None]
+class ResumableLoader:
+    """A torch ``DataLoader`` that can be captured: it counts its batches and replays them.
 
+    On resume the iterator is made again as it was first made, and the batches already used are
+    drawn and thrown away, at the cost of loading those batches once more. One iterator at a time:
+    a new one ends the one before.
 
-def _marks(loader: DataLoader[Any], *, stream: bool = True) -> dict[str, Any]:
-    """Return the stream and what samplers keep beside it: own generators, epochs."""
-    samplers = _samplers(loader)
-    generators = [getattr(sampler, "generator", None) for sampler in samplers]
-    return {
-        "stream": rng.take() if stream else None,
-        "generators": [
-            g.get_state() if isinstance(g, torch.Generator) else None for g in generators
-        ],
-        "epochs": [
-            sampler.epoch if hasattr(sampler, "set_epoch") else None for sampler in samplers
-        ],
-    }
+    Args:
+        loader: The loader; its parts are looked at now, so wrap it before it is used.
+        counted: Say so if the training loop draws ``len(loader)`` batches and never asks for one
+            more: ``for _ in range(len(loader)): batch = next(iterator)``.
 
+    Raises:
+        InvalidRequestError: a set-up that could not be brought back, such as persistent workers.
+    """
 
-def _put_marks(loader: DataLoader[Any], marks: dict[str, Any]) -> None:
-    for sampler, state, epoch in zip(
-        _samplers(loader), marks["generators"], marks["epochs"], strict=True
-    ):
-        if state is not None and isinstance(sampler.generator, torch.Generator):
-            sampler.generator.set_state(state)
-        if epoch is not None and hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-    if marks["stream"] is not None:
-        rng.put(marks["stream"])
+    def __init__(self, loader: DataLoader[Any], *, counted: bool = False) -> None:
+        self.loader = loader
+        self._position = Position(loader, lambda: iter(loader), counted=counted)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._position.begin()
+
+    def state_dict(self) -> dict[str, object]:
+        """Return where the live iterator is, if there is one, and what the loader remembers."""
+        return self._position.save()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continue from ``state``: the next iterator yields what the saved one had left."""
+        self._position.load(state)
+
+    def bind(self, clock: LoaderClock) -> None:
+        """See ``Resumable``."""
+        self._position.clock = clock
+        clock.watch(self)
+
+    def has_drawn(self) -> bool:
+        """See ``Resumable``."""
+        return self._position.drawn
+
+    def save_state(self) -> object:
+        """See ``Resumable``."""
+        return self.state_dict()
+
+    def load_state(self, state: object) -> None:
+        """See ``Resumable``."""
+        self.load_state_dict(cast("dict[str, object]", state))
 
 
 class StatefulLoader:
     """A torchdata ``StatefulDataLoader``, by a subclass made for that one object.
 
-    The class of the instance is changed, not the class itself; ``release`` changes it back. An
-    iterator that was left before its end counts as live, as it does for torchdata.
+    The class of the instance is changed, not the class itself; ``release`` changes it back.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, *, path: str) -> None:
         self._loader = loader
-        self._clock: LoaderClock | None = None
-        self._live = False
-        self._pending = False
-        self._baseline = 0
         self._plain = type(loader)
+        self._position = Position(
+            loader, lambda: self._plain.__iter__(loader), what=f"data loader {path!r}"
+        )
 
     def bind(self, clock: LoaderClock) -> None:
         """See ``Resumable``; from here on ``iter(loader)`` goes through this object."""
-        self._clock = clock
+        self._position.clock = clock
         clock.watch(self)
         if "holdfast_entry" in vars(self._loader):
             raise InvalidRequestError("a data loader is captured by one checkpointer at a time")
@@ -254,58 +335,77 @@ class StatefulLoader:
 
     def has_drawn(self) -> bool:
         """See ``Resumable``."""
-        iterator = self._loader._iterator  # noqa: SLF001 - torchdata shows it nowhere else
-        return iterator is not None and self._yielded(iterator) != self._baseline
+        return self._position.drawn
 
     def save_state(self) -> object:
-        """See ``Resumable``; ``state_dict()`` of a loader never used would make an iterator."""
-        iterator = self._loader._iterator  # noqa: SLF001
-        if self._pending:
-            return {"live": self._live, "state": self._loader.next_iter_state}
-        if iterator is None:
-            return {"live": False, "state": None}
-        return {
-            "live": not iterator._finished,  # noqa: SLF001
-            "state": self._loader.state_dict(),
-        }
+        """See ``Resumable``; of a loader never used nothing is made."""
+        return self._position.save()
 
     def load_state(self, state: object) -> None:
         """See ``Resumable``."""
-        saved = cast("dict[str, Any]", state)
         self._loader.load_state_dict({})
-        self._pending = saved["state"] is not None
-        if self._pending:
-            self._loader.load_state_dict(saved["state"])
-        self._live = bool(saved["live"])
-        self._baseline = 0
+        self._position.load(cast("dict[str, Any]", state))
 
     def iterate(self) -> Iterator[Any]:
         """Return the loader's next iterator, by the rule of this module."""
-        if not self._pending:
-            iterator = self._plain.__iter__(self._loader)
-        elif self._live:
-            before = rng.take()
-            iterator = self._plain.__iter__(self._loader)
-            if self._clock is not None:
-                self._baseline = self._yielded(iterator)
-                self._clock.after_resume(before)
-        else:
-            # The saved one was at its end: take over what it knew, then begin the next.
-            with rng.kept():
-                self._loader._iterator = self._loader._get_iterator()  # noqa: SLF001
-            iterator = self._plain.__iter__(self._loader)
-        self._pending = False
-        self._baseline = self._yielded(iterator)
-        return cast("Iterator[Any]", iterator)
-
-    @staticmethod
-    def _yielded(iterator: Any) -> int:
-        return int(iterator._num_yielded)  # noqa: SLF001
+        return self._position.begin()
 
 
 def _iterate(loader: Any) -> Iterator[Any]:
     entry: StatefulLoader = loader.holdfast_entry
     return entry.iterate()
+
+
+def check_loader(loader: DataLoader[Any], what: str) -> None:
+    """Refuse what cannot be brought back, and say what to do instead.
+
+    Raises:
+        InvalidRequestError: persistent workers, or batches in any order.
+    """
+    if loader.persistent_workers:
+        raise InvalidRequestError(
+            f"{what} with persistent_workers=True cannot be saved: what its workers remember and "
+            f"draw goes on from epoch to epoch, out of reach; use persistent_workers=False"
+        )
+    if loader.num_workers and not getattr(loader, "in_order", True):
+        raise InvalidRequestError(
+            f"{what} with in_order=False cannot be saved: the order of its batches is left to "
+            f"chance; use in_order=True"
+        )
+
+
+def continues_by_itself(loader: Any) -> bool:
+    """Tell whether a loader is torchdata's and all its parts say where they are.
+
+    With workers the dataset must say it too: there it may draw and remember out of reach.
+    """
+    if not is_stateful_loader(loader):
+        return False
+    sampler, batches, dataset = loader.sampler, loader.batch_sampler, loader.dataset
+    iterable = not hasattr(dataset, "__getitem__") or type(sampler).__name__ == _ENDLESS
+    return (
+        (_is_stateful(dataset) or not (loader.num_workers or iterable))
+        and (iterable or _is_known(sampler))
+        and (batches is None or _is_torchdatas(batches, "BatchSampler") or _is_stateful(batches))
+    )
+
+
+_ENDLESS = "_InfiniteConstantSampler"
+
+
+def _is_known(sampler: Any) -> bool:
+    if _is_torchdatas(sampler, "RandomSampler"):
+        # More than one permutation is drawn on the way, and so are pieces with replacement.
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    return type(sampler) in (SequentialSampler, DistributedSampler) or _is_stateful(sampler)
+
+
+def _is_torchdatas(value: object, name: str) -> bool:
+    return type(value).__name__ == name and type(value).__module__.startswith("torchdata.")
+
+
+def _is_stateful(value: object) -> bool:
+    return all(callable(getattr(value, n, None)) for n in ("state_dict", "load_state_dict"))
 
 
 def is_stateful_loader(value: object) -> bool:

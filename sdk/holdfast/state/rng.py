@@ -60,6 +60,70 @@ def put_derived(*, seed: int, step: int, rank: int) -> None:
         cast("Any", sys.modules["numpy"]).random.seed(number & 0xFFFF_FFFF)
 
 
+class Apart:
+    """A stream that one consumer draws from: what it draws inside ``used`` leaves the others alone.
+
+    Without CUDA: nothing there draws between batches.
+    """
+
+    def __init__(self) -> None:
+        """Derive it from the present stream, which is not moved by that."""
+        words, torch_state, numpy_state = _raw()
+        text = repr((words, numpy_state and [numpy_state[1].tobytes(), *numpy_state[2:]])).encode()
+        digest = hashlib.blake2b(torch_state.numpy().tobytes() + text, digest_size=8).digest()
+        number = int.from_bytes(digest, "little") >> 1
+        self._inside: _Raw = (
+            random.Random(number).getstate(),  # noqa: S311 - the kind that users draw from
+            torch.Generator().manual_seed(number).get_state(),
+            numpy_state and _numpy().RandomState(number & 0xFFFF_FFFF).get_state(),
+        )
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let everything inside draw from it."""
+        outside = _raw()
+        _put_raw(self._inside)
+        try:
+            yield
+        finally:
+            self._inside = _raw()
+            _put_raw(outside)
+
+    def take(self) -> Stream:
+        """Return where it is."""
+        with self.used():
+            stream = take()
+        stream.pop("cuda", None)
+        return stream
+
+    def put(self, stream: Stream) -> None:
+        """Go on from ``stream``."""
+        with self.used():
+            put(stream)
+
+
+_Raw: TypeAlias = tuple[Any, torch.Tensor, Any]
+
+
+def _numpy() -> Any:
+    return cast("Any", sys.modules["numpy"]).random
+
+
+def _raw() -> _Raw:
+    return (
+        random.getstate(),
+        torch.get_rng_state(),
+        _numpy().get_state() if "numpy" in sys.modules else None,
+    )
+
+
+def _put_raw(raw: _Raw) -> None:
+    random.setstate(raw[0])
+    torch.set_rng_state(raw[1])
+    if raw[2] is not None:
+        _numpy().set_state(raw[2])
+
+
 @contextmanager
 def kept() -> Iterator[None]:
     """Leave the stream as it was before, whatever is drawn inside."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from holdfast.errors import InvalidRequestError
 from holdfast.state.capture import Capture
 from holdfast.state.loader import ResumableLoader
 
@@ -121,6 +123,104 @@ def test_a_loader_with_its_own_generator_goes_on_with_it(tmp_path, step):
     )
 
     assert log == resumed
+
+
+@pytest.mark.parametrize("make", [plain, stateful])
+def test_wrapping_changes_no_draw_of_a_shuffled_loader(make):
+    """ADR 0022: until its first batch is out, a loader draws from the global stream as ever."""
+    torch.manual_seed(3)
+    captured = make(0)
+    capture = Capture({"l": captured}, rank=0, world_size=1)
+    seen = [(batch.tolist(), torch.rand(1)) for _ in range(2) for batch in captured]
+    capture.release()
+    torch.manual_seed(3)
+    free = make(0)
+    free = free.loader if make is plain else free
+
+    assert seen == [(batch.tolist(), torch.rand(1)) for _ in range(2) for batch in free]
+
+
+def test_a_loop_that_counts_is_noticed_at_its_first_end_and_told(caplog):
+    """Defect X12: it never asks for the end, so its last batch ends the epoch."""
+    loader = plain(0)
+    iterator = iter(loader)
+    for _ in range(BATCHES):
+        next(iterator)
+    assert loader.state_dict()["live"] is True  # a loop over the loader looks the same here
+    iterator = iter(loader)
+    assert "counted=True" in caplog.text
+    for _ in range(BATCHES):
+        next(iterator)
+
+    assert loader.state_dict()["live"] is False
+    other = plain(0)
+    other.load_state_dict(loader.state_dict())
+    assert other.state_dict()["counted"] is True
+
+
+def test_an_epoch_that_is_iterated_to_its_end_is_not_taken_for_counted(caplog):
+    loader = plain(0)
+    for _ in range(3):
+        for _ in loader:
+            pass
+
+    assert not caplog.records
+    assert loader.state_dict()["counted"] is False
+
+
+class Late(Sampler):
+    """Makes its generator when it is first used, and remembers more than its batches."""
+
+    def __init__(self) -> None:
+        self.rng = None
+        self.seen: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> object:
+        self.rng = self.rng or np.random.default_rng(1)
+        order = self.rng.permutation(SIZE).tolist()
+        self.seen[f"epoch {len(self.seen)}"] = order[:2]
+        yield from order
+
+
+def late() -> ResumableLoader:
+    return ResumableLoader(DataLoader(DATA, batch_size=BATCH, sampler=Late()))
+
+
+@pytest.mark.parametrize("step", [2, BATCHES + 1])
+def test_what_a_sampler_makes_on_its_way_is_kept_too(tmp_path, step):
+    """Defect L4: the generator is found after the first batch, and made anew after a restore."""
+    log, resumed = interrupted(tmp_path, late, step=step)
+
+    assert log == resumed
+
+
+def test_a_loader_that_was_used_before_the_restore_is_put_back(tmp_path):
+    """What had not changed when it was saved is as it was at first, not as it is now."""
+    saved, used = late(), late()
+    next(iter(used))
+    used.load_state_dict(saved.state_dict())
+
+    assert {} == used.loader.sampler.seen
+    assert [b.tolist() for b in used] == [b.tolist() for b in saved]
+
+
+def test_a_sampler_of_another_kind_is_refused_at_restore():
+    saved = late()
+    next(iter(saved))
+
+    with pytest.raises(InvalidRequestError, match=r"no 'sampler\.rng'"):
+        ResumableLoader(DataLoader(DATA, sampler=[1, 2])).load_state_dict(saved.state_dict())
+
+
+def test_persistent_workers_are_refused_by_name_before_the_first_step():
+    """Defect L1: from the second epoch on they gave other data after a restore."""
+    with pytest.raises(InvalidRequestError, match="persistent_workers=False"):
+        plain(2, persistent_workers=True)
+    with pytest.raises(InvalidRequestError, match=r"'data\.train' with persistent_workers=True"):
+        Capture({"data": {"train": stateful(2, persistent_workers=True)}}, rank=0, world_size=1)
 
 
 def test_a_loader_left_before_its_end_begins_anew():

@@ -1,0 +1,189 @@
+"""What samplers, datasets and collate functions remember between batches, by attribute.
+
+Two kinds of *places* are known: generators (torch, NumPy, ``random``), and plain values that have
+changed since the loader was wrapped. They are found in the attributes of the loader's parts and of
+what these hold, a few levels down, and put back under the same names.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch.utils.data import DataLoader
+
+from holdfast.core.tree import decode, encode
+from holdfast.errors import InvalidRequestError
+from holdfast.state.values import make_numpy
+
+DEPTH_MAX = 4
+HOLDERS_MAX = 1_000
+ITEMS_MAX = 1_024
+"""Of one attribute of a sampler; longer ones are taken for what they are made from."""
+
+Marks: TypeAlias = dict[str, dict[str, Any]]
+_SCALARS = (type(None), bool, int, float, str, bytes)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_OPAQUE = (type, ModuleType, FunctionType, MethodType, torch.Tensor, torch.device)
+
+
+class Places:
+    """The places of one loader; ``take`` reads them as they are now, ``put`` writes them."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._found: dict[str, tuple[dict[str, Any], str]] = {}
+        self.look()
+        self._before = self._values()
+
+    def look(self) -> None:
+        """Find them anew: parts may have been given attributes."""
+        self._found = dict(_walk(self._loader))
+
+    def take(self) -> Marks:
+        """Return the states of generators, and the values that are not what they were at first."""
+        now = self._values()
+        return {
+            "generators": {
+                path: state
+                for path, (table, name) in self._found.items()
+                if (state := _generator_state(table.get(name))) is not None
+            },
+            "values": {path: text for path, text in now.items() if self._before.get(path) != text},
+        }
+
+    def put(self, marks: Marks) -> None:
+        """Make them what they were.
+
+        Raises:
+            InvalidRequestError: the loader here lacks one of them, named.
+        """
+        self.put_generators(marks)
+        values = {**self._before, **marks["values"]}  # what had not changed is as at first
+        now = self._values()
+        for path, text in values.items():
+            if now.get(path) != text and path not in marks["generators"]:
+                table, name = self._at(path)
+                saved = decode(json.loads(text), leaf=str, numpy=make_numpy, size=torch.Size)
+                table[name] = saved
+
+    def put_generators(self, marks: Marks) -> None:
+        """Make the generators what they were; see ``put``."""
+        self.look()
+        for path, state in marks["generators"].items():
+            table, name = self._at(path)
+            table[name] = _with_state(table.get(name), state)
+
+    def _at(self, path: str) -> tuple[dict[str, Any], str]:
+        if path in self._found:
+            return self._found[path]
+        holder, _, name = path.rpartition(".")
+        for other, (table, _) in self._found.items():
+            if other.rpartition(".")[0] == holder:
+                return table, name
+        raise InvalidRequestError(
+            f"the data loader has no {path!r} here, which it had when it was saved"
+        )
+
+    def _values(self) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for path, (table, name) in self._found.items():
+            text = _text(table.get(name), whole=not path.startswith("dataset."))
+            if text is not None:
+                texts[path] = text
+        return texts
+
+
+def _walk(loader: DataLoader[Any]) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    """Yield every attribute that may be a place, with the table it stands in, parents first."""
+    yield "generator", (vars(loader), "generator")
+    todo: deque[tuple[str, object, int]] = deque(
+        (name, getattr(loader, name, None), 0)
+        for name in ("sampler", "batch_sampler", "dataset", "collate_fn")
+    )
+    seen = {id(loader)}
+    while todo and len(seen) < HOLDERS_MAX:
+        path, holder, depth = todo.popleft()
+        table = getattr(holder, "__dict__", None)
+        if id(holder) in seen or isinstance(holder, _OPAQUE) or not isinstance(table, dict):
+            continue
+        seen.add(id(holder))
+        for name, value in table.items():
+            yield f"{path}.{name}", (table, name)
+            held = value if type(value) in (list, tuple) and len(value) <= ITEMS_MAX else [value]
+            if depth < DEPTH_MAX:
+                todo.extend((f"{path}.{name}.{i}", item, depth + 1) for i, item in enumerate(held))
+
+
+def _text(value: object, *, whole: bool) -> str | None:
+    """Return a plain value as text, which later changes leave alone; None if it is none."""
+    if type(value) not in _SCALARS and not (whole and _count(value) <= ITEMS_MAX):
+        return None
+    try:
+        return json.dumps(encode(value, path="", leaf=lambda *_: None))
+    except InvalidRequestError:
+        return None
+
+
+def _count(value: object) -> int:
+    """Return how many values are in plain containers, or more than ``ITEMS_MAX``."""
+    count, level = 0, [value]
+    while level and count <= ITEMS_MAX:
+        count += len(level)
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, _CONTAINERS) and len(item) <= ITEMS_MAX:
+                inner.extend(item.values() if isinstance(item, dict) else item)
+            elif isinstance(item, _CONTAINERS):
+                count += len(item)
+            elif type(item).__module__ == "numpy":
+                count += int(getattr(item, "size", 1))
+        level = inner
+    return count
+
+
+def _generator_state(value: object) -> list[object] | None:
+    """Return kind and state of a random generator; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return ["torch", value.get_state()]
+    if type(value) is random.Random:
+        return ["random", value.getstate()]
+    if "numpy" in sys.modules:
+        np = cast("Any", sys.modules["numpy"])
+        if isinstance(value, np.random.Generator):
+            return ["numpy", cast("Any", value).bit_generator.state]
+        if isinstance(value, np.random.RandomState):
+            return ["numpy.old", cast("Any", value).get_state(legacy=False)]
+    return None
+
+
+def _with_state(value: object, saved: list[Any]) -> object:
+    """Return ``value`` in that state, or a new generator if it is none of that kind."""
+    kind, state = saved
+    held = _generator_state(value)
+    same = held is not None and held[0] == kind
+    made: Any = value if same else None
+    if kind == "torch":
+        made = made if same else torch.Generator()
+        made.set_state(state)
+    elif kind == "random":
+        made = made if same else random.Random()  # noqa: S311 - the user's own kind
+        made.setstate(state)
+    else:
+        import numpy as np  # noqa: PLC0415 - only where it was used
+
+        if kind == "numpy.old":
+            made = made if same else np.random.RandomState()
+            made.set_state(state)
+        else:
+            bits = state["bit_generator"]
+            if not same or made.bit_generator.state["bit_generator"] != bits:
+                made = np.random.Generator(getattr(np.random, bits)())
+            made.bit_generator.state = state
+    return cast("object", made)
