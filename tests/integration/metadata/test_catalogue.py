@@ -323,3 +323,25 @@ async def test_the_clock_is_the_databases(database_url, kit):
         now_s = await service.read(lambda c: c.now_s())
 
     assert abs(now_s - time.time()) < 60
+
+
+async def test_a_node_that_is_late_by_a_moment_costs_no_committed_step(database_url, agents, kit):
+    """P5, 4.8; defect A4: b's agent restarts with the job; only b has the rest of step 30."""
+    async with kit.running(database_url) as service:
+        first = await kit.launch(service, agents)
+        await commit_step(service, agents, first, 20)
+        for rank, agent in enumerate(agents):
+            agent.hold(first.run, 30, first.generation, rank)
+            await service.report(agent.inventory())
+        agents[1].leaving = True
+        await service.report(agents[1].inventory())
+
+        for rank, agent in enumerate(agents):
+            second = await service.register(kit.wish(rank, agent.name, b"second"))
+            agent.serve(second, rank)
+            agent.leaving, agent.incarnation = False, agent.incarnation + rank
+            view = await service.report(agent.inventory())
+            state = (DecisionState.PENDING, DecisionState.PROPOSED)[rank]
+            assert run_view(view).decision.state is state
+
+    assert run_view(view).decision.checkpoint.step == 30

@@ -47,6 +47,11 @@ class Facts:
         """Return the names of the nodes with a lease."""
         return {name for name, node in self.nodes.items() if node.live(self.now_s)}
 
+    def lately(self) -> Collection[str]:
+        """Return the names of the nodes whose last word is no older than a lease."""
+        since_s = self.now_s - self.limits.node_lease_s
+        return {name for name, node in self.nodes.items() if node.reported_at_s > since_s}
+
 
 def decide(run: Run, facts: Facts) -> Outcome:
     """Return the run with its restore decided as far as the facts allow, and the news of it."""
@@ -69,21 +74,35 @@ def settled(run: Run, facts: Facts) -> bool:
     """Tell whether all evidence is in that can be expected: no later answer will be better.
 
     Every node with a lease, and every node that hosts a rank of the attempt, has reported since
-    the attempt began; or ``decide_wait_s`` is over. That there is nothing to restore is said
-    only when all ranks have registered too: who has not may come with a node nobody knows.
+    the attempt began; or ``decide_wait_s`` is over. Where something newer is known than what can
+    be had, or nothing can be had, all ranks must have registered too: who has not may come with
+    a node that nobody knows. Then one that has left is awaited as long as one that died.
     """
     attempt = run.current
     if attempt is None:
         return False
     if facts.now_s >= attempt.started_at_s + facts.limits.decide_wait_s:
         return True
-    awaited = {*facts.live(), *(rank.node for rank in run.ranks)}
-    heard = all(
+    hosts = {rank.node for rank in run.ranks}
+    if not _heard(attempt, {*facts.live(), *hosts}, facts):
+        return False
+    candidates = _candidates(run, facts.evidence.live)
+    if candidates and candidates[0] >= max(_seen(run, facts)):
+        return True
+    return len(run.ranks) == attempt.world_size and _heard(attempt, facts.lately(), facts)
+
+
+def _heard(attempt: Attempt, awaited: Collection[str], facts: Facts) -> bool:
+    return all(
         name in facts.nodes and facts.nodes[name].reported_at_s >= attempt.started_at_s
         for name in awaited
     )
-    complete = len(run.ranks) == attempt.world_size
-    return heard and (complete or bool(_candidates(run, facts.evidence.live)))
+
+
+def _seen(run: Run, facts: Facts) -> Collection[CheckpointId]:
+    """Return what may be restored once it is whole: committed, or a shard of it was seen."""
+    rows = {row.id for row in run.checkpoints if not row.expired}
+    return {key for key in (*rows, *facts.evidence.known) if _restorable(run, key)}
 
 
 def _candidates(
@@ -127,7 +146,11 @@ def _propose(run: Run, attempt: Attempt, decision: Decision, copies: CheckpointC
 
 
 def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
-    """Confirm what all ranks have, or turn to an older step when a source has run dry."""
+    """Confirm what all ranks have, or turn to another step.
+
+    To an older one when a source has run dry, which is then not tried again; to a newer one when
+    a node has brought it after all (P5).
+    """
     chosen = decision.checkpoint
     if chosen is None:
         return Outcome(run=run)
@@ -136,11 +159,14 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
         return _confirm(run, attempt, decision, facts)
     copies = facts.evidence.sources.get(chosen, {})
     intact = all(_same(copies, shard.id, shard.root_digest) for shard in decision.shards)
-    if intact and run.usable(chosen) and _fetchable(run, decision, copies, facts):
+    stands = intact and run.usable(chosen) and _fetchable(run, decision, copies, facts)
+    if stands and not any(
+        key > chosen and _fetchable(run, decision, facts.evidence.live[key], facts)
+        for key in _candidates(run, facts.evidence.live)
+    ):
         return Outcome(run=run)
-    given_up = replace(
-        run, rejected=(*run.rejected, chosen), pins=(), decision=replace(decision, shards=())
-    )
+    rejected = run.rejected if stands else (*run.rejected, chosen)
+    given_up = replace(run, rejected=rejected, pins=(), decision=replace(decision, shards=()))
     following = replace(
         decision,
         number=decision.number + 1,

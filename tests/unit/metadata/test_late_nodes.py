@@ -1,0 +1,118 @@
+"""A node that hosts a rank is a moment late: its steps are waited for, and used if they come."""
+
+import pytest
+
+
+@pytest.fixture
+def late(cluster):
+    """Step 20 lies twice on a and b, step 30 once; b is about to be away."""
+    cluster.join("a", "b")
+    first = cluster.launch(b"first", "a", "b")
+    cluster.commit(20, first, "a", "b")
+    cluster.hold("a", 30, first, 0)
+    cluster.hold("b", 30, first, 1)
+    cluster.report("a", "b")
+    assert {(20, 1): "replicated", (30, 1): "local"} == cluster.levels()
+    return cluster
+
+
+def leave(cluster, node):
+    cluster.machines[node].leaving = True
+    cluster.report(node)
+
+
+def come_back(cluster, node):
+    """A new agent over the same arena."""
+    cluster.machines[node].leaving = False
+    cluster.machines[node].incarnation += 1
+    cluster.report(node)
+
+
+@pytest.mark.parametrize("way", ["left", "died"])
+def test_a_committed_step_is_waited_for_while_a_rank_is_still_to_come(late, way):
+    """P5, 4.8; defect A4: rank 0 is here, b's agent restarts and has the rest of step 30."""
+    if way == "left":
+        leave(late, "b")
+    else:
+        late.later(6.0)
+    late.register(0, "a", nonce=b"second")
+    late.report("a")
+    assert late.decided() == ("PENDING", None)
+
+    late.later(1.0)
+    come_back(late, "b")
+    late.register(1, "b", nonce=b"second")
+    late.report("a", "b")
+
+    assert late.decided() == ("PROPOSED", (30, 1))
+
+
+def test_a_step_of_which_a_part_was_seen_is_waited_for_too(late):
+    """P5; defect A4: metadata was out when the last step was sealed; a has told its half."""
+    late.hold("a", 40, 1, 0)
+    leave(late, "b")
+    late.register(0, "a", nonce=b"second")
+    late.report("a")
+    assert late.decided() == ("PENDING", None)
+
+    late.hold("b", 40, 1, 1)
+    come_back(late, "b")
+    late.register(1, "b", nonce=b"second")
+    late.report("a", "b")
+
+    assert late.decided() == ("PROPOSED", (40, 1))
+
+
+def test_nobody_waits_longer_than_it_is_said(late):
+    """4.8: after ``decide_wait_s`` the newest that can be had is proposed."""
+    leave(late, "b")
+    late.register(0, "a", nonce=b"second")
+    for _ in range(3):
+        late.report("a")
+        assert late.decided() == ("PENDING", None)
+        late.later(3.0)
+    late.report("a")
+    late.later(1.0)
+
+    assert late.decided() == ("PROPOSED", (20, 1))
+
+
+def test_all_ranks_elsewhere_wait_for_who_left_as_for_who_died(late):
+    """P5: the attempt has moved on to c, and b's agent is being updated, not gone."""
+    late.join("c")
+    leave(late, "b")
+    late.later(0.5)
+    late.launch(b"second", "a", "c")
+    assert late.decided() == ("PENDING", None)
+    late.later(2.5)
+    late.report("a", "c")
+    late.later(2.5)
+    late.report("a", "c")
+
+    assert late.decided() == ("PROPOSED", (20, 1)), "its lease would be over by now"
+
+
+def test_a_newer_step_that_a_node_brings_replaces_the_proposal(late):
+    """P5, M2; defect A4: b comes back after the wait, before anything is confirmed."""
+    late.later(6.0)
+    late.join("c")
+    late.report("a")
+    late.launch(b"second", "a", "c")
+    assert late.decided() == ("PROPOSED", (20, 1))
+    number = late.run.decision.number
+    late.ready(("a", 0))
+
+    come_back(late, "b")
+
+    assert late.decided() == ("PROPOSED", (30, 1))
+    assert (number + 1, ()) == (late.run.decision.number, late.run.rejected)
+    assert late.run.pins == (late.run.decision.checkpoint,)
+    for _ in range(2):
+        late.later(3.0)
+        late.report("a", "c")
+    assert late.decided() == ("PROPOSED", (20, 1)), "b is gone again"
+    come_back(late, "b")
+    assert late.decided() == ("PROPOSED", (20, 1)), "what was tried in vain is not tried again"
+    late.ready(("a", 0), ("c", 1))
+    come_back(late, "b")
+    assert late.decided() == ("CONFIRMED", (20, 1))
