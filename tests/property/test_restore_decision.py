@@ -141,6 +141,8 @@ class Catalogue:
             self.run = finish(self.run, key, self.now_s)
 
     def save(self, step):
+        if self.run.deciding:
+            return  # nobody saves before it has restored
         for name in NODES:
             known = self.nodes[name].inventory.shards if name in self.nodes else ()
             key = (step, self.run.generation)
@@ -243,7 +245,7 @@ class Catalogue:
         run, decision = self.run, self.run.decision
         evidence = gather(RUN, tuple(self.nodes.values()), self.now_s, run.stored)
         self.check_drains(evidence)
-        if decision and decision.state is DecisionState.PROPOSED:
+        if decision and run.current and decision.state is DecisionState.PROPOSED:
             key = decision.checkpoint
             assert not run.superseded(key)
             assert {s.id.rank for s in decision.shards} == set(range(WORLD))

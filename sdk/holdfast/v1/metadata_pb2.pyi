@@ -36,6 +36,7 @@ class RegisterRankRequest(_message.Message):
     REPLICA_DOMAIN_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
+    GENERATION_MIN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     nonce: _builtins.bytes
     """16 bytes; names the attempt"""
@@ -50,6 +51,8 @@ class RegisterRankRequest(_message.Message):
     replicas: _builtins.int
     """copies beside the owner's"""
     replica_domain: _builtins.str
+    generation_min: _builtins.int
+    """newest of the job that this node knows of; 0: none"""
     @_builtins.property
     def persist(self) -> Global___PersistRule:
         """unset: nothing goes to the object store by itself"""
@@ -73,10 +76,11 @@ class RegisterRankRequest(_message.Message):
         replica_domain: _builtins.str = ...,
         persist: Global___PersistRule | None = ...,
         retention: Global___Retention | None = ...,
+        generation_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_min", b"generation_min", "holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,7 @@ from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc, common_pb2, metadata_pb2
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient
-from holdfast_services.agent.domain import Reservation, Session
+from holdfast_services.agent.domain import Reservation, Session, State, rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.service import AgentService
 
@@ -62,7 +62,7 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
         session_id(request.session)
         job_name(request.job)
         self._service.check_session_lock(request.session)
-        answer = await self._metadata.register(_registration(request, self._service.state.me))
+        answer = await self._metadata.register(_registration(request, self._service.state))
         self._service.dispatch(ev.SessionOpened(_session(request, answer)))
         return pb.OpenSessionResponse(
             run=answer.run,
@@ -163,7 +163,7 @@ def _shard(message: common_pb2.Shard) -> Shard:
     return shard
 
 
-def _registration(request: pb.OpenSessionRequest, me: Peer) -> metadata_pb2.RegisterRankRequest:
+def _registration(request: pb.OpenSessionRequest, state: State) -> metadata_pb2.RegisterRankRequest:
     return metadata_pb2.RegisterRankRequest(
         job=request.job,
         nonce=request.nonce,
@@ -172,11 +172,12 @@ def _registration(request: pb.OpenSessionRequest, me: Peer) -> metadata_pb2.Regi
         takeover=request.takeover,
         rank=request.rank,
         world_size=request.world_size,
-        node=me.node,
+        node=state.me.node,
         replicas=request.replicas,
         replica_domain=request.replica_domain,
         persist=request.persist if request.HasField("persist") else None,
         retention=request.retention if request.HasField("retention") else None,
+        generation_min=rules.generation_seen(state, request.job),
     )
 
 

@@ -379,3 +379,15 @@ def test_what_a_rank_has_begun_is_reported_with_it():
     after, _ = handle(before, ev.Updated(update))
 
     assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].saving
+
+
+def test_a_registration_says_the_newest_generation_that_anything_here_is_of():
+    """P6, M1; defect A1: a catalogue that was lost asks no inventory before it numbers."""
+    assert 0 == rules.generation_seen(state(), "job")
+    held = state(sealed("s1", 5, 3), sealed("s2", 6, 2))
+    held.sessions = {"x": session(4), "y": replace(session(9), job="another")}
+    assert 4 == rules.generation_seen(held, "job")
+
+    held, _ = handle(held, view(replace(run_view(), generation=6)))
+
+    assert (6, 9) == tuple(rules.generation_seen(held, job) for job in ("job", "another"))

@@ -128,6 +128,7 @@ class Cluster:
         replica_domain="",
         persist=None,
         retention=None,
+        generation_min=0,
     ):
         wish = Registration(
             job=JOB,
@@ -142,6 +143,7 @@ class Cluster:
             replica_domain=replica_domain,
             persist=persist,
             retention=retention,
+            generation_min=generation_min,
         )
         outcome = register(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
         self.run = outcome.run

@@ -3,6 +3,7 @@
 import pytest
 
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
+from holdfast_services.metadata.domain.attempts import Registration, check
 
 
 def test_one_nonce_has_one_generation_from_whatever_rank_and_node(cluster):
@@ -98,3 +99,65 @@ def test_evidence_of_a_higher_generation_fences_the_attempt_of_a_lost_catalogue(
     assert cluster.register(0, "a", world=1, nonce=b"second") == 8
     cluster.report("a")
     assert cluster.decided() == ("PROPOSED", (50, 7))
+
+
+def test_evidence_of_the_attempts_own_generation_is_not_its_work_before_it_is_decided(cluster):
+    """M1, P6, 4.8; defect A1: the catalogue was lost, the new attempt registers first.
+
+    It may neither be told to start over nor commit what the old attempt of that number saved.
+    """
+    cluster.join("c")
+    assert cluster.register(0, "c") == 1
+    for rank in (0, 1):
+        cluster.hold("a", 5000, 1, rank)
+    cluster.report("c", "a")
+
+    assert cluster.run.current is None
+    assert cluster.decided() == ("PENDING", None)
+    assert cluster.levels() == {}
+    second = cluster.launch(b"second", "a", "c")
+    assert second > cluster.view("a").runs[0].generation - 1 > 1
+    assert cluster.decided() == ("PROPOSED", (5000, 1))
+
+
+def test_an_attempt_that_was_proposed_to_is_fenced_by_its_own_generation_too(cluster):
+    """M1; defect A1: a node of the lost catalogue's newest attempt reports last of all."""
+    cluster.join("a", "b")
+    cluster.hold("a", 10, 3, 0, world=1)
+    cluster.report("a")
+    assert cluster.register(0, "a", world=1) == 4
+    cluster.report("a", "b")
+    assert cluster.decided() == ("PROPOSED", (10, 3))
+
+    cluster.hold("b", 20, 4, 0, world=1)
+    cluster.report("b")
+
+    assert cluster.run.current is None
+    cluster.launch(b"second", "a")
+    assert cluster.decided() == ("PROPOSED", (20, 4))
+
+
+def test_a_registration_brings_the_generation_that_its_node_knows_of(cluster):
+    """P6, M1; defect A1: the catalogue was lost, its ranks register before anybody reports."""
+    cluster.join("b")
+    cluster.machine("a")
+    for rank in (0, 1):
+        cluster.hold("a", 5000, 1, rank)
+
+    first = cluster.register(0, "a", generation_min=1)
+    assert (first, cluster.register(1, "b")) == (2, 2)
+    cluster.report("a", "b")
+
+    assert cluster.run.current
+    assert cluster.decided() == ("PROPOSED", (5000, 1))
+
+
+@pytest.mark.parametrize("number", [-1, 10**10])
+def test_a_generation_that_no_attempt_can_have_is_refused(number):
+    wish = Registration(
+        job="j", nonce=b"n", launcher="", holder="", takeover=False, rank=0, world_size=1,
+        node="a", generation_min=number,
+    )  # fmt: skip
+
+    with pytest.raises(InvalidRequestError, match="generation"):
+        check(wish)

@@ -19,6 +19,26 @@ from holdfast_services.agent.domain.state import AGENT, Reservation, Session, Sl
 SLOTS_PER_SESSION_MAX = 16
 
 
+def generation_seen(state: State, job: str) -> int:
+    """Return the newest generation of a job that anything here is of; 0: nothing is.
+
+    A catalogue that was lost and asks nobody would give it to the next attempt again (P6).
+    """
+    held = (slot.content.shard for slot in state.slots.values() if slot.content is not None)
+    return max(
+        (
+            *(shard.id.generation for shard in held if shard.job == job),
+            *(one.generation for one in state.sessions.values() if one.job == job),
+            *(
+                view.generation
+                for view in (state.view.runs if state.view else ())
+                if view.job == job
+            ),
+        ),
+        default=0,
+    )
+
+
 def freeable(state: State, slot: Slot) -> bool:
     """Tell whether a sealed slot may be freed, by what the catalogue said and nothing else."""
     assert slot.content is not None, "only sealed slots are asked about"

@@ -26,9 +26,7 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     live = tuple(node for node in everybody if node.live(now_s))
     stored = run.stored if limits.object_tier else ()
     evidence = gather(run.id, everybody, now_s, stored)
-    # Evidence of a higher generation means that the catalogue was lost and rebuilt (P6): the
-    # counter goes above it and an attempt below it is fenced, so its launcher starts another.
-    run = replace(run, generation=max(run.generation, evidence.generation_max))
+    run = replace(run, generation=counter(run, evidence.generation_max))
     run = absorb(run, nodes, limits)
     events: list[Event] = []
     outcome = abandon(run, nodes, evidence)
@@ -46,3 +44,14 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
         outcome = persist_off(run)
     run, events = outcome.run, [*events, *outcome.events]
     return Outcome(run=announce(run, nodes, now_s), events=tuple(events))
+
+
+def counter(run: Run, seen: int) -> int:
+    """Return the newest generation there is, after one of ``seen`` was found in memory.
+
+    A higher one means that the catalogue was lost, and so does the attempt's own while its
+    restore is undecided: it has saved nothing yet. The counter goes above what others have used
+    (P2, P6); an attempt that it passes is fenced, and its launcher starts another.
+    """
+    used = run.deciding and run.current is not None and seen == run.generation
+    return seen + 1 if used else max(run.generation, seen)

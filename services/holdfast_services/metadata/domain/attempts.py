@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.facts import Decision, DecisionState, Event, PersistRule, RankStatus, Retention
 from holdfast.core.ids import WORLD_SIZE_MAX
+from holdfast.core.manifest import GENERATION_MAX
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain.model import (
     NEVER,
@@ -29,7 +30,10 @@ REPLICAS_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """One rank's wish to take part in the attempt that ``nonce`` names."""
+    """One rank's wish to take part in the attempt that ``nonce`` names.
+
+    ``generation_min`` is the newest generation of the job that the rank's agent knows of.
+    """
 
     job: str
     nonce: bytes
@@ -43,6 +47,7 @@ class Registration:
     replica_domain: str = ""
     persist: PersistRule | None = None
     retention: Retention | None = None
+    generation_min: int = 0
 
 
 def check(wish: Registration) -> None:
@@ -62,6 +67,10 @@ def check(wish: Registration) -> None:
     if not 0 <= wish.replicas <= REPLICAS_MAX:
         raise InvalidRequestError(
             f"replicas={wish.replicas} must be 0 to {REPLICAS_MAX}", job=wish.job
+        )
+    if not 0 <= wish.generation_min < GENERATION_MAX:
+        raise InvalidRequestError(
+            f"generation {wish.generation_min} is not possible", job=wish.job, rank=wish.rank
         )
     rule = wish.persist
     if rule and not (rule.steps >= 0 and 0 <= rule.seconds < math.inf):
@@ -121,7 +130,8 @@ def _begin(
             holder=previous.holder,
             generation=previous.generation,
         )
-    generation = run.generation + 1
+    # A catalogue that was lost counts anew; what the agent holds was numbered by the old one.
+    generation = max(run.generation, wish.generation_min) + 1
     number = run.decision.number + 1 if run.decision else 1
     attempt = Attempt(
         generation=generation,

@@ -1,0 +1,93 @@
+"""A restart while news is late: the catalogue was lost, nodes say only afterwards what they hold.
+
+Real processes throughout; each order of events is forced, none is waited for by the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.e2e.stack import Stack, running_stack, until
+from tests.e2e.test_bit_identity import final, finals, restored
+from tests.e2e.test_faults import any_session, began
+
+TWO_NODES = {"world_size": 2, "nodes": (0, 1)}
+# No rank waits for another before it registers, so one can be first.
+NAMED = {"HOLDFAST_ATTEMPT": "the second one"}
+TWELVE = ("--job", "j", "--steps", "12")
+
+
+@pytest.fixture
+def stack():
+    with running_stack(nodes=2, HOLDFAST_NODE_LEASE_S="2", HOLDFAST_DECIDE_WAIT_S="60") as running:
+        yield running
+
+
+@contextmanager
+def without_supervisor(stack: Stack) -> Iterator[None]:
+    """What is killed in here comes back only at the end of the block."""
+    supervisor = stack.pid("holdfast_services.supervisor")
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+
+def lose_catalogue(stack: Stack) -> None:
+    """Kill metadata and delete its database."""
+    os.kill(stack.metadata_pid(), signal.SIGKILL)
+    for path in stack.home.glob("metadata.db*"):
+        path.unlink()
+
+
+def ended(stack: Stack) -> bool:
+    return not any_session([stack.arena(0), stack.arena(1)])
+
+
+def asked(stack: Stack) -> bool:
+    return all(any_session([stack.arena(index)]) for index in (0, 1))
+
+
+def test_a_catalogue_lost_while_a_job_restarts_costs_nothing(stack):
+    """P6, M1, 4.8; defect A1: in its first generation, and the ranks ask before any report."""
+    expected = finals(stack, steps="12", world_size=2)
+    common = (*TWELVE, "--wait", "replicated")
+    stack.ranks(*common, "--kill-at", "9", "--kill-ranks", "0", "1", **TWO_NODES).wait()
+    until(lambda: ended(stack), "the end of the old sessions")
+    with without_supervisor(stack):
+        lose_catalogue(stack)
+        ranks = stack.ranks(*common, **TWO_NODES)
+        until(lambda: asked(stack), "ranks that ask to register")
+    outputs = ranks.succeed()
+
+    assert [restored(text) for text in outputs] == [8, 8]
+    assert [final(text) for text in outputs] == expected
+
+
+def test_an_attempt_that_got_the_number_of_a_forgotten_one_is_fenced_not_started_over(stack):
+    """M1, P2; defect A1: the first rank comes from an empty node, the evidence after it."""
+    common = (*TWELVE, "--wait", "replicated")
+    stack.ranks(*common, "--kill-at", "9", "--kill-ranks", "0", "1", **TWO_NODES).wait()
+    until(lambda: ended(stack), "the end of the old sessions")
+    late = stack.agent_pid(1)
+    with without_supervisor(stack):
+        lose_catalogue(stack)
+        os.kill(stack.agent_pid(0), signal.SIGKILL)
+        for path in stack.arena(0).glob("*.*"):
+            path.unlink()
+        os.kill(late, signal.SIGSTOP)
+    try:
+        ranks = stack.ranks(*common, **TWO_NODES, **NAMED)
+        until(lambda: began(stack, generation=1), "an attempt of the old one's number")
+    finally:
+        os.kill(late, signal.SIGCONT)
+
+    assert ranks.wait() == [3, 3], ranks.outputs
+    assert all("refused stale_generation" in text for text in ranks.outputs), ranks.outputs
+    outputs = stack.ranks(*common, **TWO_NODES).succeed()
+    assert [restored(text) for text in outputs] == [8, 8]
