@@ -19,9 +19,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 from holdfast import attempt as launch
-from holdfast.core.budget import memory_need, slots_per_rank
+from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.ids import job_name, node_name
-from holdfast.core.units import format_bytes
 from holdfast.embedded import agent_socket
 from holdfast.errors import (
     CheckpointError,
@@ -313,22 +312,18 @@ class Checkpointer:
 
     def _admit(self) -> Path:
         """Return the node's arena, after checking that the job fits its budget (P8)."""
-        node = self._session.describe(OPEN_S_MAX)
         estimate = self._capture.estimate()
-        need = memory_need(
+        wish = MemoryWish(
             own_bytes=estimate.own_bytes * self._place.local_world_size,
             checkpoint_bytes=estimate.checkpoint_bytes,
             replicas=self._replicas.count,
             nodes_count=self._place.nodes_count,
             slots=slots_per_rank(persist=self._persist.on),
         )
-        if need.total_bytes > node.budget_bytes:
-            error = ExhaustedError(
-                f"job {self._job} does not fit the arena of node {node.node}: {need}, budget "
-                f"{format_bytes(node.budget_bytes)}; raise HOLDFAST_BUDGET or keep fewer copies",
-                job=self._job,
-                node=node.node,
-            )
+        node = self._session.describe(OPEN_S_MAX, self._job, wish)
+        if node.refusal:
+            text = f"job {self._job} does not fit the arena of node {node.node}: {node.refusal}"
+            error = ExhaustedError(text, job=self._job, node=node.node)
             if self._on_failure != "warn":
                 self._session.close(timeout_s=1.0)
                 raise error

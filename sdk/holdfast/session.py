@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import AbandonedStep, Event, PersistRule, Retention, StepNote
 from holdfast.core.ids import run_id
 from holdfast.core.notes import NOTES_COUNT_MAX
@@ -161,16 +162,17 @@ class Session:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def describe(self, timeout_s: float = CALL_S_MAX) -> pb.DescribeResponse:
-        """Return name, arena and budget of the node.
+    def describe(self, timeout_s: float, job: str, wish: MemoryWish) -> pb.DescribeResponse:
+        """Return name, arena and budget of the node, and why ``job`` does not fit there, if so.
 
         Raises:
             UnavailableError: nobody answers on the socket within ``timeout_s``.
         """
 
         def ask() -> pb.DescribeResponse:
-            return call(self._stub.Describe, pb.DescribeRequest(), timeout_s=timeout_s)
+            return call(self._stub.Describe, request, timeout_s=timeout_s)
 
+        request = pb.DescribeRequest(job=job, wish=to_message(wish, pb.MemoryWish))
         there = "is there, but nobody answers" if self._socket.exists() else "does not exist"
         return self._patiently(
             ask,

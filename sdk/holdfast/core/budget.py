@@ -44,6 +44,17 @@ class MemoryNeed:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWish:
+    """What a job that is about to begin asks of each of its nodes; see ``memory_need``."""
+
+    own_bytes: int
+    checkpoint_bytes: int
+    replicas: int
+    nodes_count: int
+    slots: int
+
+
 def memory_need(
     *,
     own_bytes: int,

@@ -24,16 +24,60 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    JOB_FIELD_NUMBER: _builtins.int
+    WISH_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """with it `refusal` is answered"""
+    @_builtins.property
+    def wish(self) -> Global___MemoryWish: ...
     def __init__(
         self,
+        *,
+        job: _builtins.str = ...,
+        wish: Global___MemoryWish | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["wish", b"wish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "wish", b"wish"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class MemoryWish(_message.Message):
+    """What a job that is about to begin asks of this node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_BYTES_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    NODES_COUNT_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    own_bytes: _builtins.int
+    """segments of this node's ranks at one step"""
+    checkpoint_bytes: _builtins.int
+    """segments of all ranks at one step"""
+    replicas: _builtins.int
+    nodes_count: _builtins.int
+    slots: _builtins.int
+    def __init__(
+        self,
+        *,
+        own_bytes: _builtins.int = ...,
+        checkpoint_bytes: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        nodes_count: _builtins.int = ...,
+        slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_bytes", b"checkpoint_bytes", "nodes_count", b"nodes_count", "own_bytes", b"own_bytes", "replicas", b"replicas", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryWish: _TypeAlias = MemoryWish  # noqa: Y015
 
 @_typing.final
 class DescribeResponse(_message.Message):
@@ -46,6 +90,7 @@ class DescribeResponse(_message.Message):
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     METADATA_ADDRESS_FIELD_NUMBER: _builtins.int
     METADATA_REACHABLE_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     arena: _builtins.str
     budget_bytes: _builtins.int
@@ -53,6 +98,8 @@ class DescribeResponse(_message.Message):
     reserved_bytes: _builtins.int
     metadata_address: _builtins.str
     metadata_reachable: _builtins.bool
+    refusal: _builtins.str
+    """why the job does not fit beside what is here; empty: it does"""
     def __init__(
         self,
         *,
@@ -63,10 +110,11 @@ class DescribeResponse(_message.Message):
         reserved_bytes: _builtins.int = ...,
         metadata_address: _builtins.str = ...,
         metadata_reachable: _builtins.bool = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "reserved_bytes", b"reserved_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "reserved_bytes", b"reserved_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,13 @@ from pathlib import Path
 from holdfast.core.ids import session_id
 from holdfast.core.slots import SlotName, slot_name
 from holdfast.core.units import format_bytes
-from holdfast.errors import AccessError, ExhaustedError, InvalidRequestError, NotFoundError
+from holdfast.errors import (
+    AccessError,
+    ExhaustedError,
+    InvalidRequestError,
+    NotFoundError,
+    PreconditionError,
+)
 
 SESSIONS = "sessions"
 SIDECAR_BYTES_MAX = 64 << 20
@@ -86,16 +92,29 @@ class Arena:
     Raises:
         ExhaustedError: the file system is smaller than the budget.
         AccessError: the folder is a link, belongs to another user, or cannot be made.
+        PreconditionError: another process serves it; also one that is stopped and may go on.
     """
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self.folder = folder
         self.budget_bytes = budget_bytes
         self._dir_fd = _open_folder(folder)
+        self._claim()
         self._sessions_fd = _open_folder(folder / SESSIONS)
         self._files: dict[str, SlotFile] = {}
         self._guard = threading.Lock()
         self._check_size()
+
+    def _claim(self) -> None:
+        """Hold the folder until this process ends: of two agents each would free the other's."""
+        try:
+            fcntl.flock(self._dir_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            os.close(self._dir_fd)
+            raise PreconditionError(
+                f"another agent serves {self.folder}: stop it first, or set HOLDFAST_ARENA to a "
+                f"folder of this one's own"
+            ) from cause
 
     def _check_size(self) -> None:
         statistics = os.fstatvfs(self._dir_fd)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 import holdfast
+from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
 from holdfast.core.session import SessionUpdate
@@ -39,8 +40,9 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
         return _handshake()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
-        """Say who and how big this node is."""
+        """Say who and how big this node is, and whether a job fits that is about to begin."""
         state = self._service.state
+        wish = codec.from_message(request.wish, MemoryWish)
         return pb.DescribeResponse(
             node=state.me.node,
             arena=str(self._arena.folder),
@@ -53,6 +55,7 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
             ),
             metadata_address=self._metadata.address,
             metadata_reachable=not state.lost,
+            refusal=self._service.refusal(request.job, wish) if request.job else "",
         )
 
     async def OpenSession(

@@ -34,7 +34,8 @@ def seal(
     Args:
         arena: Where the slot is.
         name: The closed slot.
-        owner: Node whose trainer wrote it, unless a sidecar left by a fetch says otherwise.
+        owner: Node whose trainer wrote it. A copy of another node's whose fetch died between its
+            two renames gets this one too: one more copy that counts itself as the original.
         expected: (run, generation, rank) of the session that leased it, if known.
 
     Raises:

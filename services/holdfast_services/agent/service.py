@@ -12,10 +12,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from holdfast.core import facts
+from holdfast.core.budget import MemoryWish, memory_need
 from holdfast.core.facts import HeldState, Inventory, NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.session import SessionUpdate, SessionView
@@ -89,7 +90,6 @@ class AgentService:
         self._views: dict[str, SessionView] = {}
         self._views_count = 0
         self._inventory: Inventory | None = None
-        self._refusal = ""
         self._outcomes: dict[ShardId, list[asyncio.Future[str]]] = defaultdict(list)
         self.on_inventory: Callable[[], None] = lambda: None
         self.on_event: Callable[[facts.Event], None] = lambda _: None
@@ -111,8 +111,6 @@ class AgentService:
             self._answer(event.content.shard.id, "")
         elif isinstance(event, ev.FetchFailed):
             self._answer(event.shard, event.reason)
-        elif isinstance(event, ev.SlotRefused):
-            self._refusal = event.reason
 
     def _answer(self, shard: ShardId, outcome: str) -> None:
         for future in self._outcomes.pop(shard, []):
@@ -297,21 +295,23 @@ class AgentService:
             UnavailableError: pre-faulting takes longer than its deadline.
         """
         admit(self.state, self.session(session), asked)
-        self._refusal = ""
         self.dispatch(ev.Reserved(session, asked))
 
+        def left() -> int:
+            return rules.quota_left(self.state, self.session(session))
+
         def settled() -> bool:
-            now = self.session(session)
-            left = rules.quota_left(self.state, now)
             creating = any(slot.work is Work.CREATING for slot in self.state.slots.values())
-            return left == 0 or bool(self._refusal) or (not creating and self._full(asked))
+            refused = asked.length_bytes in self.state.refused
+            return left() == 0 or refused or (not creating and self._full(asked))
 
         wait_s = RESERVE_S_BASE + asked.slots * asked.length_bytes / POPULATE_BYTES_PER_S_MIN
         if not await self._until(settled, wait_s):
             raise UnavailableError(f"slots are not pre-faulted after {wait_s:.0f} s; try again")
-        if self._refusal:
-            raise ExhaustedError(self._refusal, node=self.state.me.node)
-        if rules.quota_left(self.state, self.session(session)) == asked.slots:
+        refused = self.state.refused.get(asked.length_bytes)
+        if refused and left() > 0:
+            raise ExhaustedError(refused, node=self.state.me.node)
+        if left() == asked.slots:
             raise ExhaustedError(
                 f"no room for {asked.slots} slots: {self.state.used_bytes} of "
                 f"{self.state.budget_bytes} bytes hold segments that may not be freed yet"
@@ -320,6 +320,12 @@ class AgentService:
     def _full(self, asked: Reservation) -> bool:
         free = rules.free_slot(self.state, asked.length_bytes)
         return free is None and rules.room(self.state, asked.length_bytes) is None
+
+    def refusal(self, job: str, wish: MemoryWish) -> str:
+        """Return why a job that is about to begin does not fit, empty: it does."""
+        nodes_count = max(wish.nodes_count, rules.nodes_known(self.state))
+        need = memory_need(**asdict(replace(wish, nodes_count=nodes_count)))
+        return rules.refusal(self.state, job, need)
 
     async def watch(self, session: str, version: str, wait_s: float) -> SessionView:
         """Return the session's view as soon as it differs from ``version``, or at the deadline.

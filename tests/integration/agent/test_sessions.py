@@ -22,7 +22,7 @@ from holdfast.errors import (
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb
 
-from .harness import RUN, Trainer, committed, open_session, reserve, until
+from .harness import RUN, WAIT_S, Trainer, committed, open_session, reserve, until
 
 MIB = 1 << 20
 
@@ -49,6 +49,50 @@ def lease(node, session):
         return [n for n in names if (node.arena / f"{n[0]}.{n[1]}.open").exists()]
 
     return until(unused, "a lease")[0]
+
+
+def test_a_second_agent_on_one_arena_is_refused_and_touches_nothing(node, trainer):
+    """P9, A2; defect C1: also while the first is stopped and may go on any time."""
+    a = node()
+    t = trainer(a)
+    generation = open_session(a, t.session)
+    reserve(a, t.session, MIB)
+    first = a.process
+    first.send_signal(signal.SIGSTOP)
+    second = a.spawn()
+    try:
+        assert 0 != second.wait(WAIT_S)
+    finally:
+        second.kill()
+        a.process = first
+        first.send_signal(signal.SIGCONT)
+
+    assert "another agent serves" in a.log_text()
+    assert "closed" == t.ask("write", *lease(a, t.session), 5, generation)
+    until(lambda: a.files("seg"), "sealed by the first")
+
+
+def test_a_job_is_refused_before_it_begins_beside_what_others_have_left(node, trainer):
+    """P8; defect B5: by `Describe`, which the SDK asks before step 0, as by `Reserve`."""
+    a = node(HOLDFAST_BUDGET="7M")
+    t = trainer(a)
+    generation = open_session(a, t.session)
+    reserve(a, t.session, MIB)
+    assert "closed" == t.ask("write", *lease(a, t.session), 5, generation)
+    until(lambda: a.files("seg"), "sealed")
+    t.end()
+    until(lambda: not a.dump()["sessions"][t.session]["live"], "ended")
+    wish = {"replicas": 0, "nodes_count": 1, "slots": 2}
+    small = pb.MemoryWish(own_bytes=3 * MIB, checkpoint_bytes=3 * MIB, **wish)
+    big = pb.MemoryWish(own_bytes=MIB * 7 // 2, checkpoint_bytes=MIB * 7 // 2, **wish)
+
+    assert "" == a.call("Describe", pb.DescribeRequest(job="next", wish=small)).refusal
+    refusal = a.call("Describe", pb.DescribeRequest(job="next", wish=big)).refusal
+
+    assert "2 slots x (3.5 MiB own" in refusal
+    assert "do not train here (job: 1 MiB), but" in refusal
+    assert "holdfast rm JOB" in refusal
+    assert "" == a.call("Describe", pb.DescribeRequest(job="job", wish=big)).refusal
 
 
 def test_a_closed_slot_is_sealed_and_reported(node, trainer, catalogue):

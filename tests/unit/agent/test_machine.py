@@ -278,10 +278,52 @@ def test_the_first_rank_is_refused_and_not_the_last():
 
 def test_other_runs_count_in_the_sum():
     now = state()
-    other = replace(session(), id="f" * 32, run="r2", reservation=asked(6 * KIB))
+    other = replace(session(), id="f" * 32, job="else", run="r2", reservation=asked(6 * KIB))
     now.sessions[other.id] = other
     with pytest.raises(ExhaustedError, match="beside 12 KiB of other runs"):
         admit(now, session(), asked(3 * KIB))
+
+
+def left_by(name, job):
+    """A sealed slot of a job that has ended."""
+    slot = sealed(name, 1)
+    made = replace(slot.content.shard, id=ShardId(job, 1, 1, 0), job=job)
+    return replace(slot, length_bytes=4 * KIB, content=replace(slot.content, shard=made))
+
+
+def test_what_ended_jobs_have_left_counts_and_is_named():
+    """P8; defect B5: else training would begin and save nothing."""
+    now = state(left_by("s1", "sweep/1"), left_by("s2", "sweep/2"), left_by("s3", "sweep/2"))
+
+    with pytest.raises(ExhaustedError, match=r"sweep/2: 8 KiB, sweep/1: 4 KiB\).*holdfast rm JOB"):
+        admit(now, session(), asked(3 * KIB))
+    admit(now, session(), asked(2 * KIB))
+
+
+def test_what_may_be_freed_and_what_the_job_itself_has_left_does_not_count():
+    """P8: a restart is not refused for its own checkpoints, nor for what goes anyway."""
+    gone = RunView(run="r2", job="r2", generation=2, world_size=1)
+    gone = replace(gone, superseded=(SupersedeRule(after_step=0, below_generation=2),))
+    now, _ = handle(state(left_by("s1", "job"), left_by("s2", "job")), view(gone, nodes=(ME,)))
+    now.slots["s3"] = left_by("s3", "r2")
+
+    admit(now, session(), asked(8 * KIB))
+
+
+def test_a_slot_that_the_file_system_refused_is_a_fact_of_its_length():
+    """Two ranks that reserve at once: one's refusal is not the other's."""
+    now = state()
+    for number, length in ((1, 2 * KIB), (2, 3 * KIB)):
+        one = replace(session(), id=str(number) * 32, rank=number)
+        now.sessions[one.id] = one
+        now, actions = handle(now, ev.Reserved(one.id, asked(length, slots=1)))
+        made = kinds(actions, ev.CreateSlot)[0].name.slot
+        if number == 1:
+            now, _ = handle(now, ev.SlotRefused(made, "full"))
+
+    assert {2 * KIB: "full"} == now.refused
+    now, _ = handle(now, ev.Reserved("1" * 32, asked(2 * KIB, slots=1)))
+    assert {} == now.refused
 
 
 @pytest.mark.parametrize(("length", "slots"), [(0, 2), (-1, 2), (KIB, 0), (KIB, 17)])

@@ -72,6 +72,7 @@ def _reserved(state: State, event: ev.Reserved) -> list[ev.Action]:
     session = state.sessions[event.session]
     state.sessions[session.id] = replace(session, reservation=event.reservation)
     state.creating_after_s = 0.0
+    state.refused.pop(event.reservation.length_bytes, None)
     return []
 
 
@@ -143,12 +144,14 @@ def _metadata_lost(state: State, event: ev.MetadataLost) -> list[ev.Action]:
 
 
 def _created(state: State, event: ev.SlotCreated) -> list[ev.Action]:
-    state.slots[event.slot] = replace(state.slots[event.slot], work=Work.NONE)
+    made = state.slots[event.slot]
+    state.slots[event.slot] = replace(made, work=Work.NONE)
+    state.refused.pop(made.length_bytes, None)
     return []
 
 
 def _refused(state: State, event: ev.SlotRefused) -> list[ev.Action]:
-    del state.slots[event.slot]
+    state.refused[state.slots.pop(event.slot).length_bytes] = event.reason
     state.creating_after_s = state.now_s + CREATE_RETRY_S
     return say(state, "arena_exhausted", "error", event.reason)
 

@@ -17,6 +17,7 @@ from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionErr
 from holdfast_services.agent.domain.state import AGENT, Reservation, Session, Slot, State, Work
 
 SLOTS_PER_SESSION_MAX = 16
+JOBS_NAMED_MAX = 4
 
 
 def generation_seen(state: State, job: str) -> int:
@@ -268,8 +269,9 @@ def _counts(state: State, slot: Slot, session: Session) -> bool:
 def admit(state: State, session: Session, asked: Reservation) -> None:
     """Refuse a reservation that the budget cannot carry (P8).
 
-    The need of every run with live sessions here counts; local ranks that have not reserved yet
-    are taken to be like this one, so that the first rank is refused and not the last.
+    The need of every job with live sessions here counts, and what other jobs have left and may not
+    be freed; local ranks that have not reserved yet are taken to be like this one, so that the
+    first rank is refused and not the last.
 
     Raises:
         ExhaustedError: with the sum written out.
@@ -280,16 +282,28 @@ def admit(state: State, session: Session, asked: Reservation) -> None:
             f"cannot reserve {asked.slots} slots of {asked.length_bytes} bytes; "
             f"1..{SLOTS_PER_SESSION_MAX} slots of at least 1 byte"
         )
-    need = _need(state, session, asked)
-    others = _others_bytes(state, session)
-    if need.total_bytes + others > state.budget_bytes:
-        beside = f", beside {format_bytes(others)} of other runs" if others else ""
-        raise ExhaustedError(
-            f"{need}{beside}, but the arena's budget is {format_bytes(state.budget_bytes)}; "
-            f"raise HOLDFAST_BUDGET, lower replicas, or use more nodes",
-            node=state.me.node,
-            job=session.job,
-        )
+    if refused := refusal(state, session.job, _need(state, session, asked)):
+        raise ExhaustedError(refused, node=state.me.node, job=session.job)
+
+
+def refusal(state: State, job: str, need: MemoryNeed) -> str:
+    """Return why ``job`` does not fit beside what is here, the sum written out; empty: it does."""
+    training, left = _trained_bytes(state, job), _left_bytes(state, job)
+    if need.total_bytes + training + sum(left.values()) <= state.budget_bytes:
+        return ""
+    beside = [f"{format_bytes(training)} of other runs"] if training else []
+    most = sorted(left, key=lambda name: (-left[name], name))
+    named = ", ".join(f"{name}: {format_bytes(left[name])}" for name in most[:JOBS_NAMED_MAX])
+    more = len(most) - JOBS_NAMED_MAX
+    if named:
+        rest = f" and {more} more jobs" if more > 0 else ""
+        beside.append(f"checkpoints of jobs that do not train here ({named}{rest})")
+    advice = "remove a finished job's memory (holdfast rm JOB), " if named else ""
+    return (
+        f"{need}{', beside ' if beside else ''}{' and '.join(beside)}, but the arena's budget is "
+        f"{format_bytes(state.budget_bytes)}; {advice}raise HOLDFAST_BUDGET, lower replicas, or "
+        f"use more nodes"
+    )
 
 
 def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
@@ -297,23 +311,41 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     reserved = sum(s.reservation.length_bytes for s in mates if s.reservation)
     missing = max(session.local_world_size - len(mates), 1)
     nodes = -(-session.world_size // max(session.local_world_size, 1))
-    known = len(state.view.nodes) if state.view else 0
     own = reserved + asked.length_bytes * missing
     return memory_need(
         own_bytes=own,
         checkpoint_bytes=max(asked.checkpoint_bytes, own),
         replicas=session.replicas,
-        nodes_count=max(nodes, known),
+        nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,
     )
 
 
-def _others_bytes(state: State, session: Session) -> int:
-    seen = {session.run: 0}
+def nodes_known(state: State) -> int:
+    """Return how many nodes are live: any of them may get copies, whatever the job's own are."""
+    return len(state.view.nodes) if state.view else 0
+
+
+def _trained_bytes(state: State, job: str) -> int:
+    """Return what the other jobs that train here need."""
+    seen = {job: 0}
     for other in state.sessions.values():
-        if other.active and other.reservation and other.run not in seen:
-            seen[other.run] = _need(state, other, other.reservation).total_bytes
+        if other.active and other.reservation and other.job not in seen:
+            seen[other.job] = _need(state, other, other.reservation).total_bytes
     return sum(seen.values())
+
+
+def _left_bytes(state: State, job: str) -> dict[str, int]:
+    """Return job -> bytes that may not be freed, of the jobs that do not train here."""
+    training = {s.job for s in state.sessions.values() if s.active and s.reservation}
+    found: dict[str, int] = {}
+    for slot in state.slots.values():
+        if slot.content is None or freeable(state, slot):
+            continue
+        name = slot.content.shard.job
+        if name != job and name not in training:
+            found[name] = found.get(name, 0) + slot.length_bytes
+    return found
 
 
 def _mates(state: State, session: Session) -> list[Session]:

@@ -155,6 +155,7 @@ class State:
 
     ``seen`` is, by run, the newest committed checkpoint of any view so far: it never goes back,
     whatever order views arrive in. ``replaced_count`` counts since metadata was lost.
+    ``refused``: why the file system gave no slot of a length when it was last tried.
     """
 
     me: Peer
@@ -171,6 +172,7 @@ class State:
     bad_sources: tuple[BadSource, ...] = ()
     said: frozenset[str] = frozenset()
     creating_after_s: float = 0.0
+    refused: dict[int, str] = field(default_factory=dict)
     next_slot: int = 1
     now_s: float = 0.0
 
@@ -191,6 +193,7 @@ class State:
             bad_sources=self.bad_sources,
             said=self.said,
             creating_after_s=self.creating_after_s,
+            refused=dict(self.refused),
             next_slot=self.next_slot,
             now_s=self.now_s,
         )
