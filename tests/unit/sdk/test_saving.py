@@ -12,6 +12,7 @@ from holdfast.handle import SaveHandle
 from holdfast.saving import HANDLES_COUNT_MAX, Saver
 from holdfast.session import Attempt, Membership, Session
 from holdfast.snapshot.engine import Snapshot
+from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture
 
 
@@ -180,6 +181,7 @@ def test_a_copy_that_was_given_up_is_abandoned_also_without_nodes_for_copies(mak
     handle = SaveHandle(5, reachable=frozenset({"local", "replicated"}))
     saver._remember(handle)
     saver.on_view(SessionView(version="1", shortage="replicas=1 needs 2 live nodes"))
-    saver._give_up(Snapshot(None, None, step=5, generation=1))
+    plan = make_plan(saver._capture, job="j", run="r", generation=1, rank=0, world_size=1)
+    saver._give_up(Snapshot(plan, None, step=5, generation=1))
 
     assert handle.abandoned
