@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import replace
 
@@ -182,15 +183,43 @@ def test_nobody_there_is_unavailable(ends, segment):
 
 
 def test_a_fetch_told_to_stop_is_interrupted(ends, segment):
-    """F58."""
-    near, far, _ = ends
-    address = far.serve(serving(segment))
+    """F58: while bytes are on their way; nothing is noted that is not there."""
     stop = threading.Event()
-    stop.set()
+
+    class Stopping:
+        """Serves, and has the fetch told to stop before the second look at the slot."""
+
+        asked = 0
+
+        def lookup(self, key, incarnation):
+            self.asked += 1
+            if self.asked > 1:
+                stop.set()
+            return memoryview(segment)
+
+    near, far, _ = ends
+    address = far.serve(Stopping())
+    target, done = bytearray(LENGTH), set()
     with pytest.raises(InterruptedFetchError):
-        near.fetch(
-            address, request_for(segment), memoryview(bytearray(LENGTH)), done=set(), stop=stop
-        )
+        near.fetch(address, request_for(segment), memoryview(target), done=done, stop=stop)
+
+    assert stop.is_set()
+    assert done < {0, 1, 2}
+    assert all(segment[a:b] == target[a:b] for a, b in map(request_for(segment).part, done))
+
+
+def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
+    """F58: shutdown does not wait for a peer that hangs."""
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asked = threading.Thread(target=lambda: (silent.accept()[0].recv(1), stop.set()))
+        asked.start()
+        near = TcpTransport("127.0.0.1")
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(InterruptedFetchError):
+            near.fetch(address, request_for(b"x"), memoryview(bytearray(1)), done=set(), stop=stop)
+        near.close()
+        asked.join()
 
 
 def test_a_source_that_stopped_serving_is_unavailable(ends, segment):

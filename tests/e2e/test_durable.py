@@ -148,29 +148,31 @@ def test_a_corrupt_object_is_found_and_an_older_step_restored(stack):
 
 
 def test_a_worker_that_is_killed_again_and_again_loses_nothing(stack):
-    """G10, P4: SIGKILL of the worker all through the run; every due step becomes durable."""
+    """G10, P4: SIGKILL of the worker just before each save that is due; each becomes durable."""
+    due = [10, 20, 30, 40, 50, 60]
     ranks = stack.ranks(
         *("--job", "j", "--steps", "60", "--pause-s", "0.1", "--persist", "10"),
-        *("--wait-durable", "60"),
+        *("--wait-durable", *map(str, due)),
         **TWO_NODES,
     )
-    for step in (10, 20, 30, 40, 50):
-        ranks.until_step(step)
-        pid = stack.pid("holdfast_services.persistence")
-        if pid:
-            os.kill(pid, signal.SIGKILL)
+    killed: set[int] = set()
+    for step in due:
+        ranks.until_step(step - 1)
+        pid = until(lambda: stack.pid("holdfast_services.persistence"), "a worker to kill")
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
     ranks.succeed()
 
-    steps = durable(stack)
-    assert 60 in steps
-    for step in steps:
+    assert len(due) == len(killed), "one worker for each save that was due"
+    assert due == durable(stack)
+    for step in due:
         folder = checkpoint_folder(stack, step)
         assert {"manifest.json"} | {
             f"shard-{rank:05}-of-00002.{suffix}"
             for rank in (0, 1)
             for suffix in ("safetensors", "sum")
         } == {path.name for path in folder.iterdir()}
-    assert 0 == stack.holdfast("verify", "j@60", "--tier", "object").returncode
+        assert 0 == stack.holdfast("verify", f"j@{step}", "--tier", "object").returncode
 
 
 def test_retention_leaves_the_last_ones_and_never_what_is_pinned(stack):

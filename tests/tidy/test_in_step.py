@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,31 @@ def test_every_setting_is_documented_in_docs():
     missing = sorted(name for name in settings_in_code() if name not in page)
 
     assert [] == missing, f"docs/reference/environment.md lacks {missing}"
+
+
+IMPORTED_AS = {"grpcio": "grpc", "protobuf": "google.protobuf"}
+NOT_IMPORTED = {"psycopg", "torchdata"}
+"""SQLAlchemy imports the one by the URL of the database; the user makes objects of the other."""
+
+
+def test_every_dependency_of_users_is_imported():
+    """Defect X10: boto3 was asked for, and only its core is used."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = {
+        *project["dependencies"],
+        *(one for key in extras if key != "dev" for one in extras[key]),
+    }
+    names = {re.match(r"[\w-]+", one)[0] for one in asked} - NOT_IMPORTED
+    code = "\n".join(
+        path.read_text() for room in ("sdk", "services") for path in (ROOT / room).rglob("*.py")
+    )
+    modules = {IMPORTED_AS.get(name, name) for name in names}
+
+    assert [] == [
+        name for name in sorted(modules)
+        if not re.search(rf"^\s*(import|from) {re.escape(name)}\b", code, re.MULTILINE)
+    ]  # fmt: skip
 
 
 PAGES = sorted(

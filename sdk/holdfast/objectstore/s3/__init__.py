@@ -1,6 +1,6 @@
 """A bucket as an object store: Amazon S3, Ceph, MinIO and what else speaks S3.
 
-One client, boto3, with bodies that are not copied (ADR 0015). Knows nothing of checkpoints.
+One client, botocore, with bodies that are not copied (ADR 0015). Knows nothing of checkpoints.
 Units: bytes, seconds.
 """
 
