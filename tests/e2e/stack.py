@@ -1,6 +1,6 @@
 """A real embedded stack for tests, and ranks to train on it: processes, sockets, tmpfs.
 
-Nothing here imports torch; a rank is a subprocess that runs ``trainer.py``.
+Nothing here imports torch; a rank is a process that the nursery forks, running ``trainer.py``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.nursery import Child, Nursery
+
+from holdfast.embedded import stop_stack
+from holdfast.errors import NotFoundError
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = Path(__file__).with_name("trainer.py")
 READY_S_MAX = 60.0
+END_S_MAX = 30.0
+NURSERY = Nursery()
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -146,21 +153,22 @@ class Stack:
                 },
             )
             log = self.home / f"rank-{next(self._logs)}.log"
-            with log.open("w") as out:
-                command = [sys.executable, str(script), *arguments]
-                process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+            log.touch()
+            process = NURSERY.start(script, *arguments, env=env, log=log)
             started.append(Trainer(process, log))
         return Ranks(started)
 
     def close(self) -> None:
-        """Stop everything, whatever state it is in."""
-        self.holdfast("down", check=False)
+        """Stop everything and remove what it held: ``down``, without a word to the catalogue."""
+        with contextlib.suppress(NotFoundError):
+            stop_stack(self.home)
+        shutil.rmtree(self.arena(0).parent, ignore_errors=True)
 
 
 class Trainer:
     """One rank's process and what it has printed so far."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: Child, log: Path) -> None:
         self.process = process
         self._log = log
 
@@ -188,8 +196,7 @@ class Ranks:
                 trainer.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 trainer.process.kill()
-                trainer.process.wait()
-        return [trainer.process.returncode for trainer in self.trainers]
+        return [trainer.process.wait(END_S_MAX) for trainer in self.trainers]
 
     @property
     def outputs(self) -> list[str]:
@@ -215,8 +222,7 @@ class Ranks:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send every rank that still runs a signal."""
         for trainer in self.trainers:
-            if trainer.process.poll() is None:
-                trainer.process.send_signal(number)
+            trainer.process.send_signal(number)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.stack import ROOT, environment
 
 DEMO = ROOT / "examples" / "demo" / "run.py"
-STEPS = 60
+STEPS = 24
 DEMO_S_MAX = 240
 
 

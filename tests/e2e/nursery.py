@@ -1,0 +1,138 @@
+"""Forks ranks: imports torch once, so that a process that needs it starts at once.
+
+``python -m tests.e2e.nursery`` reads one JSON command a line and answers each. It makes no thread
+and no gRPC object, so that it may fork; a rank is a process of its own, with the environment,
+arguments and ending of one that was started from nothing. When its input ends, it kills its ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+POLL_S = 0.02
+
+
+class Nursery:
+    """The nursery's process, as tests hold it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, script: Path, *arguments: str, env: Mapping[str, str], log: Path) -> Child:
+        """Run ``script`` in a process of its own; what it says goes to ``log``."""
+        command = {"script": str(script), "arguments": arguments, "env": dict(env)}
+        return Child(self, self.ask(**command, log=str(log)))
+
+    def ask(self, **command: Any) -> Any:
+        """Return the nursery's answer."""
+        process = self._process or self._begin()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(command) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    def _begin(self) -> subprocess.Popen[str]:
+        paths = (str(ROOT), str(ROOT / "sdk"), str(ROOT / "services"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.nursery"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env={
+                **os.environ, "PYTHONPATH": os.pathsep.join(paths),
+                "OMP_NUM_THREADS": "1", "GRPC_ENABLE_FORK_SUPPORT": "0",
+            },
+        )  # fmt: skip
+        return self._process
+
+
+class Child:
+    """A process that the nursery forked, as ``subprocess`` would have it."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return how it ended, None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._nursery.ask(pid=self.pid)
+        return self.returncode
+
+    def wait(self, timeout_s: float) -> int:
+        """Return how it ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it runs on.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout_s)
+            time.sleep(POLL_S)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+        self.send_signal(signal.SIGKILL)
+
+
+def live(script: str, arguments: list[str], env: dict[str, str], log: str) -> None:
+    """Be a fresh process that runs ``script``."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for old, new in ((nothing, 0), (out, 1), (out, 2)):
+        os.dup2(old, new)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def ended(pid: int) -> int | None:
+    """Return how a child ended, as ``subprocess`` says it; None while it lives."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def main() -> None:
+    """Fork and ask until the input ends; in a child, return when its script has."""
+
+    import holdfast.checkpointer  # noqa: F401
+
+    running: set[int] = set()
+    for line in iter(sys.stdin.readline, ""):
+        command = json.loads(line)
+        if "script" not in command:
+            answer = ended(command["pid"])
+            running -= {command["pid"]} if answer is not None else set()
+        elif (answer := os.fork()) == 0:
+            return live(**command)
+        else:
+            running.add(answer)
+        print(json.dumps(answer), flush=True)
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return None
+
+
+if __name__ == "__main__":
+    main()
