@@ -61,7 +61,7 @@ test-e2e: $(STAMP) ## Train, kill anywhere, restore, compare bit for bit
 	$(PYTEST) $(PARALLEL) tests/e2e tests/crash
 
 test: lint types imports ## Everything that must pass
-	$(PYTEST) -q $(PARALLEL)
+	$(PYTEST) $(PARALLEL)
 
 demo: $(STAMP) ## Train, lose a rank and a node, recover bit for bit; writes build/demo.json
 	$(BIN)/python examples/demo/run.py

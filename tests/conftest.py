@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
     if not name.startswith("HOLDFAST_TEST_"):  # which servers to test against
         del os.environ[name]
 
-settings.register_profile("holdfast", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("holdfast", deadline=None, print_blob=True)
 settings.load_profile("holdfast")
 
 
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.option.hypothesis_seed:
+        config.option.hypothesis_seed = str(secrets.randbelow(1 << 32))  # workers get it, too
     for kind in KINDS:
         config.addinivalue_line("markers", f"{kind}: lies in tests/{kind}")
     config.addinivalue_line("markers", "slow: takes more than ten seconds")
@@ -34,3 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = item.path.relative_to(HERE).parts[0]
         if kind in KINDS:
             item.add_marker(getattr(pytest.mark, kind))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what makes the property tests draw the same again."""
+    seed = terminalreporter.config.option.hypothesis_seed
+    terminalreporter.write_line(f"property tests: --hypothesis-seed={seed}")

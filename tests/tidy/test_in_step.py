@@ -56,10 +56,12 @@ def test_settings_do_not_sprawl():
 
 
 def test_every_setting_is_documented_in_docs():
+    """Each has a row of its own that says what it means and what happens without it."""
     page = (ROOT / "docs/reference/environment.md").read_text()
-    missing = sorted(name for name in settings_in_code() if name not in page)
+    rows = re.findall(r"^\| `(HOLDFAST_\w+)` \| (.+) \| (.+) \|$", page, re.MULTILINE)
+    documented = {name for name, meaning, default in rows if meaning.strip() and default.strip()}
 
-    assert [] == missing, f"docs/reference/environment.md lacks {missing}"
+    assert settings_in_code() == documented
 
 
 IMPORTED_AS = {"grpcio": "grpc", "protobuf": "google.protobuf"}

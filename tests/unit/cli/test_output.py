@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
+from contextlib import contextmanager
 
+from holdfast.cli import output
 from holdfast.cli.output import Report, Table, plain, print_report, progress
 
 TABLE = Table(("job", "newest step"), (("gpt", "12"), ("team/longer", "-")))
@@ -53,3 +57,41 @@ def test_progress_draws_nothing_when_nobody_watches(capsys):
         advance()
 
     assert capsys.readouterr() == ("", "")
+
+
+@contextmanager
+def watched(monkeypatch):
+    """Make standard error a terminal; yield a list that gets what it was told in the end."""
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    told: list[str] = []
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        yield told
+        terminal.flush()
+        told.append(os.read(ours, 4096).decode())
+    os.close(ours)
+
+
+def test_a_bar_grows_with_the_pieces_when_somebody_watches(monkeypatch):
+    monkeypatch.setattr(output, "SHOW_PROGRESS_AFTER_S", 0.0)
+    with watched(monkeypatch) as told, progress("verifying", 3) as advance:
+        for _ in range(3):
+            advance()
+
+    assert told[0].replace("\r\n", "\n").split("\r") == [
+        "",
+        f"verifying [{'#' * 10}{'.' * 20}] 1/3",
+        f"verifying [{'#' * 20}{'.' * 10}] 2/3",
+        f"verifying [{'#' * 30}] 3/3\n",
+    ]
+
+
+def test_what_is_done_at_once_draws_no_bar(monkeypatch):
+    monkeypatch.setattr(output, "SHOW_PROGRESS_AFTER_S", 3600.0)
+    with watched(monkeypatch) as told:
+        with progress("verifying", 1) as advance:
+            advance()
+        print("end", end="", file=sys.stderr)
+
+    assert told == ["end"]
