@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.core.facts import Start
 from holdfast.errors import InvalidRequestError, PreconditionError
 
 NONCE_BYTES = 16
@@ -131,6 +132,34 @@ def launcher(environ: Mapping[str, str]) -> str:
     if "TORCHELASTIC_RUN_ID" in environ:
         return f"parent:{socket.gethostname()}:{os.getppid()}:{_started(os.getppid())}"
     return f"process:{holder()}"
+
+
+def start(
+    environ: Mapping[str, str], where: Place, *, fresh: bool | str, step: int | None
+) -> Start | None:
+    """Return where this attempt asks to begin; None: at the newest checkpoint.
+
+    It is made once per name: that of the launch, or the one that ``fresh`` gives it.
+
+    Raises:
+        InvalidRequestError: both are asked for.
+        PreconditionError: the launch has no name that all ranks share and a restart keeps.
+    """
+    if not fresh and step is None:
+        return None
+    if fresh and step is not None:
+        raise InvalidRequestError(f"fresh={fresh!r} and restore(step={step}) exclude each other")
+    name = f"named:{fresh}" if isinstance(fresh, str) else launcher(environ)
+    own = name.startswith("process:") and where.world_size > 1
+    if own or (name.startswith("parent:") and where.nodes_count > 1):
+        raise PreconditionError(
+            "restore(step=...) and fresh=True are done once per launch, and this launch has no "
+            'name: set HOLDFAST_LAUNCH, give torchrun an --rdzv-id, or say fresh="a name"'
+        )
+    if fresh:
+        return Start(name=f"fresh {name}", fresh=True)
+    assert step is not None
+    return Start(name=f"step {step} {name}", step=step)
 
 
 def holder() -> str:

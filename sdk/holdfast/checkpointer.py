@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from typing import Literal, Self
 
 from holdfast import attempt as launch
 from holdfast.core.budget import MemoryWish, slots_per_rank
+from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name
 from holdfast.embedded import agent_socket
 from holdfast.errors import (
@@ -31,7 +32,7 @@ from holdfast.errors import (
 from holdfast.handle import SaveHandle
 from holdfast.policy import EverySteps, Policy, Replicas, Retention, grace_s, persist_rule
 from holdfast.preemption import Preemption
-from holdfast.restore import Restored, restore
+from holdfast.restore import Part, Restored, restore
 from holdfast.saving import Saver
 from holdfast.session import Attempt, Session
 from holdfast.state.capture import Capture
@@ -85,6 +86,8 @@ class Checkpointer:
             ``warn``: never refuse for lack of memory or lost checkpoints; ``raise``: a failed
             save raises at the next call.
         takeover: Replace another launch that trains this job now.
+        fresh: Start over: leave all checkpoints of the job behind. Done once per launch, so that
+            what it has trained outlives a restart; a text is a name, done once per name.
         role: Which part of the job this is, such as ``actor``: a run of its own, ``job/role``.
         checksum: Where digests are made; ``seal``: by the agent when it seals.
         rng: Capture the random state of Python, NumPy, torch and CUDA.
@@ -106,6 +109,7 @@ class Checkpointer:
         replicas: int | Replicas = 1,
         on_failure: OnFailure = "degrade",
         takeover: bool = False,
+        fresh: bool | str = False,
         role: str = "",
         checksum: Literal["seal"] = "seal",
         rng: bool = True,
@@ -130,6 +134,7 @@ class Checkpointer:
         self._replicas = replicas if isinstance(replicas, Replicas) else Replicas(replicas)
         self._on_failure = on_failure
         self._takeover = takeover
+        self._fresh = fresh
         self._place = launch.place(os.environ)
         self._pid = os.getpid()
         self._capture = Capture(
@@ -150,16 +155,27 @@ class Checkpointer:
         self._save_asked = False
         self._closed = False
 
-    def restore(self) -> Restored | None:
+    def restore(
+        self, step: int | None = None, *, strict: bool = True, only: Collection[str] | None = None
+    ) -> Restored | None:
         """Bring the run back to its newest whole checkpoint, in place; call it once, first.
 
         After ``init_process_group``, after wrapping and building the optimizer, before the first
         iteration and before ``iter(loader)``. Collective: it draws the attempt's name.
 
+        Args:
+            step: Go back to this one, the same on all ranks; what is later is left behind. Done
+                once per launch: started again by the same launcher, it takes the newest.
+            strict: Refuse state that is only here, or only in the checkpoint; else leave the one
+                as it is and the other out, and say so.
+            only: Names of ``state`` to load; the rest and the random streams stay as they are.
+
         Returns:
-            What was restored, or None: the catalogue answered that the job has no checkpoint.
+            What was restored, or None: the catalogue answered that the job has no checkpoint, or
+            it starts over (``fresh``).
 
         Raises:
+            NotFoundError: ``step`` cannot be restored; the message says why, and which can.
             UnavailableError: the catalogue could not be asked, or did not decide, in time
                 (``HOLDFAST_RESTORE_TIMEOUT`` seconds).
             AlreadyExistsError: another launch trains this job now.
@@ -169,8 +185,10 @@ class Checkpointer:
             raise PreconditionError(
                 "restore() was called already: call it once, before the first step", job=self._job
             )
+        part = self._part(strict=strict, only=only)
+        start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
         timeout_s = launch.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
-        self._saver = saver = self._join(timeout_s)
+        self._saver = saver = self._join(timeout_s, start)
         try:
             restored = restore(
                 self._session,
@@ -178,6 +196,7 @@ class Checkpointer:
                 saver.arena,
                 timeout_s=timeout_s,
                 lost_is_fresh=self._on_failure == "warn",
+                part=part,
             )
         except CheckpointError:
             self.close(FAILED_CLOSE_S_MAX)
@@ -185,11 +204,23 @@ class Checkpointer:
         if restored is not None:
             self._progress.step = restored.step
             saver.parent = (restored.step, restored.generation)
+            if start is not None and (start.fresh or restored.step != start.step):
+                log.warning(
+                    "job %s: this launch (%s) has begun there already; it goes on from step %d",
+                    self._job, start.name, restored.step,
+                )  # fmt: skip
         self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
         atexit.register(self._at_exit)
         return restored
 
-    def _join(self, timeout_s: float) -> Saver:
+    def _part(self, *, strict: bool, only: Collection[str] | None) -> Part:
+        """Return what of a checkpoint is to be loaded; ``only`` names what is in ``state``."""
+        unknown = sorted(set(only or ()) - self.state.keys())
+        if isinstance(only, str) or unknown:
+            raise InvalidRequestError(f"only={only!r}: pass names of state, {sorted(self.state)}")
+        return Part(strict=strict, only=None if only is None else tuple(only))
+
+    def _join(self, timeout_s: float, start: Start | None) -> Saver:
         """Take part in the attempt; from here on the rpc threads run."""
         attempt = Attempt(
             job=self._job,
@@ -204,6 +235,7 @@ class Checkpointer:
             replica_domain=self._replicas.domain,
             persist=self._persist,
             retention=self._keep,
+            start=start,
         )
         membership = self._session.open(attempt, self._arena, timeout_s=timeout_s)
         saver = Saver(

@@ -16,7 +16,12 @@ from pathlib import Path
 
 from holdfast.core.facts import Decision, DecisionState
 from holdfast.core.session import RestoreView, SessionView
-from holdfast.errors import CorruptionError, StaleGenerationError, UnavailableError
+from holdfast.errors import (
+    CorruptionError,
+    NotFoundError,
+    StaleGenerationError,
+    UnavailableError,
+)
 from holdfast.segments import LoadedSegments
 from holdfast.session import Session
 from holdfast.state.capture import Capture
@@ -25,12 +30,21 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What of a checkpoint is loaded: names of the state (None: all), and how they must match."""
+
+    strict: bool = True
+    only: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     """What was restored.
 
     ``sources``: bytes by tier, ``memory``, ``peer`` or ``object``. ``seconds``: ``decide`` (until
     metadata had chosen), ``fetch`` (until all bytes were here and verified), ``load`` (into the
-    tensors).
+    tensors). ``missing`` is state that was left as it is, since it is only here, and ``unexpected``
+    what was left out, since it is only in the checkpoint; with ``strict=False``.
     """
 
     step: int
@@ -38,6 +52,8 @@ class Restored:
     sources: Mapping[str, int]
     seconds: Mapping[str, float]
     apply_rng: Callable[[], None]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
 
 def restore(
@@ -47,11 +63,13 @@ def restore(
     *,
     timeout_s: float,
     lost_is_fresh: bool,
+    part: Part,
 ) -> Restored | None:
     """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
 
     Raises:
         UnavailableError: no decision within ``timeout_s``.
+        NotFoundError: the step that was asked for cannot be restored.
         StaleGenerationError: a newer attempt began meanwhile.
         CorruptionError: checkpoints are known and none can be read, unless ``lost_is_fresh``.
     """
@@ -65,6 +83,8 @@ def restore(
     chosen = view.restore
     assert chosen is not None
     decision = chosen.decision
+    if decision.refused:
+        raise NotFoundError(decision.reason)
     if decision.state is DecisionState.LOST and not lost_is_fresh:
         raise CorruptionError(
             f"the job has checkpoints, none can be read: {decision.reason}; to start over, use "
@@ -73,25 +93,38 @@ def restore(
     if decision.fresh or decision.state is DecisionState.LOST:
         if decision.state is DecisionState.LOST:
             log.warning("starting over, all checkpoints are lost: %s", decision.reason)
+        elif decision.reason:
+            log.warning("starting over, as asked: %s", decision.reason)
         session.post(loaded=True)
         return None
-    return _load(session, capture, arena, decision, chosen)
+    return _load(session, capture, arena, decision, chosen, part)
 
 
 def _load(
-    session: Session, capture: Capture, arena: Path, decision: Decision, chosen: RestoreView
+    session: Session,
+    capture: Capture,
+    arena: Path,
+    decision: Decision,
+    chosen: RestoreView,
+    part: Part,
 ) -> Restored:
     assert decision.checkpoint is not None
     step = decision.checkpoint.step
     started_s = time.monotonic()
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
     with closing(LoadedSegments(located)) as segments:
-        capture.load(segments, step=step)
+        found = capture.load(
+            segments, step=step, strict=part.strict, only=part.only, streams=part.only is None
+        )
     session.post(loaded=True)
     sources = Counter[str]()
     for segment in chosen.segments:
         sources[segment.source] += segment.shard.length_bytes
     load_s = time.monotonic() - started_s
+    if found.missing:
+        log.warning("only here, so left as it is: %s", ", ".join(found.missing))
+    if found.unexpected:
+        log.warning("only in the checkpoint, so left out: %s", ", ".join(found.unexpected))
     log.info("restored step %d from %s in %.2f s", step, dict(sources), load_s + chosen.fetch_s)
     return Restored(
         step=step,
@@ -99,6 +132,8 @@ def _load(
         sources=dict(sources),
         seconds={"decide": chosen.decide_s, "fetch": chosen.fetch_s, "load": load_s},
         apply_rng=capture.apply_rng,
+        missing=found.missing,
+        unexpected=found.unexpected,
     )
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.core.budget import MemoryWish
-from holdfast.core.facts import AbandonedStep, Event, PersistRule, Retention, StepNote
+from holdfast.core.facts import AbandonedStep, Event, PersistRule, Retention, Start, StepNote
 from holdfast.core.ids import run_id
 from holdfast.core.notes import NOTES_COUNT_MAX
 from holdfast.core.session import SessionUpdate, SessionView
@@ -75,6 +75,7 @@ class Attempt:
     replica_domain: str
     persist: PersistRule = field(default_factory=PersistRule)
     retention: Retention | None = None
+    start: Start | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,4 +456,5 @@ def _open_request(session: str, attempt: Attempt) -> pb.OpenSessionRequest:
         retention=to_message(attempt.retention, metadata_pb2.Retention)
         if attempt.retention
         else None,
+        start=to_message(attempt.start, metadata_pb2.Start) if attempt.start else None,
     )

@@ -125,6 +125,18 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where an attempt begins if not at the newest checkpoint; made once per ``name``.
+
+    ``fresh``: at step 0, leaving all checkpoints behind; else at ``step``.
+    """
+
+    name: str
+    fresh: bool = False
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonedStep:
     """A step that will never be whole in this generation: all drop their segments of it."""
 
@@ -220,7 +232,10 @@ class DecisionState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What an attempt should restore; ``fresh`` means that there is no checkpoint of the job."""
+    """What an attempt should restore; ``fresh``: nothing, it begins at step 0.
+
+    ``refused``: lost only as to what the attempt asked for; others can be restored.
+    """
 
     number: int
     state: DecisionState
@@ -229,6 +244,7 @@ class Decision:
     checkpoint: CheckpointId | None = None
     shards: tuple[Shard, ...] = ()
     reason: str = ""
+    refused: bool = False
 
 
 class WantReason(IntEnum):

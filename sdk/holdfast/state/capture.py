@@ -226,6 +226,7 @@ class Capture:
         step: int,
         strict: bool = True,
         only: Collection[str] | None = None,
+        streams: bool = True,
     ) -> Differences:
         """Put the checkpoint into the mapping, in place; then the random streams.
 
@@ -234,6 +235,7 @@ class Capture:
             step: Its step, from which streams of another world size are derived.
             strict: Refuse what is only here, or only there; else load the rest (F20).
             only: Names of the mapping to load; what is under others is left alone.
+            streams: Put the random streams in place too, if they are captured.
 
         Returns:
             What was only here, and only there; nothing if ``strict``.
@@ -247,7 +249,7 @@ class Capture:
         loading = Loading(self.state, segments, blob, source, strict=strict, only=only)
         survey = self.survey()
         loading.run(survey, self._objects, self._loaders, _kind)
-        if self._rng and "rng" in blob["live"]:
+        if streams and self._rng and "rng" in blob["live"]:
             self._restored = self._rng_setter(segments, blob, source, step)
             self._clock.arm(self._restored)
             self._restored()

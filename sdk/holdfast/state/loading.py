@@ -149,7 +149,9 @@ class Loading:
         if self._strict and (lost or extra):
             first = (lost + extra)[0]
             where = "here" if lost else "in the checkpoint"
-            raise InvalidRequestError(f"state {first!r} is only {where}", key=first)
+            raise InvalidRequestError(
+                f"state {first!r} is only {where}; strict=False loads the rest", key=first
+            )
         self._missing += lost
         self._unexpected += extra
         return {path: value for path, value in here.items() if path in known}

@@ -137,6 +137,7 @@ class OpenSessionRequest(_message.Message):
     REPLICA_DOMAIN_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """32 hex digits; the trainer holds a record lock on <arena>/sessions/<session>"""
     job: _builtins.str
@@ -153,6 +154,8 @@ class OpenSessionRequest(_message.Message):
     def persist(self) -> _metadata_pb2.PersistRule: ...
     @_builtins.property
     def retention(self) -> _metadata_pb2.Retention: ...
+    @_builtins.property
+    def start(self) -> _metadata_pb2.Start: ...
     def __init__(
         self,
         *,
@@ -169,10 +172,11 @@ class OpenSessionRequest(_message.Message):
         replica_domain: _builtins.str = ...,
         persist: _metadata_pb2.PersistRule | None = ...,
         retention: _metadata_pb2.Retention | None = ...,
+        start: _metadata_pb2.Start | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "session", b"session", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "session", b"session", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

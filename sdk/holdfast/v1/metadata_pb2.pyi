@@ -37,6 +37,7 @@ class RegisterRankRequest(_message.Message):
     PERSIST_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
     GENERATION_MIN_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     nonce: _builtins.bytes
     """16 bytes; names the attempt"""
@@ -61,6 +62,10 @@ class RegisterRankRequest(_message.Message):
     def retention(self) -> Global___Retention:
         """unset: the job keeps the policy it has"""
 
+    @_builtins.property
+    def start(self) -> Global___Start:
+        """unset: at the newest checkpoint; the same for all ranks"""
+
     def __init__(
         self,
         *,
@@ -77,14 +82,46 @@ class RegisterRankRequest(_message.Message):
         persist: Global___PersistRule | None = ...,
         retention: Global___Retention | None = ...,
         generation_min: _builtins.int = ...,
+        start: Global___Start | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_min", b"generation_min", "holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_min", b"generation_min", "holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterRankRequest: _TypeAlias = RegisterRankRequest  # noqa: Y015
+
+@_typing.final
+class Start(_message.Message):
+    """Where an attempt begins if not at the newest checkpoint. Made once per name: an attempt that
+    brings the name again, started anew by the same launcher, goes on from the newest.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    fresh: _builtins.bool
+    """at step 0; leaves all checkpoints behind"""
+    step: _builtins.int
+    """else at this one"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fresh: _builtins.bool = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh", b"fresh", "name", b"name", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Start: _TypeAlias = Start  # noqa: Y015
 
 @_typing.final
 class PersistRule(_message.Message):
@@ -722,6 +759,7 @@ class Decision(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     state: Global___Decision.State.ValueType
     generation: _builtins.int
@@ -729,6 +767,8 @@ class Decision(_message.Message):
     fresh: _builtins.bool
     """the catalogue has no checkpoint: start from step 0"""
     reason: _builtins.str
+    refused: _builtins.bool
+    """lost only as to what the attempt asked for; others can be restored"""
     @_builtins.property
     def checkpoint(self) -> _common_pb2.CheckpointId: ...
     @_builtins.property
@@ -745,10 +785,11 @@ class Decision(_message.Message):
         checkpoint: _common_pb2.CheckpointId | None = ...,
         shards: _abc.Iterable[_common_pb2.Shard] | None = ...,
         reason: _builtins.str = ...,
+        refused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "number", b"number", "reason", b"reason", "shards", b"shards", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

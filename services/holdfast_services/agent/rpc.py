@@ -181,6 +181,7 @@ def _registration(request: pb.OpenSessionRequest, state: State) -> metadata_pb2.
         persist=request.persist if request.HasField("persist") else None,
         retention=request.retention if request.HasField("retention") else None,
         generation_min=rules.generation_seen(state, request.job),
+        start=request.start if request.HasField("start") else None,
     )
 
 

@@ -43,6 +43,7 @@ jobs = _table(
 # rules: JSON [[after_step, below_generation]]; abandoned: JSON [[step, generation, reason]].
 # retention: JSON of the policy, NULL: everything is kept. persisted_*: the last checkpoint that
 # became due, when; persist_owed: one was due and could not go, so the next one does.
+# started: JSON [name of a start that was made].
 runs = _table(
     "runs",
     Column("run", String(32), primary_key=True),
@@ -56,8 +57,10 @@ runs = _table(
     Column("persisted_step", _BIG, nullable=False),
     Column("persisted_at_s", Float, nullable=False),
     Column("persist_owed", Boolean, nullable=False),
+    Column("started", Text, nullable=False),
 )
 
+# start: JSON of where it asks to begin, NULL: at the newest checkpoint; start_due: nobody has yet.
 attempts = _table(
     "attempts",
     Column("run", String(32), primary_key=True),
@@ -74,6 +77,8 @@ attempts = _table(
     Column("lease_until_s", Float, nullable=False),
     Column("persist_steps", _BIG, nullable=False),
     Column("persist_seconds", Float, nullable=False),
+    Column("start", Text),
+    Column("start_due", Boolean, nullable=False),
     UniqueConstraint("job", "nonce"),
 )
 

@@ -129,6 +129,7 @@ class Cluster:
         persist=None,
         retention=None,
         generation_min=0,
+        start=None,
     ):
         wish = Registration(
             job=JOB,
@@ -144,6 +145,7 @@ class Cluster:
             persist=persist,
             retention=retention,
             generation_min=generation_min,
+            start=start,
         )
         outcome = register(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
         self.run = outcome.run

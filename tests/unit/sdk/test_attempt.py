@@ -78,3 +78,51 @@ def test_the_first_job_of_every_ray_cluster_is_not_one_launcher():
     driver = {"RAY_JOB_ID": "01000000"}
 
     assert attempt.launcher(driver) == f"process:{attempt.holder()}"
+
+
+ALONE = attempt.Place(rank=0, world_size=1, local_world_size=1)
+PAIR = attempt.Place(rank=0, world_size=2, local_world_size=2)
+SPREAD = attempt.Place(rank=0, world_size=2, local_world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "where", "wish", "name"),
+    [
+        ({"HOLDFAST_LAUNCH": "x"}, SPREAD, {"fresh": True}, "fresh launch:x"),
+        ({"TORCHELASTIC_RUN_ID": "r"}, SPREAD, {"step": 30}, "step 30 torchrun:r"),
+        ({}, SPREAD, {"fresh": "november"}, "fresh named:november"),
+    ],
+)
+def test_a_start_is_named_by_its_launch_or_by_the_user(environ, where, wish, name):
+    """ADR 0023: the name stays the same when the launcher starts the script again."""
+    start = attempt.start(environ, where, **{"fresh": False, "step": None, **wish})
+
+    assert (name, "fresh" in wish) == (start.name, start.fresh)
+    assert wish.get("step", 0) == start.step
+
+
+def test_without_a_wish_there_is_no_start():
+    assert attempt.start({}, SPREAD, fresh=False, step=None) is None
+
+
+def test_step_0_is_a_step():
+    assert attempt.start({}, ALONE, fresh=False, step=0).step == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "where"), [({}, PAIR), ({"TORCHELASTIC_RUN_ID": "none"}, SPREAD)]
+)
+@pytest.mark.parametrize("wish", [{"fresh": True, "step": None}, {"fresh": False, "step": 3}])
+def test_a_launch_without_a_name_that_all_ranks_share_cannot_start_elsewhere(environ, where, wish):
+    """Else a restart would be taken for another launch, and throw away what was trained."""
+    with pytest.raises(PreconditionError, match="HOLDFAST_LAUNCH"):
+        attempt.start(environ, where, **wish)
+
+
+def test_one_torchrun_on_one_machine_is_name_enough():
+    assert attempt.start({"TORCHELASTIC_RUN_ID": "none"}, PAIR, fresh=True, step=None)
+
+
+def test_starting_over_and_going_back_exclude_each_other():
+    with pytest.raises(InvalidRequestError, match="exclude"):
+        attempt.start({}, ALONE, fresh=True, step=3)

@@ -9,10 +9,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import Decision, DecisionState, Event, PersistRule, RankStatus, Retention
+from holdfast.core.facts import (
+    Decision,
+    DecisionState,
+    Event,
+    PersistRule,
+    RankStatus,
+    Retention,
+    Start,
+)
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.core.manifest import GENERATION_MAX
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
+from holdfast_services.metadata.domain import start
 from holdfast_services.metadata.domain.model import (
     NEVER,
     Attempt,
@@ -48,6 +57,7 @@ class Registration:
     persist: PersistRule | None = None
     retention: Retention | None = None
     generation_min: int = 0
+    start: Start | None = None
 
 
 def check(wish: Registration) -> None:
@@ -77,6 +87,7 @@ def check(wish: Registration) -> None:
         raise InvalidRequestError(f"persist rule {rule} must not be negative", job=wish.job)
     if wish.retention:
         check_retention(wish.retention)
+    start.check(wish.start, wish.job)
 
 
 def register(
@@ -94,7 +105,7 @@ def register(
     Raises:
         AlreadyExistsError: another launcher's attempt lives; names its holder.
         StaleGenerationError: a newer attempt has replaced the one the nonce names.
-        InvalidRequestError: the world size is not that of the attempt.
+        InvalidRequestError: the world size, or where to begin, is not that of the attempt.
     """
     events: tuple[Event, ...] = ()
     if known is None:
@@ -110,6 +121,13 @@ def register(
     if wish.world_size != attempt.world_size:
         raise InvalidRequestError(
             f"world size {wish.world_size} differs from the attempt's {attempt.world_size}",
+            job=run.job,
+            rank=wish.rank,
+        )
+    if wish.start != attempt.start:
+        raise InvalidRequestError(
+            f"rank {wish.rank} asks to begin at {start.text_of(wish.start)}, the attempt at "
+            f"{start.text_of(attempt.start)}: say the same on all ranks",
             job=run.job,
             rank=wish.rank,
         )
@@ -145,6 +163,8 @@ def _begin(
         lease_until_s=now_s + limits.node_lease_s,
         replicas_allowed=wish.replicas,
         persist=wish.persist or NEVER,
+        start=wish.start,
+        start_due=start.is_due(run, wish.start),
     )
     changed = replace(
         run,
@@ -159,7 +179,11 @@ def _begin(
         retention=wish.retention or run.retention,
         persisted_at_s=run.persisted_at_s or now_s,  # an interval needs a beginning
     )
-    return changed, (_registered(changed, attempt), *_unpersisted(changed, attempt, limits))
+    return changed, (
+        _registered(changed, attempt),
+        *start.repeated(changed, attempt),
+        *_unpersisted(changed, attempt, limits),
+    )
 
 
 def _may_replace(previous: Attempt, wish: Registration, now_s: float) -> bool:

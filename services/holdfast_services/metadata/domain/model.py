@@ -17,6 +17,7 @@ from holdfast.core.facts import (
     PersistRule,
     Retention,
     Shard,
+    Start,
     SupersedeRule,
 )
 from holdfast.core.ids import CheckpointId, ShardId
@@ -57,7 +58,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One launch of the process group; ``replicas_allowed`` is what the live nodes allow."""
+    """One launch of the process group; ``replicas_allowed`` is what the live nodes allow.
+
+    ``start`` is where it asks to begin; ``start_due``: no attempt before it has begun there.
+    """
 
     generation: int
     nonce: bytes
@@ -70,6 +74,8 @@ class Attempt:
     lease_until_s: float
     replicas_allowed: int = 0
     persist: PersistRule = NEVER
+    start: Start | None = None
+    start_due: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +161,8 @@ class Run:
         * ``stored`` is filled while a restore is decided or loaded, for what may be restored.
 
     ``persisted_step`` and ``persisted_at_s`` are those of the last checkpoint that became due;
-    ``persist_owed``: another was due and could not go, so the next one does.
+    ``persist_owed``: another was due and could not go, so the next one does. ``started`` are the
+    names of the starts that were made, the newest last, a bounded number.
     """
 
     id: str
@@ -177,6 +184,7 @@ class Run:
     persist_owed: bool = False
     drains: tuple[Drain, ...] = ()
     stored: tuple[Stored, ...] = ()
+    started: tuple[str, ...] = ()
 
     @property
     def current(self) -> Attempt | None:

@@ -30,6 +30,7 @@ from holdfast_services.metadata.domain.model import (
     Run,
 )
 from holdfast_services.metadata.domain.persist import rewind
+from holdfast_services.metadata.domain.start import made, unbound, wished
 
 NAMED_IN_REASON_MAX = 8
 
@@ -76,16 +77,19 @@ def settled(run: Run, facts: Facts) -> bool:
     Every node with a lease, and every node that hosts a rank of the attempt, has reported since
     the attempt began; or ``decide_wait_s`` is over. Where something newer is known than what can
     be had, or nothing can be had, all ranks must have registered too: who has not may come with
-    a node that nobody knows. Then one that has left is awaited as long as one that died.
+    a node that nobody knows. Then one that has left is awaited as long as one that died. And no
+    start is made that not all of them have asked for.
     """
     attempt = run.current
-    if attempt is None:
+    if attempt is None or (attempt.start_due and len(run.ranks) < attempt.world_size):
         return False
     if facts.now_s >= attempt.started_at_s + facts.limits.decide_wait_s:
         return True
     hosts = {rank.node for rank in run.ranks}
     if not _heard(attempt, {*facts.live(), *hosts}, facts):
         return False
+    if attempt.start and attempt.start_due:
+        return attempt.start.fresh or bool(_candidates(run, facts.evidence.sources))
     candidates = _candidates(run, facts.evidence.live)
     if candidates and candidates[0] >= max(_seen(run, facts)):
         return True
@@ -114,17 +118,22 @@ def _candidates(
 
 
 def _restorable(run: Run, key: CheckpointId) -> bool:
-    """Tell whether an attempt may restore ``key``: from an attempt before it, still valid."""
-    return key.generation < run.generation and run.usable(key)
+    """Tell whether the attempt may restore ``key``: from one before it, valid, and as asked."""
+    return key.generation < run.generation and run.usable(key) and wished(run, key)
 
 
 def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
+    asked = attempt.start if attempt.start_due else None
+    if asked and asked.fresh:
+        return _start_fresh(run, attempt, decision)
     for key in _candidates(run, facts.evidence.sources):
         copies = facts.evidence.sources[key]
         if _fetchable(run, decision, copies, facts):
             return _propose(run, attempt, decision, copies)
     known = {row.id for row in run.checkpoints if _restorable(run, row.id) and not row.expired}
     known |= {k for k, c in facts.evidence.known.items() if _restorable(run, k) and whole(c)}
+    if asked:
+        return _refuse(run, decision, asked.step, max(known, default=None), facts)
     if known:
         return _lose(run, decision, max(known), facts)
     return _start_fresh(run, attempt, decision)
@@ -214,7 +223,7 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
         row = new_row(chosen, decision.shards, facts.now_s)
         rows = tuple(sorted((*rows, row), key=lambda item: item.id, reverse=True))
     rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
-    changed = replace(run, decision=confirmed, checkpoints=rows)
+    changed = made(replace(run, decision=confirmed, checkpoints=rows), attempt)
     changed = _left_behind(changed, chosen.step, attempt)
     text = f"restore of {run.job} confirmed: step {chosen.step} of generation {chosen.generation}"
     news = [_event(run, "restore_confirmed", text, confirmed)]
@@ -230,14 +239,48 @@ def _left_behind(run: Run, step: int, attempt: Attempt) -> Run:
     """Return the run without what older attempts made after ``step``; later multiples come anew."""
     rule = SupersedeRule(after_step=step, below_generation=attempt.generation)
     rules = with_rule(run.rules, rule)
-    return run if rules == run.rules else rewind(replace(run, rules=rules), step)
+    return run if rules == run.rules else rewind(replace(run, rules=rules), max(step, 0))
 
 
 def _start_fresh(run: Run, attempt: Attempt, decision: Decision) -> Outcome:
+    """Confirm that there is nothing to restore, or that all there is was asked to be left."""
     fresh = replace(decision, state=DecisionState.CONFIRMED, fresh=True)
-    changed = _left_behind(replace(run, decision=fresh, pins=()), 0, attempt)
-    text = f"no checkpoint of {run.job}: it starts from step 0"
-    return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh),))
+    if not attempt.start_due:
+        text = f"no checkpoint of {run.job}: it starts from step 0"
+        changed = _left_behind(replace(run, decision=fresh, pins=()), 0, attempt)
+        return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh),))
+    left = [row.id.step for row in run.checkpoints if run.usable(row.id) and not row.expired]
+    fresh = replace(fresh, reason=f"steps up to {max(left)} are left behind" if left else "")
+    # A checkpoint of step 0 is left behind too: nothing of the old lineage comes back.
+    changed = _left_behind(made(replace(run, decision=fresh, pins=()), attempt), -1, attempt)
+    text = f"{run.job} starts over from step 0, as asked{left and '; '}{fresh.reason}"
+    severity = "warning" if left else "info"
+    return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh, severity),))
+
+
+def _refuse(
+    run: Run, decision: Decision, step: int, known: CheckpointId | None, facts: Facts
+) -> Outcome:
+    """Say why the step that was asked for cannot be restored, and which steps can."""
+    if known is not None:
+        reason = _missing(run, known, facts)
+    elif any(row.id.step == step for row in run.checkpoints):
+        reason = "it was left behind by a later restore, or its objects are being deleted"
+    else:
+        reason = "there is no checkpoint of it"
+    others = {key.step for key in _candidates(unbound(run), facts.evidence.sources)}
+    named = ", ".join(map(str, sorted(others, reverse=True)[:NAMED_IN_REASON_MAX]))
+    text = f"step {step} cannot be restored: {reason}; these can: {named or 'none'}"
+    lost = replace(
+        decision,
+        state=DecisionState.LOST,
+        checkpoint=None,
+        shards=(),
+        reason=text,
+        refused=True,
+    )
+    event = _event(run, "restore_refused", f"{run.job}: {text}", lost, "warning")
+    return Outcome(run=replace(run, decision=lost, pins=()), events=(event,))
 
 
 def _lose(run: Run, decision: Decision, newest: CheckpointId, facts: Facts) -> Outcome:

@@ -81,6 +81,9 @@ class CheckpointStatements(ObjectStatements):
         hurt = self._durable(run.id, damaged, *choosable, limit=1) if run.deciding else ()
         chosen = run.decision.checkpoint if run.decision else None
         named = self._rows(is_of(t.checkpoints, chosen)) if chosen else ()
+        start = run.attempt.start if run.attempt and run.attempt.start_due else None
+        if start and run.deciding:  # however old it is
+            named += self._durable(run.id, c.step == start.step, limit=DURABLE_ROWS_IN_RUN_MAX)
         rows = {row.id: row for row in (*memory, *mine, *valid, *hurt, *named)}
         # Of a damaged one the rest is there: with what is in memory it may be whole.
         there = (row.id for row in (*valid, *hurt, *named) if row.durable_at_s and not row.expired)

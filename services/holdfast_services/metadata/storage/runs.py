@@ -18,6 +18,7 @@ from holdfast.core.facts import (
     DecisionState,
     PersistRule,
     Retention,
+    Start,
     SupersedeRule,
 )
 from holdfast.core.ids import CheckpointId
@@ -31,7 +32,7 @@ from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
 DECISIONS_PER_RUN_MAX = 16
 
 _FINAL = (int(DecisionState.CONFIRMED), int(DecisionState.LOST))
-_ATTEMPT = tuple(name for name in Attempt.__dataclass_fields__ if name != "persist")
+_ATTEMPT = tuple(name for name in Attempt.__dataclass_fields__ if name not in ("persist", "start"))
 _NEW_RUN = {
     "generation": 0,
     "announced_step": 0,
@@ -41,6 +42,7 @@ _NEW_RUN = {
     "persisted_step": 0,
     "persisted_at_s": 0.0,
     "persist_owed": False,
+    "started": "[]",
 }
 
 
@@ -130,6 +132,7 @@ class RunStatements(CheckpointStatements):
             persisted_step=row["persisted_step"],
             persisted_at_s=row["persisted_at_s"],
             persist_owed=row["persist_owed"],
+            started=tuple(json.loads(row["started"])),
         )
         return self._with_checkpoints(bare)
 
@@ -163,6 +166,7 @@ class RunStatements(CheckpointStatements):
             "persisted_step": run.persisted_step,
             "persisted_at_s": run.persisted_at_s,
             "persist_owed": run.persist_owed,
+            "started": json.dumps(run.started),
         }
         r = t.runs.c
         sql = update(t.runs).where(r.run == run.id, r.generation <= run.generation)
@@ -178,13 +182,15 @@ class RunStatements(CheckpointStatements):
         if row is None:
             return None
         rule = PersistRule(steps=row["persist_steps"], seconds=row["persist_seconds"])
-        return Attempt(**{name: row[name] for name in _ATTEMPT}, persist=rule)
+        start = Start(**json.loads(row["start"])) if row["start"] else None
+        return Attempt(**{name: row[name] for name in _ATTEMPT}, persist=rule, start=start)
 
     def _save_attempt(self, run: Run, attempt: Attempt) -> None:
         """Insert the attempt, or move its lease and cut; (job, nonce) is unique, so one wins."""
         row: dict[str, Any] = {name: getattr(attempt, name) for name in _ATTEMPT}
         row["persist_steps"] = attempt.persist.steps
         row["persist_seconds"] = attempt.persist.seconds
+        row["start"] = json.dumps(asdict(attempt.start)) if attempt.start else None
         moving = {name: row[name] for name in ("lease_until_s", "replicas_allowed")}
         sql = self._insert(t.attempts).values(run=run.id, job=run.job, **row)
         self._db.execute(
