@@ -7,11 +7,16 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from holdfast.core.facts import DecisionState, Event
+from holdfast.core.facts import DecisionState, Event, SupersedeRule
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
-from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.domain.model import (
+    SUPERSEDE_RULES_PER_RUN_MAX,
+    Checkpoint,
+    Limits,
+    Stored,
+)
 from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 
@@ -345,3 +350,38 @@ async def test_a_node_that_is_late_by_a_moment_costs_no_committed_step(database_
             assert run_view(view).decision.state is state
 
     assert run_view(view).decision.checkpoint.step == 30
+
+
+async def test_a_run_with_as_many_rules_as_there_may_be_is_read_as_the_rules_say(
+    database_url, agents, kit
+):
+    """P5; defect A5: SQL must leave out what a rule covers, and nothing else."""
+    rules = tuple(
+        SupersedeRule(after_step=10 * number, below_generation=number + 1)
+        for number in range(1, SUPERSEDE_RULES_PER_RUN_MAX + 1)
+    )
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+
+        def fill(catalogue):
+            run = catalogue.load_run(seat.run)
+            keys = [CheckpointId(run.id, s, g) for s, g in ((10, 1), (11, 1), (500, 50), (501, 50))]
+            last = SUPERSEDE_RULES_PER_RUN_MAX
+            keys += [CheckpointId(run.id, 10 * last + n, last + n) for n in (0, 1)]
+            catalogue.save_run(run, replace(run, rules=rules))
+            for key in keys:
+                row = Checkpoint(
+                    id=key, world_size=2, plan_hash="p", length_bytes=1,
+                    local_at_s=1.0, durable_at_s=2.0,
+                )  # fmt: skip
+                catalogue.put_checkpoints([row])
+                agents[0].hold(key.run, key.step, key.generation, 0)
+                lies = Stored(checkpoint=key, shards=(agents[0].shards[-1].shard,))
+                catalogue.put_object(lies, manifest_digest=b"", verified_at_s=None)
+            return keys
+
+        keys = await service.write(fill)
+        run = await service.read(lambda c: c.load_run(seat.run))
+
+    standing = {row.id for row in run.checkpoints if row.id.generation != run.generation}
+    assert standing == {key for key in keys[1:] if run.usable(key)} == {keys[2], *keys[4:]}

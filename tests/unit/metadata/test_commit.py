@@ -171,16 +171,19 @@ def test_abandoned_steps_are_bounded(cluster):
     assert cluster.run.abandoned[0].step == 2 * ABANDONED_PER_RUN_MAX - 1
 
 
-def test_supersede_rules_are_bounded_and_never_forget_what_was_left_behind(checkpoint):
+def test_supersede_rules_are_bounded_and_never_cover_what_a_run_goes_back_to(checkpoint):
+    """P5, M7; defect A5: each restart restores 10 steps further; all it restored must stand."""
     rules = ()
-    for number in range(1, 3 * SUPERSEDE_RULES_PER_RUN_MAX):
+    restarts = SUPERSEDE_RULES_PER_RUN_MAX + 8
+    for number in range(1, restarts):
         rules = with_rule(rules, SupersedeRule(after_step=10 * number, below_generation=number + 1))
 
-        assert len(rules) <= SUPERSEDE_RULES_PER_RUN_MAX
-        for old in range(1, number + 1):
-            left_behind = checkpoint(10 * old + 5, old)
-            assert any(rule.covers(left_behind) for rule in rules)
-        assert not any(rule.covers(checkpoint(10 * number, number)) for rule in rules)
+    assert len(rules) == SUPERSEDE_RULES_PER_RUN_MAX
+    forgotten = restarts - 1 - SUPERSEDE_RULES_PER_RUN_MAX
+    for number in range(1, restarts):
+        left_behind, gone_back_to = checkpoint(10 * number + 5, number), checkpoint(10, number)
+        assert any(rule.covers(left_behind) for rule in rules) == (number > forgotten)
+        assert not any(rule.covers(gone_back_to) for rule in rules)
 
 
 def test_an_emptied_owner_gets_its_own_shards_back_and_a_third_node_what_is_missing(cluster):

@@ -270,3 +270,18 @@ def test_a_shard_that_lies_there_wrong_is_no_source_while_the_others_are(stored,
 
     assert [(OBJECT_STORE,), ()] == [copies[shard.id].sources for shard in known.shards]
     assert not whole(copies)
+
+
+def test_a_durable_checkpoint_stands_after_any_number_of_restarts(stored):
+    """P5, M7; defect A5: preempted forty times since it, then all memory goes."""
+    for number in range(2, 42):
+        stored.launch(b"%d" % number, "a", "b")
+        stored.ready(("a", 0), ("b", 1))
+        stored.commit(10 + number, number, "a", "b")
+    for node in "ab":
+        stored.wipe(node)
+    stored.report("a", "b")
+
+    stored.launch(b"the last", "a", "b")
+
+    assert ("PROPOSED", (10, 1)) == stored.decided()

@@ -24,7 +24,8 @@ from holdfast.core.ids import CheckpointId, ShardId
 
 MEMORY_ROWS_PER_RUN_MAX = 64
 ABANDONED_PER_RUN_MAX = 64
-SUPERSEDE_RULES_PER_RUN_MAX = 32
+SUPERSEDE_RULES_PER_RUN_MAX = 1024
+"""One is added by each restart that made progress; they are a few bytes in row and view."""
 
 NEVER = PersistRule()
 

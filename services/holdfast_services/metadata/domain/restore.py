@@ -327,22 +327,16 @@ def _said_of_the_store(row: Checkpoint | None, facts: Facts) -> str:
 
 
 def with_rule(rules: tuple[SupersedeRule, ...], rule: SupersedeRule) -> tuple[SupersedeRule, ...]:
-    """Return the rules with ``rule``, without those it implies; the oldest are merged at the limit.
+    """Return the rules with ``rule``, without those it implies, by rising steps and generations.
 
-    Merging covers more, never less: what was left behind is never chosen again.
+    At the limit the oldest goes. Two are never made one that covers more: what a run goes back to
+    is what an old rule has left standing.
     """
     if any(_implies(other, rule) for other in rules):
         return rules
     kept = [other for other in rules if not _implies(rule, other)]
     kept = sorted((*kept, rule), key=lambda item: item.below_generation)
-    while len(kept) > SUPERSEDE_RULES_PER_RUN_MAX:
-        first, second = kept[0], kept[1]
-        merged = SupersedeRule(
-            after_step=min(first.after_step, second.after_step),
-            below_generation=second.below_generation,
-        )
-        kept[:2] = [merged]
-    return tuple(kept)
+    return tuple(kept[-SUPERSEDE_RULES_PER_RUN_MAX:])
 
 
 def _implies(strong: SupersedeRule, weak: SupersedeRule) -> bool:

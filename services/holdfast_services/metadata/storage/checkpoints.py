@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, and_, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, RowMapping, and_, case, delete, exists, func, select, update
 
-from holdfast.core.facts import Shard
+from holdfast.core.facts import Shard, SupersedeRule
 from holdfast.core.ids import CheckpointId, Rank, ShardId
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Run
@@ -69,12 +69,8 @@ class CheckpointStatements(ObjectStatements):
         c = t.checkpoints.c
         memory = self._rows(c.run == run.id, c.durable_at_s.is_(None))
         mine = self._durable(run.id, c.generation == run.generation, limit=DURABLE_ROWS_IN_RUN_MAX)
-        left = [
-            and_(c.step > rule.after_step, c.generation < rule.below_generation)
-            for rule in run.rules
-        ]
-        vain = [is_of(t.checkpoints, key) for key in run.rejected]
-        choosable = [~condition for condition in (*left, *vain)]
+        vain = [~is_of(t.checkpoints, key) for key in run.rejected]
+        choosable = [*_not_left_behind(run.rules), *vain]
         valid = self.durable(run.id, *choosable, limit=DURABLE_ROWS_IN_RUN_MAX)
         # A job of which only damaged objects are left is lost, not new.
         damaged = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad != "[]")
@@ -231,6 +227,18 @@ class CheckpointStatements(ObjectStatements):
         self._db.execute(delete(t.checkpoints).where(c.durable_at_s.is_(None)))
         lost = exists().where(same_checkpoint(t.user_pins)).correlate(t.user_pins)
         self._db.execute(delete(t.user_pins).where(~lost))
+
+
+def _not_left_behind(rules: Sequence[SupersedeRule]) -> Sequence[ColumnElement[bool]]:
+    """Return the condition that no rule covers a row.
+
+    They rise in both numbers (see ``with_rule``), so the first of a later generation is the
+    strictest. One CASE of any length: a chain of ANDs is as deep as it is long, and SQLite has a
+    limit for that.
+    """
+    c = t.checkpoints.c
+    limits = [(c.generation < rule.below_generation, rule.after_step) for rule in rules]
+    return [c.step <= case(*limits, else_=c.step)] if limits else []
 
 
 def _is_shard(key: ShardId) -> ColumnElement[bool]:
