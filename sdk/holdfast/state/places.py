@@ -11,8 +11,8 @@ import json
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
-from types import FunctionType, MethodType, ModuleType
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -23,11 +23,16 @@ from holdfast.errors import InvalidRequestError
 from holdfast.state.values import make_numpy
 
 DEPTH_MAX = 4
-HOLDERS_MAX = 1_000
+HOLDERS_MAX = 256
+"""Objects whose attributes are looked at, the loader's parts first."""
 ITEMS_MAX = 1_024
 """Of one attribute of a sampler; longer ones are taken for what they are made from."""
+TEXT_MAX = 16 << 10
+"""Characters or bytes of one attribute; longer ones are data."""
 
 Marks: TypeAlias = dict[str, dict[str, Any]]
+_JSON_MAX = 8 * TEXT_MAX
+_NOTHING = object()
 _SCALARS = (type(None), bool, int, float, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _OPAQUE = (type, ModuleType, FunctionType, MethodType, torch.Tensor, torch.device)
@@ -40,6 +45,7 @@ class Places:
         self._loader = loader
         self._found: dict[str, tuple[dict[str, Any], str]] = {}
         self.look()
+        self._first = {path: table.get(name) for path, (table, name) in self._found.items()}
         self._before = self._values()
 
     def look(self) -> None:
@@ -48,7 +54,7 @@ class Places:
 
     def take(self) -> Marks:
         """Return the states of generators, and the values that are not what they were at first."""
-        now = self._values()
+        now = self._values(skip=self._first)
         return {
             "generators": {
                 path: state
@@ -91,10 +97,14 @@ class Places:
             f"the data loader has no {path!r} here, which it had when it was saved"
         )
 
-    def _values(self) -> dict[str, str]:
+    def _values(self, *, skip: Mapping[str, object] = MappingProxyType({})) -> dict[str, str]:
+        """Return plain values as texts, without numbers that are the very objects in ``skip``."""
         texts: dict[str, str] = {}
         for path, (table, name) in self._found.items():
-            text = _text(table.get(name), whole=not path.startswith("dataset."))
+            value = table.get(name)
+            if type(value) in _SCALARS and skip.get(path, _NOTHING) is value:
+                continue
+            text = _text(value, whole=not path.startswith("dataset."))
             if text is not None:
                 texts[path] = text
         return texts
@@ -114,21 +124,24 @@ def _walk(loader: DataLoader[Any]) -> Iterator[tuple[str, tuple[dict[str, Any], 
         if id(holder) in seen or isinstance(holder, _OPAQUE) or not isinstance(table, dict):
             continue
         seen.add(id(holder))
-        for name, value in table.items():
+        for name, value in list(table.items()):
             yield f"{path}.{name}", (table, name)
-            held = value if type(value) in (list, tuple) and len(value) <= ITEMS_MAX else [value]
+            held = value if type(value) in (list, tuple) and len(value) <= HOLDERS_MAX else [value]
             if depth < DEPTH_MAX:
                 todo.extend((f"{path}.{name}.{i}", item, depth + 1) for i, item in enumerate(held))
 
 
 def _text(value: object, *, whole: bool) -> str | None:
     """Return a plain value as text, which later changes leave alone; None if it is none."""
+    if isinstance(value, str | bytes) and len(value) > TEXT_MAX:
+        return None
     if type(value) not in _SCALARS and not (whole and _count(value) <= ITEMS_MAX):
         return None
     try:
-        return json.dumps(encode(value, path="", leaf=lambda *_: None))
+        text = json.dumps(encode(value, path="", leaf=lambda *_: None))
     except InvalidRequestError:
         return None
+    return text if len(text) <= _JSON_MAX else None
 
 
 def _count(value: object) -> int:
@@ -142,6 +155,8 @@ def _count(value: object) -> int:
                 inner.extend(item.values() if isinstance(item, dict) else item)
             elif isinstance(item, _CONTAINERS):
                 count += len(item)
+            elif isinstance(item, str | bytes):
+                count += len(item) >> 4
             elif type(item).__module__ == "numpy":
                 count += int(getattr(item, "size", 1))
         level = inner

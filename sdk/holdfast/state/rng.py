@@ -20,16 +20,8 @@ Stream: TypeAlias = dict[str, object]
 
 def take() -> Stream:
     """Return the present stream; later draws do not change what was returned."""
-    version, words, gauss = random.getstate()
-    stream: Stream = {
-        "python": [version, torch.tensor(words), gauss],
-        "torch": torch.get_rng_state(),
-        "seed": torch.initial_seed(),
-    }
-    if "numpy" in sys.modules:
-        numpy = cast("Any", sys.modules["numpy"])
-        kind, keys, *rest = numpy.random.get_state()
-        stream["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), *rest]
+    stream = _stream(_raw())
+    stream["seed"] = torch.initial_seed()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         stream["cuda"] = torch.cuda.get_rng_state_all()
     return stream
@@ -53,7 +45,7 @@ def put(stream: Stream) -> None:
 def put_derived(*, seed: int, step: int, rank: int) -> None:
     """Seed all generators from (seed, step, rank): for a world size that was not saved."""
     text = f"{seed}.{step}.{rank}".encode()
-    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+    number = _number(text)
     random.seed(number)
     torch.manual_seed(number)
     if "numpy" in sys.modules:
@@ -67,15 +59,16 @@ class Apart:
     """
 
     def __init__(self) -> None:
-        """Derive it from the present stream, which is not moved by that."""
+        """Derive each generator from the present one of its kind, which is not moved by that.
+
+        One by one: a script that seeds torch and not NumPy has torch's draws repeated.
+        """
         words, torch_state, numpy_state = _raw()
-        text = repr((words, numpy_state and [numpy_state[1].tobytes(), *numpy_state[2:]])).encode()
-        digest = hashlib.blake2b(torch_state.numpy().tobytes() + text, digest_size=8).digest()
-        number = int.from_bytes(digest, "little") >> 1
         self._inside: _Raw = (
-            random.Random(number).getstate(),  # noqa: S311 - the kind that users draw from
-            torch.Generator().manual_seed(number).get_state(),
-            numpy_state and _numpy().RandomState(number & 0xFFFF_FFFF).get_state(),
+            random.Random(_number(repr(words).encode())).getstate(),  # noqa: S311 - users' own kind
+            torch.Generator().manual_seed(_number(torch_state.numpy().tobytes())).get_state(),
+            numpy_state
+            and _numpy().RandomState(_number(_numpy_bytes(numpy_state)) >> 32).get_state(),
         )
 
     @contextmanager
@@ -91,10 +84,7 @@ class Apart:
 
     def take(self) -> Stream:
         """Return where it is."""
-        with self.used():
-            stream = take()
-        stream.pop("cuda", None)
-        return stream
+        return _stream(self._inside)
 
     def put(self, stream: Stream) -> None:
         """Go on from ``stream``."""
@@ -115,6 +105,24 @@ def _raw() -> _Raw:
         torch.get_rng_state(),
         _numpy().get_state() if "numpy" in sys.modules else None,
     )
+
+
+def _stream(raw: _Raw) -> Stream:
+    (version, words, gauss), state, numpy_state = raw
+    stream: Stream = {"python": [version, torch.tensor(words), gauss], "torch": state}
+    if numpy_state is not None:
+        kind, keys, *rest = numpy_state
+        stream["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), *rest]
+    return stream
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
+def _numpy_bytes(state: Any) -> bytes:
+    _, keys, *rest = state
+    return bytes(keys.tobytes()) + repr(rest).encode()
 
 
 def _put_raw(raw: _Raw) -> None:

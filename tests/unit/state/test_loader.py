@@ -140,6 +140,18 @@ def test_wrapping_changes_no_draw_of_a_shuffled_loader(make):
     assert seen == [(batch.tolist(), torch.rand(1)) for _ in range(2) for batch in free]
 
 
+def test_a_generator_that_was_not_seeded_moves_no_other():
+    """Two runs that seed torch alone draw the same from torch, whatever NumPy begins with."""
+    logs = []
+    for unseeded in (1, 2):
+        torch.manual_seed(3)
+        np.random.seed(unseeded)  # noqa: NPY002 - stands for what the process began with
+        loader = DataLoader(DATA, batch_size=2, collate_fn=lambda _: torch.rand(1).item())
+        logs.append(list(ResumableLoader(loader)))
+
+    assert logs[0] == logs[1]
+
+
 def test_a_loop_that_counts_is_noticed_at_its_first_end_and_told(caplog):
     """Defect X12: it never asks for the end, so its last batch ends the epoch."""
     loader = plain(0)
