@@ -20,8 +20,6 @@ from holdfast_services.supervisor.layout import HOST, Layout, Node
 PROBE_S = 2.0
 # Everything is on one machine: a worker that was killed is followed by another in a second.
 QUEUE_LEASE_S = 6.0
-# Trainers are on this machine too: a drain as fast as the disk costs them a tenth while it lasts.
-PERSIST_RATE = "256MiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,6 @@ def _persistence(layout: Layout, environ: Mapping[str, str]) -> Spec:
         "HOLDFAST_STORE": layout.store,
         "HOLDFAST_QUEUE": layout.queue,
         "HOLDFAST_QUEUE_LEASE_S": environ.get("HOLDFAST_QUEUE_LEASE_S") or str(QUEUE_LEASE_S),
-        "HOLDFAST_PERSIST_RATE": environ.get("HOLDFAST_PERSIST_RATE") or PERSIST_RATE,
         "HOLDFAST_READY_FILE": str(layout.worker_ready_file),
     }
     return Spec(

@@ -148,3 +148,16 @@ def test_settings_are_read_with_units_and_defaults():
 def test_a_setting_that_is_missing_or_makes_no_sense_is_refused(name, value):
     with pytest.raises(InvalidRequestError):
         Settings.from_env({**ENVIRON, name: value})
+
+
+@pytest.mark.parametrize(("text", "rate"), [("", 256 << 20), ("0", 0), ("1GiB/s", 1 << 30)])
+def test_a_worker_is_paced_unless_told_otherwise(text, rate):
+    """P4: with the defaults a drain leaves training its speed; see ``train/while_draining``."""
+    environ = {
+        "HOLDFAST_ADDRESS": "h:1",
+        "HOLDFAST_STORE": "memory:",
+        "HOLDFAST_QUEUE": "memory:",
+        "HOLDFAST_PERSIST_RATE": text,
+    }
+
+    assert rate == Settings.from_env(environ).persist_bytes_per_s
