@@ -90,5 +90,5 @@ class Stack:
 
 def down(home: Path) -> None:
     """Stop whatever stack still runs in ``home`` and give its memory back."""
-    command = [*HOLDFAST, "down", "--dir", str(home)]
+    command = [*HOLDFAST, "down", "--yes", "--dir", str(home)]
     subprocess.run(command, timeout=DOWN_S_MAX, check=False, capture_output=True)

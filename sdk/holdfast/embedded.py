@@ -158,8 +158,18 @@ def running_stack(home: Path) -> Stack | None:
 
 def supervisor_pid(home: Path) -> int | None:
     """Return the pid of the supervisor that holds ``home``, ready or not; None without one."""
+    return _lock_holder(home / "supervisor.lock")
+
+
+def live_trainers(stack: Stack) -> int:
+    """Return how many ranks hold the lock of their session file now."""
+    files = (file for node in stack.nodes for file in (node.arena / "sessions").glob("*"))
+    return sum(_lock_holder(file) is not None for file in files)
+
+
+def _lock_holder(path: Path) -> int | None:
     try:
-        with (home / "supervisor.lock").open("rb") as file:
+        with path.open("rb") as file:
             wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             found = fcntl.fcntl(file, fcntl.F_GETLK, wanted)
     except OSError:

@@ -33,7 +33,7 @@ def home(tmp_path_factory):
     """A HOME where nothing runs yet; whatever was started there is stopped."""
     folder = tmp_path_factory.mktemp("home")
     yield folder
-    cli("down", "--dir", str(folder))
+    cli("down", "--yes", "--dir", str(folder))
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -215,7 +215,7 @@ def test_down_all_asks_on_a_terminal(home, answer, code):
     os.close(ours)
     os.close(theirs)
 
-    assert "remove all checkpoints" in done.stderr
+    assert "the durable checkpoints go too" in done.stderr
     assert done.returncode == code
     assert (home / "store").exists() == (code == 1)
 

@@ -57,7 +57,7 @@ def _add_stack(commands: Commands) -> None:
     less_or_more.add_argument(
         "--all", action="store_true", help="remove the durable checkpoints in DIR as well"
     )
-    down.add_argument("--yes", action="store_true", help="with --all: do not ask")
+    down.add_argument("--yes", action="store_true", help="do not ask")
     _add(commands, "status", "what runs here, and where", stack.status)
 
 
@@ -96,9 +96,10 @@ def _add_conversion(commands: Commands) -> None:
 
 
 def _add_keeping(commands: Commands) -> None:
-    rm = _add(commands, "rm", "delete a checkpoint from the object store", keep.rm)
-    _add_target(rm, step=True)
+    rm = _add(commands, "rm", "delete a checkpoint from the object store, or a whole job", keep.rm)
+    _add_target(rm)
     rm.add_argument("--force", action="store_true", help="though it is pinned, or the newest")
+    rm.add_argument("--yes", action="store_true", help="a whole job: do not ask")
     pin = _add(commands, "pin", "keep a checkpoint whatever the policy says", keep.pin)
     _add_target(pin)
     pin.add_argument("--note", default="", help="why, for the others")

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Mapping
 
 from holdfast.cli.catalogue import find_checkpoint
-from holdfast.cli.output import Report, Table
+from holdfast.cli.output import Report, Table, confirm
 from holdfast.cli.rest import Record, Rest
 from holdfast.core.ids import job_name
+from holdfast.core.units import format_bytes
 
 NO_RULE = {
     "last": 0,
@@ -22,15 +23,37 @@ NO_RULE = {
 
 
 def rm(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Delete one checkpoint from the object tier.
+    """Delete one checkpoint from the object tier; without a step, the whole job from everywhere.
 
     Raises:
-        PreconditionError: it is needed; the message says by whom.
+        PreconditionError: it is needed, or trains; the message says by whom.
+        InvalidRequestError: nobody agreed that the whole job goes.
     """
     rest = Rest.find(environ)
+    if args.target.step is None:
+        return _rm_job(rest, args.target.job, agreed=args.yes)
     found = find_checkpoint(rest, args.target)
     rest.of_checkpoint("DELETE", found, force="true" if args.force else "false")
     return _done(found, "will be deleted by the next worker that looks")
+
+
+def _rm_job(rest: Rest, job: str, *, agreed: bool) -> Report:
+    rows = rest.checkpoints(job)
+    durable = [row for row in rows if row["durable_at"] is not None and not row["expired_at"]]
+    held = [row for row in rows if row["nodes"]]
+    summary = (
+        f"{job}: {len(held)} checkpoints in memory, {_size(held)}, and {len(durable)} in the "
+        f"object store, {_size(durable)}"
+    )
+    if not agreed:
+        confirm(f"remove {summary}?", f"rm {job} removes {summary}: say --yes as well")
+    done = dict(rest.of_job("DELETE", job, ""))
+    text = f"removed {summary}; agents free their slots now, workers delete the objects"
+    return Report(data={"job": job, "memory": len(held), **done}, text=[text])
+
+
+def _size(rows: list[Record]) -> str:
+    return format_bytes(sum(int(row["length_bytes"]) for row in rows))
 
 
 def pin(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from holdfast.errors import InvalidRequestError
+
 SHOW_PROGRESS_AFTER_S = 1.0
 
 Json = dict[str, Any] | list[Any] | str | int | float | bool | None
@@ -34,6 +36,19 @@ class Report:
     data: Json
     text: Sequence[str | Table]
     failed: bool = False
+
+
+def confirm(question: str, refusal: str) -> None:
+    """Ask on a terminal; return if the answer is yes.
+
+    Raises:
+        InvalidRequestError: it is not, or there is no terminal (``refusal`` says what to do).
+    """
+    if not sys.stdin.isatty():
+        raise InvalidRequestError(refusal)
+    print(f"{question} yes/no ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InvalidRequestError("nothing was stopped or removed")
 
 
 def print_report(report: Report, *, as_json: bool, out: TextIO) -> None:

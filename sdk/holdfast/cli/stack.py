@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from holdfast.cli.output import Json, Report, Table, waiting
+from holdfast.cli.output import Json, Report, Table, confirm, waiting
 from holdfast.cli.rest import Rest, nodes_table
 from holdfast.core.units import format_bytes
 from holdfast.embedded import (
@@ -22,11 +21,12 @@ from holdfast.embedded import (
     ensure_stack,
     erase_stack,
     home_folder,
+    live_trainers,
     require_services,
     running_stack,
     stop_stack,
 )
-from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.errors import CheckpointError, NotFoundError, UnavailableError
 from holdfast.objectstore import open_store
 
 NODES_MAX = 64
@@ -106,11 +106,11 @@ def down(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     What is durable stays, in the store and in the catalogue, unless all is to go.
 
     Raises:
-        InvalidRequestError: all is to go, and nobody has agreed to that.
+        InvalidRequestError: trainers are live or all is to go, and nobody has agreed to that.
     """
     home = home_folder(environ)
-    if args.all and not args.yes:
-        _confirm(home)
+    if not args.yes:
+        _agree(home, everything=args.all)
     try:
         with waiting("stopping the stack"):
             pid: int | None = stop_stack(home)
@@ -125,14 +125,15 @@ def down(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     return Report(data=data, text=text)
 
 
-def _confirm(home: Path) -> None:
-    """Ask on a terminal; elsewhere refuse."""
-    if not sys.stdin.isatty():
-        raise InvalidRequestError("down --all removes durable checkpoints: say --yes as well")
-    print(f"remove all checkpoints of {home}, the durable ones too? yes/no ", end="",
-          file=sys.stderr, flush=True)  # fmt: skip
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise InvalidRequestError("nothing was stopped or removed")
+def _agree(home: Path, *, everything: bool) -> None:
+    """Ask, where somebody would lose more than expected: live trainers, durable checkpoints."""
+    stack = running_stack(home)
+    live = live_trainers(stack) if stack is not None else 0
+    loss = [f"{live} ranks train on it, and lose what protects them"] if live else []
+    loss += ["the durable checkpoints go too"] if everything else []
+    if loss:
+        text = f"the stack of {home}: {'; '.join(loss)}"
+        confirm(f"stop {text}?", f"{text}: say --yes as well")
 
 
 def _lines(erased: Erased) -> list[str]:

@@ -137,6 +137,10 @@ class Keeper:
         """Expire one checkpoint by hand; see ``keeping.remove``."""
         return await self._service.change(lambda c: keeping.remove(c, at, force=force))
 
+    async def remove_job(self, job: str) -> int:
+        """Remove a whole job; see ``keeping.remove_job``."""
+        return await self._service.change(lambda c: keeping.remove_job(c, job))
+
     async def begin_read(self, at: At, holder: str, ttl_s: float) -> Read:
         """Hold a checkpoint for a reader; see ``keeping.begin_read``."""
         number = secrets.token_hex(16)

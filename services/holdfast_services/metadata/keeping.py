@@ -169,6 +169,33 @@ def _stopped(catalogue: Catalogue, run: Run, at: At, item: Listed, now_s: float)
     return find(catalogue, outcome.run, at, now_s)
 
 
+def remove_job(catalogue: Catalogue, job: str) -> int:
+    """Remove a job from every tier; return how many durable checkpoints workers now delete.
+
+    Agents free their slots by the next view, workers delete the objects; both need nothing more.
+
+    Raises:
+        NotFoundError: no such job.
+        PreconditionError: see ``domain.keeping.check_job_removal``.
+    """
+    run = _locked(catalogue, job)
+    now_s = catalogue.now_s()
+    listed = catalogue.listed(run.id, now_s)
+    keeping.check_job_removal(run, listed, now_s)
+    for item in listed:
+        catalogue.drop_pin(item.id)
+    stopped = run
+    for drain in run.drains:
+        stopped = persist.stop(stopped, drain.checkpoint).run
+    catalogue.save_run(run, stopped)
+    catalogue.save_run(stopped, keeping.removed(stopped))
+    durable = [item.id for item in listed if item.row.durable_at_s and not item.row.expired]
+    count = sum(catalogue.expire(key, now_s) for key in durable)
+    text = f"{job} was removed: {len(listed)} checkpoints, {count} of them in the object store"
+    catalogue.add_events([_event(run, "job_removed", text)], "", now_s)
+    return count
+
+
 def begin_read(catalogue: Catalogue, at: At, *, number: str, holder: str, ttl_s: float) -> Read:
     """Hold a checkpoint in the object store for ``ttl_s`` from now; ``number`` names the lease.
 

@@ -202,8 +202,8 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
         """List the jobs by name."""
         world = await service.world()
         names = await service.read(lambda c: [row["name"] for row in c.job_rows()])
-        runs = [await _run(service, name, world) for name in names]
-        return [queries.job_doc(run, world) for run in runs]
+        runs = [await _known(service, name, world) for name in names]
+        return [queries.job_doc(run, world) for run in runs if run and not run.removed]
 
     @app.get("/api/v1/jobs/{job:path}")
     async def one_job(job: str) -> queries.JobDoc:
@@ -219,14 +219,22 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
 
 
 async def _run(service: Service, job: str, world: World) -> Run:
-    """Return a job's run from the snapshot, or from the catalogue when nothing moves it."""
+    """Return a job's run.
+
+    Raises:
+        NotFoundError: there is none, or it was removed.
+    """
     name = job_name(job)
-    run = next((run for run in world.runs if run.job == name), None)
-    if run is None:
-        run = await service.read(lambda c: c.load_run(c.run_of(name) or ""))
-    if run is None:
+    run = await _known(service, name, world)
+    if run is None or run.removed:
         raise NotFoundError(f"no job {name}", job=name)
     return run
+
+
+async def _known(service: Service, name: str, world: World) -> Run | None:
+    """Return a job's run from the snapshot, or from the catalogue when nothing moves it."""
+    run = next((run for run in world.runs if run.job == name), None)
+    return run or await service.read(lambda c: c.load_run(c.run_of(name) or ""))
 
 
 def _add_events(app: FastAPI, service: Service, stopping: asyncio.Event) -> None:

@@ -104,6 +104,12 @@ class DoneDoc(BaseModel):
     generation: int
 
 
+class RemovedDoc(BaseModel):
+    """How many durable checkpoints of a removed job workers are going to delete."""
+
+    durable: int
+
+
 class ScrubDoc(BaseModel):
     """How many checkpoints are going to be read back."""
 
@@ -146,7 +152,15 @@ def keep_router(keeper: Keeper) -> APIRouter:
     _add_pins(router, keeper)
     _add_reads(router, keeper)
     _add_store(router, keeper)
+    _add_removal(router, keeper)
     return router
+
+
+def _add_removal(router: APIRouter, keeper: Keeper) -> None:
+    @router.delete("/jobs/{job:path}")
+    async def remove_job(job: str) -> RemovedDoc:
+        """Remove a job from memory, catalogue and object store; 412 while it trains."""
+        return RemovedDoc(durable=await keeper.remove_job(job_name(job)))
 
 
 def _add_policy(router: APIRouter, keeper: Keeper) -> None:

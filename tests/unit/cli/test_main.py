@@ -28,7 +28,7 @@ SDK = Path(__file__).parents[3] / "sdk"
         ["show", "../etc"],
         ["show", "gpt@newest"],
         ["verify", "gpt", "--tier", "disk"],
-        ["rm", "gpt"],
+        ["rm", "gpt", "--maybe"],
         ["export", "gpt", "out"],
         ["export", "gpt", "out", "--format", "zip"],
         ["retain", "gpt", "--spaced", "soon"],

@@ -6,10 +6,11 @@ Pure. The policy itself is in ``domain.retention``; here its facts are gathered 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from holdfast.core.facts import DecisionState, SupersedeRule
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.errors import PreconditionError
+from holdfast.errors import NotFoundError, PreconditionError
 from holdfast_services.metadata.domain.model import Checkpoint, Run
 from holdfast_services.metadata.domain.retention import Candidate, Verdict, metric_of, plan
 
@@ -85,6 +86,53 @@ def _candidate(run: Run, item: Listed) -> Candidate:
         bad=row.bad,
         metric=metric_of(row.notes, policy.metric) if policy and policy.best else None,
         holds=(*pin, *holds(run, item)),
+    )
+
+
+def check_job_removal(run: Run, listed: Iterable[Listed], now_s: float) -> None:
+    """Do nothing if a user may remove the whole job.
+
+    Raises:
+        NotFoundError: it was removed already.
+        PreconditionError: it trains, or somebody reads of it; says who.
+    """
+    if run.removed:
+        raise NotFoundError(f"no job {run.job}", job=run.job)
+    attempt = run.current
+    if attempt is not None and attempt.lease_until_s > now_s:
+        raise PreconditionError(
+            f"{run.job} trains, held by {attempt.holder or 'another launcher'}: stop it first",
+            job=run.job,
+        )
+    if readers := sorted({reader for item in listed for reader in item.readers}):
+        raise PreconditionError(f"{run.job} is read by {', '.join(readers)}", job=run.job)
+
+
+def removed(run: Run) -> Run:
+    """Return the run as a removed job leaves it: all of it void, the generation above all.
+
+    A rule of negative step covers every checkpoint there was, also one that only an agent knows
+    which is away. Nothing of it may be freed later than its holder reports, and nothing restored.
+    The generation goes on, so a trainer that wakes up is fenced and a new job starts fresh.
+    """
+    generation = run.generation + 1
+    decision = run.decision
+    if decision is not None and run.deciding:
+        decision = replace(
+            decision, state=DecisionState.LOST, checkpoint=None, shards=(), reason="job removed"
+        )
+    return replace(
+        run,
+        generation=generation,
+        rules=(SupersedeRule(after_step=-1, below_generation=generation),),
+        decision=decision,
+        pins=(),
+        checkpoints=tuple(row for row in run.checkpoints if row.durable_at_s is not None),
+        abandoned=(),
+        announced_step=0,
+        retention=None,
+        persisted_step=0,
+        persist_owed=False,
     )
 
 

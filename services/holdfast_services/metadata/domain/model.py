@@ -197,6 +197,13 @@ class Run:
         """Tell whether a confirmed restore has left ``checkpoint`` behind."""
         return any(rule.covers(checkpoint) for rule in self.rules)
 
+    @property
+    def removed(self) -> bool:
+        """Whether a user removed the job: all that is of it is void, until an attempt begins."""
+        return any(
+            rule.after_step < 0 and rule.below_generation >= self.generation for rule in self.rules
+        )
+
     def dropped(self, checkpoint: CheckpointId) -> bool:
         """Tell whether ``checkpoint`` was abandoned: it will never be whole."""
         return any(
