@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core.facts import Decision, DecisionState
+from holdfast.core.facts import Decision, DecisionState, Event
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import (
     CorruptionError,
@@ -116,6 +116,8 @@ def _load(
         found = capture.load(
             segments, step=step, strict=part.strict, only=part.only, streams=part.only is None
         )
+        for reason in capture.put_orders(segments) if part.only is None else ():
+            _say_order(session, located[0][1].job, reason)
     session.post(loaded=True)
     sources = Counter[str]()
     for segment in chosen.segments:
@@ -135,6 +137,12 @@ def _load(
         missing=found.missing,
         unexpected=found.unexpected,
     )
+
+
+def _say_order(session: Session, job: str, reason: str) -> None:
+    message = f"the first steps may differ in the last bit, DDP's order is not put back: {reason}"
+    log.warning("%s", message)
+    session.post(event=Event(kind="ddp_order_lost", severity="warning", message=message, job=job))
 
 
 def _settled(view: SessionView) -> bool:

@@ -101,6 +101,22 @@ def test_two_ddp_ranks_come_back_bit_identical_after_one_is_killed(stack):
     assert [final(text) for text in outputs] == expected
 
 
+def test_four_ddp_ranks_come_back_bit_identical(stack):
+    """G9, issue 7: with three or more the order of sums counts, and it is put back. The kinds of
+    wrappers are in tests/integration/ddp."""
+    common = ("--steps", STEPS, "--ddp", '{"bucket_cap_mb": 0.004}')
+    places = {"world_size": 4, "nodes": (0, 1)}
+    undisturbed = stack.ranks("--job", "four-calm", *common, "--save", "100", **places)
+    expected = [final(text) for text in undisturbed.succeed()]
+    saving = ("--job", "four", *common, "--save", "1", "--wait", "local")
+    stack.ranks(*saving, "--kill-at", KILL_AT, "--kill-ranks", "2", **places).wait()
+
+    outputs = stack.ranks(*saving, **places).succeed()
+
+    assert [restored(text) for text in outputs] == [int(KILL_AT) - 1] * 4
+    assert [final(text) for text in outputs] == expected
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_ddp_run_goes_on_with_another_number_of_ranks(stack, world_size):
     """F75, F76: shared state is what was saved; state of one rank follows the written rule."""

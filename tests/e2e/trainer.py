@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import json
 import os
 import random
 import signal
@@ -55,11 +56,13 @@ def dataset() -> torch.utils.data.TensorDataset:
 class Training:
     """Model, update rule and loader of one scenario, and the mapping that is saved."""
 
-    def __init__(self, scenario: str) -> None:
+    def __init__(self, scenario: str, ddp: str = "{}") -> None:
         self.scenario = scenario
         net: nn.Module = Net()
         distributed = dist.is_initialized()
-        self.model = nn.parallel.DistributedDataParallel(net) if distributed else net
+        self.model = (
+            nn.parallel.DistributedDataParallel(net, **json.loads(ddp)) if distributed else net
+        )
         loader = torch.utils.data.DataLoader(dataset(), batch_size=BATCH, shuffle=True)
         self.loader = holdfast.ResumableLoader(loader)
         self.state: dict[str, object] = {"model": self.model, "loader": self.loader}
@@ -201,7 +204,7 @@ def train(options: argparse.Namespace) -> None:
         dist.init_process_group("gloo")
     if options.hang_copies:
         hang_copies()
-    training = Training(options.scenario)
+    training = Training(options.scenario, options.ddp)
     checkpointer = holdfast.Checkpointer(
         options.job, training.state, save=policy(options.save), replicas=options.replicas,
         takeover=options.takeover,
@@ -242,6 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", default="job")
     parser.add_argument("--scenario", default="adamw")
+    parser.add_argument("--ddp", default="{}")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save", default="1")
     parser.add_argument("--replicas", type=int, default=1)

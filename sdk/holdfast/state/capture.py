@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from holdfast.core.tree import Json, decode, encode
 from holdfast.errors import InvalidRequestError
-from holdfast.state import State, modules, optimizers, rng
+from holdfast.state import State, buckets, modules, optimizers, rng
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loader import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.loader import is_stateful_loader as _is_stateful_loader
@@ -111,6 +111,7 @@ class Capture:
         self._objects: dict[str, Any] = {}
         self._known: dict[int, tuple[object, str]] = {}
         self._written: set[str] = set()
+        self._orders: dict[str, buckets.BucketOrder] = {}
         _check_names(self._walk().objects)
         self.survey()
 
@@ -137,12 +138,37 @@ class Capture:
                         id(tensor) in stepped and tensor.requires_grad and fqn not in self._written
                     ),
                 )
+                self._find_orders(survey, path, value)
         survey.sources.append(lambda: map(_REQUIRES_GRAD, stepped.values()))
         for path, value in objects.items():
             if self._kind(value) == "optimizer":
                 strict = optimizers.is_strict(value)
                 optimizers.survey_optimizer(survey, path, value, replicated=alone, strict=strict)
         return survey
+
+    def _find_orders(self, survey: Survey, path: str, root: nn.Module) -> None:
+        for name, ddp in modules.wrappers(path, root):
+            known = self._orders.get(name)
+            if buckets.is_rebuilt(ddp) and (known is None or known.ddp is not ddp):
+                self._orders[name] = known = buckets.BucketOrder(
+                    ddp, lambda p: survey.fqn_of.get(id(p), "")
+                )
+            if known is not None and self.rank == 0:  # whom torch, too, makes speak for all
+                survey.sources.append(lambda order=known: [order.known()])  # type: ignore[misc]
+
+    def put_orders(self, segments: Segments) -> list[str]:
+        """Let DDP add gradients up in the order of the run that was saved; collective.
+
+        Returns:
+            For each wrapper for which it cannot be done, its name and why.
+        """
+        if not self._orders:
+            return []
+        saved = json.loads(segments.blob(0))["static"].get("buckets", {})
+        reasons = {
+            name: order.put(saved[name]) for name, order in self._orders.items() if name in saved
+        }
+        return [f"{name}: {reason}" for name, reason in reasons.items() if reason]
 
     def never_defer(self, fqns: Iterable[str]) -> None:
         """Copy these parameters before a save returns from now on: others write them too."""
@@ -193,11 +219,13 @@ class Capture:
 
     def static_text(self, survey: Survey) -> bytes:
         """Return the part of the blob that stays the same while the survey holds."""
-        static = {
+        static: dict[str, Json] = {
             "objects": survey.static,
-            "aliases": survey.aliases,
+            "aliases": cast("Json", survey.aliases),
             "world_size": self.world_size,
         }
+        if self.rank == 0 and self._orders:
+            static["buckets"] = {name: order.known() for name, order in self._orders.items()}
         return json.dumps(static, separators=(",", ":")).encode()
 
     def estimate(self) -> Estimate:

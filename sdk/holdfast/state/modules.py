@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import InvalidRequestError
 from holdfast.state.layouts import is_expanded
@@ -110,6 +111,13 @@ def survey_module(
     survey.extras += extra_states(path, root)
 
 
+def wrappers(path: str, root: nn.Module) -> Iterator[tuple[str, DistributedDataParallel]]:
+    """Yield name and module of every DDP wrapper in ``root``, itself included."""
+    for prefix, module in root.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            yield clean(f"{path}.{prefix}" if prefix else path), module
+
+
 def extra_states(path: str, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield name and module of everything below ``root`` that has an extra state."""
     for prefix, module in root.named_modules():
@@ -181,9 +189,7 @@ def _persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _ddp_homes(root: nn.Module) -> dict[int, Home]:
     """Return where the tensors of every DDP wrapper below ``root`` belong, by identity."""
     homes: dict[int, Home] = {}
-    for module in root.modules():
-        if not isinstance(module, nn.parallel.DistributedDataParallel):
-            continue
+    for _, module in wrappers("", root):
         ignored = cast("set[str]", module.parameters_to_ignore)
         if module.process_group.size() != torch.distributed.get_world_size():
             continue
