@@ -46,6 +46,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """A job's run in the catalogue, and its checkpoints that the bucket can say nothing new of."""
+
+    run: str
+    stored: frozenset[CheckpointId]
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """A manifest as it lies there, with the digest of its bytes."""
 
@@ -101,18 +109,21 @@ class BucketArchive:
     async def adopt(self, job: str) -> None:
         """Write every checkpoint of ``job`` that lies there into the catalogue; idempotent.
 
+        Of a run that the catalogue has checkpoints of, only what it does not know is read.
+
         Raises:
             UnavailableError: the store cannot be asked, so nobody knows whether the job is new.
             PreconditionError: what lies there is another job's run here, or none of it can be
                 read: that is no fresh start either.
         """
+        here = await self._service.read(lambda c: known(c, job_name(job)))
         try:
-            taken = await self._take(job_name(job))
+            taken = await self._take(job, here)
         except (AccessError, NotFoundError) as cause:
             raise UnavailableError(
                 f"cannot ask the object store whether {job} is new: {cause.message}", job=job
             ) from cause
-        if taken.unreadable:
+        if taken.unreadable and not here:
             first = taken.skipped[0]
             raise PreconditionError(
                 f"no checkpoint of {job} in the object store can be read, {first.key}: "
@@ -150,8 +161,8 @@ class BucketArchive:
     def _jobs(self, stop: threading.Event) -> Sequence[str]:
         return sorted({place.job for place in _until(stop, places(self._store))})
 
-    async def _take(self, job: str) -> Rebuilt:
-        reading = await _in_thread(lambda stop: read(self._store, job, stop))
+    async def _take(self, job: str, here: Known | None = None) -> Rebuilt:
+        reading = await _in_thread(lambda stop: read(self._store, job, stop, here))
         written = await self._service.change(lambda c: write(c, job, reading))
         gone = await self._take_back(job, written.found) if written.known else 0
         count = len(written.found) - gone
@@ -186,8 +197,18 @@ def _sum(one: Rebuilt, other: Rebuilt) -> Rebuilt:
     )
 
 
-def read(store: ObjectStore, job: str, stop: threading.Event) -> Reading:
+def known(catalogue: Catalogue, job: str) -> Known | None:
+    """Return what the catalogue has of a job; None: no checkpoint."""
+    run = catalogue.run_of(job)
+    if run is None or not catalogue.has_checkpoints(run):
+        return None
+    return Known(run, frozenset(catalogue.stored_keys(run)))
+
+
+def read(store: ObjectStore, job: str, stop: threading.Event, here: Known | None = None) -> Reading:
     """Return every manifest of ``job``; blocking, with ``READERS_COUNT`` reads side by side.
+
+    With ``here``, those of that run alone, and none that is known.
 
     Raises:
         UnavailableError: the store, or ``stop`` was set.
@@ -199,9 +220,12 @@ def read(store: ObjectStore, job: str, stop: threading.Event) -> Reading:
     listed = list(islice(_until(stop, folders(store, job)), MANIFESTS_PER_JOB_MAX + 1))
     if len(listed) > MANIFESTS_PER_JOB_MAX:
         raise ExhaustedError(f"more than {MANIFESTS_PER_JOB_MAX} checkpoints in the store", job=job)
+    if here:
+        listed = [place for place in listed if place.checkpoint.run == here.run]
+    wanted = [place for place in listed if not here or place.checkpoint not in here.stored]
     with ThreadPoolExecutor(READERS_COUNT, "holdfast-adoption") as pool:
         try:
-            results = list(pool.map(lambda place: _read_one(store, place, stop), listed))
+            results = list(pool.map(lambda place: _read_one(store, place, stop), wanted))
         finally:
             pool.shutdown(cancel_futures=True)
     found = tuple(item for item in results if isinstance(item, Found))

@@ -1,4 +1,4 @@
-"""The port to what other catalogues left in the bucket: asked before a job is called new."""
+"""The port to what lies in the bucket and this catalogue may not know: asked at each start."""
 
 from __future__ import annotations
 

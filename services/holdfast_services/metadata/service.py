@@ -42,6 +42,8 @@ TICK_S = 0.5
 WATCH_POLL_S = 1.0
 WATCH_S_MAX = 60.0
 ARCHIVE_S_MAX = 30.0
+ARCHIVE_KNOWN_S_MAX = 5.0
+"""For a job that the catalogue knows: within the time that an agent waits for a registration."""
 SHARDS_PER_INVENTORY_MAX = 200_000
 EVENTS_PER_CALL_MAX = 100
 EVENT_TEXT_LENGTH_MAX = 2000
@@ -90,8 +92,8 @@ class Service:
             AlreadyExistsError: another launcher's attempt lives; names the holder.
             StaleGenerationError: the attempt was replaced.
             InvalidRequestError: names or numbers that make no sense.
-            UnavailableError: the job is new here, and the object store does not say whether it
-                knows it: that it is new is never guessed.
+            UnavailableError: the catalogue has no checkpoint of the job, and the object store
+                does not say whether it has: that it is new is never guessed.
         """
         job_name(wish.job)
         node_name(wish.node)
@@ -134,12 +136,12 @@ class Service:
         await self.change(lambda catalogue: transactions.record(catalogue, node, short))
 
     async def _look_up(self, archive: Archive, wish: Registration) -> None:
-        """Ask the archive once about a job that the catalogue has no checkpoint of.
+        """Ask the archive once for each attempt: the catalogue may be new, or from a backup.
 
         Ranks that come at the same time share the question; those that come later have a nonce
         that is known.
         """
-        if await self.read(lambda c: transactions.knows(c, wish.job, wish.nonce)):
+        if await self.read(lambda c: transactions.begun(c, wish.job, wish.nonce)):
             return
         asking = self._asking.get(wish.job)
         if asking is None:
@@ -149,12 +151,21 @@ class Service:
         await asyncio.shield(asking)
 
     async def _ask(self, archive: Archive, job: str) -> None:
+        """A job that the catalogue has a checkpoint of restarts without an answer too (P5)."""
+        known = await self.read(lambda c: transactions.known(c, job))
+        limit_s = ARCHIVE_KNOWN_S_MAX if known else ARCHIVE_S_MAX
         try:
-            async with asyncio.timeout(ARCHIVE_S_MAX):
+            async with asyncio.timeout(limit_s):
                 await archive.adopt(job)
-        except TimeoutError as cause:
-            text = f"the object store did not say within {ARCHIVE_S_MAX:.0f} s what it has of {job}"
-            raise UnavailableError(text, job=job) from cause
+        except (TimeoutError, CheckpointError) as cause:
+            late = f"the object store did not say within {limit_s:.0f} s what it has of {job}"
+            reason = cause.message if isinstance(cause, CheckpointError) else late
+            if known:
+                await self.change(lambda c: transactions.note_unasked(c, job, reason))
+            elif isinstance(cause, CheckpointError):
+                raise
+            else:
+                raise UnavailableError(late, job=job) from cause
 
     # -- transactions --------------------------------------------------------------------------
 

@@ -217,12 +217,22 @@ def _same_but_lease(run: Run) -> Run:
     return replace(run, attempt=attempt)
 
 
-def knows(catalogue: Catalogue, job: str, nonce: bytes) -> bool:
-    """Tell whether the attempt is under way or the job has a checkpoint here."""
+def begun(catalogue: Catalogue, job: str, nonce: bytes) -> bool:
+    """Tell whether the attempt is under way."""
+    return catalogue.generation_of(job, nonce) is not None
+
+
+def known(catalogue: Catalogue, job: str) -> bool:
+    """Tell whether the job has a checkpoint here."""
     run = catalogue.run_of(job)
-    if run is None:
-        return False
-    return catalogue.generation_of(job, nonce) is not None or catalogue.has_checkpoints(run)
+    return run is not None and catalogue.has_checkpoints(run)
+
+
+def note_unasked(catalogue: Catalogue, job: str, reason: str) -> None:
+    """Say that a job goes on with what the catalogue knows, whatever else the bucket has."""
+    text = f"{job} restarts without a look into the object store: {reason}"
+    event = Event(kind="object_store_not_asked", severity="warning", message=text, job=job)
+    catalogue.add_events([event], "", catalogue.now_s())
 
 
 def snapshot(catalogue: Catalogue, limits: Limits) -> World:

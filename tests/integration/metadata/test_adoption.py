@@ -14,7 +14,7 @@ from holdfast.core.manifest import encode
 from holdfast.errors import AccessError, NotFoundError, PreconditionError, UnavailableError
 from holdfast.objectstore.directory import DirectoryStore
 from holdfast.objectstore.memory import MemoryStore
-from holdfast_services.metadata.adoption import BucketArchive, read
+from holdfast_services.metadata.adoption import BucketArchive, known, read
 from holdfast_services.metadata.keeper import Keeper
 from holdfast_services.metadata.keeping import At
 from holdfast_services.metadata.service import first_run
@@ -410,3 +410,47 @@ def test_two_services_that_adopt_at_once_take_everything_in_once(kit, store, dat
     assert {(first_run(JOB), 5)} == {(seat.run, seat.generation) for seat in seats}
     assert [(200, 3), (150, 4), (100, 3)] == [(r.id.step, r.id.generation) for r in rows]
     assert 1 == kinds.count("checkpoints_adopted")
+
+
+async def test_a_catalogue_from_a_backup_takes_in_what_the_bucket_has_beyond_it(
+    kit, agents, store, database_url
+):
+    """M1, P6; defect A9: the newest step is restored, no generation is used twice.
+
+    Step 200 of generation 2 is known. Generation 4 restored it and wrote step 400; generation 5
+    left a folder without a manifest.
+    """
+    second, fourth = manifest(200, 2), manifest(400, 4, parent=(200, 2))
+    put(store, second)
+    async with kit.running(database_url, tiered(kit)) as service:
+        await shelf.shelve(service, second)
+        put(store, fourth)
+        half = shelf.manifest(500, 5)
+        store.put(manifest_key(JOB, half.checkpoint).replace("manifest.json", "left"), b"half")
+        service.archive = BucketArchive(service, store)
+
+        seat = await kit.launch(service, agents, b"after the backup")
+
+        assert 6 == seat.generation
+        chosen = await decision(service, agents, seat)
+        assert (DecisionState.PROPOSED, fourth.checkpoint) == (chosen.state, chosen.checkpoint)
+        reading = await asyncio.to_thread(
+            read, store, JOB, threading.Event(), await service.read(lambda c: known(c, JOB))
+        )
+        assert () == reading.found, "what is known by now is not read again"
+
+
+async def test_another_jobs_run_beside_a_known_one_is_no_matter_at_a_restart(
+    kit, agents, store, database_url
+):
+    """A9: an unreadable or foreign manifest is no reason to refuse a job that is known."""
+    put(store, manifest(900, 9, run="ffffffffffff"))
+    async with kit.running(database_url, tiered(kit)) as service:
+        await shelf.shelve(service, manifest(200, 2))
+        store.put(manifest_key(JOB, manifest(300, 2).checkpoint), b"{}")
+        service.archive = BucketArchive(service, store)
+        seat = await kit.launch(service, agents)
+
+        assert 3 == seat.generation
+        assert 200 == (await decision(service, agents, seat)).checkpoint.step
+        assert 1 == (await shelf.kinds(service)).count("import_skipped"), "the unreadable one"

@@ -103,7 +103,7 @@ class Shelf:
 
 
 async def test_the_archive_is_asked_once_before_a_job_is_called_new(database_url, agents, kit):
-    """F74: ranks that come together share one question; a known attempt and job ask none."""
+    """F74, A9: ranks that come together share one question; a known attempt asks none."""
     async with tier_over(database_url, kit, offers=False) as tier:
         tier.service.archive = shelf = Shelf()
         shelf.open.clear()
@@ -117,10 +117,10 @@ async def test_the_archive_is_asked_once_before_a_job_is_called_new(database_url
         assert [kit.JOB] == shelf.asked
 
         seat = await tier.launch(agents, b"second")
-        assert 2 == len(shelf.asked), "no checkpoint yet, so it is asked again"
+        assert 2 == len(shelf.asked), "each attempt asks"
         await tier.commit(agents, seat, 10)
         await tier.launch(agents, b"third")
-        assert 2 == len(shelf.asked)
+        assert 3 == len(shelf.asked), "the catalogue may be older than the bucket"
 
 
 async def _true(value):
@@ -139,6 +139,25 @@ async def test_a_store_that_does_not_answer_is_never_a_fresh_start(database_url,
         with pytest.raises(UnavailableError, match="did not say"):
             await tier.service.register(kit.wish(0, "a"))
         assert await tier.service.read(lambda c: c.run_of(kit.JOB)) is None
+
+
+async def test_a_job_that_is_known_restarts_though_the_store_does_not_answer(
+    database_url, agents, kit, monkeypatch
+):
+    """P5; defect A9: what is in memory is restored, and an event says what nobody looked for."""
+    monkeypatch.setattr("holdfast_services.metadata.service.ARCHIVE_KNOWN_S_MAX", 0.05)
+    async with tier_over(database_url, kit, offers=False) as tier:
+        await tier.commit(agents, await tier.launch(agents), 10)
+        tier.service.archive = Shelf(UnavailableError("no route to the store"))
+        await tier.launch(agents, b"second")
+        tier.service.archive = silent = Shelf()
+        silent.open.clear()
+        await tier.launch(agents, b"third")
+
+        assert 10 == (await tier.run()).decision.checkpoint.step
+        events = await tier.service.read(lambda c: c.last_events(100))
+    said = [row["message"] for row in events if row["kind"] == "object_store_not_asked"]
+    assert ["did not say" in text or "no route" in text for text in said] == [True, True]
 
 
 async def test_forgetting_memory_leaves_what_is_durable_and_its_lineage(database_url, agents, kit):

@@ -37,6 +37,13 @@ class CheckpointStatements(ObjectStatements):
         sql = select(exists().where(t.checkpoints.c.run == run))
         return bool(self._db.execute(sql).scalar_one())
 
+    def stored_keys(self, run: str) -> Sequence[CheckpointId]:
+        """Return all that is durable, bad and expired ones too, or on its way; a plain read."""
+        c = t.checkpoints.c
+        there = c.durable_at_s.is_not(None) | c.drain_at_s.is_not(None)
+        rows = self._db.execute(select(c.step, c.generation).where(c.run == run, there))
+        return [checkpoint_id(run, *row) for row in rows]
+
     def checkpoint(self, key: CheckpointId) -> Checkpoint | None:
         """Return one row; a plain read."""
         return next(iter(self._rows(is_of(t.checkpoints, key))), None)
