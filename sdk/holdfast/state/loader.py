@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state import rng
@@ -150,10 +150,17 @@ class Position:
             "apart": epoch.apart and epoch.apart.take(),
             "count": epoch.count,
             "own": own,
+            "make": _make_of(self._loader),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state`` with the next iterator."""
+        """Continue from ``state`` with the next iterator.
+
+        Raises:
+            InvalidRequestError: it was saved inside an epoch of a loader of another make.
+        """
+        if state["live"]:
+            _check_make(self._loader, state["make"])
         self._current = None
         self.drawn = False
         self._counted = self._counted or bool(state["counted"])
@@ -374,6 +381,27 @@ def check_loader(loader: DataLoader[Any], what: str) -> None:
         )
 
 
+def _make_of(loader: DataLoader[Any]) -> dict[str, object]:
+    return {
+        "stateful": is_stateful_loader(loader),
+        "num_workers": loader.num_workers,
+        "batch_size": loader.batch_size,
+    }
+
+
+def _check_make(loader: DataLoader[Any], saved: Mapping[str, object]) -> None:
+    """Refuse a loader that would draw other samples for the rest of the epoch."""
+    here = _make_of(loader)
+    if not here["stateful"] and not isinstance(loader.dataset, IterableDataset):
+        here["num_workers"] = saved["num_workers"]  # the order does not depend on it
+    for name, value in saved.items():
+        if here[name] != value:
+            raise InvalidRequestError(
+                f"the data loader was saved inside an epoch with {name}={value} and has "
+                f"{here[name]} here: finish the epoch as it was, then change it"
+            )
+
+
 def continues_by_itself(loader: Any) -> bool:
     """Tell whether a loader is torchdata's and all its parts say where they are.
 
@@ -382,15 +410,12 @@ def continues_by_itself(loader: Any) -> bool:
     if not is_stateful_loader(loader):
         return False
     sampler, batches, dataset = loader.sampler, loader.batch_sampler, loader.dataset
-    iterable = not hasattr(dataset, "__getitem__") or type(sampler).__name__ == _ENDLESS
+    iterable = isinstance(dataset, IterableDataset)
     return (
         (_is_stateful(dataset) or not (loader.num_workers or iterable))
         and (iterable or _is_known(sampler))
         and (batches is None or _is_torchdatas(batches, "BatchSampler") or _is_stateful(batches))
     )
-
-
-_ENDLESS = "_InfiniteConstantSampler"
 
 
 def _is_known(sampler: Any) -> bool:

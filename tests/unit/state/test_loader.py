@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.unit.state.setups import Stream
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -225,6 +226,42 @@ def test_a_sampler_of_another_kind_is_refused_at_restore():
 
     with pytest.raises(InvalidRequestError, match=r"no 'sampler\.rng'"):
         ResumableLoader(DataLoader(DATA, sampler=[1, 2])).load_state_dict(saved.state_dict())
+
+
+def inside_an_epoch(loader: ResumableLoader) -> tuple[dict, list]:
+    """Return the state after one batch, and the samples that are left, in order."""
+    torch.manual_seed(3)
+    iterator = iter(loader)
+    next(iterator)
+    return loader.state_dict(), [value for batch in iterator for value in batch.tolist()]
+
+
+def test_workers_may_be_added_inside_an_epoch():
+    """The order of a map-style dataset does not depend on them."""
+    state, left = inside_an_epoch(plain(0))
+    again = plain(2)
+    again.load_state_dict(state)
+
+    assert left == [value for batch in again for value in batch.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "text"),
+    [
+        (lambda: stateful(0), lambda: stateful(2), "num_workers=0 and has 2"),
+        (lambda: stateful(0), lambda: plain(0).loader, "stateful=True and has False"),
+        (lambda: plain(0).loader, lambda: DataLoader(DATA, 2), "batch_size=3 and has 2"),
+        (lambda: DataLoader(Stream()), lambda: DataLoader(Stream(), num_workers=2), "num_workers"),
+    ],
+    ids=["workers of torchdata", "another kind", "another batch", "workers of a stream"],
+)
+def test_a_loader_of_another_make_is_refused_at_restore(saved, here, text):
+    """Inside an epoch it would go on with other samples; between epochs it may change."""
+    state, _ = inside_an_epoch(ResumableLoader(saved()))
+
+    with pytest.raises(InvalidRequestError, match=text):
+        ResumableLoader(here()).load_state_dict(state)
+    ResumableLoader(here()).load_state_dict(ResumableLoader(saved()).state_dict())
 
 
 def test_persistent_workers_are_refused_by_name_before_the_first_step():
