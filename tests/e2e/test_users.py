@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import running_stack
+from tests.e2e.stack import environment, running_stack
 from tests.e2e.test_bit_identity import final
 
-PAIR = Path(__file__).with_name("pair.py")
+PAIR, START = (Path(__file__).with_name(name) for name in ("pair.py", "start.py"))
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +78,58 @@ def test_a_signal_saves_every_checkpointer_of_a_process_before_it_ends():
     assert 2 == len(steps)
     assert 1 == len(set(steps))
     assert int(steps[0]) >= 5
+
+
+def begin(stack, job, *arguments, launch="one", code=0):
+    """Run a rank of ``start.py`` to its end; return what it printed."""
+    ranks = stack.ranks("--job", job, *arguments, script=START, HOLDFAST_LAUNCH=launch)
+    codes = ranks.wait()
+    assert codes == [code], ranks.outputs
+    return ranks.outputs[0]
+
+
+def test_torchrun_restarts_a_script_that_starts_over_and_loses_nothing(stack):
+    """The trap of fresh=True: killed at step 12, torchrun runs the same line again."""
+    begin(stack, "again", "--steps", "9")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2",
+        "--nproc-per-node=1", str(START), "--job", "again", "--fresh",
+        "--steps", "20", "--kill-at", "12",
+    ]  # fmt: skip
+    env = environment(HOLDFAST_AGENT=stack.node(0)["agent"])
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=True)
+
+    assert ["0", "12"] == re.findall(r"^restored (\d+)", done.stdout, re.MULTILINE), done.stdout
+    assert 20 == steps_of(stack, "again")[0]
+
+
+def test_a_part_is_added_once_and_restored_with_the_rest(stack):
+    """X6: bit for bit, also the launch after it, which is strict again."""
+    begin(stack, "part", "--steps", "5")
+    assert "refused invalid_request: state 'average' is only here" in begin(
+        stack, "part", "--steps", "8", "--average", code=3
+    )
+
+    whole = begin(stack, "part", "--steps", "8", "--average", "--loose")
+    assert "restored 5 average" in whole
+    again = begin(stack, "part", "--steps", "8", "--average")
+
+    assert "restored 8 \n" in again
+    assert final(whole) == final(again)
+
+
+def test_an_older_step_is_gone_back_to_once_per_launch(stack):
+    """F20: from the object store; the launch that comes again keeps what it has trained."""
+    begin(stack, "back", "--steps", "10", "--persist", "5")
+
+    text = begin(stack, "back", "--steps", "12", "--back-to", "3", code=3)
+    assert "refused not_found: step 3 cannot be restored" in text
+    assert "these can: 10" in text
+    first = begin(stack, "back", "--steps", "7", "--back-to", "5", "--persist", "5")
+    again = begin(stack, "back", "--steps", "8", "--back-to", "5", "--persist", "5")
+
+    assert "restored 5" in first
+    assert "restored 7" in again
+    assert "launch (step 5 launch:one) has begun there already" in again
+    assert {8, 5} <= set(steps_of(stack, "back"))
+    assert 10 not in steps_of(stack, "back")

@@ -124,11 +124,14 @@ class Loading:
         self._load_tree()
 
     def _load_tree(self) -> None:
+        stay = frozenset() if self._strict else frozenset(map(id, self._objects.values()))
         saved = {key: tree for key, tree in self._live["tree"].items() if self._chosen(key)}
         for key, tree in saved.items():
             if self._strict or key in self._state:
                 held = self._decode(tree)
-                self._state[key] = merge(self._state.get(key), held, key, exact=self._strict)
+                self._state[key] = merge(
+                    self._state.get(key), held, key, exact=self._strict, objects=stay
+                )
             else:
                 self._unexpected.append(key)
         if not self._strict:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,7 +18,14 @@ _NUMPY_KINDS = "biufcmMSUV"
 """Those whose bytes are their value: neither objects nor texts kept elsewhere."""
 
 
-def merge(target: object, saved: object, path: str, *, exact: bool = True) -> object:
+def merge(
+    target: object,
+    saved: object,
+    path: str,
+    *,
+    exact: bool = True,
+    objects: Collection[int] = (),
+) -> object:
     """Return ``saved``, put into ``target`` where that can hold it in place.
 
     Containers of the same type are filled, in the saved order, and so are tensors of the same
@@ -29,15 +37,16 @@ def merge(target: object, saved: object, path: str, *, exact: bool = True) -> ob
         path: Its name, for errors.
         exact: Keys that only a dict here has go, as they had gone when it was saved; else they
             are left, behind the others.
+        objects: Identities of what is here and is no plain value: it stays where it is.
     """
-    if saved is ABSENT:
+    if saved is ABSENT or id(target) in objects:
         return target
     if isinstance(saved, torch.Tensor) and isinstance(target, torch.Tensor):
         return _merge_tensor(target, saved, path)
     if isinstance(saved, dict):
-        return _merge_dict(target, saved, path, exact=exact)
+        return _merge_dict(target, saved, path, exact=exact, objects=objects)
     if isinstance(saved, list | tuple | deque):
-        return _merge_items(target, saved, path, exact=exact)
+        return _merge_items(target, saved, path, exact=exact, objects=objects)
     return saved
 
 
@@ -49,13 +58,16 @@ def _merge_tensor(target: torch.Tensor, saved: torch.Tensor, path: str) -> torch
         return target.copy_(saved)
 
 
-def _merge_items(target: object, saved: Any, path: str, *, exact: bool) -> object:
+def _merge_items(
+    target: object, saved: Any, path: str, *, exact: bool, objects: Collection[int]
+) -> object:
     before: list[object] = [*target] if isinstance(target, list | tuple | deque) else []
-    before += [None] * len(saved)
     items = [
-        merge(old, new, f"{path}.{index}", exact=exact)
-        for index, (old, new) in enumerate(zip(before, saved, strict=False))
+        merge(old, new, f"{path}.{index}", exact=exact, objects=objects)
+        for index, (old, new) in enumerate(zip_longest(before[: len(saved)], saved))
+        if new is not ABSENT or index < len(before)
     ]
+    items += [old for old in before[len(saved) :] if id(old) in objects]
     if isinstance(saved, tuple):
         return type(saved)(items)
     into: Any = target if _same_container(target, saved) else saved
@@ -64,10 +76,17 @@ def _merge_items(target: object, saved: Any, path: str, *, exact: bool) -> objec
     return into
 
 
-def _merge_dict(target: object, saved: dict[object, object], path: str, *, exact: bool) -> object:
+def _merge_dict(
+    target: object,
+    saved: dict[object, object],
+    path: str,
+    *,
+    exact: bool,
+    objects: Collection[int],
+) -> object:
     before = dict(target) if isinstance(target, Mapping) else {}
     merged = {
-        key: merge(before.get(key), value, f"{path}.{key}", exact=exact)
+        key: merge(before.get(key), value, f"{path}.{key}", exact=exact, objects=objects)
         for key, value in saved.items()
         if value is not ABSENT or key in before
     }
