@@ -18,6 +18,9 @@ for name in [name for name in os.environ if name.startswith("HOLDFAST_")]:
     if not name.startswith("HOLDFAST_TEST_"):  # which servers to test against
         del os.environ[name]
 
+# The processes that tests start keep the bytecode they make: the next ones need not make it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 settings.register_profile("holdfast", deadline=None, print_blob=True)
 settings.load_profile("holdfast")
 

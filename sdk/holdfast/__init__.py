@@ -6,7 +6,10 @@ neither torch nor grpc.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,7 +64,20 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME.get(name, "holdfast.policy")), name)
+    with _no_collection():
+        return getattr(importlib.import_module(_HOME.get(name, "holdfast.policy")), name)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Import without looking for garbage: beside torch's objects that may take 80 ms, for none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def __dir__() -> list[str]:
