@@ -83,6 +83,7 @@ class Loading:
         self._loaders: Mapping[int, Resumable] = {}
         self._missing: list[str] = []
         self._unexpected: list[str] = []
+        self._passed_over: set[int] = set()
 
     @property
     def differences(self) -> Differences:
@@ -120,6 +121,9 @@ class Loading:
                 else:
                     self._only_here(f"{name}.extra_state")
         for path, value in found[""].items():
+            if id(getattr(value, "optimizer", None)) in self._passed_over:
+                self._pass_over(path)  # a scheduler counts for the groups of its optimizer
+                continue
             self._load_other(value, self._decode(self._live["objects"][path]))
         self._load_tree()
 
@@ -208,8 +212,8 @@ class Loading:
         if not self._strict and (
             optimizers.parameter_names(optimizer, survey.fqn_of) != saved["params"]
         ):
-            self._missing.append(path)
-            self._unexpected.append(path)
+            self._pass_over(path)
+            self._passed_over.add(id(optimizer))
             return
         loose = None
         if not saved["strict"]:
@@ -225,6 +229,10 @@ class Loading:
             read=self.read,
             transfer=transfer,
         )
+
+    def _pass_over(self, path: str) -> None:
+        self._missing.append(path)
+        self._unexpected.append(path)
 
     def _load_other(self, value: Any, tree: object) -> None:
         loader = self._loaders.get(id(value))

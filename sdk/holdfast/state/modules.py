@@ -20,18 +20,38 @@ from holdfast.state.layouts import is_expanded
 from holdfast.state.survey import Home, Survey
 from holdfast.state.transfer import Transfer
 
-WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module"})
+_INNER = {
+    "DistributedDataParallel": "module", "DataParallel": "module", "AveragedModel": "module",
+    "OptimizedModule": "_orig_mod", "ActivationWrapper": "_checkpoint_wrapped_module",
+}  # fmt: skip
+"""Of each class that wraps a module: where it keeps it. Names do not show the wrapper."""
 _REFUSED_TENSORS = frozenset({"DTensor", "ShardedTensor"})
 _REFUSED_MODULES = frozenset({"FullyShardedDataParallel", "FSDPModule"})
 
 
-def clean(name: str) -> str:
-    """Return ``name`` without the parts that wrappers add.
+def parts(
+    path: str, root: nn.Module, *, remove_duplicate: bool = True
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield name and module of ``root``, called ``path``, and of all that is in it.
 
-    >>> clean("module._orig_mod.layers.0.weight")
-    'layers.0.weight'
+    A wrapper's inner module has the wrapper's name. Only wrappers are left out: an attribute of
+    the user's own class keeps its name, also when it is called ``module``.
+
+    >>> [name for name, _ in parts("m", nn.DataParallel(nn.Sequential(nn.ReLU())))]
+    ['m', 'm', 'm.0']
     """
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+    found: dict[str, tuple[str, str]] = {}  # by torch's prefix: our name, and the inner's
+    for prefix, module in root.named_modules(remove_duplicate=remove_duplicate):
+        parent, _, child = prefix.rpartition(".")
+        above, inner = found[parent] if prefix else (path, child)
+        name = above if child == inner else f"{above}.{child}"
+        found[prefix] = name, _inner(module)
+        yield name, module
+
+
+def _inner(module: nn.Module) -> str:
+    classes = (cls.__name__ for cls in type(module).__mro__)
+    return next((_INNER[name] for name in classes if name in _INNER), "")
 
 
 def has_own_saving(module: nn.Module) -> bool:
@@ -89,9 +109,8 @@ def survey_module(
     """
     homes = _ddp_homes(root)
     default = Home.SHARED if replicated else Home.RANK
-    for prefix, module in root.named_modules(remove_duplicate=False):
+    for base, module in parts(path, root, remove_duplicate=False):
         refused = {cls.__name__ for cls in type(module).__mro__} & _REFUSED_MODULES
-        base = clean(f"{path}.{prefix}" if prefix else path)
         if refused:
             raise InvalidRequestError(f"not supported yet: {base} is a {refused.pop()}", key=base)
         for name, tensor in _persistent(module):
@@ -113,16 +132,16 @@ def survey_module(
 
 def wrappers(path: str, root: nn.Module) -> Iterator[tuple[str, DistributedDataParallel]]:
     """Yield name and module of every DDP wrapper in ``root``, itself included."""
-    for prefix, module in root.named_modules():
+    for name, module in parts(path, root):
         if isinstance(module, DistributedDataParallel):
-            yield clean(f"{path}.{prefix}" if prefix else path), module
+            yield name, module
 
 
 def extra_states(path: str, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield name and module of everything below ``root`` that has an extra state."""
-    for prefix, module in root.named_modules():
+    for name, module in parts(path, root):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            yield clean(f"{path}.{prefix}" if prefix else path), module
+            yield name, module
 
 
 def load_module(
@@ -141,8 +160,7 @@ def load_module(
         InvalidRequestError: shape or dtype differ.
     """
     names: set[str] = set()
-    for prefix, module in root.named_modules(remove_duplicate=False):
-        base = clean(f"{path}.{prefix}" if prefix else path)
+    for base, module in parts(path, root, remove_duplicate=False):
         for name, tensor in _persistent(module):
             fqn = f"{base}.{name}"
             names.add(fqn)

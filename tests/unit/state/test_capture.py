@@ -429,3 +429,34 @@ def test_the_estimate_covers_what_the_plan_needs_before_the_first_step():
     length_bytes = worlds.plan_of(capture).length_bytes
 
     assert 0.95 * length_bytes < estimate.own_bytes < 1.1 * length_bytes
+
+
+def staged(width: int) -> dict:
+    """What one rank of a pipeline holds: as many layers as ``width``, and what trains them."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(width)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    return {"m": model, "o": optimizer, "s": schedule}
+
+
+def test_groups_and_schedules_of_another_split_are_refused_by_name(tmp_path):
+    """Defect X15: the text of rank r mod world is of other layers; nothing of it is used."""
+    target = staged(2)
+    with worlds.save_all(tmp_path, [Capture(staged(1), rank=0, world_size=1)]) as segments:
+        capture = Capture(target, rank=0, world_size=1)
+        with pytest.raises((NotReadyError, InvalidRequestError), match=r"m\.1\."):
+            capture.load(segments, step=1)
+        with pytest.raises(InvalidRequestError, match=r"'m\.1\.bias' is only here"):
+            capture.load(segments, step=1, only={"o", "s"})
+
+
+def test_a_schedule_is_left_with_the_optimizer_that_it_counts_for(tmp_path):
+    """Defect X15: ``strict=False`` passes the optimizer over, and so its scheduler."""
+    saved, target = staged(1), staged(2)
+    saved["s"].last_epoch = 7
+    with worlds.save_all(tmp_path, [Capture(saved, rank=0, world_size=1)]) as segments:
+        found = Capture(target, rank=0, world_size=1).load(segments, step=1, strict=False)
+
+    assert 0 == target["s"].last_epoch
+    assert {"o", "s"} <= set(found.missing)
+    assert {"o", "s"} <= set(found.unexpected)
