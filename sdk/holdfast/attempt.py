@@ -142,13 +142,15 @@ def start(
     It is made once per name: that of the launch, or the one that ``fresh`` gives it.
 
     Raises:
-        InvalidRequestError: both are asked for.
+        InvalidRequestError: both are asked for, or the step is none.
         PreconditionError: the launch has no name that all ranks share and a restart keeps.
     """
     if not fresh and step is None:
         return None
     if fresh and step is not None:
         raise InvalidRequestError(f"fresh={fresh!r} and restore(step={step}) exclude each other")
+    if step is not None and (type(step) is not int or step < 0):
+        raise InvalidRequestError(f"restore(step={step!r}): pass a number of optimizer steps")
     name = f"named:{fresh}" if isinstance(fresh, str) else launcher(environ)
     own = name.startswith("process:") and where.world_size > 1
     if own or (name.startswith("parent:") and where.nodes_count > 1):

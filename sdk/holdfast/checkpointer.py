@@ -185,7 +185,7 @@ class Checkpointer:
             raise PreconditionError(
                 "restore() was called already: call it once, before the first step", job=self._job
             )
-        part = self._part(strict=strict, only=only)
+        part = Part.of(self.state, strict=strict, only=only)
         start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
         timeout_s = launch.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
         self._saver = saver = self._join(timeout_s, start)
@@ -212,13 +212,6 @@ class Checkpointer:
         self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
         atexit.register(self._at_exit)
         return restored
-
-    def _part(self, *, strict: bool, only: Collection[str] | None) -> Part:
-        """Return what of a checkpoint is to be loaded; ``only`` names what is in ``state``."""
-        unknown = sorted(set(only or ()) - self.state.keys())
-        if isinstance(only, str) or unknown:
-            raise InvalidRequestError(f"only={only!r}: pass names of state, {sorted(self.state)}")
-        return Part(strict=strict, only=None if only is None else tuple(only))
 
     def _join(self, timeout_s: float, start: Start | None) -> Saver:
         """Take part in the attempt; from here on the rpc threads run."""

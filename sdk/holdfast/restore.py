@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from holdfast.core.facts import Decision, DecisionState, Event
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import (
     CorruptionError,
+    InvalidRequestError,
     NotFoundError,
     StaleGenerationError,
     UnavailableError,
@@ -35,6 +36,17 @@ class Part:
 
     strict: bool = True
     only: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, names: Collection[str], *, strict: bool, only: Collection[str] | None) -> Part:
+        """Return the part that a user asks for, of a state that has ``names``.
+
+        Raises:
+            InvalidRequestError: ``only`` names something else, or is one text.
+        """
+        if isinstance(only, str) or not set(only or ()) <= set(names):
+            raise InvalidRequestError(f"only={only!r}: pass names of state, {sorted(names)}")
+        return cls(strict=strict, only=None if only is None else tuple(only))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

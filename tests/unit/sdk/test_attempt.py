@@ -123,6 +123,12 @@ def test_one_torchrun_on_one_machine_is_name_enough():
     assert attempt.start({"TORCHELASTIC_RUN_ID": "none"}, PAIR, fresh=True, step=None)
 
 
+@pytest.mark.parametrize("step", [-1, "5", True, 1.0])
+def test_what_is_no_step_is_not_gone_back_to(step):
+    with pytest.raises(InvalidRequestError, match="number of optimizer steps"):
+        attempt.start({}, ALONE, fresh=False, step=step)
+
+
 def test_starting_over_and_going_back_exclude_each_other():
     with pytest.raises(InvalidRequestError, match="exclude"):
         attempt.start({}, ALONE, fresh=True, step=3)
