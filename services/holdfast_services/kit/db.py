@@ -29,10 +29,31 @@ CONNECT_S_MAX = 5
 STATEMENT_S_MAX = 20
 LOCK_S_MAX = 10
 POOL_WAIT_S_MAX = 10.0
+IDLE_S_MAX = 5
+"""Between two statements of a transaction: a process that was stopped there lets go of its locks,
+sooner than those who wait for them give up."""
+SILENT_S_MAX = 15
+"""How long either end keeps a connection to the other that answers nothing."""
 
 _WRITE = "holdfast_write"
 # serialization failure, deadlock, lock not available, unique violation by a racing insert
-_CONFLICTS = frozenset({"40001", "40P01", "55P03", "23505"})
+# and a transaction that was ended because it stood still
+_CONFLICTS = frozenset({"40001", "40P01", "55P03", "23505", "25P03"})
+_SETTINGS = {
+    "statement_timeout": f"{STATEMENT_S_MAX}s",
+    "lock_timeout": f"{LOCK_S_MAX}s",
+    "idle_in_transaction_session_timeout": f"{IDLE_S_MAX}s",
+    "tcp_user_timeout": f"{SILENT_S_MAX}s",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "2",
+}
+_KEEPALIVE = {
+    "tcp_user_timeout": SILENT_S_MAX * 1000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
 
 
 def make_engine(url: str, *, connections_max: int) -> Engine:
@@ -51,8 +72,8 @@ def make_engine(url: str, *, connections_max: int) -> Engine:
         "pool_timeout": POOL_WAIT_S_MAX,
     }
     if parsed.drivername == "postgresql+psycopg":
-        options = f"-c statement_timeout={STATEMENT_S_MAX}s -c lock_timeout={LOCK_S_MAX}s"
-        arguments = {"connect_timeout": CONNECT_S_MAX, "options": options}
+        options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        arguments = {"connect_timeout": CONNECT_S_MAX, "options": options, **_KEEPALIVE}
         return create_engine(parsed, connect_args=arguments, pool_pre_ping=True, **pool)
     if parsed.drivername in ("sqlite", "sqlite+pysqlite") and parsed.database:
         engine = create_engine(parsed, connect_args={"timeout": LOCK_S_MAX}, **pool)

@@ -20,6 +20,7 @@ from holdfast_services.metadata.storage import Catalogue
 
 PULSE_S = 1.0
 PULSE_GAP_S_MAX = 3.0
+CLOCK_BACK_S_MIN = 1.0
 IDLE_S_MAX = 60.0
 
 
@@ -34,9 +35,17 @@ class Seat:
 def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> None:
     """Say that leases can be renewed; after a gap, give everybody who had one a new lease.
 
-    A node that could not renew because the catalogue was away has not been lost by it (P5).
+    A node that could not renew because the catalogue was away has not been lost by it (P5). Nor
+    does one that is lost live on because the database's clock was ahead and was set right: then
+    all times that rules wait for come back to now.
     """
     before_s = catalogue.pulse_s()
+    if before_s > now_s:
+        # Somebody may have beaten while this transaction waited: what counts is the clock after.
+        now_s = catalogue.now_s()
+        if before_s - now_s > CLOCK_BACK_S_MIN and catalogue.beat(before_s, now_s):
+            catalogue.bring_back(now_s, limits.node_lease_s)
+        return
     if now_s - before_s < PULSE_S or not catalogue.beat(before_s, now_s):
         return
     if now_s - before_s > PULSE_GAP_S_MAX:

@@ -11,6 +11,7 @@ from holdfast.core.facts import DecisionState, Event, SupersedeRule
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
+from holdfast_services.metadata import transactions
 from holdfast_services.metadata.domain.model import (
     SUPERSEDE_RULES_PER_RUN_MAX,
     Checkpoint,
@@ -240,6 +241,7 @@ def age(url, seconds):
             ("nodes", "reported_at_s"),
             ("attempts", "lease_until_s"),
             ("attempts", "started_at_s"),
+            ("attempt_ranks", "registered_at_s"),
         ):
             db.execute(text(f"UPDATE {table} SET {column} = {column} - :s"), {"s": seconds})
     engine.dispose()
@@ -385,3 +387,48 @@ async def test_a_run_with_as_many_rules_as_there_may_be_is_read_as_the_rules_say
 
     standing = {row.id for row in run.checkpoints if row.id.generation != run.generation}
     assert standing == {key for key in keys[1:] if run.usable(key)} == {keys[2], *keys[4:]}
+
+
+async def test_a_clock_that_steps_back_keeps_no_dead_node_and_no_name(database_url, agents, kit):
+    """P5, 4.0; defect B2: an hour ahead, set right; then b dies. c never comes back either."""
+    limits = Limits(node_lease_s=0.5, decide_wait_s=0.5)
+    async with kit.running(database_url, limits) as service:
+        await service.report(kit.Agent("c").inventory())
+        seat = await kit.launch(service, agents)
+        await commit_step(service, agents, seat, 10)
+        for rank, agent in enumerate(agents):
+            agent.hold(seat.run, 20, seat.generation, rank)
+            await service.report(agent.inventory())
+        age(database_url, -3600.0)
+        before = await service.world()
+        assert before.live.keys() >= {"a", "b", "c"}
+
+        await service.write(lambda c: transactions.tick(c, limits))
+        after = await service.world()
+        reported = {name: node.reported_at_s for name, node in after.nodes.items()}
+        until_s = {node.lease_until_s for node in after.nodes.values()}
+        until_s.add(after.runs[0].attempt.lease_until_s)
+
+        assert max(until_s) <= after.now_s + 0.5
+        assert max(reported.values()) < after.runs[0].attempt.started_at_s <= after.now_s
+        ends = time.monotonic() + 20
+        while (await service.world()).live and time.monotonic() < ends:
+            await service.changed(0.1)
+        other = await service.register(kit.wish(0, "a", b"other", launcher="M", world=1))
+        assert other.generation > seat.generation
+
+
+async def test_a_beat_that_waited_for_another_is_no_clock_that_steps_back(
+    database_url, agents, kit
+):
+    """P5; B2: a transaction's own time is from before it waited; nobody's lease is cut by it."""
+    async with kit.running(database_url) as service:
+        await kit.launch(service, agents)
+        nodes = (await service.world()).nodes
+
+        def late(catalogue):
+            transactions.pulse(catalogue, catalogue.now_s() - 9.0, service.limits)
+
+        await service.write(late)
+
+        assert (await service.world()).nodes == nodes

@@ -44,6 +44,24 @@ class NodeStatements(Statements):
         held = and_(a.lease_until_s >= since_s, a.lease_until_s < until_s)
         self._db.execute(update(t.attempts).where(held).values(lease_until_s=until_s))
 
+    def bring_back(self, now_s: float, lease_s: float) -> None:
+        """Let no time that rules compare with be later than now, nor a lease longer than one.
+
+        A report of the future becomes an old one: whether it came before an attempt began or
+        after is not known any more, and the next one is not far.
+        """
+        latest = [
+            (t.nodes.c.lease_until_s, now_s + lease_s, now_s + lease_s),
+            (t.attempts.c.lease_until_s, now_s + lease_s, now_s + lease_s),
+            (t.nodes.c.reported_at_s, now_s, now_s - lease_s),
+            (t.attempts.c.started_at_s, now_s, now_s),
+            (t.attempt_ranks.c.registered_at_s, now_s, now_s),
+            (t.runs.c.announced_at_s, now_s, now_s),
+        ]
+        for column, most, instead in latest:
+            late = update(column.table).where(column > most)
+            self._db.execute(late.values({column.name: instead}))
+
     # -- nodes ---------------------------------------------------------------------------------
 
     def nodes(self) -> Mapping[str, Node]:
