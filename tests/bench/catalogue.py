@@ -94,7 +94,7 @@ def _timed(name: str, call: Callable[[], bytes], count: int, *, ms_max: float) -
         unit="ms",
         peer="",
         peer_value=None,
-        ratio=ms_max / value_ms,
+        ratio=value_ms / ms_max,
         bytes=len(body),
         note=f"REST, {count} durable checkpoints of 8 shards, SQLite",
         target=f"<= {ms_max:g} ms",

@@ -7,6 +7,7 @@ plus what the optimizer waited before it could begin.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ import holdfast
 
 MOMENTS = 2
 PATIENCE_S = 60.0
+SAMPLES = 10_000
 
 
 class Subject:
@@ -99,9 +101,7 @@ class Saving:
     def __init__(self, subject: Subject, *, job: str, replicas: int = 0) -> None:
         self.subject = subject
         self._clock = StallClock()
-        self.ck = holdfast.Checkpointer(
-            job, subject.state, save=holdfast.Never(), replicas=replicas, rng=False
-        )
+        self.ck = self._checkpointer(job, replicas)
         restored = self.ck.restore()
         assert restored is None, f"job {job} is not new"
         self.handles: list[holdfast.SaveHandle] = []
@@ -110,7 +110,7 @@ class Saving:
         """Save a step and train the next; return the stall of that save in seconds."""
         self.subject.steps_done += 1
         started_s = time.perf_counter()
-        self.handles.append(self.ck.save(self.subject.steps_done))
+        self.handles.append(self._save(self.subject.steps_done))
         save_s = time.perf_counter() - started_s
         self._clock.surround()
         self.subject.compute(products_count)
@@ -118,14 +118,47 @@ class Saving:
         return save_s + self._clock.gate_s
 
     def settle(self) -> None:
-        """Wait until the newest save is committed: nothing of ours runs beside the peer."""
-        self.handles[-1].wait("local", timeout_s=PATIENCE_S)
-        del self.handles[:-1]
+        """Wait until every save is committed: nothing of ours runs beside the peer.
+
+        Raises:
+            CheckpointError: one will never be; it must not count as fast.
+        """
+        for handle in self.handles:
+            handle.wait("local", timeout_s=PATIENCE_S)
+        self.handles.clear()
+
+    def _checkpointer(self, job: str, replicas: int) -> holdfast.Checkpointer:
+        return holdfast.Checkpointer(
+            job, self.subject.state, save=holdfast.Never(), replicas=replicas, rng=False
+        )
+
+    def _save(self, step: int) -> holdfast.SaveHandle:
+        return self.ck.save(step)
+
+
+class Stepping(Saving):
+    """A Subject as a script has it: ``ck.step``, loader, random state, copies, all by default."""
+
+    def train_and_save(self, products_count: int) -> float:
+        """Draw a batch, then as ``Saving`` does."""
+        next(self._batches)
+        return super().train_and_save(products_count)
+
+    def _checkpointer(self, job: str, replicas: int) -> holdfast.Checkpointer:
+        data = torch.utils.data.TensorDataset(torch.arange(SAMPLES))
+        loader = holdfast.ResumableLoader(torch.utils.data.DataLoader(data, shuffle=True))
+        self._batches = (batch for _ in itertools.count() for batch in loader)
+        return holdfast.Checkpointer(job, {**self.subject.state, "loader": loader})
+
+    def _save(self, step: int) -> holdfast.SaveHandle:
+        handle = self.ck.step(step)
+        assert handle is not None, "every step is saved"
+        return handle
 
 
 @contextlib.contextmanager
-def agent(**settings: str) -> Iterator[Stack]:
-    """Run a stack of one node; this process is on that node."""
-    with running_stack(1, **settings) as stack:
+def agent(nodes: int = 1, **settings: str) -> Iterator[Stack]:
+    """Run a stack; this process is on its first node."""
+    with running_stack(nodes, **settings) as stack:
         os.environ["HOLDFAST_AGENT"] = str(stack.node(0)["agent"])
         yield stack

@@ -1,0 +1,27 @@
+"""The page of figures says what the records of its run say."""
+
+import json
+
+import pytest
+from tests.bench import figures
+
+
+def test_the_tables_are_those_of_the_run_that_is_quoted():
+    page = figures.PAGE.read_text()
+    records = json.loads(figures.RUN.read_text())
+
+    assert page == figures.rendered(page, records), "run `python -m tests.bench.figures`"
+
+
+def test_no_record_of_the_run_is_left_out():
+    page = figures.PAGE.read_text()
+    records = json.loads(figures.RUN.read_text())
+
+    assert [] == [
+        r["name"] for r in records if f"`{r['name']}`" not in page and r["unit"] != "cores"
+    ]
+
+
+def test_a_table_without_records_is_refused():
+    with pytest.raises(AssertionError, match="no record begins with"):
+        figures.rendered("<!-- records: none/ -->\n<!-- end of records -->", [])
