@@ -38,6 +38,7 @@ def test_a_fresh_start_leaves_all_checkpoints_behind(cluster):
 
     assert ("CONFIRMED", None) == cluster.decided()
     assert cluster.run.decision.fresh
+    assert not cluster.run.removed
     assert "steps up to 20" in cluster.run.decision.reason
     assert all(cluster.run.superseded(row.id) for row in cluster.run.checkpoints)
     begin(cluster, b"third", None)

@@ -133,6 +133,7 @@ def removed(run: Run) -> Run:
         retention=None,
         persisted_step=0,
         persist_owed=False,
+        started=(),
     )
 
 

@@ -199,8 +199,11 @@ class Run:
 
     @property
     def removed(self) -> bool:
-        """Whether a user removed the job: all that is of it is void, until an attempt begins."""
-        return any(
+        """Whether a user removed the job: all that is of it is void, until an attempt begins.
+
+        An attempt that asked to start over has such a rule too, but it is the current one.
+        """
+        return self.current is None and any(
             rule.after_step < 0 and rule.below_generation >= self.generation for rule in self.rules
         )
 
