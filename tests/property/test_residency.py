@@ -67,12 +67,36 @@ class Residency(RuleBasedStateMachine):
         frozen = before.copy()
         self.state, actions = handle(before, event)
         assert frozen == before, "handle changed the state it was given"
+        kept = self.named()
         for action in actions:
             self.check(action)
+            if isinstance(action, ev.RenameSlot) and action.old.state is SlotState.SEALED:
+                gone = frozen.slots[action.old.slot].content
+                good = gone is not None and gone.held is HeldState.SEALED
+                lost = good and self.state.held(gone.shard.id) is None
+                assert not (lost and gone.shard.id.checkpoint in kept), "freed what is restored"
             if isinstance(action, ev.RenameSlot):
                 self.incarnations[action.new.slot] = action.new.incarnation
             elif not isinstance(action, ev.Emit | ev.DropSlot | ev.Quarantine):
                 self.pending.append(action)
+
+    def named(self) -> set[CheckpointId]:
+        """What the last view's decision names while it is open, or ranks have still to load it."""
+        views = self.state.view.runs if self.state.view else ()
+        return {
+            view.decision.checkpoint
+            for view in views
+            if view.decision and view.decision.checkpoint and self.is_open(view.decision)
+        }
+
+    def is_open(self, decision: Decision) -> bool:
+        loading = (
+            session.live and not session.loaded and session.generation == self.generation
+            for session in self.state.sessions.values()
+            if session.generation == decision.generation
+        )
+        confirmed = decision.state is DecisionState.CONFIRMED
+        return decision.state is DecisionState.PROPOSED or (confirmed and any(loading))
 
     def check(self, action: ev.Action) -> None:
         if isinstance(action, ev.RenameSlot):

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -83,13 +84,14 @@ def test_more_replicas_than_nodes_are_cut_without_an_error(node, catalogue, save
 
 
 def test_many_that_ask_for_one_shard_cause_one_transfer(node, catalogue, saved):
-    """F48: one slot is filled, every caller is answered."""
+    """F48: its bytes cross the network once, every caller is answered."""
     a, b = node("a"), node("b")
     reported(catalogue, "a", "b")
     _, _, shard = saved(a, length=32 * MIB)
+    proxy = FlippingProxy(a.ready["data_address"], flips=0)
+    source = replace(catalogue.inventories["a"].node, data_address=proxy.address)
     request = pb.HoldRequest(
-        shard=shard_message(shard),
-        source=codec.to_message(catalogue.inventories["a"].node, common_pb2.Peer),
+        shard=shard_message(shard), source=codec.to_message(source, common_pb2.Peer)
     )
     done = []
     threads = [
@@ -100,7 +102,9 @@ def test_many_that_ask_for_one_shard_cause_one_transfer(node, catalogue, saved):
     for thread in threads:
         thread.join()
 
+    proxy.close()
     assert 6 == len(done)
+    assert 32 * MIB <= proxy.served_bytes < 33 * MIB
     assert 1 == len(list(b.arena.glob("s*.seg")))
     assert 32 * MIB == b.dump()["used_bytes"]
 
@@ -318,10 +322,12 @@ def test_levels_reach_the_session(node, catalogue, saved):
 
 
 class FlippingProxy:
-    """Passes bytes on; flips one bit of the first big answer."""
+    """Passes bytes on and counts those of answers; flips a bit of the first ``flips`` big ones."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, flips: int = 1) -> None:
         self.flipped = 0
+        self.served_bytes = 0
+        self._flips = flips
         host, port = target.split(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -342,7 +348,8 @@ class FlippingProxy:
         seen = 0
         with source, sink, contextlib.suppress(OSError):
             while data := bytearray(source.recv(1 << 16)):
-                if flip and not self.flipped and seen > 100_000:
+                self.served_bytes += len(data) if flip else 0
+                if flip and self.flipped < self._flips and seen > 100_000:
                     data[0] ^= 4
                     self.flipped += 1
                 seen += len(data)

@@ -6,9 +6,13 @@ import contextlib
 import hashlib
 import random
 import secrets
+import subprocess
 
 from holdfast.core.digest import part_digests
 from holdfast.core.segment import header_length, parse_header
+from holdfast.core.slots import slot_name
+from holdfast.v1 import agent_pb2 as pb
+from holdfast_services.agent import sidecar
 
 from .harness import Trainer, committed, open_session, reserve, until
 
@@ -16,6 +20,7 @@ MIB = 1 << 20
 LENGTH = 4 * MIB
 KILLS = 200
 SEED = 20261120
+SEAL_S = 0.004
 
 
 def payload(step: int) -> bytes:
@@ -24,11 +29,12 @@ def payload(step: int) -> bytes:
 
 
 def check_sealed(node) -> int:
-    """Every sealed file holds one step, whole; return how many there are."""
+    """Every sealed file holds one step, whole, as its sidecar says; return how many there are."""
     count = 0
     for name in node.files("seg"):
         try:
             data = (node.arena / name).read_bytes()
+            beside = (node.arena / slot_name(name).sidecar_name).read_bytes()
         except FileNotFoundError:
             continue
         if not (node.arena / name).exists():
@@ -36,16 +42,22 @@ def check_sealed(node) -> int:
         header = parse_header(data[: header_length(data[:8])], len(data))
         begin = header.data_begin
         assert payload(header.identity.id.step)[begin:] == data[begin:], f"{name} is torn"
-        assert part_digests(memoryview(data))
+        said = sidecar.decode(beside, len(data))
+        assert said.shard.id == header.identity.id
+        assert sidecar.split(said.digests) == part_digests(memoryview(data)), f"{name} lies"
         count += 1
     return count
 
 
 def test_two_hundred_kills_leave_no_torn_segment(node, catalogue):
-    """A writer is killed while it copies or closes, the agent (each tenth time) while it seals."""
+    """A writer is killed while it copies or closes, the agent (each tenth time) as it seals.
+
+    The agent is told of the closed slot and killed within the few milliseconds that hashing,
+    sidecar and rename take.
+    """
     chance = random.Random(SEED)
     a = node()
-    sealed = 0
+    sealed = killed_sealing = 0
     for step in range(1, KILLS + 1):
         t = Trainer(a.arena, secrets.token_hex(16))
         generation = open_session(a, t.session, nonce=secrets.token_bytes(16))
@@ -55,7 +67,12 @@ def test_two_hundred_kills_leave_no_torn_segment(node, catalogue):
         if step % 10 == 0:
             with contextlib.suppress(OSError):
                 t.read()
+            told = pb.UpdateRequest(session=t.session, closed_slots=[lease.slot])
+            a.call("Update", told)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                t.process.wait(chance.random() * SEAL_S)
             a.kill()
+            killed_sealing += bool(a.files("closed"))
             a.start()
         else:
             with contextlib.suppress(Exception):
@@ -69,3 +86,4 @@ def test_two_hundred_kills_leave_no_torn_segment(node, catalogue):
             keep_from=committed(step, generation).checkpoint,
         )
     assert sealed > KILLS // 20, "the writer was never let through"
+    assert killed_sealing, "no agent was killed before it had sealed"

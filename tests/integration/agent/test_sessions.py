@@ -11,6 +11,8 @@ import grpc
 import pytest
 
 from holdfast.core.facts import CheckpointId, HeldState
+from holdfast.core.ids import shard_id
+from holdfast.core.segment import SegmentIdentity, blob_spec, header_template
 from holdfast.core.slots import slot_name
 from holdfast.errors import (
     ExhaustedError,
@@ -272,21 +274,32 @@ def test_a_socket_path_too_long_is_refused_at_start(node, shm):
 
 
 def test_planted_links_are_not_followed(node, shm, trainer, catalogue):
-    """P9: a link under a slot's name is left alone; what it points to is not read."""
-    secret = shm / "secret"
-    secret.write_bytes(b"x" * MIB)
-    arena = shm / "a" / "arena"
+    """P9: a link under a slot's name is left alone; what it points to is not read.
+
+    It points to good segments, which would be adopted; one that is no link is.
+    """
+    arena, secrets_of = shm / "a" / "arena", {}
     arena.mkdir(parents=True)
-    (arena / "s1.1.seg").symlink_to(secret)
-    (arena / "s2.1.closed").symlink_to(secret)
+    for step in (1, 2, 3):
+        identity = SegmentIdentity(
+            id=shard_id(f"{RUN}/{step}/1/0/0"), job="job", world_size=1, plan_hash="p"
+        )
+        header = header_template(identity, [blob_spec("data", MIB)])
+        head = header.fill(step=step, generation=1, parent=None)
+        secrets_of[step] = shm / f"secret-{step}"
+        secrets_of[step].write_bytes(head + bytes(header.length_bytes - len(head)))
+    before = {step: path.read_bytes() for step, path in secrets_of.items()}
+    (arena / "s1.1.seg").symlink_to(secrets_of[1])
+    (arena / "s2.1.closed").symlink_to(secrets_of[2])
+    (arena / "s3.1.closed").write_bytes(before[3])
     a = node()
     t = trainer(a)
     open_session(a, t.session)
     reserve(a, t.session, MIB)
 
-    assert {} == catalogue.held("a")
-    assert b"x" * MIB == secret.read_bytes()
-    assert "agent a" != a.log_text()
+    until(lambda: catalogue.held("a"), "the segment that is no link")
+    assert [3] == [key.step for key in catalogue.held("a")]
+    assert before == {step: path.read_bytes() for step, path in secrets_of.items()}
     names = {slot_name(name).slot for name in a.files("open")}
     assert names.isdisjoint({"s1", "s2"})
 
