@@ -199,7 +199,7 @@ class Checkpointer:
                 part=part,
             )
         except CheckpointError:
-            self.close(FAILED_CLOSE_S_MAX)
+            self._end(FAILED_CLOSE_S_MAX)
             raise
         if restored is not None:
             self._progress.step = restored.step
@@ -306,18 +306,31 @@ class Checkpointer:
         self._paused = False
 
     def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
-        """Wait, bounded, for outstanding saves; end the session. Repeats do nothing."""
+        """Wait, bounded, for the newest save to be safe; end the session. Repeats do nothing.
+
+        Safe is ``replicated``, or ``local`` where copies are not asked for or have no nodes.
+
+        Raises:
+            CheckpointError: the newest save is not safe; names the step and how far it got. It
+                may get there later, as far as what lies in memory proves.
+        """
+        error = self._close(timeout_s)
+        if error is not None:
+            raise error
+
+    def _close(self, timeout_s: float) -> CheckpointError | None:
+        """Close; return what the newest save has not reached."""
         if self._closed or os.getpid() != self._pid:
-            return
+            return None
         self._closed = True
         atexit.unregister(self._at_exit)
         deadline = time.monotonic() + timeout_s
         if self._preemption is not None:
             self._preemption.uninstall()
-        if self._saver is not None:
-            self._saver.close(deadline - time.monotonic())
+        error = self._saver.close(deadline - time.monotonic()) if self._saver else None
         self._session.close(timeout_s=max(1.0, deadline - time.monotonic()))
         self._capture.release()
+        return error
 
     def __enter__(self) -> Self:
         return self
@@ -328,12 +341,21 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close(CLOSE_S_MAX if error is None else FAILED_CLOSE_S_MAX)
+        if error is None:
+            self.close()
+        else:
+            self._end(FAILED_CLOSE_S_MAX)
 
     def _at_exit(self) -> None:
         """Close; after an uncaught exception hardly wait: a launcher waits to start us again."""
         failed = getattr(sys, "last_value", None) is not None
-        self.close(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX)
+        self._end(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX)
+
+    def _end(self, timeout_s: float) -> None:
+        """Close where nothing can be raised any more: what is not safe is logged."""
+        error = self._close(timeout_s)
+        if error is not None:
+            log.error("job %s: %s", self._job, error)
 
     def _admit(self) -> Path:
         """Return the node's arena, after checking that the job fits its budget (P8)."""
@@ -393,5 +415,5 @@ class Checkpointer:
                 handle.wait_copies(left_s)
             except CheckpointError as error:
                 log.warning("job %s ends without its last save: %s", self._job, error)
-        self.close(timeout_s=max(1.0, self._preemption.left_s))
+        self._end(max(1.0, self._preemption.left_s))
         self._preemption.finish()

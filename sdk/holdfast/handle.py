@@ -20,6 +20,7 @@ from holdfast.errors import (
 )
 
 Level = Literal["staged", "local", "replicated", "durable"]
+WAIT_S_MAX = 600.0
 LEVELS: tuple[Level, ...] = ("staged", "local", "replicated", "durable")
 
 
@@ -32,6 +33,7 @@ GIVEN_UP = (
 class SaveHandle:
     """One save. ``level`` is the highest level reached.
 
+    ``on_wait`` is called, with the deadline, before a wait: what the save still lacks is done then.
     ``stall_s`` is how long the training thread waited for this save, the gate included; it is
     final once the next save has begun. ``draining``: it is on its way to the object store.
 
@@ -46,6 +48,7 @@ class SaveHandle:
         self.level: Level | None = None
         self.stall_s = 0.0
         self.draining = False
+        self.on_wait: Callable[[float], None] = lambda _deadline: None
         self._reachable = reachable
         self._failure: CheckpointError | None = None
         self._shortage = ""
@@ -70,7 +73,7 @@ class SaveHandle:
         return self._failure is not None
 
     def wait(self, level: Level, timeout_s: float | None = None) -> SaveHandle:
-        """Return once ``level`` or a stronger one is reached.
+        """Return once ``level`` or a stronger one is reached; None waits ``WAIT_S_MAX``.
 
         Raises:
             InvalidRequestError: no such level.
@@ -80,7 +83,7 @@ class SaveHandle:
         """
         if level not in LEVELS:
             raise InvalidRequestError(f"level {level!r} is none of {', '.join(LEVELS)}")
-        return self._wait(lambda: level, timeout_s)
+        return self._wait(lambda: level, WAIT_S_MAX if timeout_s is None else timeout_s)
 
     def wait_copies(self, timeout_s: float) -> SaveHandle:
         """Wait for ``replicated``, or for ``local`` while nodes for copies are missing.
@@ -90,13 +93,14 @@ class SaveHandle:
         """
         return self._wait(lambda: "local" if self._shortage else "replicated", timeout_s)
 
-    def _wait(self, wanted: Callable[[], Level], timeout_s: float | None) -> SaveHandle:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    def _wait(self, wanted: Callable[[], Level], timeout_s: float) -> SaveHandle:
+        deadline = time.monotonic() + timeout_s
+        self.on_wait(deadline)
         with self._changed:
             while not self._reached(level := wanted()):
                 self._check_possible(level)
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                left = deadline - time.monotonic()
+                if left <= 0:
                     raise OutcomeUnknownError(
                         f"step {self.step} is {self.level or 'not staged'}, not yet {level}, "
                         f"after {timeout_s} s",

@@ -3,7 +3,8 @@
 The training thread waits here for three things only, each bounded: the end of an earlier copy
 (``GATE_S_MAX``), a free slot (``BUSY_WAIT_S_MAX``; none at all after a save that found none), and
 the slots of a new plan (once per plan: its memory must be made first). Whatever fails, the step
-is abandoned for the attempt, said so, and training goes on (P4).
+is abandoned for the attempt, said so, and training goes on (P4). A step that found no slot is
+*owed* until training goes on: ``close`` still saves it, and so does who waits for its handle.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.handle import Level, SaveHandle, postponed_step
+from holdfast.lapse import Lapse
 from holdfast.session import Attempt, Membership, Reservation, Session
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
@@ -37,12 +39,15 @@ from holdfast.snapshot.plan import SavePlan, make_plan
 from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
 
-BUSY_WAIT_S_MAX = 2.0
+BUSY_WAIT_S_MAX = 0.05
 NEW_PLAN_S_MAX = 30.0
 REFUSED_PLAN_S = 30.0
 HANDLES_COUNT_MAX = 64
 EAGER_SAVES_MAX = 3
 STRETCH_DOUBLINGS_MAX = 5
+
+AWAY = "the node agent is away"
+BEHIND = "earlier steps are not committed yet"
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +55,7 @@ log = logging.getLogger(__name__)
 class Saver:
     """See the module. ``parent`` is the (step, generation) that this attempt was restored from.
 
-    ``stall_s`` is what the newest save has cost the training thread; ``abandoned_count`` the steps
-    that were given up.
+    ``stall_s`` is what the newest save has cost the training thread.
     """
 
     def __init__(
@@ -59,9 +63,7 @@ class Saver:
     ) -> None:
         self.parent: tuple[int, int] | None = None
         self.stall_s = 0.0
-        self.abandoned_count = 0
-        self._abandoned_in_row = 0
-        self._abandoned_step = -1
+        self._lapse = Lapse()
         self._capture = capture
         self._session = session
         self._attempt = attempt
@@ -78,7 +80,10 @@ class Saver:
         self._waited_s = 0.0
         self._steps_seen = 0
         self._patience_s = BUSY_WAIT_S_MAX
+        self._owed: tuple[int, int, int] | None = None  # step, updates, thread
+        self._wishing = False
         self._fenced = False
+        self._outage = False
         self._shortage = ""
         self._failure: CheckpointError | None = None
         self._warned_idle = self._warned_eager = False
@@ -89,7 +94,12 @@ class Saver:
     @property
     def stretch(self) -> float:
         """Factor on a time trigger's interval while steps are abandoned one after another."""
-        return float(2 ** min(self._abandoned_in_row, STRETCH_DOUBLINGS_MAX))
+        return float(2 ** min(self._lapse.in_row, STRETCH_DOUBLINGS_MAX))
+
+    @property
+    def abandoned_count(self) -> int:
+        """How many steps were given up."""
+        return self._lapse.count
 
     @property
     def arena(self) -> Path:
@@ -105,6 +115,7 @@ class Saver:
         if known is not None:
             return known
         self._settle_stall()
+        self._settle_owed()
         self._give_up_lost()
         if self._latest is not None and self._latest.abandoned:
             self._give_up(self._latest)
@@ -113,40 +124,74 @@ class Saver:
         self._remember(handle)
         handle.lack_copies(self._shortage)
         self._claim(step, self._note(step, notes))
-        buffer: SlotBuffer | None = None
         try:
-            plan = self._ready_plan()
-            buffer = self._take_slot(plan)
-            self._begin(plan, buffer, step)
-        except (CheckpointError, OSError, RuntimeError) as cause:
-            # RuntimeError: what torch raises when it cannot copy; no failed save ends training.
-            if buffer is not None:
-                self._pool.put_back(buffer)
-            self.abandon(step, str(cause), cause if isinstance(cause, CheckpointError) else None)
+            if not self._copy(step):
+                self._owed = (step, self._gate.updates_count, threading.get_ident())
+                handle.on_wait = self._pay
+        except Exception as cause:  # noqa: BLE001 - the user's code and torch run in it: see S4
+            self._fail(step, cause)
         handle.stall_s += time.perf_counter() - started_s
         return handle
 
+    def _copy(self, step: int, *, slot_s_max: float | None = None) -> bool:
+        """Begin the copy of ``step``; False: no slot within ``slot_s_max``, None: as patience is.
+
+        If it fails, the slot is free for the next one.
+        """
+        plan = self._ready_plan()
+        buffer = self._take_slot(plan, step, slot_s_max)
+        if buffer is None:
+            return False
+        begun = False
+        try:
+            self._begin(plan, buffer, step)
+            begun = True
+        finally:
+            if not begun:
+                self._pool.put_back(buffer)
+        return True
+
     def abandon(self, step: int, reason: str, error: CheckpointError | None = None) -> None:
-        """Give ``step`` up for all ranks of the attempt, and say so everywhere."""
+        """Give ``step`` up for all ranks; say so to its handle and, if it is news, to people."""
         failure = error or PreconditionError(reason, step=step)
         handle = self._handles.get(step)
         if handle is not None:
             handle.fail(failure)
         self._failure = failure
-        self.abandoned_count += 1
-        self._abandoned_in_row += 1
-        self._abandoned_step = max(self._abandoned_step, step)
-        log.warning("step %d is not saved: %s; training goes on", step, reason)
         self._release(step)
-        self._session.post(
-            abandoned=AbandonedStep(
-                run=self._membership.run,
-                step=step,
-                generation=self._membership.generation,
-                reason=reason,
-            ),
-            event=self._event("save_abandoned", f"step {step} is not saved: {reason}", step),
+        text = self._lapse.lost(step, reason)
+        if text:
+            log.warning("%s; training goes on", text)
+        given_up = AbandonedStep(
+            run=self._membership.run,
+            step=step,
+            generation=self._membership.generation,
+            reason=reason,
         )
+        event = self._event("save_abandoned", text, step) if text else None
+        self._session.post(abandoned=given_up, event=event)
+
+    def _settle_owed(self) -> None:
+        """Training has gone on: a step that found no slot cannot be saved any more."""
+        if self._owed is not None:
+            (step, *_), self._owed = self._owed, None
+            reason = f"no free slot: {AWAY if self._session.lost_agent else BEHIND}"
+            self.abandon(step, reason, ExhaustedError(reason, step=step))
+
+    def _pay(self, deadline: float) -> None:
+        """Save the owed step now that its caller waits, unless something was updated since."""
+        now = (self._gate.updates_count, threading.get_ident())
+        if self._owed is None or self._owed[1:] != now:
+            return
+        owed, self._owed = self._owed, None
+        try:
+            if not self._copy(owed[0], slot_s_max=max(0.0, deadline - time.monotonic())):
+                self._owed = owed
+        except Exception as cause:  # noqa: BLE001 - as in save
+            self._fail(owed[0], cause)
+
+    def _fail(self, step: int, cause: Exception) -> None:
+        self.abandon(step, _text(cause), cause if isinstance(cause, CheckpointError) else None)
 
     def has_saved(self, step: int) -> bool:
         """Tell whether this rank began to save ``step``."""
@@ -157,7 +202,8 @@ class Saver:
         self._gate.before_update()
 
     def note_step(self, step: int) -> None:
-        """Warn, once, when steps are counted and no optimizer moves."""
+        """Take that ``step`` is done; warn, once, when steps are counted and no optimizer moves."""
+        self._settle_owed()
         idle = self._latest is not None and self._gate.steps_count == self._steps_seen
         self._steps_seen = self._gate.steps_count
         if idle and self._capture.optimizers and not self._warned_idle:
@@ -175,22 +221,43 @@ class Saver:
 
     def on_view(self, view: SessionView) -> None:
         """Take over the agent's news; on the watch thread."""
-        self._pool.offer(view.leases)
+        self._learn_outage(view.degraded)
         postponed = postponed_step(self._attempt.persist, view.steps)
         for levels in view.steps:
             handle = self._handles.get(levels.step)
             if handle is not None:
                 handle.learn(levels, postponed=levels.step == postponed)
-            if levels.local and levels.step > self._abandoned_step:
-                self._abandoned_in_row = 0
+            text = self._lapse.saved(levels.step) if levels.local else ""
+            if text:
+                log.warning("job %s: %s", self._attempt.job, text)
             if levels.sealed or levels.abandoned:
                 self._release(levels.step)
+        # Last: whoever takes a slot knows by now what became of the step that lay in it.
+        self._pool.offer(view.leases)
         if view.shortage != self._shortage:
             self._learn_shortage(view.shortage)
         if view.fenced and not self._fenced:
             self._fenced = True
             self._failure = StaleGenerationError("a newer attempt of this job trains: stop here")
+            self._end_handles(self._failure)
             log.error("%s; nothing is saved any more", self._failure)
+
+    def _end_handles(self, error: CheckpointError) -> None:
+        """Let nobody wait for what will not come."""
+        for handle in list(self._handles.values()):
+            if not handle.ended:
+                handle.fail(error)
+
+    def _learn_outage(self, degraded: str) -> None:
+        """Say once that nothing is committed, and once that it is again."""
+        if bool(degraded) == self._outage:
+            return
+        self._outage = bool(degraded)
+        if degraded:
+            text = "saves go on, the newest of them waits in memory to be committed"
+            log.warning("job %s: %s; %s", self._attempt.job, degraded, text)
+        else:
+            log.warning("job %s: metadata answers again, saves are committed", self._attempt.job)
 
     def _learn_shortage(self, reason: str) -> None:
         """Say once that steps get no further than ``local``; saves go on."""
@@ -200,19 +267,29 @@ class Saver:
         if reason and self._attempt.rank == 0:
             log.warning("job %s: steps stay local: %s", self._attempt.job, reason)
 
-    def close(self, timeout_s: float) -> None:
-        """Wait, bounded, for the copy under way and for the newest save to get where it can."""
+    def close(self, timeout_s: float) -> CheckpointError | None:
+        """Wait, bounded, for the newest save to get where it can; return why it did not.
+
+        A step that found no slot is saved now, unless something has been updated since.
+        """
         deadline = time.monotonic() + max(timeout_s, 0.0)
         self._engine.wait(0.0 if self._hangs() else max(timeout_s, 0.0))
+        self._pay(deadline)
+        self._settle_owed()
+        self._engine.wait(max(0.0, deadline - time.monotonic()))
         self._gate.uninstall()
+        error: CheckpointError | None = None
         newest = max(self._handles.values(), key=lambda handle: handle.step, default=None)
-        if newest is not None and not newest.ended and not self._session.lost_agent:
+        if newest is not None:
             try:
                 newest.wait_copies(max(0.0, deadline - time.monotonic()))
-            except CheckpointError as error:
-                log.warning("closing: %s", error)
+            except CheckpointError as cause:
+                why = f" ({self._session.view.degraded})" if self._session.view.degraded else ""
+                error = type(cause)(f"training ends and {cause.message}{why}", step=newest.step)
         self._engine.close(0.0 if self._hangs() else max(0.0, deadline - time.monotonic()))
+        self._end_handles(PreconditionError("the checkpointer was closed"))
         self._pool.reset()
+        return error
 
     def _hangs(self) -> bool:
         """Tell whether a copy was given up that may never end: it has been waited for enough."""
@@ -262,18 +339,20 @@ class Saver:
             raise
         self._refused = None
 
-    def _take_slot(self, plan: SavePlan) -> SlotBuffer:
-        patience_s = 0.0 if self._session.lost_agent else self._patience_s
-        buffer = self._pool.acquire(plan.plan_hash, patience_s)
+    def _take_slot(self, plan: SavePlan, step: int, slot_s_max: float | None) -> SlotBuffer | None:
+        buffer = self._pool.acquire(plan.plan_hash, 0.0)
+        if buffer is None:
+            self._wishing = True
+            self._session.post(wants_slot=step)
+            patience_s = 0.0 if self._session.lost_agent else self._patience_s
+            wait_s = patience_s if slot_s_max is None else slot_s_max
+            buffer = self._pool.acquire(plan.plan_hash, wait_s)
         # One wait is enough to learn that protection is behind: until a slot is free again, later
         # saves are given up at once instead of stopping the training thread each time.
         self._patience_s = BUSY_WAIT_S_MAX if buffer is not None else 0.0
-        if buffer is None:
-            behind = self._session.lost_agent or self._session.view.degraded
-            raise ExhaustedError(
-                f"no free slot after {patience_s:.1f} s: "
-                f"{behind or 'earlier steps are not committed yet'}"
-            )
+        if buffer is not None and self._wishing:
+            self._wishing = False
+            self._session.post(wants_slot=0)
         return buffer
 
     def _begin(self, plan: SavePlan, buffer: SlotBuffer, step: int) -> None:
@@ -382,6 +461,12 @@ class Saver:
         return Event(
             kind=kind, severity="warning", message=message, job=self._attempt.job, context=context
         )
+
+
+def _text(cause: Exception) -> str:
+    """Return what went wrong, and of which state value."""
+    said = str(cause) if isinstance(cause, CheckpointError) else f"{type(cause).__name__}: {cause}"
+    return "; ".join((said, *getattr(cause, "__notes__", ())))
 
 
 def _rule_text(rule: PersistRule) -> str:

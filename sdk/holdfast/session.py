@@ -14,6 +14,7 @@ import fcntl
 import logging
 import os
 import secrets
+import socket
 import threading
 import time
 from collections import deque
@@ -44,6 +45,7 @@ from holdfast.v1.agent_pb2_grpc import AgentStub
 CALL_S_MAX = 10.0
 WATCH_S = 10.0
 RETRY_S = 0.2
+SOCKET_POLL_S = 0.02
 RETRY_S_MAX = 5.0
 RETRY_FACTOR = 1.5
 PROGRESS_S = 0.1
@@ -110,6 +112,7 @@ class _Outbox:
     step_s: float = 0.0
     save_interval_s: float = 0.0
     wants_save: bool = False
+    wants_slot: int = 0
     loaded: bool = False
     saving: tuple[int, ...] = ()
     notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=NOTES_COUNT_MAX))
@@ -125,6 +128,7 @@ class _Outbox:
             step_s=self.step_s,
             save_interval_s=self.save_interval_s,
             wants_save=self.wants_save,
+            wants_slot=self.wants_slot,
             loaded=self.loaded,
             saving=self.saving,
             notes=tuple(self.notes),
@@ -143,13 +147,13 @@ class _Outbox:
 class Session:
     """See the module. Made per process; a forked child must not use it."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.id = secrets.token_hex(16)
         self.view = SessionView(version="")
         self.lost_agent: str = ""
-        self._channel = sync_channel(unix_target(socket))
+        self._channel = sync_channel(unix_target(path))
         self._stub = AgentStub(self._channel)
-        self._socket = socket
+        self._socket = path
         self._attempt: Attempt | None = None
         self._reservation: Reservation | None = None
         self._lock_descriptor = -1
@@ -225,6 +229,7 @@ class Session:
         step_s: float | None = None,
         save_interval_s: float | None = None,
         wants_save: bool | None = None,
+        wants_slot: int | None = None,
         loaded: bool | None = None,
         saving: tuple[int, ...] | None = None,
         note: StepNote | None = None,
@@ -240,6 +245,7 @@ class Session:
             if save_interval_s is not None:
                 box.save_interval_s = save_interval_s
             box.wants_save = box.wants_save if wants_save is None else wants_save
+            box.wants_slot = box.wants_slot if wants_slot is None else wants_slot
             box.loaded = box.loaded if loaded is None else loaded
             box.saving = box.saving if saving is None else saving
             if note is not None:
@@ -250,7 +256,7 @@ class Session:
                 box.closed_slots.append(closed_slot)
             if event is not None:
                 box.events.append(event)
-        if loaded or wants_save or note or abandoned or closed_slot or event:
+        if loaded or wants_save or wants_slot or note or abandoned or closed_slot or event:
             self._urgent.set()
         self._wake.set()
 
@@ -400,9 +406,28 @@ class Session:
             else:
                 return
         if not self.lost_agent:
-            log.warning("node agent lost, saves wait for it: %s", error)
+            log.warning("node agent lost, nothing is saved until it is back: %s", error)
         self.lost_agent = str(error)
-        self._stopping.wait(RETRY_S)
+        if self._listening():
+            self._stopping.wait(RETRY_S)
+            return
+        while not self._listening():
+            if self._stopping.wait(SOCKET_POLL_S):
+                return
+        # The agent is back. The old channel would let its own backoff pass before it looks.
+        before, self._channel = self._channel, sync_channel(unix_target(self._socket))
+        self._stub = AgentStub(self._channel)
+        before.close()
+
+    def _listening(self) -> bool:
+        """Tell whether somebody listens on the agent's socket."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(SOCKET_POLL_S)
+            try:
+                probe.connect(str(self._socket))
+            except OSError:
+                return False
+        return True
 
     def _update(self) -> None:
         while True:

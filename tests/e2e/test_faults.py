@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ def stack():
 def levels(stack: Stack, job: str) -> dict[int, dict]:
     """Return the checkpoints of a job by step, as REST shows them."""
     return {row["step"]: row for row in stack.rest(f"jobs/{job}/checkpoints")}
+
+
+def is_known(stack: Stack, step: int) -> bool:
+    """Tell whether the catalogue has a step of job ``j``; false while nobody answers."""
+    try:
+        return step in levels(stack, "j")
+    except OSError:
+        return False
 
 
 def segment_of(arena: Path, rank: int) -> Path:
@@ -46,9 +55,24 @@ def flip_a_byte(path: Path) -> None:
         file.write(bytes([old[0] ^ 0xFF]))
 
 
+@contextmanager
+def without_metadata(stack: Stack):
+    """Kill metadata and keep the supervisor from bringing it back meanwhile."""
+    supervisor = stack.pid("holdfast_services.supervisor")
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        os.kill(stack.metadata_pid(), signal.SIGKILL)
+        yield
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("victim", ["agent", "metadata"])
 def test_training_goes_on_without_agent_or_metadata_and_the_catalogue_catches_up(stack, victim):
-    """P4, G17, G18; interleaving 16: killed during a save, back under the supervisor."""
+    """P4, G17, G18, X0, X16; interleaving 16: killed while it trains, back under the supervisor.
+
+    ``close`` waits for the last step, however long the victim was away.
+    """
     expected = finals(stack, steps="40")
     ranks = stack.ranks("--job", "j", "--steps", "40", "--pause-s", "0.1")
     ranks.until_step(8)
@@ -56,7 +80,85 @@ def test_training_goes_on_without_agent_or_metadata_and_the_catalogue_catches_up
     os.kill(pid, signal.SIGKILL)
 
     assert [final(text) for text in ranks.succeed()] == expected
-    until(lambda: 40 in levels(stack, "j"), "step 40 in the catalogue")
+    assert 40 in levels(stack, "j")
+
+
+@pytest.mark.parametrize("saves", [1, 10])
+def test_saves_go_on_without_metadata_and_the_newest_is_committed_afterwards(stack, saves):
+    """P5, X0: no save waits for metadata, its return is enough for the last one."""
+    ranks = stack.ranks("--job", "j", "--steps", "400", "--pause-s", "0.2", "--replicas", "0")
+    ranks.until_step(4)
+    with without_metadata(stack):
+        before = max(map(int, re.findall(r"^step (\d+) ", ranks.outputs[0], re.MULTILINE)))
+
+        def saved_since() -> list[int]:
+            return [step for step in steps_of(stack.arena(0)) if step >= before + saves]
+
+        until(saved_since, f"{saves} saves without metadata")
+        ranks.kill()
+        ranks.wait()
+        left = max(saved_since())
+    until(lambda: is_known(stack, left), f"step {left} in the catalogue")
+    [output] = stack.ranks("--job", "j", "--steps", "1", "--replicas", "0").succeed()
+
+    assert restored(output) == left
+    assert ranks.outputs[0].count("metadata") <= 2, "said once, not for each step"
+
+
+def test_a_run_that_ends_without_metadata_says_what_is_not_safe_and_loses_nothing(stack):
+    """X0: exit code and message name the step; metadata commits it when it is back."""
+    ranks = stack.ranks(
+        "--job", "j", "--steps", "20", "--pause-s", "0.1", "--replicas", "0", "--close-s", "1"
+    )
+    ranks.until_step(8)
+    with without_metadata(stack):
+        codes = ranks.wait()
+    [output] = ranks.outputs
+
+    assert codes == [3], output
+    assert re.search(
+        r"^refused outcome_unknown: training ends and step 20 is ", output, re.MULTILINE
+    )
+    until(lambda: is_known(stack, 20), "step 20 in the catalogue")
+
+
+def test_a_node_lost_during_an_outage_costs_no_step_that_its_neighbour_holds(stack):
+    """P5, X0: copies went on between the agents, so the newest step is whole without the node."""
+    places = {"world_size": 2, "nodes": (0, 1)}
+    common = ("--job", "j", "--pause-s", "0.1")
+    ranks = stack.ranks(*common, "--steps", "400", **places)
+    ranks.until_step(4)
+    with without_metadata(stack):
+        held = steps_of(stack.arena(0))
+
+        def newest() -> int:
+            """A step of which both ranks' shards lie on the node that stays, and is new."""
+            whole = {step for step, ranks in steps_of(stack.arena(0)).items() if len(ranks) == 2}
+            return max((step for step in whole - held.keys()), default=0)
+
+        until(newest, "a step of the outage, both shards on one node")
+        ranks.kill()
+        ranks.wait()
+        left = newest()
+        os.kill(stack.agent_pid(1), signal.SIGKILL)
+        for path in stack.arena(1).glob("*.*"):
+            path.unlink()
+    outputs = stack.ranks(*common, "--steps", "1", **places).succeed()
+
+    assert {restored(text) for text in outputs} == {left}
+
+
+def steps_of(arena: Path) -> dict[int, set[int]]:
+    """Return step -> ranks of the sealed segments in an arena; those in motion are passed over."""
+    found: dict[int, set[int]] = {}
+    for path in arena.glob("*.seg"):
+        with suppress(FileNotFoundError):
+            head = path.read_bytes()[:4096]
+            step = re.search(rb'"holdfast.step":"(\d+)"', head)
+            rank = re.search(rb'"holdfast.rank":"(\d+)"', head)
+            if step and rank:
+                found.setdefault(int(step[1]), set()).add(int(rank[1]))
+    return found
 
 
 def test_a_node_lost_with_its_memory_is_rebuilt_from_its_neighbour(stack):
@@ -211,8 +313,12 @@ def test_a_copy_thread_that_hangs_costs_saves_and_not_the_run(stack):
     """P4; interleaving 13: the gate gives up once, every step runs, the end is bit-identical."""
     expected = finals(stack, steps="12")
 
-    [output] = stack.ranks("--job", "j", "--steps", "12", "--hang-copies").succeed()
+    ranks = stack.ranks("--job", "j", "--steps", "12", "--hang-copies")
+    codes = ranks.wait()
+    [output] = ranks.outputs
 
+    assert codes == [3], "the last step is not safe"
+    assert "refused precondition: training ends and step 12 " in output
     assert [final(output)] == expected
     assert "held an optimizer step up" in output
     assert "the copy of an earlier step hangs" in output

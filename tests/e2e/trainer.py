@@ -235,9 +235,9 @@ def train(options: argparse.Namespace) -> None:
         if handle is not None and step in options.wait_durable:
             handle.wait("durable", timeout_s=60)
         print(f"step {step} {handle.level if handle else '-'}", flush=True)
-    if options.save.isdigit():
-        checkpointer.close()
     print(f"final {fingerprint(training)}", flush=True)
+    if options.save.isdigit():
+        checkpointer.close(options.close_s)
 
 
 def main() -> None:
@@ -253,6 +253,7 @@ def main() -> None:
     parser.add_argument("--persist", type=int, default=0)
     parser.add_argument("--keep-last", type=int, default=0)
     parser.add_argument("--wait-durable", type=int, nargs="*", default=[])
+    parser.add_argument("--close-s", type=float, default=30.0)
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--kill-at", type=int, default=0)

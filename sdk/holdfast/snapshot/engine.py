@@ -196,7 +196,7 @@ class CopyEngine:
                 _check(snapshot.plan, chunk, deferred=True)
                 _copy_chunk(snapshot, chunk)
             _check_writes(snapshot)
-        except (CheckpointError, RuntimeError) as cause:
+        except Exception as cause:  # noqa: BLE001 - whatever it is, the gate must open again
             snapshot.plan.give_up()
             snapshot.end(reason=f"copy failed: {cause}")
         finally:

@@ -25,12 +25,14 @@ class Gate:
 
     Deferral is trusted once every captured optimizer was seen to fire the hook between two saves:
     ``trusts`` is asked once per save, and answers for that save. ``steps_count`` counts the
-    steps of any optimizer; ``waited_s`` adds up all that was waited.
+    steps of any optimizer, ``updates_count`` explicit gates as well; ``waited_s`` adds up all that
+    was waited.
     """
 
     def __init__(self, engine: CopyEngine, *, gate_s_max: float = GATE_S_MAX) -> None:
         self.waited_s = 0.0
         self.steps_count = 0
+        self.updates_count = 0
         self._engine = engine
         self._gate_s_max = gate_s_max
         self._watching = False
@@ -53,6 +55,7 @@ class Gate:
 
     def before_update(self) -> None:
         """Wait until nothing reads the captured parameters, ``gate_s_max`` at most."""
+        self.updates_count += 1
         if self._engine.busy and os.getpid() == self._pid:
             self._wait()
 
@@ -68,8 +71,7 @@ class Gate:
         self.steps_count += 1
         if self._watching:
             self._seen.add(id(optimizer))
-        if self._engine.busy:
-            self.before_update()
+        self.before_update()
 
     def _wait(self) -> None:
         begun_s = time.perf_counter()

@@ -15,7 +15,16 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -25,7 +34,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast.core.tree import Json, decode, encode
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.state import State, buckets, modules, optimizers, rng
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loader import LoaderClock, Resumable, ResumableLoader, StatefulLoader
@@ -197,17 +206,19 @@ class Capture:
         saved: dict[str, Json] = {}
         extra: dict[str, Json] = {}
         for name, module in survey.extras:
-            extra[name] = walk.encode(module.get_extra_state(), f"holdfast.extra.{name}")
+            with _named(name):
+                extra[name] = walk.encode(module.get_extra_state(), f"holdfast.extra.{name}")
         for path, value in objects.items():
             kind = self._kind(value)
-            if kind == "optimizer":
-                held = optimizers.live_groups(value)
-                groups[path] = walk.encode(held, f"{path}.groups")
-                if path in survey.loose:
-                    held_state = optimizers.loose_state(value, survey.fqn_of)
-                    loose[path] = walk.encode(held_state, f"{path}.state")
-            elif kind != "module":
-                saved[path] = walk.encode(self._save(value), path)
+            with _named(path):
+                if kind == "optimizer":
+                    held = optimizers.live_groups(value)
+                    groups[path] = walk.encode(held, f"{path}.groups")
+                    if path in survey.loose:
+                        held_state = optimizers.loose_state(value, survey.fqn_of)
+                        loose[path] = walk.encode(held_state, f"{path}.state")
+                elif kind != "module":
+                    saved[path] = walk.encode(self._save(value), path)
         live: dict[str, Json] = {
             "tree": walk.tree, "groups": groups, "loose": loose, "objects": saved, "extra": extra,
         }  # fmt: skip
@@ -357,6 +368,17 @@ def _kind(path: str, value: object) -> str | None:
         )
     methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
     return "object" if all(map(callable, methods)) else None
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Have whatever the user's own saving raises say of which value it is."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, CheckpointError):
+            error.add_note(f"while taking state {path!r}")
+        raise
 
 
 def _check_names(objects: Mapping[str, object]) -> None:

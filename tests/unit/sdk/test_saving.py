@@ -1,13 +1,15 @@
 """Saver: what it counts and how it stretches; copying and slots are tested with real agents."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from holdfast.core.facts import PersistRule
-from holdfast.core.session import SessionView, StepLevels
-from holdfast.errors import InvalidRequestError, PreconditionError
+from holdfast.core.session import SessionView, SlotLease, StepLevels
+from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
 from holdfast.handle import SaveHandle
 from holdfast.saving import HANDLES_COUNT_MAX, Saver
 from holdfast.session import Attempt, Membership, Session
@@ -185,3 +187,189 @@ def test_a_copy_that_was_given_up_is_abandoned_also_without_nodes_for_copies(mak
     saver._give_up(Snapshot(plan, None, step=5, generation=1))
 
     assert handle.abandoned
+
+
+class Fails:
+    """A value whose own saving raises, once it is told to."""
+
+    def __init__(self):
+        self.error = None
+
+    def state_dict(self):
+        if self.error is not None:
+            raise self.error
+        return {"n": 1}
+
+    def load_state_dict(self, state):
+        """Take nothing."""
+
+
+@pytest.fixture
+def leased(tmp_path):
+    """A saver with one real slot in its hands; nobody answers on the agent's socket."""
+    value = Fails()
+    session = Session(tmp_path / "nobody.sock")
+    capture = Capture({"scheduler": value, "tokens": 1}, rank=0, world_size=1)
+    membership = Membership(run="r", generation=1, node="n", arena=tmp_path)
+    saver = Saver(capture=capture, session=session, attempt=attempt(), membership=membership)
+    saver.save(1)  # makes the plan; there is no agent to reserve its slots
+    saver._refused, saver._patience_s = None, 0.0
+    plan = saver._plan
+
+    def lease(incarnation=1, slot="s1"):
+        path = tmp_path / f"{slot}.{incarnation}.open"
+        path.write_bytes(bytes(plan.length_bytes))
+        return SlotLease(
+            slot=slot,
+            incarnation=incarnation,
+            length_bytes=plan.length_bytes,
+            plan_hash=plan.plan_hash,
+        )
+
+    saver.value, saver.lease, saver.session = value, lease, session
+    yield saver
+    saver.close(0.0)
+    session.close(timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError, TypeError, KeyError, AttributeError, AssertionError, MemoryError, OSError]
+)
+def test_whatever_a_save_raises_costs_that_save_and_names_the_value(leased, error):
+    """P4, S4; defect B4: said of which key, the slot is there for the next save."""
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.value.error = error("boom")
+
+    handle = leased.save(2)
+
+    assert handle.abandoned
+    assert "boom" in str(handle.error)
+    assert "'scheduler'" in str(handle.error)
+    assert 2 not in leased.session._outbox.saving, "nobody waits for it"
+    leased.value.error = None
+    leased.save(3).wait("staged", timeout_s=20)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_user_who_ends_the_process_is_not_held_up_by_a_save(leased, error):
+    """B4: what ends a process is no failed save."""
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.value.error = error()
+
+    with pytest.raises(error):
+        leased.save(2)
+
+
+def test_a_save_without_a_slot_says_which_step_wants_one(leased):
+    """4.7: the agent may replace steps before it; the wish ends with the slot."""
+    box = leased.session._outbox
+    assert leased.save(2).level is None
+    assert box.wants_slot == 2
+
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.save(3).wait("staged", timeout_s=20)
+    assert box.wants_slot == 0
+
+
+def test_a_step_without_a_slot_is_dropped_by_all_once_training_goes_on(leased):
+    """4.1, X0: until then it is still claimed, since the end of training may save it."""
+    box = leased.session._outbox
+    leased.save(2)
+    assert (2 in box.saving, [a.step for a in box.abandoned if a.step == 2]) == (True, [])
+
+    leased.note_step(3)
+    assert (2 in box.saving, [a.step for a in box.abandoned if a.step == 2]) == (False, [2])
+
+
+def test_closing_saves_the_last_step_that_found_no_slot(leased):
+    """X0: there is time now, and nothing has changed since."""
+    leased.save(2)
+    slots = threading.Timer(
+        0.1, lambda: leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    )
+    slots.start()
+
+    error = leased.close(1.0)
+    slots.join()
+
+    assert list(leased._membership.arena.glob("s1.1.closed")), error
+    assert leased._handles[2].level == "staged"
+
+
+def test_who_waits_for_a_step_that_found_no_slot_gives_it_the_time(leased):
+    """4.1: the training thread is in ``wait``, so the state is that of the step."""
+    handle = leased.save(2)
+    slots = threading.Timer(
+        0.1, lambda: leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    )
+    slots.start()
+
+    handle.wait("staged", timeout_s=20)
+    slots.join()
+
+
+def test_another_thread_that_waits_copies_nothing(leased):
+    """Training goes on meanwhile: what it would copy is a mixture."""
+    handle = leased.save(2)
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(handle.wait, "staged", 0.05)
+        with pytest.raises(OutcomeUnknownError):
+            waiting.result(20)
+    leased.note_step(3)
+
+    with pytest.raises(PreconditionError, match="no free slot"):
+        handle.wait("staged", timeout_s=20)
+
+
+def test_closing_saves_no_step_that_an_update_has_passed(leased):
+    """The state is another one by now: what would be saved is no step at all."""
+    leased.save(2)
+    leased.before_update()
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+
+    error = leased.close(0.2)
+
+    assert error is not None
+    assert "step 2" in error.message
+    assert not list(leased._membership.arena.glob("*.closed"))
+
+
+def test_closing_says_how_far_the_last_step_got(leased):
+    """X0: step, level and the reason that the agent gave."""
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.save(2).wait("staged", timeout_s=20)
+    leased.session.view = SessionView(version="2", degraded="metadata service does not answer")
+
+    error = leased.close(0.05)
+
+    assert isinstance(error, OutcomeUnknownError)
+    assert "training ends and step 2 is staged, not yet replicated" in error.message
+    assert "metadata service does not answer" in error.message
+
+
+def test_who_waits_is_told_when_the_attempt_is_fenced_or_closed(make_saver):
+    """X5: nobody waits for what will not come."""
+    for end in (
+        lambda saver: saver.on_view(SessionView(version="1", fenced=True)),
+        lambda saver: saver.close(0.0),
+    ):
+        saver = make_saver()
+        handle = SaveHandle(5, reachable=frozenset({"staged", "local", "replicated"}))
+        saver._remember(handle)
+        waiting = threading.Timer(0.05, end, [saver])
+        waiting.start()
+        with pytest.raises(PreconditionError):
+            handle.wait("local", timeout_s=20)
+        waiting.join()
+
+
+def test_a_thousand_steps_without_a_slot_are_one_line(leased, caplog):
+    """X0: the first is said, then how many there were."""
+    for step in range(2, 1002):
+        leased.save(step)
+    leased.on_view(SessionView(version="1", steps=(StepLevels(step=1002, local=True),)))
+
+    about = [r.getMessage() for r in caplog.records if "no free slot" in r.getMessage()]
+    assert len(about) == 1
+    assert "not saved before it: 1000" in caplog.records[-1].getMessage()
