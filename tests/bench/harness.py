@@ -79,7 +79,7 @@ def faster(
         ratio=peer_value / value,
         bytes=length_bytes,
         note=f"{note}; {spread}",
-        target=f">= {times_min:g}x less"
+        target=(f">= {times_min:g}x less" if times_min else "")
         + (f", <= {value_ms_max:g} ms" if value_ms_max < math.inf else ""),
         met=peer_value / value >= times_min and value * 1e3 <= value_ms_max,
     )
