@@ -1,0 +1,103 @@
+"""The code of README, how-to pages and the smallest example runs as it is printed."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from tests.e2e.stack import NURSERY, ROOT, Trainer, environment, free_port, running_stack, until
+
+RUN_S_MAX = 240
+# What the pages take for granted: whoever reads them has a model to train.
+AT_HAND = """
+import torch
+import holdfast
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+loss = model(torch.randn(2, 4)).square().mean()
+loss.backward()
+optimizer.step()
+state = {"model": model, "optimizer": optimizer}
+step, path = 1, "runs/gpt/final"
+"""
+LOOP = """
+import os
+import torch
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "%d"}
+def make_model():
+    return torch.nn.Linear(4, 1)
+def make_loader():
+    return torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=8, shuffle=True)
+def train_one_step(model, optimizer, batch):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+PAGES = ["docs/howto/export.md", "docs/howto/one-shot.md", "docs/howto/persist.md"]
+
+pytestmark = pytest.mark.timeout(2 * RUN_S_MAX)
+
+
+@pytest.fixture(scope="module")
+def stack():
+    with running_stack(nodes=1) as running:
+        yield running
+
+
+def blocks(page: str) -> list[str]:
+    """Return the Python of a page."""
+    found = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert found, f"{page} has no code"
+    return found
+
+
+def run(stack, folder: Path, code: str) -> str:
+    """Run code as a script of its own; return what it printed."""
+    script = folder / "script.py"
+    script.write_text(f"import os; os.chdir({str(folder)!r})\n{code}")
+    log = folder / "log"
+    env = environment(HOLDFAST_AGENT=stack.node(0)["agent"], HOLDFAST_LAUNCH="docs")
+    trainer = Trainer(NURSERY.start(script, env=env, log=log), log)
+    try:
+        assert trainer.process.wait(RUN_S_MAX) == 0, trainer.output
+    finally:
+        trainer.process.kill()
+    return trainer.output
+
+
+def test_the_loop_of_the_readme_trains_and_resumes(stack, tmp_path):
+    """The loop as printed, but shorter; a second run begins where the first one ended."""
+    (code,) = blocks("README.md")
+    assert code.count("10_000") == 2
+    prelude = LOOP % free_port()
+    end = '\nprint("from", restored and restored.step, "to", step)\n'
+    first = run(stack, tmp_path, prelude + code.replace("10_000", "12") + end)
+    (tmp_path / "log").unlink()
+    second = run(stack, tmp_path, prelude + code.replace("10_000", "20") + end)
+
+    assert "from None to 12" in first
+    assert "from 12 to 20" in second
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_how_to_page_runs(stack, tmp_path, page):
+    run(stack, tmp_path, "\n".join([AT_HAND, *blocks(page)]))
+
+
+def test_the_smallest_example_survives_a_kill(stack, tmp_path):
+    env = environment(HOLDFAST_AGENT=stack.node(0)["agent"], HOLDFAST_LAUNCH="docs")
+    script, log = ROOT / "examples" / "minimal.py", tmp_path / "log"
+    killed = Trainer(NURSERY.start(script, env=env, log=log), log)
+    until(lambda: "step 1500: loss" in killed.output, "step 1500", RUN_S_MAX)
+    killed.process.kill()
+    assert killed.process.wait(RUN_S_MAX) == -signal.SIGKILL, killed.output
+    log = tmp_path / "again"
+    again = Trainer(NURSERY.start(script, env=env, log=log), log)
+
+    assert again.process.wait(RUN_S_MAX) == 0, again.output
+    assert "step 500:" not in again.output
+    assert "step 5000: loss" in again.output
