@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.stack import ROOT, environment
 
 DEMO = ROOT / "examples" / "demo" / "run.py"
-STEPS = 24
+STEPS = 60
 DEMO_S_MAX = 240
 
 
