@@ -433,3 +433,19 @@ def test_a_registration_says_the_newest_generation_that_anything_here_is_of():
     held, _ = handle(held, view(replace(run_view(), generation=6)))
 
     assert (6, 9) == tuple(rules.generation_seen(held, job) for job in ("job", "another"))
+
+
+def test_ended_sessions_are_told_until_a_newer_attempt_is_known():
+    """Defect C4: a node does not speak of dead trainers for ever; a stopped one is not dead."""
+    now = state()
+    for generation in (1, 2, 3):
+        now, _ = handle(now, ev.SessionOpened(session(generation)))
+    for generation in (1, 3):
+        now, _ = handle(now, ev.SessionEnded(session(generation).id))
+    assert [1, 2, 3] == sorted(one.generation for one in now.sessions.values())
+
+    now, _ = handle(now, view(replace(run_view(), generation=3)))
+
+    assert [2, 3] == sorted(one.generation for one in now.sessions.values())
+    told = inventory(now, incarnation=1, sequence=1, leaving=False).ranks
+    assert [2, 3] == sorted(status.generation for status in told)

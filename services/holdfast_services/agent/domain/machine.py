@@ -113,6 +113,7 @@ def _view_arrived(state: State, event: ev.ViewArrived) -> list[ev.Action]:
     back = bool(state.lost) and state.view is not None
     state.view, state.lost = event.view, ""
     _see(state, event.view)
+    _forget_ended(state, event.view)
     decisions = {view.decision.number for view in event.view.runs if view.decision}
     wanted = {want.shard.id for want in event.view.wants}
     state.bad_sources = tuple(
@@ -123,6 +124,19 @@ def _view_arrived(state: State, event: ev.ViewArrived) -> list[ev.Action]:
         replaced = f"; meanwhile {count} saves were replaced by later ones" if count else ""
         return tell("metadata_back", "info", f"metadata service answers again{replaced}", state)
     return []
+
+
+def _forget_ended(state: State, view: NodeView) -> None:
+    """Forget sessions that have ended once the catalogue has a newer attempt: it heard all of it.
+
+    Each is told in every inventory, and has its job looked at with every report.
+    """
+    newest = {run.run: run.generation for run in view.runs}
+    state.sessions = {
+        key: session
+        for key, session in state.sessions.items()
+        if session.live or session.generation >= newest.get(session.run, 0)
+    }
 
 
 def _see(state: State, view: NodeView) -> None:

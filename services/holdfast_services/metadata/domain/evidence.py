@@ -87,8 +87,14 @@ def _with_stored(
 
 
 def whole(copies: CheckpointCopies) -> bool:
-    """Tell whether every rank's shard of the checkpoint is there, all of one world size."""
+    """Tell whether every rank's shard of the checkpoint is there, all of one world size.
+
+    No header says how many volumes a rank has, so the last might be missing: only a manifest,
+    which lists them, makes a checkpoint with more than volume 0 whole (P1).
+    """
     if not all(item.nodes or item.object for item in copies.values()):
+        return False
+    if any(key.volume > 0 and not item.object for key, item in copies.items()):
         return False
     sizes = {item.shard.world_size for item in copies.values()}
     return len(sizes) == 1 and len(ranks_of(copies)) == sizes.pop()
