@@ -1,0 +1,125 @@
+"""What a script may call in an order of its own, against a real agent: one process, no training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.e2e.stack import running_stack
+
+import holdfast
+from holdfast.errors import CheckpointError, PreconditionError
+
+
+@pytest.fixture(scope="module")
+def stack():
+    with running_stack(nodes=1) as running:
+        yield running
+
+
+@pytest.fixture
+def make(stack, monkeypatch, request):
+    """Checkpointers of jobs of their own."""
+    monkeypatch.setenv("HOLDFAST_AGENT", stack.node(0)["agent"])
+    made = []
+
+    def start(*, state=None, restored=True, **options):
+        state = state or {"weight": torch.ones(4)}
+        name = request.node.name.replace("[", "-").replace("]", "")
+        made.append(holdfast.Checkpointer(name[:60], state, replicas=0, **options))
+        if restored:
+            assert made[-1].restore() is None
+        return made[-1]
+
+    yield start
+    for one in made:
+        one._end(1.0)
+
+
+def test_a_step_before_restore_is_refused(make):
+    ck = make(restored=False)
+    with pytest.raises(PreconditionError, match="call restore"):
+        ck.step(1)
+
+
+def test_a_second_restore_is_refused(make):
+    ck = make()
+    with pytest.raises(PreconditionError, match="called already"):
+        ck.restore()
+
+
+def test_a_repeated_step_and_a_repeated_save_do_nothing(make):
+    ck = make()
+    first = ck.step(1)
+    first.wait("local", timeout_s=30)
+    assert ck.step(1) is None
+    assert ck.save(1) is first
+
+
+def test_nothing_is_saved_between_pause_and_resume(make):
+    ck = make()
+    ck.pause()
+    assert ck.step(1) is None
+    ck.resume()
+    ck.step(2).wait("local", timeout_s=30)
+
+
+class Broken:
+    """A value that cannot be saved any more."""
+
+    broken = False
+
+    def state_dict(self):
+        if self.broken:
+            raise ValueError("boom")
+        return {"n": 1}
+
+    def load_state_dict(self, state):
+        """Take nothing."""
+
+
+@pytest.mark.parametrize("policy", ["degrade", "warn"])
+def test_a_failed_save_costs_that_save(make, policy):
+    """P4, S4, B4"""
+    value = Broken()
+    ck = make(state={"value": value}, on_failure=policy)
+    value.broken = True
+    assert "'value'" in str(ck.step(1).error)
+    value.broken = False
+    ck.step(2).wait("local", timeout_s=30)
+
+
+def test_a_failed_save_raises_at_the_next_call_if_asked(make):
+    value = Broken()
+    ck = make(state={"value": value}, on_failure="raise")
+    value.broken = True
+    assert ck.step(1).abandoned
+    value.broken = False
+    with pytest.raises(CheckpointError, match="boom"):
+        ck.step(2)
+    ck.step(3).wait("local", timeout_s=30)
+
+
+def test_leaving_a_block_waits_for_the_last_save(make):
+    with make() as ck:
+        handle = ck.step(1)
+
+    assert handle.level in ("local", "replicated")
+
+
+def test_leaving_a_block_raises_what_is_not_safe_unless_an_error_flies(make):
+    """X0: the user's own exception comes first."""
+    value = Broken()
+
+    def run(*, fails):
+        value.broken = False
+        with make(state={"value": value}, restored=False, takeover=True) as ck:
+            ck.restore()
+            value.broken = True
+            ck.step(1)
+            if fails:
+                raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run(fails=True)
+    with pytest.raises(CheckpointError, match="training ends and step 1 "):
+        run(fails=False)
