@@ -17,6 +17,7 @@ from holdfast.core.facts import (
     PersistRule,
     RankStatus,
     Shard,
+    Start,
 )
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.errors import AlreadyExistsError
@@ -66,7 +67,13 @@ reports = st.tuples(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=1),  # abandoned
     st.lists(st.tuples(shard_ids, st.sampled_from((*NODES, OBJECT_STORE))), max_size=2),  # accused
 )
-launches = st.tuples(st.just("launch"), st.permutations(NODES))
+starts = st.one_of(
+    st.none(),
+    st.none(),
+    st.sampled_from([Start(name="fresh", fresh=True), Start(name="fresh again", fresh=True)]),
+    st.integers(1, 4).map(lambda step: Start(name=f"step {step}", step=step)),
+)
+launches = st.tuples(st.just("launch"), st.permutations(NODES), starts)
 waits = st.tuples(st.just("wait"), st.sampled_from([0.5, 3.0, 6.0, 11.0]))
 # What workers say: a shard or the whole of what is on its way lies there, or is wrong or expired.
 works = st.tuples(st.just("work"), st.sampled_from(["shard", "durable", "durable"]))
@@ -189,7 +196,7 @@ class Catalogue:
     def wait(self, seconds):
         self.now_s += seconds
 
-    def launch(self, order):
+    def launch(self, order, start):
         self.launches += 1
         nonce = str(self.launches).encode()
         for rank in range(WORLD):
@@ -204,6 +211,7 @@ class Catalogue:
                 node=order[rank],
                 replicas=1,
                 persist=PersistRule(steps=1),
+                start=start,
             )
             known = self.run.generation if rank else None
             try:
@@ -245,6 +253,7 @@ class Catalogue:
         run, decision = self.run, self.run.decision
         evidence = gather(RUN, tuple(self.nodes.values()), self.now_s, run.stored)
         self.check_drains(evidence)
+        self.check_start(before)
         if decision and run.current and decision.state is DecisionState.PROPOSED:
             key = decision.checkpoint
             assert not run.superseded(key)
@@ -264,7 +273,9 @@ class Catalogue:
             assert not same_attempt or decision == before.decision
             chosen = before.decision.checkpoint
             assert chosen is None or any(row.id == chosen for row in run.checkpoints)
-        if decision and decision.fresh and not (before.decision and before.decision.fresh):
+        over = run.attempt and run.attempt.start_due and run.attempt.start.fresh
+        begun = decision and decision.fresh and not (before.decision and before.decision.fresh)
+        if begun and not over:
             assert not any(
                 row.stored and row.id.generation < run.generation and before.usable(row.id)
                 for row in run.checkpoints
@@ -285,6 +296,23 @@ class Catalogue:
                 assert ranks == set(range(WORLD)), "a row of a checkpoint that is not whole"
                 newest = row.id.generation == run.generation
                 assert newest or row.id == decision.checkpoint, "an old generation committed"
+
+    def check_start(self, before):
+        """ADR 0023: a start is made as asked, once per name; only a due one changes a choice."""
+        run, attempt, decision = self.run, self.run.attempt, self.run.decision
+        assert len(set(run.started)) == len(run.started)
+        assert run.started[: len(before.started)] == before.started
+        made = run.started[len(before.started) :]
+        if not attempt:
+            return
+        if made:
+            assert made == (attempt.start.name,)
+            assert decision.state is DecisionState.CONFIRMED
+        assert not decision.refused or attempt.start_due
+        if attempt.start_due and decision.checkpoint:
+            assert decision.checkpoint.step == attempt.start.step
+        if attempt.start_due and decision.fresh:
+            assert attempt.start.fresh
 
     def check_drains(self, evidence):
         """P1, P2: what is on its way is whole, valid, held by somebody, and one at a time."""
