@@ -59,7 +59,6 @@ bluestore_fsck_on_mount=false
 osd_memory_target=1073741824
 ms_bind_ipv6=false
 [client.rgw]
-rgw_frontends=beast endpoint=127.0.0.1:{port}
 rgw_data={folder}
 rgw_run_sync_thread=false
 rgw_dns_name=localhost
@@ -76,9 +75,8 @@ def running_ceph(*, disk_bytes: int = DISK_BYTES) -> Iterator[S3Server]:
     _bring_programs()
     folder = Path(tempfile.mkdtemp(prefix="hfceph"))
     children = Children(folder)
-    port = free_port()
     try:
-        _Ceph(folder, children, port).start(disk_bytes)
+        port = _Ceph(folder, children).start(disk_bytes)
         yield S3Server(
             f"http://127.0.0.1:{port}",
             {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET},
@@ -98,22 +96,24 @@ def _bring_programs() -> None:
 class _Ceph:
     """The steps from an empty folder to a gateway that answers."""
 
-    def __init__(self, folder: Path, children: Children, port: int) -> None:
-        self._folder, self._children, self._port = folder, children, port
+    def __init__(self, folder: Path, children: Children) -> None:
+        self._folder, self._children, self._port = folder, children, 0
         self._config = folder / "ceph.conf"
         self._environment = {**os.environ, "CEPH_CONF": str(self._config)}
 
-    def start(self, disk_bytes: int) -> None:
+    def start(self, disk_bytes: int) -> int:
+        """Return the port of the gateway, once it answers."""
         for name in ("mon", "osd"):
             (self._folder / name).mkdir()
         fsid, mon_port = str(uuid.uuid4()), free_port()
         self._config.write_text(
-            CONFIG.format(folder=self._folder, fsid=fsid, mon_port=mon_port, port=self._port,
+            CONFIG.format(folder=self._folder, fsid=fsid, mon_port=mon_port,
                           disk_bytes=disk_bytes)
         )  # fmt: skip
         self._start_monitor(fsid, mon_port)
         self._start_disk()
         self._start_gateway()
+        return self._port
 
     def _start_monitor(self, fsid: str, mon_port: int) -> None:
         keyring, monmap = self._folder / "keyring", self._folder / "monmap"
@@ -135,9 +135,12 @@ class _Ceph:
         self._children.start("osd", "ceph-osd", "-f", "-i", "0", "-c", self._config)
 
     def _start_gateway(self) -> None:
+        # Drawn just before it is bound: earlier, some connection may have got it meanwhile.
+        self._port = free_port()
         self._children.start(
-            "rgw", "radosgw", "-f", "-n", "client.rgw", "-c", self._config, "--no-mon-config"
-        )
+            "rgw", "radosgw", "-f", "-n", "client.rgw", "-c", self._config, "--no-mon-config",
+            f"--rgw-frontends=beast endpoint=127.0.0.1:{self._port}",
+        )  # fmt: skip
         self._children.wait("radosgw", self._answers, start_s_max=START_S_MAX)
         self._run("radosgw-admin", "user", "create", "--uid=t", "--display-name=t",
                   f"--access-key={ACCESS}", f"--secret={SECRET}")  # fmt: skip
