@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -67,6 +68,9 @@ class Training:
         self.loader = holdfast.ResumableLoader(loader)
         self.state: dict[str, object] = {"model": self.model, "loader": self.loader}
         self.gate: Callable[[], None] = lambda: None
+        self.begin: Callable[[], None] = lambda: None  # what a step does first
+        self.end: Callable[[], None] = lambda: None  # and last, after the save has begun
+        self.updated: Callable[[], None] = lambda: None  # told after each update
         self._update = getattr(self, f"_make_{scenario}")(net)
 
     def update(self) -> None:
@@ -95,6 +99,8 @@ class Training:
         return update
 
     def _make_fused(self, net: nn.Module) -> Callable[[], None]:
+        weight = net.layers[4].weight
+        weight.data = weight.data.t().contiguous().t()  # its moments must lie as it does
         return self._stepping(torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True))
 
     def _make_in_backward(self, net: nn.Module) -> Callable[[], None]:
@@ -117,6 +123,17 @@ class Training:
         step = self._stepping(torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9))
         self.state["ema"] = averaged
 
+        def evaluate() -> None:
+            """Swap the average in and out, as scripts do to evaluate."""
+            before = [parameter.data for parameter in net.parameters()]
+            for parameter, mean in zip(net.parameters(), averaged.parameters(), strict=True):
+                parameter.data = mean.data.clone()
+            self.updated()
+            for parameter, data in zip(net.parameters(), before, strict=True):
+                parameter.data = data
+
+        self.end = evaluate
+
         def update() -> None:
             step()
             averaged.update_parameters(net)
@@ -124,15 +141,59 @@ class Training:
         return update
 
     def _make_by_hand(self, net: nn.Module) -> Callable[[], None]:
-        def update() -> None:
-            self.gate()
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    assert parameter.grad is not None
-                    parameter.add_(parameter.grad, alpha=-1e-2 * random.random())
-                    parameter.grad = None
+        """An optimizer, and at the beginning of each step a write that only the gate knows of."""
 
-        return update
+        def decay() -> None:
+            self.gate()
+            for parameter in net.parameters():
+                parameter.data.mul_(1 - 1e-2 * random.random())
+            self.updated()
+
+        self.begin = decay
+        return self._stepping(torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9))
+
+    def _make_frozen(self, net: nn.Module) -> Callable[[], None]:
+        """A momentum encoder: its optimizer has all parameters, and forward moves the frozen."""
+        key = copy.deepcopy(net).requires_grad_(requires_grad=False)
+        self.state["key"] = key
+
+        def follow() -> None:
+            for slow, fast in zip(key.parameters(), net.parameters(), strict=True):
+                slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+
+        self.begin = follow
+        both = [*net.parameters(), *key.parameters()]
+        return self._stepping(torch.optim.SGD(both, lr=1e-2, momentum=0.9))
+
+
+def hold_copies(training: Training) -> Callable[[], int]:
+    """Keep every copy in flight until the next update waits for it, or is over without a wait.
+
+    So a copy that nothing protects is always torn. Returns what tells how many were held.
+    """
+    go = threading.Event()
+    held: list[int] = []
+    begin, copy_deferred = engine.CopyEngine.begin, engine.CopyEngine._copy_deferred
+    wait = engine.CopyEngine.wait
+
+    def beginning(self: engine.CopyEngine, *arguments: object, **options: object) -> object:
+        go.clear()
+        return begin(self, *arguments, **options)
+
+    def copying(self: engine.CopyEngine, snapshot: engine.Snapshot) -> None:
+        assert go.wait(30)
+        held.append(snapshot.step)
+        copy_deferred(self, snapshot)
+
+    def waiting(self: engine.CopyEngine, timeout_s: float) -> bool:
+        if self.busy:
+            go.set()
+        return wait(self, timeout_s)
+
+    engine.CopyEngine.begin, engine.CopyEngine._copy_deferred = beginning, copying
+    engine.CopyEngine.wait = waiting
+    training.updated = go.set
+    return lambda: len(held)
 
 
 def endless(loader: holdfast.ResumableLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -152,6 +213,15 @@ def fingerprint(training: Training) -> str:
             _absorb(digest, copy.deepcopy(holder.state_dict()))
     digest.update(torch.get_rng_state().numpy().tobytes())
     digest.update(repr(random.getstate()).encode())
+    return digest.hexdigest()
+
+
+def shared(training: Training) -> str:
+    """Return a digest of what all ranks have in common."""
+    digest = hashlib.sha256()
+    _absorb(digest, dict(training.model.state_dict()))
+    _absorb(digest, cast("torch.optim.Optimizer", training.state["optimizer"]).state_dict()
+            if "optimizer" in training.state else None)  # fmt: skip
     return digest.hexdigest()
 
 
@@ -205,6 +275,7 @@ def train(options: argparse.Namespace) -> None:
     if options.hang_copies:
         hang_copies()
     training = Training(options.scenario, options.ddp)
+    held_count = hold_copies(training) if options.hold_copies else lambda: 0
     checkpointer = holdfast.Checkpointer(
         options.job, training.state, save=policy(options.save), replicas=options.replicas,
         takeover=options.takeover,
@@ -216,9 +287,12 @@ def train(options: argparse.Namespace) -> None:
     begin = restored.step if restored else 0
     sources = dict(restored.sources) if restored else {}
     print(f"restored {begin} {sources}", flush=True)
+    print(f"loaded {shared(training)} {torch.get_rng_state().sum()}", flush=True)
+    handle = None
     batches = endless(training.loader)
     for step in range(begin + 1, options.steps + 1):
         inputs, targets = next(batches)
+        training.begin()
         loss = nn.functional.mse_loss(training.model(inputs), targets)
         if step == options.kill_at and rank in options.kill_ranks:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -226,15 +300,20 @@ def train(options: argparse.Namespace) -> None:
         if step == options.fail_at:
             raise RuntimeError("a bug in the training script")
         training.update()
+        training.updated()
         if step == options.request_at and rank == 0:
             checkpointer.request_save()
         time.sleep(options.pause_s * (1 + rank * options.skew))
-        handle = checkpointer.step(step, notes={"loss": loss.item()})
-        if handle is not None and options.wait:
-            handle.wait(options.wait, timeout_s=30)
+        earlier, handle = handle, checkpointer.step(step, notes={"loss": loss.item()})
+        training.end()
+        waited = earlier if options.hold_copies else handle
+        if waited is not None and options.wait:
+            waited.wait(options.wait, timeout_s=30)
         if handle is not None and step in options.wait_durable:
             handle.wait("durable", timeout_s=60)
         print(f"step {step} {handle.level if handle else '-'}", flush=True)
+    print(f"held {held_count()}", flush=True)
+    print(f"left {shared(training)} {torch.get_rng_state().sum()}", flush=True)
     print(f"final {fingerprint(training)}", flush=True)
     if options.save.isdigit():
         checkpointer.close(options.close_s)
@@ -260,6 +339,7 @@ def main() -> None:
     parser.add_argument("--fail-at", type=int, default=0)
     parser.add_argument("--request-at", type=int, default=0)
     parser.add_argument("--kill-ranks", type=int, nargs="*", default=[0])
+    parser.add_argument("--hold-copies", action="store_true")
     parser.add_argument("--hang-copies", action="store_true")
     parser.add_argument("--takeover", action="store_true")
     try:
