@@ -27,9 +27,11 @@ LIMITS = Limits(node_lease_s=5.0, decide_wait_s=10.0)
 class Node:
     """One agent with its rank; ``others`` are reached directly, metadata only by the cluster."""
 
-    def __init__(self, name: str, rank: int, world: int, replicas: int, slots: int) -> None:
+    def __init__(
+        self, name: str, rank: int, world: int, replicas: int, slots: int, spare: int
+    ) -> None:
         me = Peer(node=name, rpc_address=f"{name}:1", data_address=f"{name}:2")
-        self.state = State(me=me, budget_bytes=(slots + 2 * replicas + 1) * LENGTH)
+        self.state = State(me=me, budget_bytes=(slots + 2 * replicas + spare) * LENGTH)
         self.name, self.rank, self.world, self.replicas, self.slots = (
             name, rank, world, replicas, slots,
         )  # fmt: skip
@@ -145,15 +147,19 @@ class Node:
 
 
 class Cluster:
-    """The catalogue and its nodes; a job with one rank per node trains from the start."""
+    """The catalogue and its nodes; a job with one rank per node trains from the start.
 
-    def __init__(self, *names: str, replicas: int = 0, slots: int = 2) -> None:
+    ``spare`` slots fit on each node beside those that the job needs (P8).
+    """
+
+    def __init__(self, *names: str, replicas: int = 0, slots: int = 2, spare: int = 1) -> None:
         self.now_s = 1000.0
         self.run = Run(id=RUN, job=JOB)
         self.rows: dict[str, Row] = {}
         self.replicas = replicas
         self.nodes = {
-            name: Node(name, rank, len(names), replicas, slots) for rank, name in enumerate(names)
+            name: Node(name, rank, len(names), replicas, slots, spare)
+            for rank, name in enumerate(names)
         }
         for node in self.nodes.values():
             node.others = {other.name: other for other in self.nodes.values() if other is not node}

@@ -82,6 +82,37 @@ def test_a_step_that_one_agent_knows_as_committed_lets_no_older_one_go():
     assert all(node.steps() == {10} for node in cluster.nodes.values())
 
 
+@pytest.mark.parametrize(("nodes", "replicas"), [("ab", 0), ("ab", 1), ("abc", 1), ("abc", 2)])
+def test_a_step_replaced_as_it_was_committed_stops_no_later_save(nodes, replicas):
+    """P4, P5: only the answer to a was lost, so the others have no outage to save through.
+
+    They hold 9, of which a has given its part up, beside 8: with just the memory that the job
+    needs they had no slot for any later step.
+    """
+    cluster = Cluster(*nodes, replicas=replicas, spare=0)
+    cluster.commit(8)
+    assert all(node.save(9) for node in cluster.nodes.values())
+    cluster.report("a", answered=False)
+    cluster.report(*nodes[1:], *nodes[1:])
+    assert 9 in cluster.committed()
+    assert cluster.nodes["a"].save(10)
+    for name in nodes[1:]:
+        assert not cluster.nodes[name].save(10)
+        cluster.nodes[name].abandon(10)
+
+    for step in (11, 12, 13):
+        for _ in range(4):
+            cluster.report()
+        assert {key.step for key in cluster.whole()} >= {cluster.kept}
+        for node in cluster.nodes.values():
+            if not node.save(step):
+                node.abandon(step)
+    for _ in range(4):
+        cluster.report()
+
+    assert cluster.kept == 13
+
+
 def test_while_metadata_answers_an_uncommitted_step_waits_for_the_slowest():
     """G28: replacing it would leave a slow rank for ever behind; a step is passed instead."""
     cluster = Cluster("a", "b")

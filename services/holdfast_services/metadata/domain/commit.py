@@ -125,20 +125,27 @@ def _kept(run: Run, rows: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def abandon(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Outcome:
-    """Return the run with the steps that ranks gave up or lost; a committed or chosen one stays.
+    """Return the run with the steps that ranks gave up or lost; a safe or chosen one stays.
 
     Ranks' lists are bounded and their news can be lost with an agent, so a step of which a copy
     lies somewhere is also judged by what is there (see ``_lost``): else it would keep its slots
     for ever. Those are the last to leave the bounded list.
+
+    What ranks say takes no committed step away. What is there does as long as nothing was freed
+    for it: a holder that had not heard of the commit has replaced it, and who has heard would
+    keep its part of it, and with it the slot for all later steps (ADR 0021).
     """
     known = {(step.step, step.generation) for step in run.abandoned}
-    safe = {row.id for row in run.checkpoints} | set(run.pins)
-    fresh: dict[tuple[int, int], AbandonedStep] = {}
+    committed = {row.id for row in run.checkpoints} | set(run.pins)
+    safe = {row.id for row in run.checkpoints if _safe(row)} | set(run.pins)
     told = [step for node in nodes.values() for step in node.inventory.abandoned]
-    for step in (*told, *_lost(run, nodes, evidence)):
-        key = CheckpointId(run.id, step.step, step.generation)  # type: ignore[arg-type]
-        if step.run == run.id and key not in safe and (step.step, step.generation) not in known:
-            fresh.setdefault((step.step, step.generation), step)
+    fresh: dict[tuple[int, int], AbandonedStep] = {}
+    for steps, spared in ((told, committed), (_lost(run, nodes, evidence), safe)):
+        for step in steps:
+            key = CheckpointId(run.id, step.step, step.generation)  # type: ignore[arg-type]
+            here = (step.step, step.generation)
+            if step.run == run.id and key not in spared and here not in known:
+                fresh.setdefault(here, step)
     if not fresh:
         return Outcome(run=run)
     held = {(key.step, key.generation) for key in evidence.known}
@@ -149,6 +156,11 @@ def abandon(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Outcome:
     )[:ABANDONED_PER_RUN_MAX]
     events = tuple(_abandoned(run, step) for step in fresh.values() if step in merged)
     return Outcome(run=replace(run, abandoned=tuple(merged)), events=events)
+
+
+def _safe(row: Checkpoint) -> bool:
+    """Tell whether older slots were freed for the row, or its bytes are not in memory alone."""
+    return row.copied_at_s is not None or row.durable_at_s is not None or row.draining
 
 
 def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[AbandonedStep]:
