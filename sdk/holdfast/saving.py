@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core.budget import slots_per_rank
@@ -35,7 +36,7 @@ from holdfast.session import Attempt, Membership, Reservation, Session
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
 from holdfast.snapshot.gate import GATE_S_MAX, Gate
-from holdfast.snapshot.plan import SavePlan, make_plan
+from holdfast.snapshot.plan import Moment, SavePlan, make_plan
 from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
 
@@ -50,6 +51,17 @@ AWAY = "the node agent is away"
 BEHIND = "earlier steps are not committed yet"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """A step that found no slot: who saved it, and what would tell that it is gone."""
+
+    step: int
+    updates: int
+    thread: int
+    plan: SavePlan
+    moment: Moment
 
 
 class Saver:
@@ -80,7 +92,7 @@ class Saver:
         self._waited_s = 0.0
         self._steps_seen = 0
         self._patience_s = BUSY_WAIT_S_MAX
-        self._owed: tuple[int, int, int] | None = None  # step, updates, thread
+        self._owed: _Owed | None = None
         self._wishing = False
         self._fenced = False
         self._outage = False
@@ -125,20 +137,21 @@ class Saver:
         handle.lack_copies(self._shortage)
         self._claim(step, self._note(step, notes))
         try:
-            if not self._copy(step):
-                self._owed = (step, self._gate.updates_count, threading.get_ident())
+            plan = self._ready_plan()
+            if not self._copy(plan, step):
+                updates = self._gate.updates_count
+                self._owed = _Owed(step, updates, threading.get_ident(), plan, plan.moment())
                 handle.on_wait = self._pay
         except Exception as cause:  # noqa: BLE001 - the user's code and torch run in it: see S4
             self._fail(step, cause)
         handle.stall_s += time.perf_counter() - started_s
         return handle
 
-    def _copy(self, step: int, *, slot_s_max: float | None = None) -> bool:
+    def _copy(self, plan: SavePlan, step: int, slot_s_max: float | None = None) -> bool:
         """Begin the copy of ``step``; False: no slot within ``slot_s_max``, None: as patience is.
 
         If it fails, the slot is free for the next one.
         """
-        plan = self._ready_plan()
         buffer = self._take_slot(plan, step, slot_s_max)
         if buffer is None:
             return False
@@ -174,21 +187,27 @@ class Saver:
     def _settle_owed(self) -> None:
         """Training has gone on: a step that found no slot cannot be saved any more."""
         if self._owed is not None:
-            (step, *_), self._owed = self._owed, None
+            step, self._owed = self._owed.step, None
             reason = f"no free slot: {AWAY if self._session.lost_agent else BEHIND}"
             self.abandon(step, reason, ExhaustedError(reason, step=step))
 
     def _pay(self, deadline: float) -> None:
-        """Save the owed step now that its caller waits, unless something was updated since."""
-        now = (self._gate.updates_count, threading.get_ident())
-        if self._owed is None or self._owed[1:] != now:
+        """Save the owed step, as it was, now that its caller waits, unless that is gone."""
+        owed = self._owed
+        if owed is None or owed.thread != threading.get_ident() or self._fenced:
             return
-        owed, self._owed = self._owed, None
+        if owed.updates != self._gate.updates_count or self._plan is not owed.plan:
+            return
         try:
-            if not self._copy(owed[0], slot_s_max=max(0.0, deadline - time.monotonic())):
-                self._owed = owed
+            if (
+                self._engine.wait(0.0 if self._hangs() else max(0.0, deadline - time.monotonic()))
+                and owed.plan.go_back(owed.moment)
+                and self._copy(owed.plan, owed.step, max(0.0, deadline - time.monotonic()))
+            ):
+                self._owed = None
         except Exception as cause:  # noqa: BLE001 - as in save
-            self._fail(owed[0], cause)
+            self._owed = None
+            self._fail(owed.step, cause)
 
     def _fail(self, step: int, cause: Exception) -> None:
         self.abandon(step, _text(cause), cause if isinstance(cause, CheckpointError) else None)

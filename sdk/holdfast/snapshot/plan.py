@@ -49,6 +49,14 @@ class Piece:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The live part of one save, and how often each eager tensor had been written by then."""
+
+    live: Live
+    versions: list[int]
+
+
 class SavePlan:
     """Where everything goes in this rank's segment.
 
@@ -114,6 +122,23 @@ class SavePlan:
                 raise PreconditionError("the state has changed since the save plan was made")
         text = _blob(self._static, live.text)
         return text.ljust(self.blob_capacity_bytes), live.tensors
+
+    def moment(self) -> Moment:
+        """Return what of the state is not a parameter or optimizer's, to come back to it."""
+        live = self._staged or self.capture.live(self._survey)
+        return Moment(live, self._eager_versions(live))
+
+    def go_back(self, moment: Moment) -> bool:
+        """Have the next save write ``moment``; False: not all its tensors are as they were."""
+        same = not self._broken and self._identity.holds()
+        if not same or self._eager_versions(moment.live) != moment.versions:
+            return False
+        self._staged = moment.live
+        return True
+
+    def _eager_versions(self, live: Live) -> list[int]:
+        tensors = [*(piece.tensor for piece in self.eager), *live.tensors.values()]
+        return [0 if tensor.is_inference() else _VERSION(tensor) for tensor in tensors]
 
     def sources(self) -> list[torch.Tensor]:
         """Return what the deferred tensors are now, whatever ``.data =`` makes of them later."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+import torch
 
 from holdfast.core.facts import PersistRule
 from holdfast.core.session import SessionView, SlotLease, StepLevels
@@ -194,11 +195,12 @@ class Fails:
 
     def __init__(self):
         self.error = None
+        self.n = 1
 
     def state_dict(self):
         if self.error is not None:
             raise self.error
-        return {"n": 1}
+        return {"n": self.n}
 
     def load_state_dict(self, state):
         """Take nothing."""
@@ -209,7 +211,8 @@ def leased(tmp_path):
     """A saver with one real slot in its hands; nobody answers on the agent's socket."""
     value = Fails()
     session = Session(tmp_path / "nobody.sock")
-    capture = Capture({"scheduler": value, "tokens": 1}, rank=0, world_size=1)
+    seen = torch.zeros(3)
+    capture = Capture({"scheduler": value, "seen": seen}, rank=0, world_size=1)
     membership = Membership(run="r", generation=1, node="n", arena=tmp_path)
     saver = Saver(capture=capture, session=session, attempt=attempt(), membership=membership)
     saver.save(1)  # makes the plan; there is no agent to reserve its slots
@@ -226,7 +229,7 @@ def leased(tmp_path):
             plan_hash=plan.plan_hash,
         )
 
-    saver.value, saver.lease, saver.session = value, lease, session
+    saver.value, saver.lease, saver.session, saver.seen = value, lease, session, seen
     yield saver
     saver.close(0.0)
     session.close(timeout_s=1.0)
@@ -332,6 +335,29 @@ def test_closing_saves_no_step_that_an_update_has_passed(leased):
 
     assert error is not None
     assert "step 2" in error.message
+    assert not list(leased._membership.arena.glob("*.closed"))
+
+
+def test_a_step_that_is_saved_late_is_the_state_of_its_call(leased):
+    """P6: a loop that was left, or an evaluation that drew, shows in no step before it."""
+    leased.save(2)
+    leased.value.n = 7
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.close(1.0)
+
+    (segment,) = leased._membership.arena.glob("s1.1.closed")
+    assert b'{"n":1}' in segment.read_bytes()
+
+
+def test_closing_saves_no_step_of_which_a_tensor_was_written_since(leased):
+    """4.1: what is copied before a save returns is not kept for a step without a slot."""
+    leased.save(2)
+    leased.seen.add_(1)
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+
+    error = leased.close(0.2)
+
+    assert error is not None
     assert not list(leased._membership.arena.glob("*.closed"))
 
 
