@@ -108,6 +108,38 @@ def test_links_in_docs_lead_somewhere(page):
             assert anchor in anchors(file), f"{page.name}: {target} names no heading"
 
 
+def test_every_page_is_listed():
+    """A page that the index lacks is not found."""
+    docs = ROOT / "docs"
+    for folder, index in ((docs, docs / "index.md"), (docs / "adr", docs / "adr/index.md")):
+        links = re.findall(r"\]\(([^)#\s]+)", index.read_text())
+        below = folder.rglob("*.md") if folder == docs else folder.glob("*.md")
+        pages = {str(page.relative_to(folder)) for page in below} - {"index.md"}
+        if folder == docs:
+            pages = {page for page in pages if not page.startswith("adr/")}
+
+        assert not pages - set(links), f"{index.relative_to(ROOT)} lacks {pages - set(links)}"
+
+
+def test_decisions_have_numbers_of_their_own():
+    numbers = [path.name[:4] for path in (ROOT / "docs/adr").glob("[0-9]*.md")]
+
+    assert len(set(numbers)) == len(numbers), "two decisions share a number: renumber the later one"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_that_pages_name_exist(page):
+    """A promise is proven by what its row names, in the file that it names."""
+    for names, file in re.findall(
+        r"((?:`test_\w+`(?:, | and )?)*)(?: in )?`(tests/[\w/]+\.\w+)`", page.read_text()
+    ):
+        assert (ROOT / file).is_file(), f"{page.name}: {file} does not exist"
+        for name in re.findall(r"\w+", names.replace(" and ", " ")):
+            assert re.search(rf"\bdef {name}\(", (ROOT / file).read_text()), (
+                f"{page.name}: {file} has no {name}"
+            )
+
+
 def anchors(page):
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {
