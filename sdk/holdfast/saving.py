@@ -192,11 +192,12 @@ class Saver:
             self.abandon(step, reason, ExhaustedError(reason, step=step))
 
     def _pay(self, deadline: float) -> None:
-        """Save the owed step, as it was, now that its caller waits, unless that is gone."""
+        """Save the owed step, as it was, now that its caller waits; give it up if that is gone."""
         owed = self._owed
         if owed is None or owed.thread != threading.get_ident() or self._fenced:
             return
         if owed.updates != self._gate.updates_count or self._plan is not owed.plan:
+            self._settle_owed()
             return
         try:
             if (

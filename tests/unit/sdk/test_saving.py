@@ -325,6 +325,15 @@ def test_another_thread_that_waits_copies_nothing(leased):
         handle.wait("staged", timeout_s=20)
 
 
+def test_who_waits_for_a_step_that_an_update_has_passed_hears_it_at_once(leased):
+    """P4: nothing can save it any more, so that no deadline is waited for."""
+    handle = leased.save(2)
+    leased.before_update()
+
+    with pytest.raises(PreconditionError, match="no free slot"):
+        handle.wait("staged", timeout_s=20)
+
+
 def test_closing_saves_no_step_that_an_update_has_passed(leased):
     """The state is another one by now: what would be saved is no step at all."""
     leased.save(2)
