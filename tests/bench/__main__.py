@@ -51,9 +51,9 @@ def main() -> int:
         if not any(name.startswith(arguments.only) for name in names):
             continue
         print(f"{', '.join(names)} …", flush=True)
-        found = _measure(module, arguments)
+        found, whole = _measure(module, arguments)
         records += found
-        if not found:
+        if not whole:
             failed.append(module)
     _print(records[1:])
     _write(arguments.result, records, whole=not arguments.only)
@@ -62,28 +62,34 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _measure(module: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the records of one module, measured in a fresh process; none if it failed."""
+def _measure(module: str, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """Return the records of one module, measured in a fresh process, and whether they are all."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "records.json"
         command = [sys.executable, "-W", "ignore", "-m", "tests.bench", "--inside", module]
         command += ["--result", str(result), "--only", arguments.only]
         command += ["--quick"] if arguments.quick else []
-        subprocess.run(command, timeout=MODULE_S_MAX, check=False)
-        if not result.exists():
-            return []
-        records: list[dict[str, Any]] = json.loads(result.read_text(encoding="utf-8"))
-        return records
+        try:
+            code = subprocess.run(command, timeout=MODULE_S_MAX, check=False).returncode
+        except subprocess.TimeoutExpired:
+            print(f"{module}: not within {MODULE_S_MAX:.0f} s", file=sys.stderr)
+            code = 1
+        records: list[dict[str, Any]] = []
+        if result.exists():
+            records = json.loads(result.read_text(encoding="utf-8"))
+        return records, bool(records) and code == 0
 
 
 def _inside(module: str, arguments: argparse.Namespace) -> int:
+    """Write each record when it is there: those before a failure or the deadline stay."""
     measure = importlib.import_module(f"tests.bench.{module}").measure
-    records = [
-        record.as_json()
-        for record in measure(quick=arguments.quick)
-        if record.name.startswith(arguments.only)
-    ]
-    arguments.result.write_text(json.dumps(records), encoding="utf-8")
+    records: list[dict[str, Any]] = []
+    for record in measure(quick=arguments.quick):
+        if record.name.startswith(arguments.only):
+            records.append(record.as_json())
+            draft = arguments.result.with_suffix(".tmp")
+            draft.write_text(json.dumps(records), encoding="utf-8")
+            draft.replace(arguments.result)
     return 0
 
 

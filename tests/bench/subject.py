@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import holdfast
+from holdfast.handle import Level
 
 MOMENTS = 2
 PATIENCE_S = 60.0
@@ -98,6 +99,8 @@ class StallClock:
 class Saving:
     """A Subject with a Checkpointer: ``train_and_save`` is one iteration of a user's loop."""
 
+    settled: Level = "local"
+
     def __init__(self, subject: Subject, *, job: str, replicas: int = 0) -> None:
         self.subject = subject
         self._clock = StallClock()
@@ -118,13 +121,13 @@ class Saving:
         return save_s + self._clock.gate_s
 
     def settle(self) -> None:
-        """Wait until every save is committed: nothing of ours runs beside the peer.
+        """Wait until every save is as safe as it gets: nothing of ours runs beside the peer.
 
         Raises:
             CheckpointError: one will never be; it must not count as fast.
         """
         for handle in self.handles:
-            handle.wait("local", timeout_s=PATIENCE_S)
+            handle.wait(self.settled, timeout_s=PATIENCE_S)
         self.handles.clear()
 
     def _checkpointer(self, job: str, replicas: int) -> holdfast.Checkpointer:
@@ -138,6 +141,8 @@ class Saving:
 
 class Stepping(Saving):
     """A Subject as a script has it: ``ck.step``, loader, random state, copies, all by default."""
+
+    settled = "replicated"  # only then is there a slot for the next one
 
     def train_and_save(self, products_count: int) -> float:
         """Draw a batch, then as ``Saving`` does."""
