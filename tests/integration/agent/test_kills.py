@@ -36,6 +36,8 @@ def check_sealed(node) -> int:
             data = (node.arena / name).read_bytes()
             beside = (node.arena / slot_name(name).sidecar_name).read_bytes()
         except FileNotFoundError:
+            there = (node.arena / name).exists  # the sidecar of a slot that is freed goes first
+            until(lambda there=there: not there(), f"{name} is freed, or has its sidecar")
             continue
         if not (node.arena / name).exists():
             continue
