@@ -253,6 +253,20 @@ def test_whatever_a_save_raises_costs_that_save_and_names_the_value(leased, erro
     leased.save(3).wait("staged", timeout_s=20)
 
 
+def test_a_copy_that_fails_gives_its_slot_back(leased, monkeypatch):
+    """P4, B4: the only slot is there for the next save, though no copy of this one began."""
+
+    def fails(*_):
+        raise MemoryError("boom")
+
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    with monkeypatch.context() as torch:
+        torch.setattr("holdfast.snapshot.engine._copy", fails)
+        assert leased.save(2).abandoned
+
+    leased.save(3).wait("staged", timeout_s=20)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_a_user_who_ends_the_process_is_not_held_up_by_a_save(leased, error):
     """B4: what ends a process is no failed save."""
