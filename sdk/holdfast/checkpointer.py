@@ -22,7 +22,6 @@ from holdfast import attempt as launch
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name
-from holdfast.embedded import agent_socket
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,
@@ -140,12 +139,7 @@ class Checkpointer:
         self._capture = Capture(
             state, rank=self._place.rank, world_size=self._place.world_size, rng=rng
         )
-        socket = agent_socket(
-            os.environ,
-            world_size=self._place.world_size,
-            local_world_size=self._place.local_world_size,
-        )
-        self._session = Session(socket)
+        self._session = Session(self._agent_socket())
         self._arena = self._admit()
         self._saver: Saver | None = None
         self._preemption: Preemption | None = None
@@ -356,6 +350,18 @@ class Checkpointer:
         error = self._close(timeout_s)
         if error is not None:
             log.error("job %s: %s", self._job, error)
+
+    def _agent_socket(self) -> Path:
+        """Return the socket of this node's agent; one that is named needs no search."""
+        if named := os.environ.get("HOLDFAST_AGENT"):
+            return Path(named)
+        from holdfast.embedded import agent_socket  # noqa: PLC0415 - 5 ms of a restart
+
+        return agent_socket(
+            os.environ,
+            world_size=self._place.world_size,
+            local_world_size=self._place.local_world_size,
+        )
 
     def _admit(self) -> Path:
         """Return the node's arena, after checking that the job fits its budget (P8)."""
