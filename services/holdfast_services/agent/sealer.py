@@ -6,6 +6,7 @@ Runs in threads; blocking. Knows the arena and the segment format, nothing of th
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from holdfast.core.digest import part_digest, part_digests, part_ranges, root_digest
 from holdfast.core.facts import Shard
@@ -34,8 +35,8 @@ def seal(
     Args:
         arena: Where the slot is.
         name: The closed slot.
-        owner: Node whose trainer wrote it. A copy of another node's whose fetch died between its
-            two renames gets this one too: one more copy that counts itself as the original.
+        owner: Node whose trainer wrote it, unless a sidecar of the same shard says otherwise: that
+            of a fetch which died between its two renames.
         expected: (run, generation, rank) of the session that leased it, if known.
 
     Raises:
@@ -52,6 +53,9 @@ def seal(
             raise ManifestError(
                 f"segment {shard.key} lies in a slot leased to run, generation, rank {expected}"
             )
+        left = recall(arena, name, len(file.view))
+        if left and left.shard == content.shard:
+            content = replace(content, owner=left.owner, source=left.source)
         finish(arena, name, content)
     finally:
         file.unlock()

@@ -254,6 +254,23 @@ def test_an_agent_restarted_serves_what_it_held(node, catalogue, saved):
     until(lambda: shard.id in catalogue.held("b"), "served")
 
 
+def test_a_copy_whose_agent_died_before_its_last_rename_stays_its_owners(node, catalogue, saved):
+    """4.3, 4.5; defect C6: it is hashed again, and is no original by that."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    _, _, shard = saved(a)
+    catalogue.set_run(wants={"b": (want(shard, "a", reason=WantReason.REPAIR),)})
+    until(lambda: shard.id in catalogue.held("b"), "a copy")
+    b.kill()
+    catalogue.inventories.pop("b")
+    sealed = b.arena / b.files("seg")[0]
+    sealed.rename(sealed.with_suffix(".closed"))
+    b.start()
+
+    until(lambda: shard.id in catalogue.held("b"), "sealed after all")
+    assert catalogue.held("b")[shard.id].owner == "a"
+
+
 def test_a_sealed_slot_without_a_sidecar_is_hashed_again(node, catalogue, saved):
     a = node("a")
     reported(catalogue, "a")
