@@ -31,9 +31,10 @@ from holdfast.errors import (
 from holdfast.handle import SaveHandle
 from holdfast.policy import EverySteps, Policy, Replicas, Retention, grace_s, persist_rule
 from holdfast.preemption import Preemption
+from holdfast.registration import Attempt
 from holdfast.restore import Part, Restored, restore
 from holdfast.saving import Saver
-from holdfast.session import Attempt, Session
+from holdfast.session import Session
 from holdfast.state.capture import Capture
 
 __all__ = ["Checkpointer", "Restored", "SaveHandle"]

@@ -107,7 +107,7 @@ def restore(
             log.warning("starting over, all checkpoints are lost: %s", decision.reason)
         elif decision.reason:
             log.warning("starting over, as asked: %s", decision.reason)
-        session.post(loaded=True)
+        session.begun(None)
         return None
     return _load(session, capture, arena, decision, chosen, part)
 
@@ -130,7 +130,7 @@ def _load(
         )
         for reason in capture.put_orders(segments) if part.only is None else ():
             _say_order(session, located[0][1].job, reason)
-    session.post(loaded=True)
+    session.begun(decision.checkpoint)
     sources = Counter[str]()
     for segment in chosen.segments:
         sources[segment.source] += segment.shard.length_bytes

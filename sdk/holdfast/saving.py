@@ -32,7 +32,8 @@ from holdfast.errors import (
 )
 from holdfast.handle import Level, SaveHandle, postponed_step
 from holdfast.lapse import Lapse
-from holdfast.session import Attempt, Membership, Reservation, Session
+from holdfast.registration import Attempt, Membership
+from holdfast.session import Reservation, Session
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
 from holdfast.snapshot.gate import GATE_S_MAX, Gate

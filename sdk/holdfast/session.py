@@ -5,7 +5,8 @@ keeps ``view`` current) and *update* (sends what the rank has to say). The train
 calls ``post``, which sets fields and returns; it never waits for an answer.
 
 An agent that restarted knows nothing of the session (NotFoundError): it is opened and its slots
-reserved again, under the same session id and nonce, which every party treats as a repeat.
+reserved again, under the same session id and nonce, which every party treats as a repeat. A
+catalogue that was lost knows nothing of the attempt (``forgotten``): the session is opened again.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.core.budget import MemoryWish
-from holdfast.core.facts import AbandonedStep, Event, PersistRule, Retention, Start, StepNote
-from holdfast.core.ids import run_id
+from holdfast.core.facts import AbandonedStep, Event, StepNote
+from holdfast.core.ids import CheckpointId, run_id
 from holdfast.core.notes import NOTES_COUNT_MAX
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.errors import (
@@ -36,10 +37,10 @@ from holdfast.errors import (
     StaleGenerationError,
     UnavailableError,
 )
+from holdfast.registration import Attempt, Begun, Membership, open_request
 from holdfast.rpc.channel import call, sync_channel, unix_target
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2 as pb
-from holdfast.v1 import metadata_pb2
 from holdfast.v1.agent_pb2_grpc import AgentStub
 
 CALL_S_MAX = 10.0
@@ -56,38 +57,6 @@ HINTS_COUNT_MAX = 64
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """What a rank says of itself when it opens its session.
-
-    ``retention`` None leaves the job the policy that it has.
-    """
-
-    job: str
-    nonce: bytes
-    launcher: str
-    holder: str
-    takeover: bool
-    rank: int
-    world_size: int
-    local_world_size: int
-    replicas: int
-    replica_domain: str
-    persist: PersistRule = field(default_factory=PersistRule)
-    retention: Retention | None = None
-    start: Start | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """What the catalogue answered: the run, and this attempt's generation in it."""
-
-    run: str
-    generation: int
-    node: str
-    arena: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +124,8 @@ class Session:
         self._stub = AgentStub(self._channel)
         self._socket = path
         self._attempt: Attempt | None = None
+        self._membership: Membership | None = None
+        self._begun = Begun()
         self._reservation: Reservation | None = None
         self._lock_descriptor = -1
         self._outbox = _Outbox()
@@ -260,6 +231,12 @@ class Session:
             self._urgent.set()
         self._wake.set()
 
+    def begun(self, restored: CheckpointId | None) -> None:
+        """Say that training begins: with ``restored`` loaded, None: at step 0."""
+        assert self._membership is not None
+        self._begun = Begun(self._membership.generation, restored)
+        self.post(loaded=True)
+
     def wait_view(
         self, accept: Callable[[SessionView], bool], *, timeout_s: float
     ) -> SessionView | None:
@@ -317,14 +294,21 @@ class Session:
         assert self._attempt is not None
         attempt = self._attempt
         self._hold_lock(arena / "sessions" / self.id)
-        request = _open_request(self.id, attempt)
+        request = open_request(self.id, attempt, self._begun)
         response = call(self._stub.OpenSession, request, timeout_s=CALL_S_MAX, job=attempt.job)
-        return Membership(
+        answer = Membership(
             run=run_id(response.run),
             generation=response.generation,
             node=response.node,
             arena=Path(response.arena),
         )
+        known = self._membership
+        if known and (known.run, known.generation) != (answer.run, answer.generation):
+            raise StaleGenerationError(
+                f"the catalogue was lost, and has numbered this attempt anew: {answer.generation}"
+            )
+        self._membership = answer
+        return answer
 
     def _hold_lock(self, path: Path) -> None:
         """Hold the record lock by which the agent knows that this process lives."""
@@ -383,6 +367,23 @@ class Session:
             self.lost_agent = ""
             if view.version != self.view.version:
                 self._take(view, on_view)
+            if view.forgotten:
+                self._register_again(on_view)
+
+    def _register_again(self, on_view: Callable[[SessionView], None]) -> None:
+        """Tell a catalogue that was lost of this attempt; what fails is tried at the next watch."""
+        assert self._membership is not None
+        try:
+            with self._opening:
+                self._open(self._membership.arena)
+        except StaleGenerationError:
+            self._fence(on_view)
+        except CheckpointError as error:
+            log.warning("the catalogue was lost and does not take this attempt yet: %s", error)
+
+    def _fence(self, on_view: Callable[[SessionView], None]) -> None:
+        """Take that this attempt was replaced, as if told by a view."""
+        self._take(replace(self.view, fenced=True, leases=()), on_view)
 
     def _take(self, view: SessionView, on_view: Callable[[SessionView], None]) -> None:
         on_view(view)
@@ -398,8 +399,7 @@ class Session:
             try:
                 self._reopen()
             except StaleGenerationError:
-                # Replaced while the agent was away: the same end as being told by a view.
-                self._take(replace(self.view, fenced=True, leases=()), on_view)
+                self._fence(on_view)
                 return
             except CheckpointError as again:
                 error = again
@@ -459,27 +459,3 @@ def _forget(waiting: deque[Any], sent: Sequence[object]) -> None:
     told = {id(item) for item in sent}
     while waiting and id(waiting[0]) in told:
         waiting.popleft()
-
-
-def _open_request(session: str, attempt: Attempt) -> pb.OpenSessionRequest:
-    """Return the request that opens ``session`` for ``attempt``."""
-    return pb.OpenSessionRequest(
-        session=session,
-        job=attempt.job,
-        nonce=attempt.nonce,
-        launcher=attempt.launcher,
-        holder=attempt.holder,
-        takeover=attempt.takeover,
-        rank=attempt.rank,
-        world_size=attempt.world_size,
-        local_world_size=attempt.local_world_size,
-        replicas=attempt.replicas,
-        replica_domain=attempt.replica_domain,
-        persist=to_message(attempt.persist, metadata_pb2.PersistRule)
-        if attempt.persist.on
-        else None,
-        retention=to_message(attempt.retention, metadata_pb2.Retention)
-        if attempt.retention
-        else None,
-        start=to_message(attempt.start, metadata_pb2.Start) if attempt.start else None,
-    )

@@ -6,14 +6,15 @@ Real processes throughout; each order of events is forced, none is waited for by
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.e2e.stack import Stack, running_stack, until
+from tests.e2e.stack import Ranks, Stack, running_stack, until
 from tests.e2e.test_bit_identity import final, finals, restored
-from tests.e2e.test_faults import any_session, began
+from tests.e2e.test_faults import any_session, began, is_known, levels
 
 TWO_NODES = {"world_size": 2, "nodes": (0, 1)}
 # No rank waits for another before it registers, so one can be first.
@@ -92,3 +93,39 @@ def test_an_attempt_that_got_the_number_of_a_forgotten_one_is_fenced_not_started
     assert not any("restored" in text for text in ranks.outputs), ranks.outputs
     outputs = stack.ranks(*common, **TWO_NODES).succeed()
     assert [restored(text) for text in outputs] == [8, 8]
+
+
+@pytest.mark.parametrize("agents", ["stay", "restart"])
+def test_a_job_is_protected_again_after_the_catalogue_was_lost_while_it_trained(stack, agents):
+    """P5, P6: nobody restarts anything; the steps of the attempt are committed as they were."""
+    common = ("--job", "j", "--pause-s", "0.2")
+    ranks = stack.ranks(*common, "--steps", "400", **TWO_NODES)
+    ranks.until_step(6)
+    with without_supervisor(stack):
+        lose_catalogue(stack)
+        for index in (0, 1) if agents == "restart" else ():
+            os.kill(stack.agent_pid(index), signal.SIGKILL)
+        assert not is_known(stack, 6)
+
+    before = last_step(ranks)
+    until(lambda: copied(stack) > before, f"a step after {before} in the new catalogue")
+    kept = copied(stack)
+    assert {row["generation"] for row in levels(stack, "j").values()} == {1}
+    ranks.kill()
+    ranks.wait()
+    outputs = stack.ranks(*common, "--steps", "1", **TWO_NODES).succeed()
+
+    assert min(map(restored, outputs)) >= kept
+
+
+def last_step(ranks: Ranks) -> int:
+    return max(int(step) for step in re.findall(r"^step (\d+) ", ranks.outputs[0], re.MULTILINE))
+
+
+def copied(stack: Stack) -> int:
+    """Return the newest replicated step that the catalogue knows; 0: none, or it is away."""
+    try:
+        rows = levels(stack, "j")
+    except OSError:
+        return 0
+    return max((step for step, row in rows.items() if row["replicated_at"]), default=0)

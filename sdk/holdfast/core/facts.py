@@ -276,7 +276,7 @@ class RunView:
     checkpoint of which all copies that could be made lie with holders that have said that they know
     of the commit: slots of older ones may be freed. ``replicas`` is how many copies the live nodes
     allow; ``shortage`` why that is fewer than asked for, if no node that was lost may still come
-    back.
+    back. ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none.
     """
 
     run: str
@@ -294,6 +294,7 @@ class RunView:
     announced_step: int = 0
     decision: Decision | None = None
     shortage: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,10 @@ class RestoreView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:
-    """Everything a rank acts on; ``shortage``: why no step gets all its copies, if so."""
+    """Everything a rank acts on; ``shortage``: why no step gets all its copies, if so.
+
+    ``forgotten``: the catalogue has lost the attempt, so the rank opens its session again.
+    """
 
     version: str
     fenced: bool = False
@@ -66,6 +69,7 @@ class SessionView:
     restore: RestoreView | None = None
     degraded: str = ""
     shortage: str = ""
+    forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,8 @@ class OpenSessionRequest(_message.Message):
     PERSIST_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """32 hex digits; the trainer holds a record lock on <arena>/sessions/<session>"""
     job: _builtins.str
@@ -150,12 +152,18 @@ class OpenSessionRequest(_message.Message):
     local_world_size: _builtins.int
     replicas: _builtins.int
     replica_domain: _builtins.str
+    generation: _builtins.int
+    """of the attempt, once this rank trains; 0: it does not yet"""
     @_builtins.property
     def persist(self) -> _metadata_pb2.PersistRule: ...
     @_builtins.property
     def retention(self) -> _metadata_pb2.Retention: ...
     @_builtins.property
     def start(self) -> _metadata_pb2.Start: ...
+    @_builtins.property
+    def restored(self) -> _common_pb2.CheckpointId:
+        """unset, when it trains: it began at step 0"""
+
     def __init__(
         self,
         *,
@@ -173,10 +181,12 @@ class OpenSessionRequest(_message.Message):
         persist: _metadata_pb2.PersistRule | None = ...,
         retention: _metadata_pb2.Retention | None = ...,
         start: _metadata_pb2.Start | None = ...,
+        generation: _builtins.int = ...,
+        restored: _common_pb2.CheckpointId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "session", b"session", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "session", b"session", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -432,6 +442,7 @@ class SessionView(_message.Message):
     RESTORE_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
     SHORTAGE_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     fenced: _builtins.bool
     """a newer attempt runs: stop"""
@@ -440,6 +451,8 @@ class SessionView(_message.Message):
     """why protection stands still; empty: it does not"""
     shortage: _builtins.str
     """why no step gets all its copies; empty: it may"""
+    forgotten: _builtins.bool
+    """the catalogue has lost the attempt: open the session again"""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotLease]:
         """open slots of this session, unused"""
@@ -461,10 +474,11 @@ class SessionView(_message.Message):
         restore: Global___RestoreView | None = ...,
         degraded: _builtins.str = ...,
         shortage: _builtins.str = ...,
+        forgotten: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced_step", b"announced_step", "degraded", b"degraded", "fenced", b"fenced", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced_step", b"announced_step", "degraded", b"degraded", "fenced", b"fenced", "forgotten", b"forgotten", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,8 @@ class RegisterRankRequest(_message.Message):
     RETENTION_FIELD_NUMBER: _builtins.int
     GENERATION_MIN_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     nonce: _builtins.bytes
     """16 bytes; names the attempt"""
@@ -54,6 +56,10 @@ class RegisterRankRequest(_message.Message):
     replica_domain: _builtins.str
     generation_min: _builtins.int
     """newest of the job that this node knows of; 0: none"""
+    generation: _builtins.int
+    """Set by a rank that trains already: a catalogue that has lost the attempt goes on with it under
+    this number, as one that has restored `restored`, or has begun at step 0.
+    """
     @_builtins.property
     def persist(self) -> Global___PersistRule:
         """unset: nothing goes to the object store by itself"""
@@ -66,6 +72,8 @@ class RegisterRankRequest(_message.Message):
     def start(self) -> Global___Start:
         """unset: at the newest checkpoint; the same for all ranks"""
 
+    @_builtins.property
+    def restored(self) -> _common_pb2.CheckpointId: ...
     def __init__(
         self,
         *,
@@ -83,10 +91,12 @@ class RegisterRankRequest(_message.Message):
         retention: Global___Retention | None = ...,
         generation_min: _builtins.int = ...,
         start: Global___Start | None = ...,
+        generation: _builtins.int = ...,
+        restored: _common_pb2.CheckpointId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "retention", b"retention", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_min", b"generation_min", "holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "retention", b"retention", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "generation_min", b"generation_min", "holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -609,6 +619,7 @@ class RunView(_message.Message):
     ANNOUNCED_STEP_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
     SHORTAGE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -622,6 +633,8 @@ class RunView(_message.Message):
     """0: none; all ranks save at this step"""
     shortage: _builtins.str
     """why no step gets all its copies; empty: it may"""
+    attempt: _builtins.int
+    """generation of the newest attempt known here; 0: none"""
     @_builtins.property
     def ring(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes of the attempt in placement order"""
@@ -662,10 +675,11 @@ class RunView(_message.Message):
         announced_step: _builtins.int = ...,
         decision: Global___Decision | None = ...,
         shortage: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "keep_from", b"keep_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "attempt", b"attempt", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -182,6 +182,8 @@ def _registration(request: pb.OpenSessionRequest, state: State) -> metadata_pb2.
         retention=request.retention if request.HasField("retention") else None,
         generation_min=rules.generation_seen(state, request.job),
         start=request.start if request.HasField("start") else None,
+        generation=request.generation,
+        restored=request.restored if request.HasField("restored") else None,
     )
 
 

@@ -145,14 +145,14 @@ class Service:
             return
         asking = self._asking.get(wish.job)
         if asking is None:
-            asking = asyncio.create_task(self._ask(archive, wish.job))
+            asking = asyncio.create_task(self._ask(archive, wish.job, trains=wish.generation > 0))
             self._asking[wish.job] = asking
             asking.add_done_callback(lambda _: self._asking.pop(wish.job, None))
         await asyncio.shield(asking)
 
-    async def _ask(self, archive: Archive, job: str) -> None:
-        """A job that the catalogue has a checkpoint of restarts without an answer too (P5)."""
-        known = await self.read(lambda c: transactions.known(c, job))
+    async def _ask(self, archive: Archive, job: str, *, trains: bool) -> None:
+        """A job that trains, or has a checkpoint here, goes on without an answer too (P5)."""
+        known = trains or await self.read(lambda c: transactions.known(c, job))
         limit_s = ARCHIVE_KNOWN_S_MAX if known else ARCHIVE_S_MAX
         try:
             async with asyncio.timeout(limit_s):

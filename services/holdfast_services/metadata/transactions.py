@@ -15,6 +15,7 @@ from holdfast.errors import AlreadyExistsError, CheckpointError, InvalidRequestE
 from holdfast_services.metadata.domain import attempts
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.model import Limits, Node, Run
+from holdfast_services.metadata.domain.readmit import seat
 from holdfast_services.metadata.domain.view import World, world
 from holdfast_services.metadata.storage import Catalogue
 
@@ -68,7 +69,7 @@ def register(
         for index, wish, _ in mine:
             known = catalogue.generation_of(job, wish.nonce)
             try:
-                outcome = attempts.register(run, wish, known, now_s, limits)
+                outcome = seat(run, wish, known, now_s, limits)
             except CheckpointError as refusal:
                 answers[index] = refusal
                 events += _refused(wish, refusal)

@@ -141,6 +141,26 @@ def test_a_newer_attempt_fences_the_older_at_once():
     assert by_view.sessions[session(1).id].fenced
 
 
+def test_a_rank_learns_that_the_catalogue_has_lost_the_attempt_it_trains_in():
+    """P6: from a catalogue that answers; a rank that has not loaded yet has nothing to tell."""
+    told = {}
+    for loaded in (False, True):
+        now, _ = handle(state(), ev.SessionOpened(session(2, loaded=loaded)))
+        gone, _ = handle(now, view())
+        older, _ = handle(now, view(run_view(attempt=1)))
+        known, _ = handle(now, view(run_view(attempt=2)))
+        out, _ = handle(gone, ev.MetadataLost("no answer"))
+        told[loaded] = [
+            session_view(one, one.sessions[f"{2:032x}"]).forgotten
+            for one in (now, gone, older, known, out)
+        ]
+
+    assert told == {
+        False: [False, False, False, False, False],
+        True: [False, True, True, False, False],
+    }
+
+
 def test_own_shards_go_to_the_next_nodes_of_the_ring_newest_first():
     held = state(sealed("s1", 1), sealed("s2", 2), sealed("s3", 3, owner="c"))
     _, actions = handle(held, view(run_view(ring=("c", "a", "b"), replicas=1)))

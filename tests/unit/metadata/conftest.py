@@ -18,9 +18,10 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast_services.metadata.domain.advance import advance
-from holdfast_services.metadata.domain.attempts import Registration, register
+from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
 from holdfast_services.metadata.domain.persist import finish
+from holdfast_services.metadata.domain.readmit import seat
 from holdfast_services.metadata.domain.view import node_view, world
 
 RUN = "0123456789ab"
@@ -130,6 +131,8 @@ class Cluster:
         retention=None,
         generation_min=0,
         start=None,
+        generation=0,
+        restored=None,
     ):
         wish = Registration(
             job=JOB,
@@ -146,8 +149,10 @@ class Cluster:
             retention=retention,
             generation_min=generation_min,
             start=start,
+            generation=generation,
+            restored=restored,
         )
-        outcome = register(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
+        outcome = seat(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
         self.run = outcome.run
         self.events += outcome.events
         self.nonces.setdefault(nonce, self.run.generation)
@@ -186,6 +191,11 @@ class Cluster:
 
     def drop(self, node, step, generation, rank):
         del self.machine(node).shards[shard(step, generation, rank).id]
+
+    def forget(self, run=None):
+        """The database is lost, or that of a backup: what it knew of the run, and of no node."""
+        self.run = run or Run(id=RUN, job=JOB)
+        self.nodes, self.nonces = {}, {}
 
     def wipe(self, node):
         """The node comes back as a new agent with an empty arena."""

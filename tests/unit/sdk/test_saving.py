@@ -12,8 +12,9 @@ from holdfast.core.facts import PersistRule
 from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
 from holdfast.handle import SaveHandle
+from holdfast.registration import Attempt, Membership
 from holdfast.saving import HANDLES_COUNT_MAX, Saver
-from holdfast.session import Attempt, Membership, Session
+from holdfast.session import Session
 from holdfast.snapshot.engine import Snapshot
 from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from holdfast.core.facts import AbandonedStep
+from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.core.session import SessionView
 from holdfast.errors import NotFoundError, StaleGenerationError
+from holdfast.registration import Attempt
 from holdfast.rpc.channel import unix_target
+from holdfast.rpc.codec import from_message
 from holdfast.rpc.status import TRAILER, to_status
-from holdfast.session import HINTS_COUNT_MAX, Attempt, Session, _Outbox
+from holdfast.session import HINTS_COUNT_MAX, Session, _Outbox
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc
 
@@ -29,6 +33,9 @@ class Agent(agent_pb2_grpc.AgentServicer):
         self.stale = False
         self.lease = pb.SlotLease(slot="s1", incarnation=7, length_bytes=1, plan_hash="p")
         self.forgotten = threading.Event()
+        self.lost = threading.Event()
+        self.generation = 1
+        self.opened = []
 
     def Describe(self, request, context):
         return pb.DescribeResponse(node="a", arena=str(self.arena))
@@ -37,7 +44,11 @@ class Agent(agent_pb2_grpc.AgentServicer):
         if self.stale:
             refuse(context, StaleGenerationError("replaced by generation 2"))
         self.known = True
-        return pb.OpenSessionResponse(run="r1", generation=1, node="a", arena=str(self.arena))
+        self.opened.append(request)
+        self.lost.clear()
+        return pb.OpenSessionResponse(
+            run="r1", generation=self.generation, node="a", arena=str(self.arena)
+        )
 
     def Update(self, request, context):
         if not self.known:
@@ -53,6 +64,8 @@ class Agent(agent_pb2_grpc.AgentServicer):
             self.forgotten.clear()
             self.known = False
             refuse(context, NotFoundError("not open here"))
+        if self.lost.is_set():
+            return pb.SessionView(version="2", leases=[self.lease], forgotten=True)
         return pb.SessionView(version="1", leases=[self.lease])
 
     def CloseSession(self, request, context):
@@ -113,6 +126,38 @@ def test_the_slots_of_an_agent_that_forgot_are_forgotten_with_it(agent, session)
 
     assert seen_twice.wait(WAIT_S)
     assert [("1", 1), ("", 0), ("1", 1)] == [(view.version, len(view.leases)) for view in views]
+
+
+def test_a_catalogue_that_was_lost_is_told_of_the_attempt_that_trains(agent, session):
+    """P6: under its generation, with what it restored; its slots stay what they are."""
+    views: list[SessionView] = []
+    restored = CheckpointId(RunId("r1"), Step(7), Generation(1))
+    agent.generation = 3
+    session._membership = replace(session._membership, generation=3)
+    session.begun(restored)
+    session.start(views.append)
+    assert session.wait_view(lambda view: bool(view.leases), timeout_s=WAIT_S)
+    agent.lost.set()
+
+    assert session.wait_view(lambda view: view.forgotten, timeout_s=WAIT_S)
+    assert session.wait_view(lambda view: not view.forgotten, timeout_s=WAIT_S)
+    first, second = agent.opened
+    assert (first.generation, first.HasField("restored")) == (0, False)
+    assert second.nonce == first.nonce
+    assert second.generation == 3
+    assert from_message(second.restored, CheckpointId) == restored
+    assert all(view.leases for view in views)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_an_attempt_that_a_new_catalogue_does_not_take_is_fenced(agent, session, refused):
+    """P2: refused, or numbered anew, since it had not begun: its segments name the old number."""
+    session.start(lambda view: None)
+    assert session.wait_view(lambda view: bool(view.leases), timeout_s=WAIT_S)
+    agent.stale, agent.generation = refused, 2
+    agent.lost.set()
+
+    assert session.wait_view(lambda view: view.fenced, timeout_s=WAIT_S)
 
 
 def test_a_rank_replaced_while_its_agent_was_away_learns_that_it_is_fenced(agent, session):

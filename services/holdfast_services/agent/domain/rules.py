@@ -177,10 +177,21 @@ def restoring(decision: Decision | None) -> bool:
     )
 
 
+def forgotten(state: State, session: Session) -> bool:
+    """Tell whether a catalogue that answers knows nothing of the attempt that trains here (P6)."""
+    if not session.active or not session.loaded or state.view is None or state.lost:
+        return False
+    view = state.run(session.run)
+    return view is None or view.attempt < session.generation
+
+
 def all_verified(state: State, decision: Decision) -> bool:
-    """Tell whether every shard of ``decision`` is here, hashed since it was proposed."""
+    """Tell whether every shard of ``decision`` is here, hashed since it was proposed.
+
+    Of one whose shards nobody can name any more nothing is: the catalogue was lost meanwhile.
+    """
     slots = [state.held(shard.id) for shard in decision.shards]
-    return all(
+    return bool(slots) and all(
         slot is not None
         and slot.content is not None
         and slot.content.verified_decision == decision.number

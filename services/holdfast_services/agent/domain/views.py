@@ -16,7 +16,13 @@ from holdfast.core.facts import (
 from holdfast.core.ids import ShardId
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotState
-from holdfast_services.agent.domain.rules import all_verified, decision_for, leased, restoring
+from holdfast_services.agent.domain.rules import (
+    all_verified,
+    decision_for,
+    forgotten,
+    leased,
+    restoring,
+)
 from holdfast_services.agent.domain.state import Session, Slot, State
 
 REPLACED = "replaced by a later save: metadata was out and nothing was committed"
@@ -90,6 +96,7 @@ def session_view(state: State, session: Session) -> SessionView:
         restore=_restore(state, session),
         degraded=state.lost,
         shortage=view.shortage if view and not session.fenced else "",
+        forgotten=forgotten(state, session),
     )
 
 

@@ -18,7 +18,7 @@ from holdfast.core.facts import (
     Retention,
     Start,
 )
-from holdfast.core.ids import WORLD_SIZE_MAX
+from holdfast.core.ids import WORLD_SIZE_MAX, CheckpointId
 from holdfast.core.manifest import GENERATION_MAX
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain import start
@@ -42,6 +42,8 @@ class Registration:
     """One rank's wish to take part in the attempt that ``nonce`` names.
 
     ``generation_min`` is the newest generation of the job that the rank's agent knows of.
+    ``generation`` is that of the attempt if the rank trains already, and ``restored`` what it
+    began with, None: at step 0; see ``readmit``.
     """
 
     job: str
@@ -58,6 +60,8 @@ class Registration:
     retention: Retention | None = None
     generation_min: int = 0
     start: Start | None = None
+    generation: int = 0
+    restored: CheckpointId | None = None
 
 
 def check(wish: Registration) -> None:
@@ -78,10 +82,11 @@ def check(wish: Registration) -> None:
         raise InvalidRequestError(
             f"replicas={wish.replicas} must be 0 to {REPLICAS_MAX}", job=wish.job
         )
-    if not 0 <= wish.generation_min < GENERATION_MAX:
-        raise InvalidRequestError(
-            f"generation {wish.generation_min} is not possible", job=wish.job, rank=wish.rank
-        )
+    for generation in (wish.generation_min, wish.generation):
+        if not 0 <= generation < GENERATION_MAX:
+            raise InvalidRequestError(
+                f"generation {generation} is not possible", job=wish.job, rank=wish.rank
+            )
     rule = wish.persist
     if rule and not (rule.steps >= 0 and 0 <= rule.seconds < math.inf):
         raise InvalidRequestError(f"persist rule {rule} must not be negative", job=wish.job)
@@ -149,7 +154,18 @@ def _begin(
             generation=previous.generation,
         )
     # A catalogue that was lost counts anew; what the agent holds was numbered by the old one.
-    generation = max(run.generation, wish.generation_min) + 1
+    changed = begin(run, wish, max(run.generation, wish.generation_min) + 1, now_s, limits)
+    attempt = changed.attempt
+    assert attempt is not None
+    return changed, (
+        _registered(changed, attempt),
+        *start.repeated(changed, attempt),
+        *_unpersisted(changed, attempt, limits),
+    )
+
+
+def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: Limits) -> Run:
+    """Return the run with an attempt of ``generation``, no rank seated and nothing decided."""
     number = run.decision.number + 1 if run.decision else 1
     attempt = Attempt(
         generation=generation,
@@ -166,7 +182,7 @@ def _begin(
         start=wish.start,
         start_due=start.is_due(run, wish.start),
     )
-    changed = replace(
+    return replace(
         run,
         generation=generation,
         attempt=attempt,
@@ -178,11 +194,6 @@ def _begin(
         announced_at_s=0.0,
         retention=wish.retention or run.retention,
         persisted_at_s=run.persisted_at_s or now_s,  # an interval needs a beginning
-    )
-    return changed, (
-        _registered(changed, attempt),
-        *start.repeated(changed, attempt),
-        *_unpersisted(changed, attempt, limits),
     )
 
 

@@ -65,7 +65,7 @@ def decide(run: Run, facts: Facts) -> Outcome:
         return _follow(run, attempt, decision, facts)
     if decision.state is DecisionState.LOST and any(rank.loaded for rank in run.ranks):
         # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
-        return Outcome(run=_left_behind(run, 0, attempt))
+        return Outcome(run=left_behind(run, 0, attempt))
     if decision.state is DecisionState.CONFIRMED and run.pins and not run.loading:
         return Outcome(run=replace(run, pins=()))
     return Outcome(run=run)
@@ -224,7 +224,7 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
         rows = tuple(sorted((*rows, row), key=lambda item: item.id, reverse=True))
     rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
     changed = made(replace(run, decision=confirmed, checkpoints=rows), attempt)
-    changed = _left_behind(changed, chosen.step, attempt)
+    changed = left_behind(changed, chosen.step, attempt)
     text = f"restore of {run.job} confirmed: step {chosen.step} of generation {chosen.generation}"
     news = [_event(run, "restore_confirmed", text, confirmed)]
     behind = [row.id for row in rows if run.usable(row.id) and rule.covers(row.id)]
@@ -235,7 +235,7 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
     return Outcome(run=changed, events=tuple(news))
 
 
-def _left_behind(run: Run, step: int, attempt: Attempt) -> Run:
+def left_behind(run: Run, step: int, attempt: Attempt) -> Run:
     """Return the run without what older attempts made after ``step``; later multiples come anew."""
     rule = SupersedeRule(after_step=step, below_generation=attempt.generation)
     rules = with_rule(run.rules, rule)
@@ -247,12 +247,12 @@ def _start_fresh(run: Run, attempt: Attempt, decision: Decision) -> Outcome:
     fresh = replace(decision, state=DecisionState.CONFIRMED, fresh=True)
     if not attempt.start_due:
         text = f"no checkpoint of {run.job}: it starts from step 0"
-        changed = _left_behind(replace(run, decision=fresh, pins=()), 0, attempt)
+        changed = left_behind(replace(run, decision=fresh, pins=()), 0, attempt)
         return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh),))
     left = [row.id.step for row in run.checkpoints if run.usable(row.id) and not row.expired]
     fresh = replace(fresh, reason=f"steps up to {max(left)} are left behind" if left else "")
     # A checkpoint of step 0 is left behind too: nothing of the old lineage comes back.
-    changed = _left_behind(made(replace(run, decision=fresh, pins=()), attempt), -1, attempt)
+    changed = left_behind(made(replace(run, decision=fresh, pins=()), attempt), -1, attempt)
     text = f"{run.job} starts over from step 0, as asked{left and '; '}{fresh.reason}"
     severity = "warning" if left else "info"
     return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh, severity),))

@@ -109,6 +109,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str) -> RunView:
         announced_step=run.announced_step,
         decision=_decision(run),
         shortage=shortage,
+        attempt=attempt.generation if attempt else 0,
     )
 
 

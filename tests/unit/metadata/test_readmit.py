@@ -1,0 +1,120 @@
+"""An attempt that trains while the catalogue is lost is taken in again (P6)."""
+
+import pytest
+
+from holdfast.core.facts import Start
+from holdfast.errors import InvalidRequestError, StaleGenerationError
+
+
+@pytest.fixture
+def training(cluster, checkpoint):
+    """Generation 1 saved step 10; generation 2 restored it, went on and lost the catalogue."""
+    cluster.join("a", "b")
+    cluster.launch(b"first", "a", "b")
+    cluster.commit(10, 1, "a", "b")
+    cluster.launch(b"second", "a", "b")
+    cluster.ready(("a", 0), ("b", 1))
+    for rank, node in enumerate("ab"):
+        cluster.status(node, rank, loaded=True)
+    cluster.report("a", "b")
+    assert cluster.decided() == ("CONFIRMED", (10, 1))
+    cluster.restored = checkpoint(10, 1)
+    return cluster
+
+
+def again(cluster, rank, node, nonce=b"second", generation=2, **wishes):
+    """A rank that trains registers once more, and goes on training."""
+    wishes = {"restored": cluster.restored, **wishes}
+    given = cluster.register(rank, node, nonce=nonce, generation=generation, **wishes)
+    cluster.status(node, rank, loaded=True)
+    return given
+
+
+def test_steps_of_an_attempt_that_trains_are_committed_again(training):
+    """P5, P6: until its ranks have registered nothing is, and nothing is freed."""
+    training.forget()
+    training.commit(20, 2, "a", "b")
+    assert training.levels() == {}
+    assert training.view("a").runs[0].attempt == 0
+
+    assert [again(training, rank, node) for rank, node in enumerate("ab")] == [2, 2]
+    training.report("a", "b")
+
+    assert training.levels() == {(20, 2): "replicated"}
+    assert training.view("a").runs[0].attempt == 2
+    assert training.view("a").runs[0].keep_from.step == 20
+    assert "attempt_readmitted" in training.kinds()
+    assert training.launch(b"third", "a", "b") == 3
+    assert training.decided() == ("PROPOSED", (20, 2))
+
+
+def test_what_it_had_restored_is_known_again(training, checkpoint):
+    """4.8: so are the parent of its steps, and what that restore has left behind."""
+    training.forget()
+    again(training, 0, "a")
+    training.commit(20, 2, "a", "b")
+
+    assert training.decided() == ("CONFIRMED", (10, 1))
+    assert training.row(20, 2).parent == checkpoint(10, 1)
+    assert training.run.superseded(checkpoint(11, 1))
+    assert not training.run.superseded(checkpoint(10, 1))
+
+
+def test_nobody_is_told_to_load_what_no_one_can_name(training):
+    """S3: a rank that had not loaded gets no list of shards, so it is never ready."""
+    training.forget()
+    again(training, 0, "a")
+
+    assert training.run.decision.shards == ()
+    assert not training.run.decision.fresh
+
+
+def test_of_two_attempts_that_live_the_higher_one_wins(training):
+    """P2, M1: whoever comes first."""
+    training.forget()
+    again(training, 0, "a")
+    assert again(training, 1, "b", nonce=b"newer", generation=5) == 5
+
+    with pytest.raises(StaleGenerationError, match="generation 5 is"):
+        again(training, 0, "a", nonce=b"other", generation=4)
+    with pytest.raises(StaleGenerationError, match="replaced by generation 5"):
+        again(training, 1, "b")
+
+
+def test_a_number_that_another_attempt_has_is_not_taken(training):
+    """P2: shards of both would be of one generation."""
+    training.forget()
+    assert training.register(0, "a", nonce=b"third", generation_min=1) == 2
+
+    with pytest.raises(StaleGenerationError):
+        again(training, 1, "b")
+
+
+def test_a_catalogue_from_a_backup_goes_on_with_the_attempt_that_is_newer(training):
+    """P6: the lease of an older attempt, which the backup still shows, is no hindrance."""
+    training.forget()
+    training.register(0, "a", nonce=b"first", launcher="elsewhere")
+
+    assert again(training, 0, "a") == 2
+    training.commit(20, 2, "a", "b")
+    assert training.levels() == {(20, 2): "replicated"}
+
+
+def test_a_start_that_it_has_made_is_not_made_again(training):
+    """4.8: a launcher's restart of the script goes on from the newest checkpoint."""
+    start = Start(name="step 10 L", step=10)
+    training.forget()
+    for rank, node in enumerate("ab"):
+        again(training, rank, node, start=start)
+    training.commit(20, 2, "a", "b")
+
+    training.launch(b"third", "a", "b", start=start)
+
+    assert training.decided() == ("PROPOSED", (20, 2))
+
+
+def test_what_cannot_have_been_restored_is_refused(training, checkpoint):
+    training.forget()
+
+    with pytest.raises(InvalidRequestError, match="has not restored"):
+        again(training, 0, "a", restored=checkpoint(30, 2))
