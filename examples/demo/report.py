@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,30 @@ def _whole_lines(path: Path) -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What one fault cost. ``phases`` are seconds and add up to ``recovery_s``; sources bytes."""
+    """What one fault cost. ``phases`` are seconds and add up to ``recovery_s``; sources bytes.
+
+    ``warm``: a fault of this kind was recovered from before, so all that a restart reads lies in
+    the page cache, compiled. The first one, cold, finds what the start of the job has left there.
+    """
 
     kind: str
+    warm: bool
     lost_steps: int
     recovery_s: float
     phases: dict[str, float]
     sources: dict[str, int]
 
 
-def recovery(kind: str, killed_at: float, journals: Journals) -> Recovery:
+def recoveries(kills: Sequence[tuple[str, float]], journals: Journals) -> list[Recovery]:
+    """Return what each fault cost, from the kinds and the times of the kills, in order."""
+    found: list[Recovery] = []
+    for kind, killed_at in kills:
+        warm = any(each.kind == kind for each in found)
+        found.append(recovery(kind, killed_at, journals, warm=warm))
+    return found
+
+
+def recovery(kind: str, killed_at: float, journals: Journals, *, warm: bool) -> Recovery:
     """Return what the fault at ``killed_at`` cost, until each rank had done a new step.
 
     The phases are those of the slowest rank, of the attempt that succeeded: ``detect`` lasts
@@ -102,6 +116,7 @@ def recovery(kind: str, killed_at: float, journals: Journals) -> Recovery:
             sources[tier] = sources.get(tier, 0) + length_bytes
     return Recovery(
         kind=kind,
+        warm=warm,
         lost_steps=max(journals.completed(before=killed_at) - restored["step"], 0),
         recovery_s=first_step["at"] - killed_at,
         phases=dict(zip(PHASES, seconds, strict=True)),

@@ -1,4 +1,4 @@
-"""Holdfast in four minutes: train a GPT on two nodes, kill a rank, kill a node, lose nothing.
+"""Holdfast in four minutes: train a GPT on two nodes, kill a rank twice, then a node; lose nothing.
 
 Two runs of the same seed, one without faults. Their loss curves and their final parameters and
 optimizer state must be equal bit by bit; the exit code says whether they are.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cluster import Cluster, DemoError, Node
 from faults import kill_node, kill_rank
-from report import Journals, Recovery, differences, recovery
+from report import Journals, Recovery, differences, recoveries
 from screen import Screen, print_report
 from stack import Stack, down
 
@@ -77,18 +77,19 @@ def demo(arguments: argparse.Namespace) -> int:
     clear(folder)
     steps = arguments.steps
     faults = (
-        Fault(kind="rank_killed", after_step=steps // 3, strike=kill_rank, node=1),
-        Fault(kind="node_lost", after_step=2 * steps // 3, strike=kill_node, node=0),
+        Fault(kind="rank_killed", after_step=steps // 4, strike=kill_rank, node=1),
+        Fault(kind="rank_killed", after_step=2 * steps // 4, strike=kill_rank, node=1),
+        Fault(kind="node_lost", after_step=3 * steps // 4, strike=kill_node, node=0),
     )
     with Stack(folder / "home", nodes=NODES, keep=arguments.keep) as stack:
         print(f"dashboard: {stack.rest_url}", flush=True)
         run = Run(stack, folder, size=arguments.size, steps=steps)
         reference, _ = run.train("undisturbed", ())
-        journals, recoveries = run.train("with-faults", faults)
+        journals, costs = run.train("with-faults", faults)
         found = differences(reference, journals, steps=steps)
-        print_report(recoveries)
+        print_report(costs)
         tell(found, journals, steps=steps)
-        write_result(arguments.result, found, recoveries, journals, steps=steps)
+        write_result(arguments.result, found, costs, journals, steps=steps)
         print(f"dashboard: {stack.rest_url}" + ("" if arguments.keep else " (until now)"))
     return 1 if found else 0
 
@@ -143,7 +144,7 @@ class Run:
                 watch.until(partial(journals.recovered, killed_at), RECOVERY_S_MAX)
                 kills.append((fault.kind, killed_at))
             watch.until(lambda: False, START_S_MAX + self._steps * STEP_S_MAX)
-        return journals.refresh(), [recovery(kind, at, journals) for kind, at in kills]
+        return journals.refresh(), recoveries(kills, journals)
 
 
 class Watch:
@@ -187,7 +188,7 @@ def tell(found: Sequence[str], journals: Journals, *, steps: int) -> None:
 def write_result(
     path: Path,
     found: Sequence[str],
-    recoveries: Sequence[Recovery],
+    costs: Sequence[Recovery],
     journals: Journals,
     *,
     steps: int,
@@ -195,7 +196,7 @@ def write_result(
     """Write what the demo found, for machines."""
     result = {
         "bit_identical": not found,
-        "faults": [asdict(each) for each in recoveries],
+        "faults": [asdict(each) for each in costs],
         "stall_ms_median": journals.stall_ms_median(),
         "steps": steps,
     }

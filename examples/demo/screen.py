@@ -53,7 +53,8 @@ def print_report(recoveries: Sequence[Recovery]) -> None:
     table = Table(title="Recovery, in seconds from the kill", title_justify="left")
     table.add_column("")
     for each in recoveries:
-        table.add_column(each.kind.replace("_", " "), justify="right")
+        heading = f"{each.kind.replace('_', ' ')}, {'warm' if each.warm else 'cold'}"
+        table.add_column(heading, justify="right")
     table.add_row("steps lost", *(str(each.lost_steps) for each in recoveries))
     table.add_row("total", *(f"{each.recovery_s:.2f}" for each in recoveries), style="bold")
     for phase in PHASES:

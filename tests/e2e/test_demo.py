@@ -37,9 +37,12 @@ def test_a_run_that_lost_a_rank_and_a_node_equals_one_that_lost_nothing(tmp_path
 
     assert found["bit_identical"] is True
     assert found["steps"] == STEPS
-    rank_killed, node_lost = found["faults"]
-    assert rank_killed["kind"] == "rank_killed"
-    assert node_lost["kind"] == "node_lost"
+    rank_killed, _, node_lost = found["faults"]
+    assert [(fault["kind"], fault["warm"]) for fault in found["faults"]] == [
+        ("rank_killed", False),
+        ("rank_killed", True),
+        ("node_lost", False),
+    ]
     assert all(fault["lost_steps"] <= 1 for fault in found["faults"])
     assert rank_killed["sources"]["memory"] > 0
     assert node_lost["sources"]["peer"] > 0
