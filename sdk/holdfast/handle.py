@@ -91,7 +91,7 @@ class SaveHandle:
         Raises:
             PreconditionError, OutcomeUnknownError: as in ``wait``.
         """
-        return self._wait(lambda: "local" if self._shortage else "replicated", timeout_s)
+        return self._wait(self._copied_level, timeout_s)
 
     def _wait(self, wanted: Callable[[], Level], timeout_s: float) -> SaveHandle:
         deadline = time.monotonic() + timeout_s
@@ -121,6 +121,11 @@ class SaveHandle:
             )
         if level == "durable" and self._not_durable:
             raise PreconditionError(f"step {self.step} {self._not_durable}", step=self.step)
+
+    @property
+    def copied(self) -> bool:
+        """Whether all copies are made that can be made now."""
+        return self._reached(self._copied_level())
 
     @property
     def ended(self) -> bool:
@@ -176,6 +181,9 @@ class SaveHandle:
             self.draining = levels.draining and not levels.durable
             self._changed.notify_all()
 
+    def _copied_level(self) -> Level:
+        return "local" if self._shortage else "replicated"
+
     def _lacks_copies(self) -> bool:
         return bool(self._shortage) and not self._reached("replicated")
 
@@ -195,3 +203,13 @@ def postponed_step(rule: PersistRule, steps: Sequence[StepLevels]) -> int:
         return -1
     by_step = rule.steps > 0 and max(gone) // rule.steps < newest // rule.steps
     return newest if by_step or rule.seconds > 0 else -1
+
+
+def rule_text(rule: PersistRule) -> str:
+    """Return which steps become durable, as the end of a sentence; empty: none by itself."""
+    texts = []
+    if rule.steps:
+        texts.append(f"at or after each {rule.steps}")
+    if rule.seconds:
+        texts.append(f"{rule.seconds:g} s after the last one that went")
+    return f"the object tier takes the first step committed {', or '.join(texts)}" if texts else ""

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from holdfast.errors import CheckpointError
+
 NOTICE_S = 30.0
 REASONS_COUNT_MAX = 16
 
@@ -54,3 +56,9 @@ class Lapse:
             lost, self.in_row = self.in_row, 0
             told, self._told = self._told, False
         return f"step {step} is safe; not saved before it: {lost}" if told else ""
+
+
+def reason_text(cause: Exception) -> str:
+    """Return what went wrong, and of which state value."""
+    said = str(cause) if isinstance(cause, CheckpointError) else f"{type(cause).__name__}: {cause}"
+    return "; ".join((said, *getattr(cause, "__notes__", ())))

@@ -1,8 +1,9 @@
 """One rank's saves: from "this step is due" to a closed slot, and what became of each.
 
 The training thread waits here for three things only, each bounded: the end of an earlier copy
-(``GATE_S_MAX``), a free slot (``BUSY_WAIT_S_MAX``; none at all after a save that found none), and
-the slots of a new plan (once per plan: its memory must be made first). Whatever fails, the step
+(``GATE_S_MAX``), a free slot (``BUSY_WAIT_S_MAX``, or ``RETURN_S_MAX`` if one is on its way back;
+none at all after a save that found none), and the slots of a new plan (once per plan: its memory
+must be made first). Whatever fails, the step
 is abandoned for the attempt, said so, and training goes on (P4). A step that found no slot is
 *owed* until training goes on: ``close`` still saves it, and so does who waits for its handle.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core.budget import slots_per_rank
-from holdfast.core.facts import AbandonedStep, Event, PersistRule, StepNote
+from holdfast.core.facts import AbandonedStep, Event, StepNote
 from holdfast.core.notes import step_note
 from holdfast.core.session import SessionView
 from holdfast.core.slots import SlotName, SlotState
@@ -30,8 +31,8 @@ from holdfast.errors import (
     StaleGenerationError,
     UnavailableError,
 )
-from holdfast.handle import Level, SaveHandle, postponed_step
-from holdfast.lapse import Lapse
+from holdfast.handle import Level, SaveHandle, postponed_step, rule_text
+from holdfast.lapse import Lapse, reason_text
 from holdfast.registration import Attempt, Membership
 from holdfast.session import Reservation, Session
 from holdfast.snapshot.buffer import SlotBuffer
@@ -42,6 +43,7 @@ from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
 
 BUSY_WAIT_S_MAX = 0.05
+RETURN_S_MAX = 1.0
 NEW_PLAN_S_MAX = 30.0
 REFUSED_PLAN_S = 30.0
 HANDLES_COUNT_MAX = 64
@@ -102,7 +104,7 @@ class Saver:
         self._warned_idle = self._warned_eager = False
         levels: list[Level] = ["staged", "local", "replicated"]
         self._reachable = frozenset([*levels, "durable"] if attempt.persist.on else levels)
-        self._rule = _rule_text(attempt.persist)
+        self._rule = rule_text(attempt.persist)
 
     @property
     def stretch(self) -> float:
@@ -212,7 +214,9 @@ class Saver:
             self._fail(owed.step, cause)
 
     def _fail(self, step: int, cause: Exception) -> None:
-        self.abandon(step, _text(cause), cause if isinstance(cause, CheckpointError) else None)
+        self.abandon(
+            step, reason_text(cause), cause if isinstance(cause, CheckpointError) else None
+        )
 
     def has_saved(self, step: int) -> bool:
         """Tell whether this rank began to save ``step``."""
@@ -365,8 +369,7 @@ class Saver:
         if buffer is None:
             self._wishing = True
             self._session.post(wants_slot=step)
-            patience_s = 0.0 if self._session.lost_agent else self._patience_s
-            wait_s = patience_s if slot_s_max is None else slot_s_max
+            wait_s = self._slot_wait_s(step) if slot_s_max is None else slot_s_max
             buffer = self._pool.acquire(plan.plan_hash, wait_s)
         # One wait is enough to learn that protection is behind: until a slot is free again, later
         # saves are given up at once instead of stopping the training thread each time.
@@ -375,6 +378,19 @@ class Saver:
             self._wishing = False
             self._session.post(wants_slot=0)
         return buffer
+
+    def _slot_wait_s(self, step: int) -> float:
+        """Return how long the training thread waits for a slot that is not there.
+
+        When all copies of the save before are made, the slot before that is only a report and its
+        answer away (4.7). While copies are missing nobody knows how long it takes.
+        """
+        if self._session.lost_agent or not self._patience_s:
+            return 0.0
+        before = [handle for handle in self._handles.values() if handle.step < step]
+        newest = max(before, key=lambda handle: handle.step, default=None)
+        returning = newest is not None and newest.copied and not self._outage
+        return max(self._patience_s, RETURN_S_MAX) if returning else self._patience_s
 
     def _begin(self, plan: SavePlan, buffer: SlotBuffer, step: int) -> None:
         optimizers = self._capture.optimizers
@@ -482,19 +498,3 @@ class Saver:
         return Event(
             kind=kind, severity="warning", message=message, job=self._attempt.job, context=context
         )
-
-
-def _text(cause: Exception) -> str:
-    """Return what went wrong, and of which state value."""
-    said = str(cause) if isinstance(cause, CheckpointError) else f"{type(cause).__name__}: {cause}"
-    return "; ".join((said, *getattr(cause, "__notes__", ())))
-
-
-def _rule_text(rule: PersistRule) -> str:
-    """Return which steps become durable, as the end of a sentence; empty: none by itself."""
-    texts = []
-    if rule.steps:
-        texts.append(f"at or after each {rule.steps}")
-    if rule.seconds:
-        texts.append(f"{rule.seconds:g} s after the last one that went")
-    return f"the object tier takes the first step committed {', or '.join(texts)}" if texts else ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from holdfast import saving
 from holdfast.core.facts import PersistRule
 from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
@@ -423,3 +424,19 @@ def test_a_thousand_steps_without_a_slot_are_one_line(leased, caplog):
     about = [r.getMessage() for r in caplog.records if "no free slot" in r.getMessage()]
     assert len(about) == 1
     assert "not saved before it: 1000" in caplog.records[-1].getMessage()
+
+
+def test_a_save_waits_longer_only_for_a_slot_that_is_on_its_way_back(leased):
+    """4.1, G28: with all copies made it is a report away; of a slow rank's nobody knows when."""
+    leased._patience_s = saving.BUSY_WAIT_S_MAX
+    handle = SaveHandle(3, reachable=frozenset(["staged", "local", "replicated"]))
+    leased._handles[3] = handle
+
+    handle.reach("local")
+    assert leased._slot_wait_s(4) == saving.BUSY_WAIT_S_MAX, "copies are on their way yet"
+    handle.reach("replicated")
+    assert leased._slot_wait_s(4) == saving.RETURN_S_MAX
+    leased._outage = True
+    assert leased._slot_wait_s(4) == saving.BUSY_WAIT_S_MAX, "nothing comes back in an outage"
+    leased._outage, leased._patience_s = False, 0.0
+    assert leased._slot_wait_s(4) == 0.0, "one wait was enough to learn that it is slow"
