@@ -211,8 +211,15 @@ def test_a_fetch_told_to_stop_is_interrupted(ends, segment):
 def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
     """F58: shutdown does not wait for a peer that hangs."""
     stop = threading.Event()
+    held: list[socket.socket] = []  # closed before its request is read, it would be reset
+
+    def accept() -> None:
+        held.append(silent.accept()[0])
+        held[0].recv(1)
+        stop.set()
+
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        asked = threading.Thread(target=lambda: (silent.accept()[0].recv(1), stop.set()))
+        asked = threading.Thread(target=accept)
         asked.start()
         near = TcpTransport("127.0.0.1")
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -220,6 +227,7 @@ def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
             near.fetch(address, request_for(b"x"), memoryview(bytearray(1)), done=set(), stop=stop)
         near.close()
         asked.join()
+        held[0].close()
 
 
 def test_a_source_that_stopped_serving_is_unavailable(ends, segment):

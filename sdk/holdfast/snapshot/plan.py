@@ -90,7 +90,7 @@ class SavePlan:
         self.live_entries = {name: entries[_ranked(name, capture.rank)] for name in live.tensors}
         self.chunks = _chunks(self.deferred)
         self._parameters = {t.fqn: t.tensor for t in later if isinstance(t.tensor, nn.Parameter)}
-        self._places: list[int] = []
+        self._places: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
 
     @property

@@ -40,44 +40,60 @@ Source = Callable[[], Iterable[object]]
 
 
 class Identity:
-    """The objects that a survey saw, in order, and how big its tensors were.
+    """The objects that a survey saw, in order, and where its tensors lay.
 
-    Holds references, so no id is used twice. Sizes of *all* tensors count, of those too that
-    another rank saves: all ranks share them out anew when ``.data =`` changes one. ``places`` is
-    another list each time ``holds`` found that a tensor lies elsewhere.
+    Holds references, so no id is used twice. Places of *all* tensors count, of those too that
+    another rank saves: all ranks share them out anew when ``.data =`` changes a size. ``places`` is
+    another list each time ``holds`` found that a tensor lies elsewhere, or otherwise.
     """
 
     def __init__(self, survey: Survey) -> None:
         self._sources = survey.sources
         self._seen = self._now()
         self._tensors = [captured.tensor for captured in survey.tensors]
-        self.places = self._places_now()
-        self._kinds = self._kinds_now()
+        self._look()
 
     def holds(self) -> bool:
         """Tell whether every source still gives the very same objects, of the same sizes."""
         now = self._now()
         if len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)):
             return False
-        places = self._places_now()
-        if places == self.places:
+        if self._lie_as_seen():
             return True
-        self.places = places
-        return self._kinds_now() == self._kinds
+        before = self._kinds
+        self._look()
+        return self._kinds == before
 
-    def _places_now(self) -> list[int]:
-        # Asked at each save: addresses and numbers of elements cost a fifth of the shapes.
-        tensors = self._tensors
-        return [*map(torch.Tensor.data_ptr, tensors), *map(torch.Tensor.numel, tensors)]
+    def _look(self) -> None:
+        self._kinds = [(tensor.shape, tensor.dtype) for tensor in self._tensors]
+        self._near = list(filter(_is_near, self._tensors))
+        self.places = [tensor.detach() for tensor in self._near]
+        self._far = [tensor for tensor in self._tensors if not _is_near(tensor)]
+        self._marks = self._marks_now()
 
-    def _kinds_now(self) -> list[tuple[torch.Size, torch.dtype]]:
-        return [(tensor.shape, tensor.dtype) for tensor in self._tensors]
+    def _lie_as_seen(self) -> bool:
+        # At each save: one call for storage, offset, shape and strides, nothing is made.
+        near = all(map(torch.Tensor.is_set_to, self._near, self.places))
+        return near and self._marks_now() == self._marks
+
+    def _marks_now(self) -> list[int]:
+        return [*map(torch.Tensor.data_ptr, self._far), *map(torch.Tensor.numel, self._far)]
 
     def _now(self) -> list[object]:
         found: list[object] = []
         for source in self._sources:
             found.extend(source())
         return found
+
+
+def _is_near(tensor: torch.Tensor) -> bool:
+    """Tell whether a second tensor of the same memory may be kept to compare with.
+
+    Not on a device, where it would hold memory that a script has let go; not of a subclass that
+    answers for its memory itself.
+    """
+    plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return plain and tensor.device.type == "cpu"
 
 
 @dataclass(slots=True)

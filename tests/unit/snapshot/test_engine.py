@@ -23,6 +23,7 @@ from holdfast.snapshot.engine import CopyEngine
 from holdfast.snapshot.gate import Gate
 from holdfast.snapshot.plan import balance
 from holdfast.state.capture import Capture
+from holdfast.state.survey import Home, Identity, Survey
 from holdfast.threads import limit_this_thread
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -331,6 +332,34 @@ def test_data_assigned_after_the_save_is_not_what_was_saved(tmp_path):
         assert done.wait(worlds.WAIT_S)
         assert torch.equal(now, saved(plan, buffer, "m.0.weight"))
     assert engine.close(worlds.WAIT_S)
+
+
+@pytest.mark.parametrize("turn", [torch.Tensor.t, torch.Tensor.conj], ids=["turned", "conjugate"])
+def test_data_assigned_in_the_same_memory_is_saved_as_it_reads(turn):
+    """Bit for bit; defect A8: address, size and shape stay, and the values are others."""
+    weight = nn.Parameter(torch.arange(9.0).reshape(3, 3) * torch.tensor(1 + 2j))
+    state = {"m": nn.ParameterList([weight]), "o": torch.optim.SGD([weight])}
+    plan = worlds.plan_of(Capture(state, rank=0, world_size=1))
+    before = plan.sources()
+    assert plan.is_current()
+    assert plan.sources() is before
+    weight.data = turn(weight.data)
+
+    assert plan.is_current()
+    assert torch.equal(weight, plan.sources()[0])
+
+
+def test_a_script_that_lets_memory_of_a_device_go_gets_it_back():
+    """Bit for bit; defect A8: sizes are compared there, and no second tensor is kept."""
+    weight = nn.Parameter(torch.zeros(3, device="meta"))
+    survey = Survey()
+    survey.add("w", weight, home=Home.SHARED, deferred=False)
+    identity = Identity(survey)
+
+    assert identity.places == []
+    assert identity.holds()
+    weight.data = torch.zeros(4, device="meta")
+    assert not identity.holds()
 
 
 def test_a_parameter_written_behind_the_gate_costs_one_save(tmp_path):
