@@ -84,6 +84,8 @@ class Position:
         what: str = "a data loader",
     ) -> None:
         check_loader(loader, what)
+        self._what = what
+        self._taken_in_turn = False
         self.places = Places(loader)
         self.drawn = False
         self.clock: LoaderClock | None = None
@@ -111,6 +113,22 @@ class Position:
         self._current = weakref.ref(epoch)
         return epoch
 
+    def drew(self, epoch: Epoch) -> None:
+        """Note that an iterator gave a batch: which one lives cannot be told if it is not the last.
+
+        An older one that is kept and never drawn from does no harm: scripts look at a first batch.
+        """
+        self.drawn = True
+        if not self._taken_in_turn and (self._current is None or self._current() is not epoch):
+            self._taken_in_turn = True
+            log.error("%s: nothing is saved from now on", self._refusal())
+
+    def _refusal(self) -> str:
+        return (
+            f"two iterators of {self._what} are drawn from in turn, and one can be brought back: "
+            f"make another DataLoader for the second, such as for evaluation inside an epoch"
+        )
+
     def left(self, epoch: Epoch) -> None:
         """Note that an iterator went away."""
         self._left_by_counting = not epoch.ended and epoch.is_used_up()
@@ -130,7 +148,13 @@ class Position:
         self._left_by_counting = False
 
     def save(self) -> dict[str, object]:
-        """Return plain data and tensors, without touching the random stream."""
+        """Return plain data and tensors, without touching the random stream.
+
+        Raises:
+            InvalidRequestError: an iterator was drawn from after a newer one had been made.
+        """
+        if self._taken_in_turn:
+            raise InvalidRequestError(self._refusal())
         if self._resume is not None:
             return self._resume
         epoch = self._current() if self._current is not None else None
@@ -162,7 +186,7 @@ class Position:
         if state["live"]:
             _check_make(self._loader, state["make"])
         self._current = None
-        self.drawn = False
+        self.drawn = self._taken_in_turn = False
         self._counted = self._counted or bool(state["counted"])
         self._resume = dict(state) if state["live"] else None
         self.places.put(state["now"])
@@ -214,7 +238,7 @@ class Epoch:
 
     def __next__(self) -> Any:
         batch = self._next()
-        self._owner.drawn = True
+        self._owner.drew(self)
         return batch
 
     def __del__(self) -> None:

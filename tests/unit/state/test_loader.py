@@ -306,3 +306,18 @@ def test_capturing_an_unused_torchdata_loader_draws_nothing(tmp_path):
     assert type(loader) is not StatefulDataLoader
     capture.release()
     assert type(loader) is StatefulDataLoader
+
+
+def test_a_loader_whose_iterators_are_drawn_from_in_turn_is_not_saved():
+    """G9: evaluation on the training loader inside its epoch would come back as a new epoch."""
+    loader = ResumableLoader(DataLoader(range(6)))
+    looked_at = iter(loader)
+    next(looked_at)
+    outer = iter(loader)  # the first is kept, and let be
+    next(outer)
+    assert loader.state_dict()["live"]
+    next(iter(loader))
+    next(outer)
+
+    with pytest.raises(InvalidRequestError, match="two iterators of a data loader"):
+        loader.state_dict()
