@@ -23,7 +23,6 @@ from holdfast.snapshot.engine import CopyEngine
 from holdfast.snapshot.gate import Gate
 from holdfast.snapshot.plan import balance
 from holdfast.state.capture import Capture
-from holdfast.state.survey import Home, Identity, Survey
 from holdfast.threads import limit_this_thread
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -347,19 +346,6 @@ def test_data_assigned_in_the_same_memory_is_saved_as_it_reads(turn):
 
     assert plan.is_current()
     assert torch.equal(weight, plan.sources()[0])
-
-
-def test_a_script_that_lets_memory_of_a_device_go_gets_it_back():
-    """Bit for bit; defect A8: sizes are compared there, and no second tensor is kept."""
-    weight = nn.Parameter(torch.zeros(3, device="meta"))
-    survey = Survey()
-    survey.add("w", weight, home=Home.SHARED, deferred=False)
-    identity = Identity(survey)
-
-    assert identity.places == []
-    assert identity.holds()
-    weight.data = torch.zeros(4, device="meta")
-    assert not identity.holds()
 
 
 def test_a_parameter_written_behind_the_gate_costs_one_save(tmp_path):
