@@ -194,3 +194,19 @@ def test_an_expanded_tensor_is_refused_by_name(tmp_path, inside):
 
     with pytest.raises(InvalidRequestError, match=r"'x\.(b|deep\.0)' is expanded"):
         holdfast.load(tmp_path / "c", state(torch.zeros(1).expand(4)))
+
+
+def test_expanded_state_of_an_optimizer_makes_room_for_what_was_saved(tmp_path):
+    """Defect A2: an optimizer may begin with zeros that share memory; they hold one value only."""
+    weights = [nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    first, second = (torch.optim.SGD([weight], momentum=0.9) for weight in weights)
+    first.state[weights[0]]["momentum_buffer"] = torch.arange(3.0)
+    second.state[weights[1]]["momentum_buffer"] = torch.zeros(1).expand(3)
+    states = [
+        {"m": nn.ParameterList([weight]), "o": optimizer}
+        for weight, optimizer in zip(weights, (first, second), strict=True)
+    ]
+
+    worlds.there_and_back(tmp_path, *states)
+
+    assert second.state[weights[1]]["momentum_buffer"].tolist() == [0, 1, 2]
