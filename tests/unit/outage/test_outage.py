@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.outage.cluster import RUN, Cluster, replaced
 
+from holdfast.core.slots import SlotState
+from holdfast_services.agent.domain import Slot, session_view
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import session_view
 
 
 @pytest.mark.parametrize(("saves", "replicas"), [(1, 0), (10, 0), (1, 1), (10, 1), (1000, 1)])
@@ -111,6 +112,24 @@ def test_a_step_replaced_as_it_was_committed_stops_no_later_save(nodes, replicas
         cluster.report()
 
     assert cluster.kept == 13
+
+
+def test_a_copy_that_a_backup_has_replaced_is_brought_back_once_its_step_is_committed():
+    """P4; ADR 0021: owners ask once, so 9 was never acknowledged, and nobody had a slot."""
+    cluster = Cluster("a", "b", replicas=1, spare=0)
+    cluster.commit(8)
+    a, b = cluster.nodes.values()
+    assert a.save(9)
+    assert b.save(9)
+    copy = next(s for s in b.state.slots.values() if s.content and s.content.owner == "a"
+                and s.content.shard.id.step == 9)  # fmt: skip
+    free = copy.name.to(SlotState.FREE)
+    b.state.slots[copy.name.slot] = Slot(name=free, length_bytes=copy.length_bytes)
+
+    for _ in range(4):
+        cluster.report()
+
+    assert cluster.kept == 9
 
 
 def test_while_metadata_answers_an_uncommitted_step_waits_for_the_slowest():

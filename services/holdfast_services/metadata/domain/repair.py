@@ -74,7 +74,7 @@ def _repairs(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str,
     if run.attempt is None or run.deciding:
         return ()
     found: list[tuple[str, Want]] = []
-    for key in _protected(run, evidence):
+    for key in _protected(run):
         for _, item in sorted(evidence.live.get(key, {}).items()):
             found.extend(
                 (node, _want(item, _sources(item, turn), WantReason.REPAIR))
@@ -83,16 +83,13 @@ def _repairs(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str,
     return found
 
 
-def _protected(run: Run, evidence: Evidence) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints whose copies are made up: the one kept, and a newest one left alone.
+def _protected(run: Run) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints whose copies are made up: the one kept, and the newest one.
 
-    The newest step is its owners' to replicate, unless it was restored or one of them does not
-    have it any more: that one has replaced it before it heard of the commit (ADR 0021).
+    Its owners replicate the newest too, but ask once for each copy: one that a backup, or its
+    owner, has replaced before it heard of the commit is nobody else's to bring back (ADR 0021).
     """
     newest = max((row.id for row in run.checkpoints if run.usable(row.id)), default=None)
-    if newest is not None and newest.generation == run.generation:
-        held = evidence.live.get(newest, {}).values()
-        newest = newest if any(item.owner not in item.nodes for item in held) else None
     return tuple(dict.fromkeys(key for key in (keep_from(run), newest) if key))
 
 
