@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.outage.cluster import RUN, Cluster, replaced
 
+from holdfast.core.facts import Decision, DecisionState
 from holdfast.core.slots import SlotState
-from holdfast_services.agent.domain import Slot, session_view
+from holdfast_services.agent.domain import Slot, rules, session_view
 from holdfast_services.agent.domain import events as ev
 
 
@@ -130,6 +133,52 @@ def test_a_copy_that_a_backup_has_replaced_is_brought_back_once_its_step_is_comm
         cluster.report()
 
     assert cluster.kept == 9
+
+
+@pytest.mark.parametrize("known", ["copied_at_s", "durable_at_s", "drain_at_s"])
+def test_what_older_slots_went_for_or_lies_elsewhere_is_not_given_up_with_its_segments(known):
+    """M5: a rank went on and no node holds its part of 9; only if 9 is in memory alone it goes."""
+    cluster = Cluster("a", "b")
+    cluster.commit(8)
+    assert all(node.save(9) for node in cluster.nodes.values())
+    cluster.report("a", answered=False)
+    cluster.report("b", "b")
+    assert cluster.nodes["a"].save(10)
+    rows = (
+        replace(row, **{known: 1.0}) if row.id.step == 9 else row for row in cluster.run.checkpoints
+    )
+    cluster.run = replace(cluster.run, checkpoints=tuple(rows))
+
+    cluster.report("a")
+
+    assert 9 not in {given_up.step for given_up in cluster.run.abandoned}
+
+
+@pytest.mark.parametrize("reason", ["", "pinned", "named", "read", "older attempt"])
+def test_only_what_nothing_else_needs_gives_way_in_an_outage(reason):
+    """A5, M7: an uncommitted step that is pinned, named by a decision or read stays."""
+    cluster = Cluster("a", "b", spare=0)
+    cluster.commit(8)
+    node = cluster.nodes["a"]
+    assert node.save(9)
+    cluster.report(heard=False)
+    slot = next(s for s in node.state.slots.values() if s.content and s.content.shard.id.step == 9)
+    shard = slot.content.shard
+    session = node.state.sessions[node.session]
+    view = node.state.view.runs[0]
+    proposed = Decision(
+        number=9, state=DecisionState.PROPOSED, generation=2, checkpoint=shard.id.checkpoint
+    )
+    changed = {
+        "pinned": replace(view, pinned=(shard.id.checkpoint,)),
+        "named": replace(view, decision=proposed),
+        "older attempt": replace(view, generation=view.generation + 1),
+    }.get(reason, view)
+    node.state.view = replace(node.state.view, runs=(changed,))
+    reading = frozenset({shard.id} if reason == "read" else ())
+    node.state.sessions[session.id] = replace(session, reading=reading)
+
+    assert rules.replaceable(node.state, slot) is (reason == "")
 
 
 def test_while_metadata_answers_an_uncommitted_step_waits_for_the_slowest():
