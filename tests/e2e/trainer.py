@@ -7,6 +7,7 @@ training could have changed. ``--kill-at`` makes it SIGKILL itself at that step.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import hashlib
 import json
@@ -264,6 +265,13 @@ def hang_copies() -> None:
     engine.torch._foreach_copy_ = hang
 
 
+def settle(handle: holdfast.SaveHandle | None, level: str) -> None:
+    """Wait for ``level``, if there is one and a save; an abandoned one costs steps, not bits."""
+    if handle is not None and level:
+        with contextlib.suppress(CheckpointError):
+            handle.wait(level, timeout_s=30)
+
+
 def train(options: argparse.Namespace) -> None:
     """Train to ``options.steps``; prints as the module says."""
     torch.manual_seed(11)
@@ -304,11 +312,11 @@ def train(options: argparse.Namespace) -> None:
         if step == options.request_at and rank == 0:
             checkpointer.request_save()
         time.sleep(options.pause_s * (1 + rank * options.skew))
-        earlier, handle = handle, checkpointer.step(step, notes={"loss": loss.item()})
+        settle(handle, options.wait if options.hold_copies else "")  # the update has ended its copy
+        handle = checkpointer.step(step, notes={"loss": loss.item()})
         training.end()
-        waited = earlier if options.hold_copies else handle
-        if waited is not None and options.wait:
-            waited.wait(options.wait, timeout_s=30)
+        if handle is not None and options.wait and not options.hold_copies:
+            handle.wait(options.wait, timeout_s=30)
         if handle is not None and step in options.wait_durable:
             handle.wait("durable", timeout_s=60)
         print(f"step {step} {handle.level if handle else '-'}", flush=True)
