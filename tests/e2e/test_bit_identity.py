@@ -60,7 +60,7 @@ def test_one_process_comes_back_bit_identical(stack, scenario):
     """Interleavings 10 and 11; defects A2, A8: every kind of update, dropout, BatchNorm, a shuffled
     loader in the middle of its second epoch. Each copy is kept in flight until the next update
     comes: without the gate, what is restored has two steps in it."""
-    common = ("--scenario", scenario, "--steps", STEPS, "--save", "1", "--wait", "local")
+    common = ("--scenario", scenario, "--steps", STEPS, "--save", "1", "--wait", "replicated")
     expected = finals(stack, steps=STEPS, scenario=scenario)
     killed = stack.ranks("--job", scenario, *common, "--hold-copies", "--kill-at", KILL_AT)
     killed.wait()
