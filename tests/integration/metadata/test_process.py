@@ -108,6 +108,7 @@ def saved(service, kit):
     agents = [kit.Agent("a"), kit.Agent("b")]
     for rank, agent in enumerate(agents):
         seat = service.register(rank, agent.name)
+        agent.serve(seat, rank)
     for agent in agents:
         service.report(agent.inventory())
     for agent in agents:
