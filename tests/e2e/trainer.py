@@ -220,7 +220,9 @@ def fingerprint(training: Training) -> str:
 def shared(training: Training) -> str:
     """Return a digest of what all ranks have in common."""
     digest = hashlib.sha256()
-    _absorb(digest, dict(training.model.state_dict()))
+    # With one rank there is no wrapper: the names would differ.
+    net = getattr(training.model, "module", training.model)
+    _absorb(digest, dict(net.state_dict()))
     _absorb(digest, cast("torch.optim.Optimizer", training.state["optimizer"]).state_dict()
             if "optimizer" in training.state else None)  # fmt: skip
     return digest.hexdigest()

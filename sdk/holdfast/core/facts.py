@@ -80,6 +80,7 @@ class RankStatus:
     loaded: bool = False
     saving: tuple[int, ...] = ()
     notes: tuple[StepNote, ...] = ()
+    nonce: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +277,8 @@ class RunView:
     checkpoint of which all copies that could be made lie with holders that have said that they know
     of the commit: slots of older ones may be freed. ``replicas`` is how many copies the live nodes
     allow; ``shortage`` why that is fewer than asked for, if no node that was lost may still come
-    back. ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none.
+    back. ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none;
+    ``nonce`` names it: after a lost catalogue another attempt may have had the same generation.
     """
 
     run: str
@@ -295,6 +297,7 @@ class RunView:
     decision: Decision | None = None
     shortage: str = ""
     attempt: int = 0
+    nonce: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

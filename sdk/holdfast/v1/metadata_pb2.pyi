@@ -245,6 +245,7 @@ class RankStatus(_message.Message):
     LOADED_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     run: _builtins.str
     generation: _builtins.int
@@ -263,6 +264,8 @@ class RankStatus(_message.Message):
     """Set once all that this rank needs for decision `ready_decision` is here, verified."""
     loaded: _builtins.bool
     """the rank has loaded what was confirmed"""
+    nonce: _builtins.bytes
+    """of the attempt; empty: of the one that has this generation"""
     @_builtins.property
     def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps this rank has begun to save, neither sealed nor given up. A step it has completed that
@@ -289,10 +292,11 @@ class RankStatus(_message.Message):
         loaded: _builtins.bool = ...,
         saving: _abc.Iterable[_builtins.int] | None = ...,
         notes: _abc.Iterable[Global___StepNote] | None = ...,
+        nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "loaded", b"loaded", "notes", b"notes", "rank", b"rank", "ready_decision", b"ready_decision", "run", b"run", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "loaded", b"loaded", "nonce", b"nonce", "notes", b"notes", "rank", b"rank", "ready_decision", b"ready_decision", "run", b"run", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -620,6 +624,7 @@ class RunView(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     SHORTAGE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -635,6 +640,8 @@ class RunView(_message.Message):
     """why no step gets all its copies; empty: it may"""
     attempt: _builtins.int
     """generation of the newest attempt known here; 0: none"""
+    nonce: _builtins.bytes
+    """of that attempt; two catalogues may give one number twice"""
     @_builtins.property
     def ring(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes of the attempt in placement order"""
@@ -676,10 +683,11 @@ class RunView(_message.Message):
         decision: Global___Decision | None = ...,
         shortage: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "keep_from", b"keep_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "attempt", b"attempt", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "attempt", b"attempt", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "nonce", b"nonce", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

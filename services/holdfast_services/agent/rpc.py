@@ -196,5 +196,6 @@ def _session(request: pb.OpenSessionRequest, answer: metadata_pb2.RegisterRankRe
         rank=request.rank,
         world_size=request.world_size,
         local_world_size=max(request.local_world_size, 1),
+        nonce=request.nonce,
         replicas=request.replicas,
     )

@@ -161,6 +161,30 @@ def test_a_rank_learns_that_the_catalogue_has_lost_the_attempt_it_trains_in():
     }
 
 
+@pytest.mark.parametrize(("nonce", "told"), [(b"old", False), (b"new", True), (b"", True)])
+def test_the_decision_of_a_forgotten_attempt_is_not_that_of_its_namesake(nonce, told):
+    """M1, P2; defect A1: the last view of a lost catalogue, a rank of a new attempt with the same
+    number. b"": a metadata service from before the field."""
+    fresh = Decision(number=1, state=DecisionState.CONFIRMED, generation=1, fresh=True)
+    now, _ = handle(state(), view(run_view(attempt=1, nonce=nonce, decision=fresh)))
+
+    now, _ = handle(now, ev.SessionOpened(session(nonce=b"new")))
+
+    shown = session_view(now, now.sessions[session().id])
+    assert (shown.restore is not None) is told
+
+
+def test_a_rank_learns_that_another_attempt_has_its_number():
+    """P2: else both would commit under it."""
+    now, _ = handle(state(), ev.SessionOpened(session(nonce=b"first", loaded=True)))
+
+    mine, _ = handle(now, view(run_view(attempt=1, nonce=b"first")))
+    other, _ = handle(now, view(run_view(attempt=1, nonce=b"second")))
+
+    assert not session_view(mine, mine.sessions[session().id]).forgotten
+    assert session_view(other, other.sessions[session().id]).forgotten
+
+
 def test_own_shards_go_to_the_next_nodes_of_the_ring_newest_first():
     held = state(sealed("s1", 1), sealed("s2", 2), sealed("s3", 3, owner="c"))
     _, actions = handle(held, view(run_view(ring=("c", "a", "b"), replicas=1)))

@@ -69,6 +69,18 @@ def test_the_lease_ends_at_once_when_every_rank_is_reported_gone(cluster):
     assert cluster.register(0, "a", nonce=b"2", launcher="M") == 2
 
 
+@pytest.mark.parametrize(("nonce", "counts"), [(b"", True), (b"first", True), (b"other", False)])
+def test_what_is_said_of_a_namesake_attempt_counts_for_nothing(cluster, nonce, counts):
+    """P2: a lost catalogue had given the number too, and the agent still tells of its rank."""
+    cluster.join("a")
+    cluster.register(0, "a", world=1)
+
+    cluster.status("a", 0, live=False, nonce=nonce)
+    cluster.report("a")
+
+    assert cluster.run.ranks[0].live is not counts
+
+
 def test_a_replaced_attempt_is_told_so(cluster):
     """P2."""
     cluster.join("a")

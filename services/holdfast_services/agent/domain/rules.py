@@ -157,15 +157,24 @@ def named(state: State, view: RunView, shard: ShardId) -> bool:
     return decision.state is DecisionState.CONFIRMED and any(
         session.active and not session.loaded
         for session in state.sessions.values()
-        if (session.run, session.generation) == (view.run, decision.generation)
+        if decision_for(state, session) is decision
     )
 
 
 def decision_for(state: State, session: Session) -> Decision | None:
     """The catalogue's decision for this session's attempt, if it has one."""
     view = state.run(session.run)
-    decision = view.decision if view else None
-    return decision if decision and decision.generation == session.generation else None
+    if view is None or view.decision is None or not _same_attempt(view, session):
+        return None
+    return view.decision if view.decision.generation == session.generation else None
+
+
+def _same_attempt(view: RunView, session: Session) -> bool:
+    """Tell whether a view is of the session's attempt, not of one that had its generation before.
+
+    A catalogue that was lost gives numbers again, and the last view of it may still be here (P2).
+    """
+    return not view.nonce or view.nonce == session.nonce
 
 
 def restoring(decision: Decision | None) -> bool:
@@ -182,7 +191,7 @@ def forgotten(state: State, session: Session) -> bool:
     if not session.active or not session.loaded or state.view is None or state.lost:
         return False
     view = state.run(session.run)
-    return view is None or view.attempt < session.generation
+    return view is None or view.attempt < session.generation or not _same_attempt(view, session)
 
 
 def all_verified(state: State, decision: Decision) -> bool:

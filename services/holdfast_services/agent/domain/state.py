@@ -100,6 +100,7 @@ class Session:
     rank: int
     world_size: int
     local_world_size: int = 1
+    nonce: bytes = b""
     replicas: int = 0
     opened_s: float = 0.0
     reservation: Reservation | None = None

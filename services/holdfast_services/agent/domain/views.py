@@ -81,6 +81,7 @@ def _rank(session: Session) -> RankStatus:
         loaded=session.loaded,
         saving=session.saving,
         notes=session.notes,
+        nonce=session.nonce,
     )
 
 

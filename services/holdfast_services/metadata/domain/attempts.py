@@ -272,6 +272,7 @@ def _statuses(run: Run, attempt: Attempt, nodes: Mapping[str, Node]) -> Mapping[
         for status in node.inventory.ranks:
             seat = seats.get(status.rank)
             mine = (status.run, status.generation) == (run.id, attempt.generation)
+            mine = mine and status.nonce in (attempt.nonce, b"")  # b"": an agent before nonces
             if mine and seat and seat.node == name and node.reported_at_s >= seat.registered_at_s:
                 found[status.rank] = status
     return found

@@ -110,6 +110,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str) -> RunView:
         decision=_decision(run),
         shortage=shortage,
         attempt=attempt.generation if attempt else 0,
+        nonce=attempt.nonce if attempt else b"",
     )
 
 
