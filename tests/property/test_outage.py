@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.unit.outage.cluster import Cluster
 
 from holdfast_services.agent.domain import events as ev
+
+ROUNDS = 6
+"""Of reports, after which all copies that have room are made and known to be."""
 
 
 class Outage(RuleBasedStateMachine):
     """Two ranks save in step with each other; each message to metadata may be lost."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cluster = Cluster("a", "b")
+    @initialize(
+        replicas=st.sampled_from([0, 1]), slots=st.sampled_from([2, 3]), spare=st.integers(0, 2)
+    )
+    def begin(self, replicas: int, slots: int, spare: int) -> None:
+        self.cluster = Cluster("a", "b", replicas=replicas, slots=slots, spare=spare)
         self.cluster.commit(1)
         self.done = {"a": 1, "b": 1}
-        self.newest = self.cluster.kept
 
     @rule(name=st.sampled_from(["a", "b"]))
     def save(self, name: str) -> None:
@@ -48,8 +52,10 @@ class Outage(RuleBasedStateMachine):
         """With every message delivered the newest whole step is kept, and saves find slots."""
         if len(set(self.done.values())) > 1:
             self.save(min(self.done, key=self.done.__getitem__))
-        for _ in range(4):
+        for _ in range(ROUNDS):
             self.cluster.report()
+            for node in self.cluster.nodes.values():
+                node.feed(ev.Tick(node.state.now_s + 6.0))
         whole = {int(key.step) for key in self.cluster.whole()}
         assert self.cluster.kept == max(whole)
         last = max(self.done.values()) + 1

@@ -5,7 +5,8 @@ Every node hosts one rank. Work that an agent begins ends at once; reports go wh
 
 from __future__ import annotations
 
-from holdfast.core.facts import AbandonedStep, NodeView, Peer, Shard
+from holdfast.core.budget import SLOTS_PER_RANK
+from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotState
@@ -173,6 +174,7 @@ class Cluster:
             wish = Registration(
                 job=JOB, nonce=nonce, launcher="L", holder="h", takeover=False, rank=node.rank,
                 world_size=node.world, node=node.name, replicas=self.replicas,
+                persist=PersistRule(steps=int(node.slots > SLOTS_PER_RANK)),
             )  # fmt: skip
             known = self.run.generation if self.run.attempt and node.rank else None
             self.run = register(self.run, wish, known, self.now_s, LIMITS).run

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.outage.cluster import RUN, Cluster, replaced
 
 from holdfast.core.facts import Decision, DecisionState
+from holdfast.core.ids import CheckpointId, Generation, Step
 from holdfast.core.slots import SlotState
 from holdfast_services.agent.domain import Slot, rules, session_view
 from holdfast_services.agent.domain import events as ev
@@ -133,6 +134,62 @@ def test_a_copy_that_a_backup_has_replaced_is_brought_back_once_its_step_is_comm
         cluster.report()
 
     assert cluster.kept == 9
+
+
+@pytest.fixture
+def piled() -> Cluster:
+    """Two committed steps beside 8, none acknowledged: b holds both, a has replaced 9 for 10.
+
+    b has no room for the copy of a's 10 that would let all older ones go.
+    """
+    cluster = Cluster("a", "b", replicas=1, spare=1)
+    cluster.commit(8)
+    a, b = cluster.nodes.values()
+    assert a.save(9)
+    assert b.save(9)
+    cluster.report("a", answered=False)
+    cluster.report("b")
+    cluster.report("b", heard=False)
+    assert b.save(10), "in what is left of the budget"
+    assert a.save(10)
+    assert (a.steps(), b.steps()) == ({8, 10}, {8, 9, 10})
+    return cluster
+
+
+def test_committed_steps_that_piled_up_give_way_once_a_later_one_is_whole_for_good(piled):
+    """P4; ADR 0021: 9 and 10 took all room for copies, so no step was acknowledged any more."""
+    for _ in range(6):
+        piled.report()
+
+    assert piled.kept == 10
+    assert [node.save(11) for node in piled.nodes.values()] == [True, True]
+
+
+def test_no_committed_step_gives_way_for_one_that_a_holder_may_still_replace(piled):
+    """P5: a has not heard that 10 is committed, and gives it up for 11: then 9 is the newest."""
+    piled.report("b")
+    piled.report("a", answered=False)
+    piled.report("b")
+    assert {9, 10} <= piled.committed()
+    assert not piled.run.dropped(CheckpointId(RUN, Step(9), Generation(1)))
+    assert piled.nodes["a"].save(11)
+
+    assert max(int(key.step) for key in piled.whole()) == 9
+
+
+def test_steps_that_wait_for_their_copies_stay_as_long_as_there_are_slots_for_them():
+    """P5: with a third slot two may wait; if 9 went for 10, and 10 for 11, none would get there."""
+    cluster = Cluster("a", "b", replicas=1, slots=3)
+    cluster.commit(8)
+    for node in cluster.nodes.values():
+        node.others = {}
+    for step in (9, 10):
+        assert all(node.save(step) for node in cluster.nodes.values())
+        for _ in range(3):
+            cluster.report()
+
+    assert cluster.kept == 8
+    assert all(node.steps() == {8, 9, 10} for node in cluster.nodes.values())
 
 
 @pytest.mark.parametrize("known", ["copied_at_s", "durable_at_s", "drain_at_s"])

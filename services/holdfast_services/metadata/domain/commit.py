@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from holdfast.core.budget import slots_per_rank
 from holdfast.core.facts import AbandonedStep, Event, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast_services.metadata.domain.attempts import status_by_rank
@@ -33,7 +34,7 @@ from holdfast_services.metadata.domain.model import (
 def commit(run: Run, evidence: Evidence, live: Sequence[Node], now_s: float) -> Run:
     """Return the run with every level that the evidence proves, and who knows of it."""
     places = domains_of(live)
-    seen = {n.name: key for n in live for key in n.inventory.seen if key.run == run.id}
+    seen = _seen(run, live)
     rows = {row.id: row for row in run.checkpoints}
     for key, copies in evidence.live.items():
         row = rows.get(key)
@@ -73,13 +74,22 @@ def _acknowledged(
     """
     if row.copied_at_s is not None or run.attempt is None:
         return row
-    kept = {
+    if not spread(run.attempt, _firm(copies, seen), places, run.attempt.replicas_allowed):
+        return row
+    return replace(row, copied_at_s=now_s)
+
+
+def _seen(run: Run, nodes: Iterable[Node]) -> Mapping[str, CheckpointId]:
+    """Return node -> the newest committed checkpoint that it has heard of."""
+    return {n.name: key for n in nodes for key in n.inventory.seen if key.run == run.id}
+
+
+def _firm(copies: CheckpointCopies, seen: Mapping[str, CheckpointId]) -> CheckpointCopies:
+    """Return the copies with those holders only that will not replace them."""
+    return {
         key: replace(item, nodes=tuple(n for n in item.nodes if n in seen and _heard(seen[n], key)))
         for key, item in copies.items()
     }
-    if not spread(run.attempt, kept, places, run.attempt.replicas_allowed):
-        return row
-    return replace(row, copied_at_s=now_s)
 
 
 def _heard(seen: CheckpointId, shard: ShardId) -> bool:
@@ -133,14 +143,16 @@ def abandon(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Outcome:
 
     What ranks say takes no committed step away. What is there does as long as nothing was freed
     for it: a holder that had not heard of the commit has replaced it, and who has heard would
-    keep its part of it, and with it the slot for all later steps (ADR 0021).
+    keep its part of it, and with it the slot for all later steps (ADR 0021). So do those of which
+    more were committed than ranks have slots for (see ``_piled``).
     """
     known = {(step.step, step.generation) for step in run.abandoned}
     committed = {row.id for row in run.checkpoints} | set(run.pins)
     safe = {row.id for row in run.checkpoints if _safe(row)} | set(run.pins)
     told = [step for node in nodes.values() for step in node.inventory.abandoned]
     fresh: dict[tuple[int, int], AbandonedStep] = {}
-    for steps, spared in ((told, committed), (_lost(run, nodes, evidence), safe)):
+    found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))
+    for steps, spared in ((told, committed), (found, safe)):
         for step in steps:
             key = CheckpointId(run.id, step.step, step.generation)  # type: ignore[arg-type]
             here = (step.step, step.generation)
@@ -181,6 +193,33 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
                     run=run.id, step=key.step, generation=key.generation, reason=reason
                 )
                 break
+
+
+def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[AbandonedStep]:
+    """Return committed steps that wait for their copies, beyond what ranks have slots for.
+
+    An outage can leave more of them than one, whose holders have replaced some parts and have no
+    room for others: none was ever acknowledged. The oldest go, once a later one is firm.
+    """
+    if run.attempt is None:
+        return
+    beside = run.parent is not None or keep_from(run) is not None
+    room = slots_per_rank(persist=run.attempt.persist.on) - beside
+    waiting = (row.id for row in run.checkpoints if run.usable(row.id) and not _safe(row))
+    mine = sorted((key for key in waiting if key.generation == _committing(run)), reverse=True)
+    beyond = mine[room:]
+    firm = _firm_from(run, nodes, evidence) if beyond else None
+    for key in beyond:
+        if firm is not None and key < firm:
+            reason = f"step {firm.step} is whole, and its copies need the room"
+            yield AbandonedStep(run=run.id, step=key.step, generation=key.generation, reason=reason)
+
+
+def _firm_from(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> CheckpointId | None:
+    """Return the newest committed checkpoint that is whole with holders that will keep it."""
+    seen = _seen(run, nodes.values())
+    firm = (row.id for row in run.checkpoints if whole(_firm(evidence.live.get(row.id, {}), seen)))
+    return max((key for key in firm if run.usable(key)), default=None)
 
 
 def _abandoned(run: Run, step: AbandonedStep) -> Event:
