@@ -10,7 +10,7 @@ Units: bytes, seconds; ``step`` counts optimizer steps completed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from holdfast.core.ids import CheckpointId, ShardId
@@ -178,6 +178,11 @@ class Inventory:
     bad_sources: tuple[BadSource, ...] = ()
     leaving: bool = False
     seen: tuple[CheckpointId, ...] = ()
+
+    def lasting(self) -> Inventory:
+        """Return it without what changes with every training step: nobody acts on that at once."""
+        ranks = tuple(replace(rank, step=0, step_s=0.0, saving=(), notes=()) for rank in self.ranks)
+        return replace(self, incarnation=0, sequence=0, used_bytes=0, ranks=ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

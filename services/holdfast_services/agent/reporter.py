@@ -17,6 +17,8 @@ from holdfast_services.agent.clients import MetadataClient
 
 HEARTBEAT_S = 1.0
 COALESCE_S = 0.005
+PROGRESS_S = 0.2
+"""How long the progress of training is held back: else each step of each rank is a report."""
 WATCH_S = 20.0
 RETRY_S_MAX = 2.0
 EVENTS_COUNT_MAX = 256
@@ -56,13 +58,17 @@ class Reporter:
         self._incarnation = time.time_ns()
         self._sequence = 0
         self._dirty = asyncio.Event()
+        self._progress: asyncio.TimerHandle | None = None
         self._reached = asyncio.Event()
         self._events: deque[Event] = deque(maxlen=EVENTS_COUNT_MAX)
         self._eventful = asyncio.Event()
 
-    def poke(self) -> None:
-        """The inventory has changed: report soon."""
-        self._dirty.set()
+    def poke(self, pressing: bool) -> None:
+        """The inventory has changed: report at once, or with what else changes soon."""
+        if pressing:
+            self._dirty.set()
+        elif self._progress is None:
+            self._progress = asyncio.get_running_loop().call_later(PROGRESS_S, self._dirty.set)
 
     def tell(self, event: Event) -> None:
         """Queue news for people; the oldest is dropped when there are too many."""
@@ -94,6 +100,9 @@ class Reporter:
             await _wait(self._dirty, wait_s)
             await asyncio.sleep(COALESCE_S)
             self._dirty.clear()
+            if self._progress:
+                self._progress.cancel()
+                self._progress = None
             try:
                 view = await self._client.report(self._next())
             except CheckpointError as error:

@@ -40,6 +40,7 @@ from holdfast_services.agent.domain import (
     dump,
     handle,
     inventory,
+    pressing,
     rules,
     session_view,
 )
@@ -91,7 +92,7 @@ class AgentService:
         self._views_count = 0
         self._inventory: Inventory | None = None
         self._outcomes: dict[ShardId, list[asyncio.Future[str]]] = defaultdict(list)
-        self.on_inventory: Callable[[], None] = lambda: None
+        self.on_inventory: Callable[[bool], None] = lambda _: None
         self.on_event: Callable[[facts.Event], None] = lambda _: None
 
     # ------------------------------------------------------------------------- the machine
@@ -129,8 +130,8 @@ class AgentService:
             del self._views[gone]
         now = inventory(self.state, incarnation=0, sequence=0)
         if now != self._inventory:
-            self._inventory = now
-            self.on_inventory()
+            before, self._inventory = self._inventory, now
+            self.on_inventory(pressing(before, now))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -109,7 +109,6 @@ class Service:
         _check_inventory(inventory)
         began_s = time.monotonic()
         incarnation_min = await self._reports.ask(inventory)
-        self.tell()
         view = await self._view(inventory.node.node)
         self.reports_count += 1
         self.report_s_sum += time.monotonic() - began_s
@@ -224,7 +223,12 @@ class Service:
         return await self._in_thread(lambda: _versioned(node_view(world, node)))
 
     async def _report_all(self, inventories: Sequence[Inventory]) -> Sequence[int]:
-        return await self.write(lambda c: transactions.report(c, inventories, self.limits))
+        answers, changed = await self.write(
+            lambda c: transactions.report(c, inventories, self.limits)
+        )
+        if changed:
+            self.tell()
+        return answers
 
     async def _register_all(
         self, wishes: Sequence[tuple[Registration, str]]

@@ -105,8 +105,14 @@ def _refused(wish: attempts.Registration, refusal: CheckpointError) -> list[Even
     ]
 
 
-def report(catalogue: Catalogue, inventories: Sequence[Inventory], limits: Limits) -> list[int]:
-    """Take inventories and all that follows; 0 for each, or the incarnation it must exceed."""
+def report(
+    catalogue: Catalogue, inventories: Sequence[Inventory], limits: Limits
+) -> tuple[list[int], bool]:
+    """Take inventories and all that follows.
+
+    Returns:
+        0 for each, or the incarnation it must exceed; and whether somebody has to be told.
+    """
     now_s = catalogue.now_s()
     pulse(catalogue, now_s, limits)
     before = catalogue.nodes()
@@ -116,11 +122,18 @@ def report(catalogue: Catalogue, inventories: Sequence[Inventory], limits: Limit
     for item in sorted(inventories, key=lambda i: (i.node.node, i.incarnation, i.sequence)):
         answers[_key(item)] = _take(catalogue, item, now_s, limits)
     nodes = catalogue.nodes()
+    changed = any(_is_news(item, before.get(item.node.node), now_s) for item in inventories)
     for run in (informed(catalogue, run, nodes) for run in runs):
         outcome = advance(run, nodes, now_s, limits)
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)
-    return [answers[_key(item)] for item in inventories]
+        changed = changed or _same_but_lease(run) != _same_but_lease(outcome.run)
+    return [answers[_key(item)] for item in inventories], changed
+
+
+def _is_news(item: Inventory, before: Node | None, now_s: float) -> bool:
+    """Tell whether an inventory says more than that its node lives and its ranks have gone on."""
+    return before is None or not before.live(now_s) or item.lasting() != before.inventory.lasting()
 
 
 def _key(item: Inventory) -> str:

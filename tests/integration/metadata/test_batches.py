@@ -2,6 +2,7 @@
 
 import asyncio
 
+from holdfast.core.facts import RankStatus
 from holdfast.errors import StaleGenerationError
 from holdfast_services.metadata import transactions
 from holdfast_services.metadata.batch import Batch
@@ -57,3 +58,24 @@ async def test_who_has_gone_while_waiting_is_not_asked_for():
 
     assert ["A", "C"] == await asyncio.gather(first, there)
     assert [["a"], ["c"]] == asked
+
+
+async def test_who_waits_for_a_change_is_not_woken_by_progress(database_url, kit):
+    """Defect C4: else each step of each rank has every node's view made anew."""
+    agent, run = kit.Agent("a"), first_run(kit.JOB)
+    woken = []
+    async with kit.running(database_url) as service:
+        for change in ("joins", "lives", "opens", "trains", "holds", "lives"):
+            if change in ("opens", "trains"):
+                step = 5 if change == "trains" else 0
+                agent.ranks = (RankStatus(job=kit.JOB, run=run, generation=1, rank=0, step=step),)
+            if change == "holds":
+                agent.hold(run, 1, 1, 0, world=1)
+            waiting = asyncio.create_task(service.changed(60))
+            await asyncio.sleep(0)
+            await service.report(agent.inventory())
+            await asyncio.sleep(0)
+            woken.append(change if waiting.done() else "")
+            waiting.cancel()
+
+    assert woken == ["joins", "", "opens", "", "holds", ""]

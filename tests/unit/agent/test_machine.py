@@ -35,6 +35,7 @@ from holdfast_services.agent.domain import (
     admit,
     handle,
     inventory,
+    pressing,
     rules,
     session_view,
 )
@@ -307,6 +308,29 @@ def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
     assert [HeldState.SEALED] == [held.state for held in shown.shards]
     shown = inventory(state(bad), incarnation=1, sequence=1)
     assert [HeldState.QUARANTINED] == [held.state for held in shown.shards]
+
+
+def test_what_cannot_wait_until_the_next_report():
+    """Progress is of every step, and what was freed is freed by the catalogue's word."""
+    one = SessionUpdate(session=session().id, step=4, saving=(4,), step_s=0.1)
+    begun, _ = handle(state(sealed("s1", 3)), ev.SessionOpened(session()))
+    trains, _ = handle(begun, ev.Updated(one))
+    told, _ = handle(begun, ev.Updated(replace(one, wants_save=True)))
+    ended, _ = handle(begun, ev.SessionEnded(session().id))
+    more = replace(begun, slots={**begun.slots, "s2": sealed("s2", 4)})
+    bad = replace(begun, slots={"s1": sealed("s1", 3, held=HeldState.QUARANTINED)})
+    fewer = replace(begun, slots={})
+    seen = replace(begun, seen={"r1": shard(3).id.checkpoint})
+    at_once = {
+        name: pressing(*(inventory(s, incarnation=1, sequence=1) for s in (begun, after)))
+        for name, after in {
+            "trains": trains, "told": told, "ended": ended, "more": more, "bad": bad,
+            "fewer": fewer, "seen": seen,
+        }.items()
+    }  # fmt: skip
+
+    assert [name for name, now in at_once.items() if not now] == ["trains", "fewer"]
+    assert pressing(None, inventory(begun, incarnation=1, sequence=1))
 
 
 def asked(length=KIB, slots=2, checkpoint=0):

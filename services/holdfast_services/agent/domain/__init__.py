@@ -3,7 +3,7 @@
 from holdfast_services.agent.domain.machine import handle
 from holdfast_services.agent.domain.rules import admit
 from holdfast_services.agent.domain.state import Content, Reservation, Session, Slot, State, Work
-from holdfast_services.agent.domain.views import dump, inventory, session_view
+from holdfast_services.agent.domain.views import dump, inventory, pressing, session_view
 
 __all__ = [
     "Content",
@@ -16,5 +16,6 @@ __all__ = [
     "dump",
     "handle",
     "inventory",
+    "pressing",
     "session_view",
 ]
