@@ -29,6 +29,7 @@ from holdfast.core.facts import AbandonedStep, Event, StepNote
 from holdfast.core.ids import CheckpointId, run_id
 from holdfast.core.notes import NOTES_COUNT_MAX
 from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.text import tellable
 from holdfast.errors import (
     AccessError,
     CheckpointError,
@@ -222,11 +223,11 @@ class Session:
             if note is not None:
                 box.notes.append(note)
             if abandoned is not None:
-                box.abandoned.append(abandoned)
+                box.abandoned.append(replace(abandoned, reason=tellable(abandoned.reason)))
             if closed_slot is not None:
                 box.closed_slots.append(closed_slot)
             if event is not None:
-                box.events.append(event)
+                box.events.append(replace(event, message=tellable(event.message)))
         if loaded or wants_save or wants_slot or note or abandoned or closed_slot or event:
             self._urgent.set()
         self._wake.set()

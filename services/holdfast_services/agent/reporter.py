@@ -9,9 +9,11 @@ import asyncio
 import logging
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 from holdfast.core.facts import Event, Inventory, NodeView
+from holdfast.core.text import tellable
 from holdfast.errors import CheckpointError
 from holdfast_services.agent.clients import MetadataClient
 
@@ -73,7 +75,7 @@ class Reporter:
     def tell(self, event: Event) -> None:
         """Queue news for people; the oldest is dropped when there are too many."""
         log.log(_LEVELS.get(event.severity, logging.INFO), "%s: %s", event.kind, event.message)
-        self._events.append(event)
+        self._events.append(replace(event, message=tellable(event.message)))
         self._eventful.set()
 
     async def run(self) -> None:

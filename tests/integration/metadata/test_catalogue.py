@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from holdfast.core.facts import DecisionState, Event, SupersedeRule
+from holdfast.core.facts import AbandonedStep, DecisionState, Event, SupersedeRule
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
@@ -62,6 +62,21 @@ async def test_a_life_of_save_crash_restore_and_load(database_url, agents, kit):
             assert run_view(view).decision.state is DecisionState.CONFIRMED
             assert run_view(view).pinned == (() if loaded else (key,))
         assert run_view(view).superseded[-1].after_step == 10
+
+
+async def test_a_reason_that_postgres_cannot_hold_stops_no_report(database_url, agents, kit):
+    """P4: a rank says why it gave a step up in words of the user's code, NUL among them."""
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        given_up = AbandonedStep(run=seat.run, step=5, generation=seat.generation, reason="a\0b")
+        inventory = replace(agents[0].inventory(), abandoned=(given_up,))
+        view = await service.report(inventory)
+        await service.record("a", [Event(kind="k", severity="info", message="c\0d")])
+
+        said = [row["message"] for row in await service.read(lambda c: c.last_events(9))]
+    assert [one.step for one in run_view(view).abandoned] == [5]
+    assert any(r"a\x00b" in text for text in said)
+    assert any(r"c\x00d" in text for text in said)
 
 
 async def test_every_call_may_be_repeated(database_url, agents, kit):

@@ -14,11 +14,13 @@ from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
 from holdfast.handle import SaveHandle
 from holdfast.registration import Attempt, Membership
+from holdfast.rpc.codec import to_message
 from holdfast.saving import HANDLES_COUNT_MAX, Saver
 from holdfast.session import Session
 from holdfast.snapshot.engine import Snapshot
 from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture
+from holdfast.v1 import agent_pb2 as pb
 
 
 @pytest.fixture
@@ -253,6 +255,19 @@ def test_whatever_a_save_raises_costs_that_save_and_names_the_value(leased, erro
     assert 2 not in leased.session._outbox.saving, "nobody waits for it"
     leased.value.error = None
     leased.save(3).wait("staged", timeout_s=20)
+
+
+@pytest.mark.parametrize("said", ["no file /data/\udcff.bin", "a\0b", "x" * (80 << 20)])
+def test_whatever_an_error_says_the_agent_can_be_told(leased, said):
+    """P4: what cannot be sent ends the update thread, or stands in front of all that is."""
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.value.error = ValueError(said)
+
+    leased.save(2)
+
+    sent = to_message(leased.session._outbox.message("s"), pb.UpdateRequest).SerializeToString()
+    assert len(sent) < 1 << 16
+    assert b"\0b" not in sent
 
 
 def test_a_copy_that_fails_gives_its_slot_back(leased, monkeypatch):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import RowMapping, and_, delete, func, insert, select, update
 
 from holdfast.core.facts import Event, Inventory
+from holdfast.core.text import tellable
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata import tables as t
@@ -139,7 +140,7 @@ class NodeStatements(Statements):
                 "at_s": now_s,
                 "kind": event.kind[:64],
                 "severity": event.severity[:16],
-                "message": event.message,
+                "message": tellable(event.message),
                 "job": event.job[:128],
                 "node": node,
                 "context": json.dumps(dict(event.context), sort_keys=True),

@@ -1,0 +1,15 @@
+"""Texts that people are told, as every message and database can hold them. Pure."""
+
+from __future__ import annotations
+
+TEXT_LENGTH_MAX = 2_000
+
+
+def tellable(text: str) -> str:
+    """Return ``text``, cut to ``TEXT_LENGTH_MAX`` and without what not everybody can hold.
+
+    What an exception says is not ours: it may quote bytes, or a file whose name is no text. No
+    message takes half a surrogate pair, and Postgres no NUL.
+    """
+    plain = text[:TEXT_LENGTH_MAX].replace("\0", r"\x00")
+    return plain.encode(errors="backslashreplace").decode()
