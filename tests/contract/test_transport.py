@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.core import digest
 from holdfast.core.digest import PART_BYTES, part_digest, part_ranges
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
@@ -15,6 +16,7 @@ from holdfast_services.transport import (
     FetchRequest,
     InterruptedFetchError,
     ServedSegments,
+    tcp_client,
 )
 from holdfast_services.transport.memory import MemoryNetwork, MemoryTransport
 from holdfast_services.transport.tcp import TcpTransport
@@ -168,6 +170,58 @@ def test_a_mismatch_that_happens_once_is_asked_for_again(ends, segment):
         stop=threading.Event(),
     )
     assert segment[:1000] == target
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_stream_that_ends_unforeseen_leaves_no_part_out_unsaid(segment, monkeypatch, at):
+    """A4: parts that the stream had asked for are missing, whichever of the two it was."""
+    near, far, _ = _tcp()
+    made, arrived = [], threading.Barrier(2)
+
+    def part_hasher():
+        made.append(threading.current_thread())
+        if len(made) <= 2:
+            arrived.wait(10)  # both streams have a part
+        if (threading.current_thread() is threading.main_thread()) == (at == 0):
+            raise MemoryError
+        return digest.part_hasher()
+
+    monkeypatch.setattr(tcp_client, "part_hasher", part_hasher)
+    address = far.serve(serving(segment))
+    target, done = memoryview(bytearray(LENGTH)), set()
+    try:
+        with pytest.raises(UnavailableError):
+            near.fetch(address, request_for(segment), target, done=done, stop=threading.Event())
+    finally:
+        far.close()
+    assert done != {0, 1, 2}
+
+
+def test_a_machine_without_threads_fetches_with_one_stream(segment, monkeypatch):
+    near, far, _ = _tcp()
+    address = far.serve(serving(segment))
+    target, done = bytearray(LENGTH), set()
+    start = threading.Thread.start
+
+    def refuses(thread):
+        if thread.name == "fetch-stream":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    request, stop = request_for(segment), threading.Event()
+    near.fetch(address, request, memoryview(target), done=done, stop=stop)
+    far.close()
+    assert segment == target
+
+
+@pytest.mark.parametrize("address", ["x" * 70 + ".y:1", "é..:1", "a\0b:1", "127.0.0.1:99999"])
+def test_an_address_that_is_none_is_unavailable(segment, address):
+    """P9: a peer says where it serves; what it says may be anything."""
+    near, _, _ = _tcp()
+    target = memoryview(bytearray(LENGTH))
+    with pytest.raises(UnavailableError):
+        near.fetch(address, request_for(segment), target, done=set(), stop=threading.Event())
 
 
 def test_nobody_there_is_unavailable(ends, segment):

@@ -11,7 +11,7 @@ import logging
 from holdfast.core.facts import HeldState, Peer
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
-from holdfast_services.agent import sealer, sidecar
+from holdfast_services.agent import sealer
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import Slot, State
 from holdfast_services.transport import ServedSegments
@@ -47,5 +47,5 @@ def _sealed(arena: Arena, slot: Slot, node: str) -> Slot:
             free = SlotName(slot.name.slot, slot.name.incarnation, SlotState.FREE)
             arena.rename(slot.name, free)
             return Slot(name=free, length_bytes=slot.length_bytes)
-        arena.write_sidecar(slot.name, sidecar.encode(content))
+        sealer.note(arena, slot.name, content)
     return Slot(name=slot.name, length_bytes=slot.length_bytes, content=content)

@@ -41,6 +41,8 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY = ".tmp"
+_NOT_OURS = (FileNotFoundError, IsADirectoryError)
+_DIGESTS = "the digests of a segment"
 
 
 class SlotFile:
@@ -172,15 +174,25 @@ class Arena:
         except OSError as cause:
             os.close(fd)
             self._unlink(temporary)
-            raise self._full(length_bytes, cause) from cause
+            raise self._full(f"a slot of {format_bytes(length_bytes)}", cause) from cause
         with self._guard:
             os.rename(temporary, name.file_name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
             self._files[name.slot] = file
 
-    def _full(self, length_bytes: int, cause: OSError) -> ExhaustedError:
+    def check_room(self, length_bytes: int) -> None:
+        """Refuse what the file system would refuse too, before the work that leads there.
+
+        Raises:
+            ExhaustedError: fewer than ``length_bytes`` are free.
+        """
+        statistics = os.fstatvfs(self._dir_fd)
+        if statistics.f_bavail * statistics.f_frsize < length_bytes:
+            raise self._full(_DIGESTS, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    def _full(self, what: str, cause: OSError) -> ExhaustedError:
         statistics = os.fstatvfs(self._dir_fd)
         return ExhaustedError(
-            f"no room for a slot of {format_bytes(length_bytes)} in {self.folder}: "
+            f"no room for {what} in {self.folder}: "
             f"{format_bytes(statistics.f_bavail * statistics.f_frsize)} of "
             f"{format_bytes(statistics.f_blocks * statistics.f_frsize)} free, budget "
             f"{format_bytes(self.budget_bytes)} ({cause.strerror})"
@@ -242,23 +254,22 @@ class Arena:
             fd = os.open(temporary, flags, 0o600, dir_fd=self._dir_fd)
             with os.fdopen(fd, "wb") as stream:
                 stream.write(data)
+            os.rename(
+                temporary, name.sidecar_name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd
+            )
         except OSError as cause:
             self._unlink(temporary)
-            raise self._full(len(data), cause) from cause
-        os.rename(temporary, name.sidecar_name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
+            raise self._full(_DIGESTS, cause) from cause
 
     def read_sidecar(self, name: SlotName) -> bytes | None:
-        """Return the digests of a slot, or None when there are none."""
+        """Return the digests of a slot, or None when there are none that can be read."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = os.open(
-                name.sidecar_name,
-                os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC,
-                dir_fd=self._dir_fd,
-            )
+            fd = os.open(name.sidecar_name, flags, dir_fd=self._dir_fd)
+            with os.fdopen(fd, "rb") as stream:
+                return stream.read(SIDECAR_BYTES_MAX)
         except OSError:
             return None
-        with os.fdopen(fd, "rb") as stream:
-            return stream.read(SIDECAR_BYTES_MAX)
 
     def session_alive(self, session: str) -> bool:
         """Tell whether a process holds the session's lock; does not take it."""
@@ -273,7 +284,7 @@ class Arena:
 
     def forget_session(self, session: str) -> None:
         """Remove the lock file of a session that has ended."""
-        with suppress(FileNotFoundError):
+        with suppress(*_NOT_OURS):
             os.unlink(session_id(session), dir_fd=self._sessions_fd)
 
     def sweep_sessions(self) -> None:
@@ -294,7 +305,7 @@ class Arena:
         os.close(self._sessions_fd)
 
     def _unlink(self, entry: str) -> None:
-        with suppress(FileNotFoundError):
+        with suppress(*_NOT_OURS):
             os.unlink(entry, dir_fd=self._dir_fd)
 
 

@@ -5,6 +5,7 @@ Runs in threads; blocking. Knows the arena and the segment format, nothing of th
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -12,12 +13,14 @@ from holdfast.core.digest import part_digest, part_digests, part_ranges, root_di
 from holdfast.core.facts import Shard
 from holdfast.core.segment import header_length, parse_header
 from holdfast.core.slots import SlotName, SlotState
-from holdfast.errors import CheckpointError, ConflictError, ManifestError
+from holdfast.errors import CheckpointError, ConflictError, ExhaustedError, ManifestError
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import Content
 
 CHECK_THREADS_COUNT = 4
+
+log = logging.getLogger(__name__)
 
 
 class SlotBusyError(ConflictError):
@@ -41,12 +44,14 @@ def seal(
 
     Raises:
         SlotBusyError: the writer holds the lock; try again.
+        ExhaustedError: no room for the sidecar; found before a byte is hashed.
         ManifestError: not a segment, or not one of ``expected``.
     """
     file = arena.file(name.slot)
     if not file.lock():
         raise SlotBusyError(f"slot {name.file_name} is still locked by its writer")
     try:
+        arena.check_room(sidecar.length_bytes(file.length_bytes))
         content = describe(file.view, owner=owner)
         shard = content.shard.id
         if expected and (shard.run, shard.generation, shard.rank) != expected:
@@ -71,6 +76,17 @@ def finish(arena: Arena, name: SlotName, content: Content) -> None:
     arena.write_sidecar(name, sidecar.encode(content))
     if not arena.rename(name, name.to(SlotState.SEALED)):
         raise ConflictError(f"slot {name.file_name} was taken away")
+
+
+def note(arena: Arena, name: SlotName, content: Content) -> None:
+    """Write a sealed slot's sidecar once more; a full file system costs the note and no more.
+
+    Without it the next agent hashes the slot again, at the latest before it is restored from.
+    """
+    try:
+        arena.write_sidecar(name, sidecar.encode(content))
+    except ExhaustedError as error:
+        log.warning("slot %s goes without a note: %s", name.file_name, error)
 
 
 def describe(view: memoryview, *, owner: str) -> Content:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -28,7 +28,7 @@ from holdfast.errors import (
     PreconditionError,
     UnavailableError,
 )
-from holdfast_services.agent import sealer, sidecar
+from holdfast_services.agent import sealer
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import Located, PeerClients
 from holdfast_services.agent.domain import (
@@ -142,7 +142,7 @@ class AgentService:
             self.on_event(action.event)
         elif isinstance(action, ev.Quarantine):
             self._served.withdraw(action.name)
-            self._arena.write_sidecar(action.name, sidecar.encode(action.content))
+            sealer.note(self._arena, action.name, action.content)
         else:
             self._spawn(self._run(action))
 
@@ -164,16 +164,24 @@ class AgentService:
             log.error("work failed", exc_info=task.exception())
 
     async def _run(self, action: ev.Action) -> None:
+        try:
+            happened = await self._happened(action)
+        except Exception as error:
+            # The machine waits for an answer: without one it would never begin this again.
+            log.exception("%s failed", type(action).__name__)
+            happened = ev.gave_up(action, f"{type(error).__name__}: {error}")
+        for event in happened:
+            self.dispatch(event)
+
+    async def _happened(self, action: ev.Action) -> Sequence[ev.Event]:
+        """Perform what takes long; return what came of it."""
         if isinstance(action, ev.Fetch):
-            for event in await self._fetcher.fetch(action):
-                self.dispatch(event)
-        elif isinstance(action, ev.AskHold):
-            self.dispatch(await self._ask(action))
-        else:
-            loop = asyncio.get_running_loop()
-            happened = await loop.run_in_executor(self._threads, self._blocking, action)
-            if happened is not None:
-                self.dispatch(happened)
+            return await self._fetcher.fetch(action)
+        if isinstance(action, ev.AskHold):
+            return [await self._ask(action)]
+        loop = asyncio.get_running_loop()
+        happened = await loop.run_in_executor(self._threads, self._blocking, action)
+        return [happened] if happened is not None else []
 
     def _blocking(self, action: ev.Action) -> ev.Event | None:
         """Perform what takes long; runs in a thread and touches no state."""
@@ -199,9 +207,10 @@ class AgentService:
             content = sealer.seal(
                 self._arena, action.name, owner=self.state.me.node, expected=action.expected
             )
-        except (sealer.SlotBusyError, ExhaustedError):
-            # The writer's lock, or a full file system: what is in the slot is worth trying again.
+        except sealer.SlotBusyError:
             return ev.SealBlocked(action.name)
+        except ExhaustedError as error:  # what is in the slot is worth trying again
+            return ev.SealBlocked(action.name, str(error))
         except CheckpointError as error:
             return ev.SealFailed(action.name, str(error))
         return ev.SlotSealed(action.name, content)
@@ -211,13 +220,13 @@ class AgentService:
         if not file.lock():
             if action.replace and self._arena.drop(action.name):
                 return ev.Reclaimed(action.name, replaced=True)
-            return ev.ReclaimBlocked(action.name)
+            return ev.WorkBlocked(action.name)
         try:
             freed = self._arena.rename(action.name, action.name.to(SlotState.FREE))
         finally:
             file.unlock()
         if not freed:
-            return ev.ReclaimBlocked(action.name)
+            return ev.WorkBlocked(action.name)
         return ev.Reclaimed(action.name, replaced=False)
 
     def _serve(self, shard: ShardId) -> None:

@@ -15,6 +15,17 @@ from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedForma
 from holdfast_services.agent.domain import Content
 
 VERSION = 1
+NAMES_BYTES_MAX = 4 << 10
+
+_MALFORMED = (
+    *(KeyError, TypeError, ValueError, OverflowError, RecursionError),
+    InvalidRequestError,
+)
+
+
+def length_bytes(segment_bytes: int) -> int:
+    """Return the most that the sidecar of a segment may take."""
+    return NAMES_BYTES_MAX + 2 * DIGEST_BYTES * parts_count(segment_bytes)
 
 
 def encode(content: Content) -> bytes:
@@ -66,7 +77,7 @@ def decode(data: bytes, length_bytes: int) -> Content:
             source=raw["source"] if raw["source"] in ("peer", "object") else "memory",
             held=HeldState.QUARANTINED if raw["quarantined"] else HeldState.SEALED,
         )
-    except (KeyError, TypeError, ValueError, InvalidRequestError) as cause:
+    except _MALFORMED as cause:
         raise ManifestError(f"sidecar is malformed: {cause}") from cause
     if shard.length_bytes != length_bytes:
         raise ManifestError(f"sidecar speaks of {shard.length_bytes} bytes, not {length_bytes}")

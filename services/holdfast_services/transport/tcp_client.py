@@ -7,6 +7,7 @@ cache (measured: ``docs/reference/data-plane.md``).
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import struct
@@ -32,6 +33,8 @@ CONNECT_S_MAX = 5.0
 STALL_S_MAX = 10.0
 POLL_S = 0.2
 SLICE_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -71,18 +74,27 @@ def fetch(
     job = _Job(address, request, destination, done, stop, until_s)
     for index in missing:
         job.parts.put(index)
-    threads = [
-        threading.Thread(target=_stream, args=(job,), name="fetch-stream", daemon=True)
-        for _ in range(min(streams_count, len(missing)) - 1)
-    ]
-    for thread in threads:
-        thread.start()
+    threads = _helpers(job, min(streams_count, len(missing)) - 1)
     if missing:
         _stream(job)
     for thread in threads:
         thread.join()
     if job.errors:
         raise job.errors[0]
+
+
+def _helpers(job: _Job, count: int) -> list[threading.Thread]:
+    """Start streams beside the caller's own; fewer, where the machine has no more threads."""
+    started: list[threading.Thread] = []
+    for _ in range(count):
+        thread = threading.Thread(target=_stream, args=(job,), name="fetch-stream", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as cause:
+            log.warning("fetch of %s with one stream: %s", job.request.key, cause)
+            break
+        started.append(thread)
+    return started
 
 
 def _stream(job: _Job) -> None:
@@ -97,7 +109,7 @@ def _stream(job: _Job) -> None:
                 _part(job, connection, asked.popleft())
     except CheckpointError as error:
         job.errors.append(error)
-    except OSError as cause:
+    except Exception as cause:  # noqa: BLE001 - whatever ends a stream: its parts are missing
         broken = UnavailableError(f"{job.address} broke off: {cause}")
         broken.__cause__ = cause
         job.errors.append(broken)

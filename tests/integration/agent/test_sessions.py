@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -244,6 +245,47 @@ def test_a_full_file_system_is_an_error_with_sizes_and_never_a_signal(node, trai
         a.kill()
     finally:
         os.system(f"umount -l {small}")
+
+
+def test_a_file_system_that_fills_up_costs_time_and_no_segment(node, trainer, shm, catalogue):
+    """P4, P5: others write there too. What waits for room is named, and outlives its writer."""
+    if os.getuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    small = shm / "small"
+    small.mkdir()
+    os.system(f"mount -t tmpfs -o size=8m tmpfs {small}")
+    try:
+        a = node(HOLDFAST_ARENA=str(small / "arena"), HOLDFAST_BUDGET="6M")
+        a.arena = small / "arena"
+        t, ballast = trainer(a), small / "ballast"
+        generation = open_session(a, t.session)
+        reserve(a, t.session, MIB)
+        slot = lease(a, t.session)
+        fill(ballast)
+        assert "closed" == t.ask("write", *slot, 5, generation)
+        until(lambda: catalogue.said("seal_failed"), "said")
+        assert "no room for the digests of a segment" in catalogue.said("seal_failed")[0]
+        t.end()
+        until(lambda: not a.dump()["sessions"][t.session]["live"], "ended")
+        ballast.unlink()
+        until(lambda: a.files("seg"), "sealed after all")
+
+        a.kill()
+        for file in a.arena.glob("*.sum"):
+            file.unlink()
+        fill(ballast)
+        a.start()
+        until(lambda: [i for i in catalogue.held("a") if i.step == 5], "held again")
+        a.kill()
+    finally:
+        os.system(f"umount -l {small}")
+
+
+def fill(ballast) -> None:
+    """Leave no page free on the file system of ``ballast``."""
+    with ballast.open("wb", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
 
 
 def test_a_file_system_smaller_than_the_budget_is_refused_at_start(node, shm):

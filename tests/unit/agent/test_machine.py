@@ -427,7 +427,7 @@ def test_slots_of_an_older_plan_are_taken_back_though_they_are_as_long():
     leases = session_view(after, after.sessions[session().id]).leases
     assert ["s2"] == [item.slot for item in leases]
 
-    after, actions = handle(after, ev.ReclaimBlocked(SlotName("s1", 1, SlotState.WRITING)))
+    after, actions = handle(after, ev.WorkBlocked(SlotName("s1", 1, SlotState.WRITING)))
     assert [] == kinds(actions, ev.ReclaimSlot)
     _, actions = handle(after, ev.Tick(2.0))
     assert ["s1"] == [a.name.slot for a in kinds(actions, ev.ReclaimSlot)]

@@ -163,7 +163,7 @@ def _verify(state: State) -> list[ev.Action]:
             continue
         for shard in decision.shards:
             slot = state.held(shard.id)
-            if slot is None or slot.content is None or slot.work is not Work.NONE:
+            if slot is None or slot.content is None or slot.work is not Work.NONE or slot.blocked:
                 continue
             if slot.content.verified_decision != decision.number:
                 state.slots[slot.name.slot] = replace(slot, work=Work.VERIFYING)

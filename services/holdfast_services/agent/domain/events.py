@@ -8,6 +8,7 @@ from holdfast.core import facts, session
 from holdfast.core.facts import NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotName
+from holdfast.errors import UnavailableError
 from holdfast_services.agent.domain.state import Content, Reservation, Session
 
 # ------------------------------------------------------------------------------------ events
@@ -103,9 +104,10 @@ class SealFailed:
 
 @dataclass(frozen=True, slots=True)
 class SealBlocked:
-    """Its writer still holds the lock."""
+    """It is tried again: its writer holds the lock, or there is a ``reason`` to tell people."""
 
     name: SlotName
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,8 @@ class Reclaimed:
 
 
 @dataclass(frozen=True, slots=True)
-class ReclaimBlocked:
-    """A writer holds it and may keep it, or closed it just now."""
+class WorkBlocked:
+    """It could not be done now: a writer holds the slot, say. It is tried again."""
 
     name: SlotName
 
@@ -183,7 +185,7 @@ class HoldAnswered:
 Event = (
     Tick | SessionOpened | Reserved | Updated | SessionEnded | ViewArrived | MetadataLost
     | SlotCreated | SlotRefused | SlotClosed | SlotSealed | SealFailed | SealBlocked
-    | SlotVerified | Suspected | Reclaimed | ReclaimBlocked | HoldAsked | FetchDone | FetchFailed
+    | SlotVerified | Suspected | Reclaimed | WorkBlocked | HoldAsked | FetchDone | FetchFailed
     | HoldAnswered
 )  # fmt: skip
 
@@ -279,3 +281,18 @@ Action = (
     CreateSlot | DropSlot | RenameSlot | SealSlot | VerifySlot | ReclaimSlot | Fetch | AskHold
     | Quarantine | Emit
 )  # fmt: skip
+
+
+def gave_up(action: Action, reason: str) -> list[Event]:
+    """Return what the machine must hear of an action that failed as nobody foresaw."""
+    if isinstance(action, CreateSlot):
+        return [SlotRefused(action.name.slot, reason)]
+    if isinstance(action, SealSlot):
+        return [SealBlocked(action.name, reason)]
+    if isinstance(action, VerifySlot | ReclaimSlot):
+        return [WorkBlocked(action.name)]
+    if isinstance(action, Fetch):
+        return [FetchFailed(action.name, action.shard.id, reason)]
+    if isinstance(action, AskHold):
+        return [HoldAnswered(action.shard.id, action.peer, UnavailableError.kind, reason)]
+    return []

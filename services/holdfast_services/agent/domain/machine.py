@@ -234,13 +234,15 @@ def _seal_blocked(state: State, event: ev.SealBlocked) -> list[ev.Action]:
     slot = _current(state, event.name)
     if slot is None:
         return []
+    message = f"slot {event.name.file_name} is not sealed yet: {event.reason}"
+    said = say(state, "seal_failed", "error", message) if event.reason else []
     session = rules.holder(state, slot)
-    if session is not None and not session.active:
+    if session is not None and not session.active and not event.reason:
         # A stopped process of an older attempt holds the lock: the file is its own, we move on.
         del state.slots[slot.name.slot]
         return [ev.DropSlot(slot.name)]
     state.slots[slot.name.slot] = replace(slot, work=Work.NONE, blocked=True)
-    return []
+    return said
 
 
 def _verified(state: State, event: ev.SlotVerified) -> list[ev.Action]:
@@ -278,7 +280,7 @@ def _reclaimed(state: State, event: ev.Reclaimed) -> list[ev.Action]:
     return []
 
 
-def _reclaim_blocked(state: State, event: ev.ReclaimBlocked) -> list[ev.Action]:
+def _work_blocked(state: State, event: ev.WorkBlocked) -> list[ev.Action]:
     slot = _current(state, event.name)
     if slot is not None:
         state.slots[slot.name.slot] = replace(slot, work=Work.NONE, blocked=True)
@@ -364,7 +366,7 @@ _NOTES: dict[type[Any], Callable[[State, Any], list[ev.Action]]] = {
     ev.SlotVerified: _verified,
     ev.Suspected: _suspected,
     ev.Reclaimed: _reclaimed,
-    ev.ReclaimBlocked: _reclaim_blocked,
+    ev.WorkBlocked: _work_blocked,
     ev.HoldAsked: _hold_asked,
     ev.FetchDone: _fetch_done,
     ev.FetchFailed: _fetch_failed,
