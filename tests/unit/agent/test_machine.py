@@ -22,7 +22,6 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (
@@ -35,7 +34,6 @@ from holdfast_services.agent.domain import (
     admit,
     handle,
     inventory,
-    pressing,
     rules,
     session_view,
 )
@@ -302,37 +300,6 @@ def test_levels_and_announced_steps_come_from_the_catalogue():
     assert "late" == shown.steps[1].reason
 
 
-def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
-    bad = sealed("s1", 5, held=HeldState.QUARANTINED)
-    shown = inventory(state(bad, sealed("s2", 5)), incarnation=1, sequence=1)
-    assert [HeldState.SEALED] == [held.state for held in shown.shards]
-    shown = inventory(state(bad), incarnation=1, sequence=1)
-    assert [HeldState.QUARANTINED] == [held.state for held in shown.shards]
-
-
-def test_what_cannot_wait_until_the_next_report():
-    """Progress is of every step, and what was freed is freed by the catalogue's word."""
-    one = SessionUpdate(session=session().id, step=4, saving=(4,), step_s=0.1)
-    begun, _ = handle(state(sealed("s1", 3)), ev.SessionOpened(session()))
-    trains, _ = handle(begun, ev.Updated(one))
-    told, _ = handle(begun, ev.Updated(replace(one, wants_save=True)))
-    ended, _ = handle(begun, ev.SessionEnded(session().id))
-    more = replace(begun, slots={**begun.slots, "s2": sealed("s2", 4)})
-    bad = replace(begun, slots={"s1": sealed("s1", 3, held=HeldState.QUARANTINED)})
-    fewer = replace(begun, slots={})
-    seen = replace(begun, seen={"r1": shard(3).id.checkpoint})
-    at_once = {
-        name: pressing(*(inventory(s, incarnation=1, sequence=1) for s in (begun, after)))
-        for name, after in {
-            "trains": trains, "told": told, "ended": ended, "more": more, "bad": bad,
-            "fewer": fewer, "seen": seen,
-        }.items()
-    }  # fmt: skip
-
-    assert [name for name, now in at_once.items() if not now] == ["trains", "fewer"]
-    assert pressing(None, inventory(begun, incarnation=1, sequence=1))
-
-
 def asked(length=KIB, slots=2, checkpoint=0):
     return Reservation(plan_hash="p", length_bytes=length, slots=slots, checkpoint_bytes=checkpoint)
 
@@ -480,15 +447,6 @@ def test_a_checkpoint_that_drains_and_is_the_newest_counts_as_a_slot():
     after, _ = handle(before, view(run_view(keep_from=ten, pinned=(ten,))))
 
     assert 1 == rules.quota_left(after, after.sessions[session().id])
-
-
-def test_what_a_rank_has_begun_is_reported_with_it():
-    before = state()
-    before.sessions = {session().id: session()}
-    update = SessionUpdate(session=session().id, step=7, saving=(5, 6))
-    after, _ = handle(before, ev.Updated(update))
-
-    assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].saving
 
 
 def test_a_registration_says_the_newest_generation_that_anything_here_is_of():

@@ -1,0 +1,83 @@
+"""What an agent says of itself: its inventory, and what of it cannot wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.facts import HeldState, Peer, Shard
+from holdfast.core.ids import ShardId
+from holdfast.core.session import SessionUpdate
+from holdfast.core.slots import SlotName, SlotState
+from holdfast_services.agent.domain import (
+    Content,
+    Session,
+    Slot,
+    State,
+    handle,
+    inventory,
+    pressing,
+)
+from holdfast_services.agent.domain import events as ev
+
+ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
+KIB = 1024
+
+
+def shard(step):
+    return Shard(
+        id=ShardId("r1", step, 1, 0), job="job", world_size=1, plan_hash="p",
+        length_bytes=KIB, root_digest=b"d" * 16,
+    )  # fmt: skip
+
+
+def sealed(name, step, *, held=HeldState.SEALED):
+    content = Content(shard=shard(step), owner="a", digests=b"", held=held)
+    return Slot(name=SlotName(name, 1, SlotState.SEALED), length_bytes=KIB, content=content)
+
+
+def state(*slots):
+    return State(me=ME, budget_bytes=16 * KIB, slots={slot.name.slot: slot for slot in slots})
+
+
+def session():
+    return Session(id=f"{1:032x}", job="job", run="r1", generation=1, rank=0, world_size=1)
+
+
+def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
+    bad = sealed("s1", 5, held=HeldState.QUARANTINED)
+    shown = inventory(state(bad, sealed("s2", 5)), incarnation=1, sequence=1)
+    assert [HeldState.SEALED] == [held.state for held in shown.shards]
+    shown = inventory(state(bad), incarnation=1, sequence=1)
+    assert [HeldState.QUARANTINED] == [held.state for held in shown.shards]
+
+
+def test_what_cannot_wait_until_the_next_report():
+    """Progress is of every step, and what was freed is freed by the catalogue's word."""
+    one = SessionUpdate(session=session().id, step=4, saving=(4,), step_s=0.1)
+    begun, _ = handle(state(sealed("s1", 3)), ev.SessionOpened(session()))
+    trains, _ = handle(begun, ev.Updated(one))
+    told, _ = handle(begun, ev.Updated(replace(one, wants_save=True)))
+    ended, _ = handle(begun, ev.SessionEnded(session().id))
+    more = replace(begun, slots={**begun.slots, "s2": sealed("s2", 4)})
+    bad = replace(begun, slots={"s1": sealed("s1", 3, held=HeldState.QUARANTINED)})
+    fewer = replace(begun, slots={})
+    seen = replace(begun, seen={"r1": shard(3).id.checkpoint})
+    at_once = {
+        name: pressing(*(inventory(s, incarnation=1, sequence=1) for s in (begun, after)))
+        for name, after in {
+            "trains": trains, "told": told, "ended": ended, "more": more, "bad": bad,
+            "fewer": fewer, "seen": seen,
+        }.items()
+    }  # fmt: skip
+
+    assert [name for name, now in at_once.items() if not now] == ["trains", "fewer"]
+    assert pressing(None, inventory(begun, incarnation=1, sequence=1))
+
+
+def test_what_a_rank_has_begun_is_reported_with_it():
+    before = state()
+    before.sessions = {session().id: session()}
+    update = SessionUpdate(session=session().id, step=7, saving=(5, 6))
+    after, _ = handle(before, ev.Updated(update))
+
+    assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].saving
