@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from holdfast.core.facts import Event, Inventory, NodeView
@@ -53,6 +53,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Answer to a report: what its incarnation must exceed, and when its transaction was over."""
+
+    incarnation_min: int
+    since_s: float
+
+
 class Service:
     """The catalogue's use cases; ``start`` before, ``stop`` after. Owns threads, not the engine."""
 
@@ -63,9 +71,12 @@ class Service:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-catalogue")
         self._cache = DecodeCache()
-        self._reports: Batch[Inventory, int] = Batch(self._report_all)
+        self._reports: Batch[Inventory, Taken] = Batch(self._report_all)
         self._seats: Batch[tuple[Registration, str], Seat] = Batch(self._register_all)
         self._changed = asyncio.Event()
+        self._told_s = 0.0
+        self._world: asyncio.Task[World] | None = None
+        self._world_s = 0.0
         self._next_world: asyncio.Task[World] | None = None
         self._loading = asyncio.Lock()
         self._ticker: asyncio.Task[None] | None = None
@@ -108,23 +119,25 @@ class Service:
         """Take a node's inventory and return what the node should know; idempotent."""
         _check_inventory(inventory)
         began_s = time.monotonic()
-        incarnation_min = await self._reports.ask(inventory)
-        view = await self._view(inventory.node.node)
+        taken = await self._reports.ask(inventory)
+        view = await self._view(inventory.node.node, taken.since_s)
         self.reports_count += 1
         self.report_s_sum += time.monotonic() - began_s
-        return replace(view, incarnation_min=incarnation_min) if incarnation_min else view
+        return replace(view, incarnation_min=taken.incarnation_min)
 
     async def watch(self, node: str, version: str, wait_s: float) -> NodeView:
         """Return the node's view once its version is not ``version``, or after ``wait_s``."""
         node_name(node)
         ends_s = time.monotonic() + min(max(wait_s, 0.0), WATCH_S_MAX)
+        since_s = None
         while True:
             changed = self._changed
-            view = await self._view(node)
+            view = await self._view(node, since_s)
             left_s = ends_s - time.monotonic()
             if view.version != version or left_s <= 0:
                 return view
             await _wait(changed, min(left_s, WATCH_POLL_S))
+            since_s = self._told_s if changed.is_set() else None
 
     async def record(self, node: str, events: Sequence[Event]) -> None:
         """Append a node's news, at most ``EVENTS_PER_CALL_MAX``."""
@@ -203,8 +216,13 @@ class Service:
 
         return await self._in_thread(attempt)
 
-    async def world(self) -> World:
-        """Return a snapshot begun after this call; callers at the same time share one."""
+    async def world(self, since_s: float | None = None) -> World:
+        """Return a snapshot begun after ``since_s`` of the loop's clock, or after this call.
+
+        Callers share one: all whom one report wakes, and who reported, wait for the same.
+        """
+        if since_s is not None and self._world is not None and self._world_s >= since_s:
+            return await asyncio.shield(self._world)
         if self._next_world is None:
             self._next_world = asyncio.create_task(self._load_world())
         return await asyncio.shield(self._next_world)
@@ -215,20 +233,23 @@ class Service:
 
     async def _load_world(self) -> World:
         async with self._loading:
-            self._next_world = None  # who asks from here on needs a later snapshot
+            # Who asks from here on needs a later snapshot, unless this one is late enough.
+            self._world, self._next_world = self._next_world, None
+            self._world_s = asyncio.get_running_loop().time()
             return await self.read(lambda c: transactions.snapshot(c, self.limits))
 
-    async def _view(self, node: str) -> NodeView:
-        world = await self.world()
+    async def _view(self, node: str, since_s: float | None = None) -> NodeView:
+        world = await self.world(since_s)
         return await self._in_thread(lambda: _versioned(node_view(world, node)))
 
-    async def _report_all(self, inventories: Sequence[Inventory]) -> Sequence[int]:
+    async def _report_all(self, inventories: Sequence[Inventory]) -> Sequence[Taken]:
         answers, changed = await self.write(
             lambda c: transactions.report(c, inventories, self.limits)
         )
+        since_s = asyncio.get_running_loop().time()
         if changed:
             self.tell()
-        return answers
+        return [Taken(incarnation_min, since_s) for incarnation_min in answers]
 
     async def _register_all(
         self, wishes: Sequence[tuple[Registration, str]]
@@ -240,6 +261,7 @@ class Service:
 
     def tell(self) -> None:
         """Wake all who wait for a change."""
+        self._told_s = asyncio.get_running_loop().time()
         self._changed.set()
         self._changed = asyncio.Event()
 
