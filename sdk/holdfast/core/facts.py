@@ -307,13 +307,24 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """Everything a node acts on, as of one transaction of the catalogue."""
+    """Everything a node acts on, as of one transaction of the catalogue.
+
+    ``taken_incarnation``, ``taken_sequence``: the node's last inventory that was known then; 0:
+    none was. The version does not speak of them.
+    """
 
     version: str
     nodes: tuple[Peer, ...] = ()
     runs: tuple[RunView, ...] = ()
     wants: tuple[Want, ...] = ()
     incarnation_min: int = 0
+    taken_incarnation: int = 0
+    taken_sequence: int = 0
+
+    @property
+    def taken(self) -> tuple[int, int]:
+        """What views of one node are ordered by: its inventories only go up (M4)."""
+        return self.taken_incarnation, self.taken_sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -525,9 +525,16 @@ class NodeView(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     WANTS_FIELD_NUMBER: _builtins.int
     INCARNATION_MIN_FIELD_NUMBER: _builtins.int
+    TAKEN_INCARNATION_FIELD_NUMBER: _builtins.int
+    TAKEN_SEQUENCE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     incarnation_min: _builtins.int
     """Set when the report was refused as old: restart with a higher incarnation."""
+    taken_incarnation: _builtins.int
+    """The node's last inventory that the catalogue had taken: views are in its order. Not part of
+    what the version stands for.
+    """
+    taken_sequence: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Peer]: ...
     @_builtins.property
@@ -542,10 +549,12 @@ class NodeView(_message.Message):
         runs: _abc.Iterable[Global___RunView] | None = ...,
         wants: _abc.Iterable[Global___Want] | None = ...,
         incarnation_min: _builtins.int = ...,
+        taken_incarnation: _builtins.int = ...,
+        taken_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation_min", b"incarnation_min", "nodes", b"nodes", "runs", b"runs", "version", b"version", "wants", b"wants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation_min", b"incarnation_min", "nodes", b"nodes", "runs", b"runs", "taken_incarnation", b"taken_incarnation", "taken_sequence", b"taken_sequence", "version", b"version", "wants", b"wants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

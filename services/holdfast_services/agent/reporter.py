@@ -138,10 +138,12 @@ class Reporter:
                 log.debug("watch: %s", error)
                 await asyncio.sleep(HEARTBEAT_S)
                 continue
-            if view.version != version and not view.incarnation_min:
+            if view.version == version:
+                continue
+            if not view.incarnation_min:
                 self._agent.view_arrived(view)
-            elif view.incarnation_min:
-                await asyncio.sleep(HEARTBEAT_S)
+            if self._agent.view_version == version:
+                await asyncio.sleep(HEARTBEAT_S)  # refused as old: the next report comes first
 
     async def _record_loop(self) -> None:
         while True:

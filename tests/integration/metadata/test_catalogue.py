@@ -280,6 +280,21 @@ async def test_a_watch_of_an_unchanged_view_answers_at_its_deadline(database_url
         assert (await service.watch("a", view.version, 0.01)) == view
 
 
+async def test_a_view_says_which_inventory_it_knows_and_no_heartbeat_makes_it_another(
+    database_url, agents, kit
+):
+    """ADR 0009: the agent puts the answers of reports and watches in order by it."""
+    first, second = agents[0].inventory(), agents[0].inventory()
+    async with kit.running(database_url) as service:
+        views = [await service.report(first), await service.report(second)]
+        late = await service.report(first)
+
+    assert [view.taken for view in (*views, late)] == [
+        (item.incarnation, item.sequence) for item in (first, second, second)
+    ]
+    assert views[0].version == views[1].version
+
+
 async def test_lost_and_leaving_nodes_are_said_once(database_url, agents, kit):
     async with kit.running(database_url, Limits(node_lease_s=0.2), clock=True) as service:
         await service.report(agents[0].inventory())

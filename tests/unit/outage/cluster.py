@@ -6,7 +6,7 @@ Every node hosts one rank. Work that an agent begins ends at once; reports go wh
 from __future__ import annotations
 
 from holdfast.core.budget import SLOTS_PER_RANK
-from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard
+from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard, Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotState
@@ -41,12 +41,12 @@ class Node:
         self.session = ""
         self.said: list[str] = []
 
-    def open(self, generation: int) -> None:
+    def open(self, generation: int, nonce: bytes) -> None:
         """A trainer of this generation begins."""
         self.session = f"{generation}-{self.rank}"
         session = Session(
             id=self.session, job=JOB, run=RUN, generation=generation, rank=self.rank,
-            world_size=self.world, replicas=self.replicas,
+            world_size=self.world, replicas=self.replicas, nonce=nonce,
         )  # fmt: skip
         self.feed(ev.SessionOpened(session))
         asked = Reservation(
@@ -166,7 +166,7 @@ class Cluster:
             node.others = {other.name: other for other in self.nodes.values() if other is not node}
         self.launch(b"first")
 
-    def launch(self, nonce: bytes) -> None:
+    def launch(self, nonce: bytes, start: Start | None = None) -> None:
         """An attempt begins on the nodes that are there, one rank each, and its restore ends."""
         for node in self.nodes.values():
             node.rank = list(self.nodes).index(node.name)
@@ -174,12 +174,12 @@ class Cluster:
             wish = Registration(
                 job=JOB, nonce=nonce, launcher="L", holder="h", takeover=False, rank=node.rank,
                 world_size=node.world, node=node.name, replicas=self.replicas,
-                persist=PersistRule(steps=int(node.slots > SLOTS_PER_RANK)),
+                persist=PersistRule(steps=int(node.slots > SLOTS_PER_RANK)), start=start,
             )  # fmt: skip
             known = self.run.generation if self.run.attempt and node.rank else None
             self.run = register(self.run, wish, known, self.now_s, LIMITS).run
         for node in self.nodes.values():
-            node.open(self.run.generation)
+            node.open(self.run.generation, nonce)
         for _ in range(4):
             self.report()
         for node in self.nodes.values():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.outage.cluster import RUN, Cluster, replaced
 
-from holdfast.core.facts import Decision, DecisionState
+from holdfast.core.facts import Decision, DecisionState, Start
 from holdfast.core.ids import CheckpointId, Generation, Step
 from holdfast.core.slots import SlotState
 from holdfast_services.agent.domain import Slot, rules, session_view
@@ -313,3 +313,22 @@ def test_an_old_view_that_arrives_late_takes_back_no_acknowledgement():
 
     assert 9 in node.steps()
     assert node.state.seen[RUN].step == 9
+
+
+def test_an_old_view_that_arrives_late_frees_nothing_that_was_restored_since():
+    """4.7, M3: views come by report and by watch; the answer of before the restore kept from 8."""
+    cluster = Cluster("a", "b")
+    cluster.commit(7)
+    assert all(node.save(8) for node in cluster.nodes.values())
+    cluster.report()
+    cluster.report()
+    cluster.report(answered=False)
+    assert cluster.kept == 8
+    old = cluster.view("a")
+    cluster.launch(b"second", Start(name="back", step=7))
+    assert cluster.kept == 7
+
+    cluster.nodes["a"].feed(ev.ViewArrived(old))
+
+    assert 7 in cluster.nodes["a"].steps()
+    assert {key.step for key in cluster.whole()} == {7}

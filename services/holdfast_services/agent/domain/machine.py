@@ -110,6 +110,10 @@ def _session_ended(state: State, event: ev.SessionEnded) -> list[ev.Action]:
 
 
 def _view_arrived(state: State, event: ev.ViewArrived) -> list[ev.Action]:
+    if state.view is not None and event.view.taken < state.view.taken:
+        # Reports and watches are answered side by side. An older answer may let go what a restore
+        # has chosen since, from an inventory that this one does not know.
+        return []
     back = bool(state.lost) and state.view is not None
     state.view, state.lost = event.view, ""
     _see(state, event.view)

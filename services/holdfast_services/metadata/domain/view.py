@@ -73,6 +73,8 @@ def node_view(all_of_it: World, name: str) -> NodeView:
         nodes=peers(live),
         runs=tuple(runs),
         wants=tuple(sorted(wanted, key=lambda want: want.reason)),
+        taken_incarnation=mine.inventory.incarnation if mine else 0,
+        taken_sequence=mine.inventory.sequence if mine else 0,
     )
 
 
