@@ -3,6 +3,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -210,21 +211,19 @@ class Fails:
         """Take nothing."""
 
 
-@pytest.fixture
-def leased(tmp_path):
-    """A saver with one real slot in its hands; nobody answers on the agent's socket."""
-    value = Fails()
-    session = Session(tmp_path / "nobody.sock")
-    seen = torch.zeros(3)
-    capture = Capture({"scheduler": value, "seen": seen}, rank=0, world_size=1)
-    membership = Membership(run="r", generation=1, node="n", arena=tmp_path)
+@contextmanager
+def saver_of(folder, state):
+    """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
+    session = Session(folder / "nobody.sock")
+    capture = Capture(state, rank=0, world_size=1)
+    membership = Membership(run="r", generation=1, node="n", arena=folder)
     saver = Saver(capture=capture, session=session, attempt=attempt(), membership=membership)
     saver.save(1)  # makes the plan; there is no agent to reserve its slots
     saver._refused, saver._patience_s = None, 0.0
     plan = saver._plan
 
     def lease(incarnation=1, slot="s1"):
-        path = tmp_path / f"{slot}.{incarnation}.open"
+        path = folder / f"{slot}.{incarnation}.open"
         path.write_bytes(bytes(plan.length_bytes))
         return SlotLease(
             slot=slot,
@@ -233,10 +232,49 @@ def leased(tmp_path):
             plan_hash=plan.plan_hash,
         )
 
-    saver.value, saver.lease, saver.session, saver.seen = value, lease, session, seen
+    saver.lease, saver.session = lease, session
     yield saver
     saver.close(0.0)
     session.close(timeout_s=1.0)
+
+
+@pytest.fixture
+def leased(tmp_path):
+    value, seen = Fails(), torch.zeros(3)
+    with saver_of(tmp_path, {"scheduler": value, "seen": seen}) as saver:
+        saver.value, saver.seen = value, seen
+        yield saver
+
+
+def stepped(weight):
+    """A state with an optimizer, ready to step."""
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    return {"model": torch.nn.ParameterList([weight]), "optimizer": optimizer}
+
+
+def test_who_counts_micro_batches_is_warned_once(tmp_path):
+    """As the page of training loops says: ``step`` counts optimizer steps."""
+    state = stepped(torch.nn.Parameter(torch.zeros(3)))
+    with saver_of(tmp_path, state) as saver:
+        saver.note_step(1)  # a loop may save what it begins with
+        saver.on_view(SessionView(version="1", leases=(saver.lease(),)))
+        saver.save(2).wait("staged", timeout_s=20)
+        state["optimizer"].step()
+        saver.note_step(3)
+
+        with pytest.warns(UserWarning, match=r"step\(4\): .* not micro-batches") as warned:
+            saver.note_step(4)
+        saver.note_step(5)
+
+    assert len(warned) == 1
+
+
+def test_where_no_optimizer_is_captured_none_is_missed(leased):
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.save(2).wait("staged", timeout_s=20)
+
+    leased.note_step(3)
 
 
 @pytest.mark.parametrize(
