@@ -29,7 +29,7 @@ from holdfast.core.tree import Json
 _NEEDED = ("_ddp_init_helper", "_build_params_for_reducer", "_has_rebuilt_buckets", "logger")
 _NEEDED_OF_REDUCER = ("_push_all_rebuilt_params", "get_backward_stats", "_remove_autograd_hooks")
 Ddp = Any  # a DistributedDataParallel: what is used of it has no types
-_HASH_BYTES = 7  # it travels as a signed number of eight
+_HASH_BYTES = 8
 
 
 class BucketOrder:
@@ -72,8 +72,8 @@ class BucketOrder:
             early = "of a static graph it is known from the second step on"
             return early if self.ddp.static_graph else ""
         order, reason = self._read(saved)
-        if not _agreed(self.ddp, _hash([repr(order)]) if order else ""):
-            return reason or "the ranks do not have the same one"
+        if not _agreed(self.ddp, fit=not reason):
+            return reason or "it cannot be done on another rank"
         _remake(self.ddp, order)
         self._order, self._known, self._final = order, saved, False
         return ""
@@ -128,16 +128,15 @@ def _arrived(ddp: Ddp) -> list[int]:
     return sorted(range(len(times)), key=times.__getitem__) if all(times) else []
 
 
-def _agreed(ddp: Ddp, text: str) -> bool:
-    """Tell whether all ranks of the group have the same ``text``, and have one.
+def _agreed(ddp: Ddp, *, fit: bool) -> bool:
+    """Tell whether every rank of the group is ``fit``: all do it, or none.
 
     A reducer with another order than its peers would add up gradients of different parameters.
     """
-    number = int.from_bytes(bytes.fromhex(text), "big")
     device = next(ddp.module.parameters()).device
-    ends = torch.tensor([number, -number], dtype=torch.int64, device=device)
-    dist.all_reduce(ends, op=dist.ReduceOp.MIN, group=ddp.process_group)
-    return bool(text) and ends.tolist() == [number, -number]
+    votes = torch.tensor(int(fit), device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=ddp.process_group)
+    return bool(votes)
 
 
 def _remake(ddp: Ddp, order: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 Prints one line of JSON: for each case and step that was saved, whether the parameters of the
 resumed run are those of the run that went on, bit for bit, after each further step; with the
-order of gradients put back, and without.
+order of gradients put back, and without. And what becomes of an order that one rank cannot take.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.core.facts import Shard
 from holdfast.segments import LoadedSegments
 from holdfast.state.capture import Capture
 
@@ -86,12 +87,16 @@ def bits(state: dict) -> list[bytes]:
     return [p.detach().numpy().tobytes() for p in state["model"].parameters()]
 
 
+def segments_of(folder: Path) -> list[tuple[Path, Shard]]:
+    """Return what all ranks have saved in a folder."""
+    return [(path, worlds.shard_of(path)) for path in sorted(folder.glob("*.closed"))]
+
+
 def resumed(case: str, folder: Path, step: int, rank: int, *, put: bool) -> tuple[list, list]:
     """Return what each further step makes of the parameters, and what could not be put back."""
     state = made(case)
     capture = Capture(state, rank=rank, world_size=dist.get_world_size())
-    files = [(path, worlds.shard_of(path)) for path in sorted(folder.glob("*.closed"))]
-    with LoadedSegments(files) as segments:
+    with LoadedSegments(segments_of(folder)) as segments:
         capture.load(segments, step=step)
         reasons = capture.put_orders(segments) if put else []
     ends = []
@@ -131,6 +136,18 @@ def run(case: str, folder: Path, rank: int) -> dict[str, object]:
     return found
 
 
+def one_unfit(folder: Path, rank: int) -> dict[str, object]:
+    """Return what becomes of an order that the last rank cannot take: it froze a parameter."""
+    state = made("plain")
+    ddp = state["model"]
+    ddp.module.scale.requires_grad_(rank != dist.get_world_size() - 1)
+    reducer = ddp.reducer
+    capture = Capture(state, rank=rank, world_size=dist.get_world_size())
+    with LoadedSegments(segments_of(folder / "plain-2")) as segments:
+        reasons = capture.put_orders(segments)
+    return {"reasons": reasons, "kept": ddp.reducer is reducer}
+
+
 def main() -> None:
     """Join the others and print the findings."""
     folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -139,6 +156,7 @@ def main() -> None:
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
     )
     found = {case: run(case, folder, rank) for case in CASES}
+    found["one_unfit"] = one_unfit(folder, rank)
     dist.destroy_process_group()
     print(json.dumps(found))
 

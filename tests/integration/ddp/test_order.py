@@ -62,3 +62,12 @@ def test_without_the_order_the_bits_differ(found):
     seen = {case: found[0][case]["4"]["without"] for case in CASES}
 
     assert dict.fromkeys(CASES, False) | {"unused": True} == seen
+
+
+def test_where_one_rank_cannot_take_the_order_none_does(found):
+    """Reducers with different orders would add up gradients of different parameters."""
+    said = [rank["one_unfit"]["reasons"] for rank in found]
+
+    assert [True] * RANKS_COUNT == [rank["one_unfit"]["kept"] for rank in found]
+    assert [["model: it cannot be done on another rank"]] * (RANKS_COUNT - 1) == said[:-1]
+    assert "other parameters learn here" in said[-1][0]
