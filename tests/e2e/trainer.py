@@ -1,7 +1,7 @@
 """A rank of the end-to-end tests: trains a small model that exercises one kind of state.
 
-Prints ``step <n>`` lines while it runs and, at the end, one ``final <sha256>`` over everything that
-training could have changed. ``--kill-at`` makes it SIGKILL itself at that step.
+Prints ``step <n> <level> <loss>`` lines while it runs and, at the end, one ``final <sha256>`` over
+everything that training could have changed. ``--kill-at`` makes it SIGKILL itself at that step.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from holdfast.snapshot import engine, gate
 WIDTH = 64
 SAMPLES = 96
 BATCH = 8
+HELD_S_MAX = 30.0
 
 
 class Net(nn.Module):
@@ -124,8 +125,18 @@ class Training:
         step = self._stepping(torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9))
         self.state["ema"] = averaged
 
+        def update() -> None:
+            step()
+            averaged.update_parameters(net)
+
+        return update
+
+    def _make_swapped(self, net: nn.Module) -> Callable[[], None]:
+        """As scripts evaluate an average: it is the parameters' ``.data`` for a while."""
+        update = self._make_ema(net)
+        averaged = cast("nn.Module", self.state["ema"])
+
         def evaluate() -> None:
-            """Swap the average in and out, as scripts do to evaluate."""
             before = [parameter.data for parameter in net.parameters()]
             for parameter, mean in zip(net.parameters(), averaged.parameters(), strict=True):
                 parameter.data = mean.data.clone()
@@ -134,11 +145,6 @@ class Training:
                 parameter.data = data
 
         self.end = evaluate
-
-        def update() -> None:
-            step()
-            averaged.update_parameters(net)
-
         return update
 
     def _make_by_hand(self, net: nn.Module) -> Callable[[], None]:
@@ -167,23 +173,24 @@ class Training:
         return self._stepping(torch.optim.SGD(both, lr=1e-2, momentum=0.9))
 
 
-def hold_copies(training: Training) -> Callable[[], int]:
+def hold_copies(training: Training) -> None:
     """Keep every copy in flight until the next update waits for it, or is over without a wait.
 
-    So a copy that nothing protects is always torn. Returns what tells how many were held.
+    So a copy that nothing protects is always torn. Prints ``held <step>`` for each.
     """
     go = threading.Event()
-    held: list[int] = []
     begin, copy_deferred = engine.CopyEngine.begin, engine.CopyEngine._copy_deferred
     wait = engine.CopyEngine.wait
+    copiers: list[engine.CopyEngine] = []
 
     def beginning(self: engine.CopyEngine, *arguments: object, **options: object) -> object:
         go.clear()
+        copiers[:] = [self]
         return begin(self, *arguments, **options)
 
     def copying(self: engine.CopyEngine, snapshot: engine.Snapshot) -> None:
-        assert go.wait(30)
-        held.append(snapshot.step)
+        assert go.wait(HELD_S_MAX)
+        print(f"held {snapshot.step}", flush=True)
         copy_deferred(self, snapshot)
 
     def waiting(self: engine.CopyEngine, timeout_s: float) -> bool:
@@ -191,10 +198,21 @@ def hold_copies(training: Training) -> Callable[[], int]:
             go.set()
         return wait(self, timeout_s)
 
+    def updated() -> None:
+        go.set()
+        assert all(wait(copier, HELD_S_MAX) for copier in copiers)
+
     engine.CopyEngine.begin, engine.CopyEngine._copy_deferred = beginning, copying
     engine.CopyEngine.wait = waiting
-    training.updated = go.set
-    return lambda: len(held)
+    training.updated = updated
+
+
+def disturb(training: Training, options: argparse.Namespace) -> None:
+    """Do to the copy thread what is asked for."""
+    if options.hang_copies:
+        hang_copies()
+    if options.hold_copies:
+        hold_copies(training)
 
 
 def endless(loader: holdfast.ResumableLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -225,6 +243,13 @@ def shared(training: Training) -> str:
     _absorb(digest, dict(net.state_dict()))
     _absorb(digest, cast("torch.optim.Optimizer", training.state["optimizer"]).state_dict()
             if "optimizer" in training.state else None)  # fmt: skip
+    return digest.hexdigest()
+
+
+def learned(training: Training) -> str:
+    """Return a digest of the parameters, which all ranks of DDP have the same; not so buffers."""
+    digest = hashlib.sha256()
+    _absorb(digest, list(training.model.parameters()))
     return digest.hexdigest()
 
 
@@ -282,10 +307,8 @@ def train(options: argparse.Namespace) -> None:
     rank = int(os.environ.get("RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
-    if options.hang_copies:
-        hang_copies()
     training = Training(options.scenario, options.ddp)
-    held_count = hold_copies(training) if options.hold_copies else lambda: 0
+    disturb(training, options)
     checkpointer = holdfast.Checkpointer(
         options.job, training.state, save=policy(options.save), replicas=options.replicas,
         takeover=options.takeover,
@@ -321,9 +344,9 @@ def train(options: argparse.Namespace) -> None:
             handle.wait(options.wait, timeout_s=30)
         if handle is not None and step in options.wait_durable:
             handle.wait("durable", timeout_s=60)
-        print(f"step {step} {handle.level if handle else '-'}", flush=True)
-    print(f"held {held_count()}", flush=True)
+        print(f"step {step} {handle.level if handle else '-'} {loss.item()}", flush=True)
     print(f"left {shared(training)} {torch.get_rng_state().sum()}", flush=True)
+    print(f"learned {learned(training)}", flush=True)
     print(f"final {fingerprint(training)}", flush=True)
     if options.save.isdigit():
         checkpointer.close(options.close_s)
