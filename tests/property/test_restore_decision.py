@@ -259,10 +259,9 @@ class Catalogue:
             assert not run.superseded(key)
             assert {s.id.rank for s in decision.shards} == set(range(WORLD))
             assert {s.id.checkpoint for s in decision.shards} == {key}
-            held = evidence.sources[key]
-            assert all(held[s.id].sources and held[s.id].shard == s for s in decision.shards)
+            held = self.held_lately()
             row = next((row for row in run.checkpoints if row.id == key), None)
-            in_memory = all(held[s.id].nodes for s in decision.shards)
+            in_memory = all(s in held for s in decision.shards)
             assert in_memory or row.stored, "expired or damaged objects were chosen"
             if row and row.stored:
                 assert self.objects[key].shards == decision.shards, "not what the manifest says"
@@ -296,6 +295,16 @@ class Catalogue:
                 assert ranks == set(range(WORLD)), "a row of a checkpoint that is not whole"
                 newest = row.id.generation == run.generation
                 assert newest or row.id == decision.checkpoint, "an old generation committed"
+
+    def held_lately(self):
+        """Shards that lie on a node by its last word, if that is not older than the wait."""
+        return {
+            item.shard
+            for node in self.nodes.values()
+            if node.reported_at_s > self.now_s - LIMITS.decide_wait_s
+            for item in node.inventory.shards
+            if item.state is HeldState.SEALED
+        }
 
     def check_start(self, before):
         """ADR 0023: a start is made as asked, once per name; only a due one changes a choice."""

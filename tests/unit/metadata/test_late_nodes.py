@@ -107,12 +107,122 @@ def test_a_newer_step_that_a_node_brings_replaces_the_proposal(late):
     assert late.decided() == ("PROPOSED", (30, 1))
     assert (number + 1, ()) == (late.run.decision.number, late.run.rejected)
     assert late.run.pins == (late.run.decision.checkpoint,)
-    for _ in range(2):
+    for _ in range(4):
         late.later(3.0)
         late.report("a", "c")
     assert late.decided() == ("PROPOSED", (20, 1)), "b is gone again"
     come_back(late, "b")
+    assert late.decided() == ("PROPOSED", (30, 1)), "nobody has accused it"
+    late.accuse("c", 30, 1, 1, "b", late.run.decision.number)
+    late.report("c")
+    late.report("b")
     assert late.decided() == ("PROPOSED", (20, 1)), "what was tried in vain is not tried again"
     late.ready(("a", 0), ("c", 1))
     come_back(late, "b")
     assert late.decided() == ("CONFIRMED", (20, 1))
+
+
+@pytest.fixture
+def single(cluster):
+    """Step 10 lies once on a and b, and is proposed to the second attempt."""
+    cluster.join("a", "b")
+    first = cluster.launch(b"first", "a", "b", replicas=0)
+    cluster.hold("a", 10, first, 0)
+    cluster.hold("b", 10, first, 1)
+    cluster.report("a", "b")
+    cluster.launch(b"second", "a", "b", replicas=0)
+    assert cluster.decided() == ("PROPOSED", (10, 1))
+    return cluster
+
+
+@pytest.mark.parametrize("way", ["left", "died"])
+def test_a_proposal_waits_for_its_only_source_that_restarts(single, way):
+    """P5; defect X16: the arena is still there, but one report without b lost the attempt."""
+    proposed = single.run.decision
+    single.report("a")
+    if way == "left":
+        leave(single, "b")
+    for _ in range(2):
+        single.later(3.0)
+        single.report("a")
+    assert single.run.decision == proposed
+
+    come_back(single, "b")
+    single.ready(("a", 0), ("b", 1))
+
+    assert single.decided() == ("CONFIRMED", (10, 1))
+
+
+def test_a_source_that_does_not_come_back_is_waited_for_no_longer_than_it_is_said(single):
+    """4.8: ``decide_wait_s`` after its last word, then the attempt is told what is missing."""
+    leave(single, "b")
+    for _ in range(3):
+        single.later(3.0)
+        single.report("a")
+        assert single.decided() == ("PROPOSED", (10, 1))
+
+    single.later(1.0)
+    single.report("a")
+
+    assert single.decided() == ("LOST", None)
+    assert "last held by b" in single.run.decision.reason
+
+
+def test_a_source_that_comes_back_without_its_shards_is_not_waited_for(single):
+    """P5: its own word says that they are gone."""
+    leave(single, "b")
+    single.wipe("b")
+    come_back(single, "b")
+
+    assert single.decided() == ("LOST", None)
+
+
+def test_a_source_that_was_accused_is_not_waited_for(single):
+    """P3: its bytes do not match, and there is no other."""
+    single.accuse("a", 10, 1, 1, "b", single.run.decision.number)
+    single.report("a")
+
+    assert single.decided() == ("LOST", None)
+
+
+def test_a_node_that_went_with_other_bytes_is_no_hope_for_these(cluster):
+    """P3: the owner may come back with another shard of that name than the one that is chosen."""
+    cluster.join("a", "b", "c")
+    cluster.launch(b"first", "a", "b", replicas=0)
+    cluster.hold("a", 10, 1, 0)
+    cluster.hold("b", 10, 1, 1, digest=b"2" * 16)
+    cluster.hold("c", 10, 1, 1, owner="b")
+    cluster.report("a", "b", "c")
+    leave(cluster, "b")
+    cluster.launch(b"second", "a", "c", replicas=0)
+    cluster.later(6.0)
+    cluster.report("a", "c")
+    assert cluster.decided() == ("PROPOSED", (10, 1))
+
+    cluster.accuse("a", 10, 1, 1, "c", cluster.run.decision.number)
+    cluster.report("a")
+
+    assert cluster.decided() == ("LOST", None)
+
+
+def test_a_step_that_went_while_nothing_was_proposed_is_waited_for_too(cluster):
+    """P5; defect X16: the wait for c is over at the moment when b's agent restarts."""
+    cluster.join("a", "b")
+    first = cluster.launch(b"first", "a", "b", replicas=0)
+    cluster.hold("a", 10, first, 0)
+    cluster.hold("b", 10, first, 1)
+    cluster.report("a", "b")
+    cluster.later(1.0)
+    cluster.register(0, "a", nonce=b"second", replicas=0)
+    cluster.register(1, "c", nonce=b"second", replicas=0)
+    for _ in range(3):
+        cluster.later(3.0)
+        cluster.report("a", "b")
+    leave(cluster, "b")
+    cluster.later(2.0)
+    cluster.report("a")
+    assert cluster.decided() == ("PENDING", None)
+
+    come_back(cluster, "b")
+
+    assert cluster.decided() == ("PROPOSED", (10, 1))

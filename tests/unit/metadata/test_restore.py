@@ -197,7 +197,7 @@ def test_a_lost_restore_says_what_is_missing_and_who_had_it(cluster):
     """P5: checkpoints are known, none can be read: never a silent start from step 0."""
     first = fresh(cluster, "a", "b", replicas=0)
     save(cluster, 10, first, ("a", "b"), copies=False)
-    cluster.later(6.0)
+    cluster.later(cluster.limits.decide_wait_s)
     cluster.report("a")
     cluster.register(0, "a", world=1, nonce=b"second", replicas=0)
     cluster.report("a")
@@ -213,7 +213,7 @@ def test_starting_over_after_a_lost_restore_leaves_behind_what_returns_later(clu
     """ADR 0013: consent to lose the old steps is a fresh start, whoever comes back with them."""
     first = fresh(cluster, "a", "b", replicas=0)
     save(cluster, 900, first, ("a", "b"), copies=False)
-    cluster.later(6.0)
+    cluster.later(cluster.limits.decide_wait_s)
     cluster.report("a")
     second = cluster.register(0, "a", world=1, nonce=b"second", replicas=0)
     cluster.report("a")

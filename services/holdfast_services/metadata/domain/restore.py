@@ -48,9 +48,9 @@ class Facts:
         """Return the names of the nodes with a lease."""
         return {name for name, node in self.nodes.items() if node.live(self.now_s)}
 
-    def lately(self) -> Collection[str]:
-        """Return the names of the nodes whose last word is no older than a lease."""
-        since_s = self.now_s - self.limits.node_lease_s
+    def lately(self, wait_s: float) -> Collection[str]:
+        """Return the names of the nodes whose last word is younger than ``wait_s``."""
+        since_s = self.now_s - wait_s
         return {name for name, node in self.nodes.items() if node.reported_at_s > since_s}
 
 
@@ -93,7 +93,9 @@ def settled(run: Run, facts: Facts) -> bool:
     candidates = _candidates(run, facts.evidence.live)
     if candidates and candidates[0] >= max(_seen(run, facts)):
         return True
-    return len(run.ranks) == attempt.world_size and _heard(attempt, facts.lately(), facts)
+    return len(run.ranks) == attempt.world_size and _heard(
+        attempt, facts.lately(facts.limits.node_lease_s), facts
+    )
 
 
 def _heard(attempt: Attempt, awaited: Collection[str], facts: Facts) -> bool:
@@ -132,6 +134,8 @@ def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
             return _propose(run, attempt, decision, copies)
     known = {row.id for row in run.checkpoints if _restorable(run, row.id) and not row.expired}
     known |= {k for k, c in facts.evidence.known.items() if _restorable(run, k) and whole(c)}
+    if any(key not in run.rejected and whole(_hoped(key, facts)) for key in known):
+        return Outcome(run=replace(run, decision=decision))
     if asked:
         return _refuse(run, decision, asked.step, max(known, default=None), facts)
     if known:
@@ -157,8 +161,8 @@ def _propose(run: Run, attempt: Attempt, decision: Decision, copies: CheckpointC
 def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
     """Confirm what all ranks have, or turn to another step.
 
-    To an older one when a source has run dry, which is then not tried again; to a newer one when
-    a node has brought it after all (P5).
+    To an older one when a shard has no source any more, also none that may only be restarting;
+    what was accused is not tried again. To a newer one when a node has brought it after all (P5).
     """
     chosen = decision.checkpoint
     if chosen is None:
@@ -166,15 +170,20 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
     ready = [rank for rank in run.ranks if rank.ready_decision == decision.number]
     if len(ready) == attempt.world_size:
         return _confirm(run, attempt, decision, facts)
-    copies = facts.evidence.sources.get(chosen, {})
+    copies = _hoped(chosen, facts)
     intact = all(_same(copies, shard.id, shard.root_digest) for shard in decision.shards)
-    stands = intact and run.usable(chosen) and _fetchable(run, decision, copies, facts)
-    if stands and not any(
-        key > chosen and _fetchable(run, decision, facts.evidence.live[key], facts)
-        for key in _candidates(run, facts.evidence.live)
+    accused = not _fetchable(run, decision, copies, facts)
+    if (
+        intact
+        and run.usable(chosen)
+        and not accused
+        and not any(
+            key > chosen and _fetchable(run, decision, facts.evidence.live[key], facts)
+            for key in _candidates(run, facts.evidence.live)
+        )
     ):
         return Outcome(run=run)
-    rejected = run.rejected if stands else (*run.rejected, chosen)
+    rejected = (*run.rejected, chosen) if accused else run.rejected
     given_up = replace(run, rejected=rejected, pins=(), decision=replace(decision, shards=()))
     following = replace(
         decision,
@@ -184,6 +193,21 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
         shards=(),
     )
     return _choose(given_up, attempt, following, facts)
+
+
+def _hoped(key: CheckpointId, facts: Facts) -> CheckpointCopies:
+    """Return the copies that are there, and those whose agents may only be restarting.
+
+    What a node held by its last word counts until ``decide_wait_s`` after it.
+    """
+    found = dict(facts.evidence.sources.get(key, {}))
+    lately = facts.lately(facts.limits.decide_wait_s)
+    for shard, item in facts.evidence.known.get(key, {}).items():
+        there = found.get(shard) or replace(item, nodes=())
+        back = [node for node in item.nodes if node in lately and node not in there.nodes]
+        if back and there.shard == item.shard:
+            found[shard] = replace(there, nodes=tuple(sorted((*there.nodes, *back))))
+    return found
 
 
 def _same(copies: CheckpointCopies, key: ShardId, digest: bytes) -> bool:
