@@ -173,6 +173,23 @@ def test_the_decision_of_a_forgotten_attempt_is_not_that_of_its_namesake(nonce, 
     assert (shown.restore is not None) is told
 
 
+@pytest.mark.parametrize(("nonce", "expected"), [(b"mine", set()), (b"other", {"s1"})])
+def test_what_was_confirmed_is_kept_for_the_attempt_that_loads_it(nonce, expected):
+    """4.7; defect A1: not for its namesake."""
+    chosen = Decision(
+        number=1,
+        state=DecisionState.CONFIRMED,
+        generation=1,
+        checkpoint=CheckpointId("r1", 1, 1),
+    )
+    now, _ = handle(state(sealed("s1", 1)), ev.SessionOpened(session(nonce=b"mine")))
+
+    keep = CheckpointId("r1", 3, 1)
+    _, actions = handle(now, view(run_view(nonce=nonce, keep_from=keep, decision=chosen)))
+
+    assert expected == freed(actions)
+
+
 def test_a_rank_learns_that_another_attempt_has_its_number():
     """P2: else both would commit under it."""
     now, _ = handle(state(), ev.SessionOpened(session(nonce=b"first", loaded=True)))

@@ -39,8 +39,10 @@ def state(*slots):
     return State(me=ME, budget_bytes=16 * KIB, slots={slot.name.slot: slot for slot in slots})
 
 
-def session():
-    return Session(id=f"{1:032x}", job="job", run="r1", generation=1, rank=0, world_size=1)
+def session(**fields):
+    return Session(
+        id=f"{1:032x}", job="job", run="r1", generation=1, rank=0, world_size=1, **fields
+    )
 
 
 def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
@@ -49,6 +51,13 @@ def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
     assert [HeldState.SEALED] == [held.state for held in shown.shards]
     shown = inventory(state(bad), incarnation=1, sequence=1)
     assert [HeldState.QUARANTINED] == [held.state for held in shown.shards]
+
+
+def test_what_is_said_of_a_rank_names_its_attempt():
+    """P2: another catalogue may give its number again."""
+    now, _ = handle(state(), ev.SessionOpened(session(nonce=b"mine")))
+
+    assert [b"mine"] == [rank.nonce for rank in inventory(now, incarnation=1, sequence=1).ranks]
 
 
 def test_what_cannot_wait_until_the_next_report():

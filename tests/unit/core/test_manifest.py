@@ -115,6 +115,11 @@ def test_segments_of_two_worlds_have_no_index():
         index.build(both)
 
 
+def test_the_limit_holds_what_is_designed_for():
+    """Architecture 7, defect X14: 10^5 tensors, each over 64 ranks."""
+    assert index.BOXES_COUNT_MAX >= 10**5 * 64
+
+
 def test_more_boxes_than_the_limit_have_no_index(monkeypatch):
     monkeypatch.setattr(index, "BOXES_COUNT_MAX", 1)
     with pytest.raises(ExhaustedError, match="2 boxes exceed 1"):

@@ -81,6 +81,14 @@ def test_what_is_said_of_a_namesake_attempt_counts_for_nothing(cluster, nonce, c
     assert cluster.run.ranks[0].live is not counts
 
 
+def test_the_view_of_a_run_names_its_attempt(cluster):
+    """P2: two catalogues may give one number twice, never a nonce."""
+    cluster.join("a")
+    cluster.register(0, "a", world=1, nonce=b"mine")
+
+    assert ["mine"] == [run.nonce.decode() for run in cluster.view("a").runs]
+
+
 def test_a_replaced_attempt_is_told_so(cluster):
     """P2."""
     cluster.join("a")

@@ -47,20 +47,94 @@ def test_a_committed_step_is_waited_for_while_a_rank_is_still_to_come(late, way)
     assert late.decided() == ("PROPOSED", (30, 1))
 
 
-def test_a_step_of_which_a_part_was_seen_is_waited_for_too(late):
+@pytest.fixture
+def known(cluster):
+    """Step 20 lies twice on a and b, and nothing newer is known."""
+    cluster.join("a", "b", "c")
+    cluster.commit(20, cluster.launch(b"first", "a", "b"), "a", "b")
+    return cluster
+
+
+def test_a_step_of_which_a_part_was_seen_is_waited_for_too(known):
     """P5; defect A4: metadata was out when the last step was sealed; a has told its half."""
-    late.hold("a", 40, 1, 0)
+    known.hold("a", 40, 1, 0)
+    known.report("a")
+    leave(known, "b")
+    known.register(0, "a", nonce=b"second")
+    assert known.decided() == ("PENDING", None)
+
+    known.hold("b", 40, 1, 1)
+    come_back(known, "b")
+    known.register(1, "b", nonce=b"second")
+    known.report("a", "b")
+
+    assert known.decided() == ("PROPOSED", (40, 1))
+
+
+@pytest.mark.parametrize("node", ["b", "c"])
+def test_who_hosts_a_rank_or_lives_may_have_what_nobody_knows_of(known, node):
+    """P5, 4.8; defect A4: metadata was out when step 40 was sealed. b's lease is over, and it has
+    a rank; c has a lease, and no rank."""
+    known.hold(node, 40, 1, 0)
+    known.hold(node, 40, 1, 1)
+    known.later(6.0 if node == "b" else 1.0)
+    for rank, host in enumerate("ab"):
+        known.register(rank, host, nonce=b"second")
+    known.report(*({"a", "b", "c"} - {node}))
+    assert known.decided() == ("PENDING", None)
+
+    known.report(node)
+
+    assert known.decided() == ("PROPOSED", (40, 1))
+
+
+@pytest.mark.parametrize(("expired", "decided"), [(False, "PENDING"), (True, "PROPOSED")])
+def test_a_committed_step_whose_nodes_are_forgotten_is_waited_for_unless_it_expired(
+    known, expired, decided
+):
+    """P5; defect A4: a node that has been away for long still comes with its segments."""
+    known.launch(b"second", "b", "c")
+    known.ready(("b", 0), ("c", 1))
+    known.commit(30, 2, "b", "c")
+    known.change(30, 2, expired=expired)
+    known.later(6.0)
+    del known.nodes["b"], known.nodes["c"]
+
+    known.register(0, "a", nonce=b"third")
+    known.report("a")
+
+    assert decided == known.decided()[0]
+
+
+def test_a_step_that_was_left_behind_is_not_waited_for(late):
+    """4.8: the second attempt went back to step 20; what is newer is of no use to the third."""
+    late.join("c")
     leave(late, "b")
-    late.register(0, "a", nonce=b"second")
+    late.launch(b"second", "a", "c")
+    for _ in range(2):
+        late.later(3.0)
+        late.report("a", "c")
+    late.ready(("a", 0), ("c", 1))
+    assert late.decided() == ("CONFIRMED", (20, 1))
+
+    late.register(0, "a", nonce=b"third")
+
+    assert late.decided() == ("PROPOSED", (20, 1))
+
+
+def test_a_newer_step_that_nobody_serves_intact_replaces_no_proposal(late):
+    """4.8: else each report would be another decision, and no rank ever ready for it."""
+    late.later(6.0)
+    late.join("c")
     late.report("a")
-    assert late.decided() == ("PENDING", None)
+    late.launch(b"second", "a", "c")
+    decision = late.run.decision
+    late.accuse("c", 30, 1, 1, "b", decision.number)
+    late.report("c")
 
-    late.hold("b", 40, 1, 1)
     come_back(late, "b")
-    late.register(1, "b", nonce=b"second")
-    late.report("a", "b")
 
-    assert late.decided() == ("PROPOSED", (40, 1))
+    assert decision == late.run.decision
 
 
 def test_nobody_waits_longer_than_it_is_said(late):
