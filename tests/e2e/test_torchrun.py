@@ -1,19 +1,25 @@
 """Under torchrun's elastic agents: restarts make one attempt, whoever restarts whom.
 
-Interleaving 12. ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``: with the shared store a restarted gloo
-rank may read its peer's old address and hang.
+Interleaving 12; the commands are those of docs/howto/torchrun.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.e2e.stack import TRAINER, environment, free_port, processes, running_stack, until
+from tests.e2e.test_bit_identity import finals
+
+STEPS = "30"
+END_S_MAX = 120
+LAUNCH_S_MAX = 30
 
 
 @pytest.fixture
@@ -22,48 +28,104 @@ def stack():
         yield running
 
 
-def test_two_agents_restart_their_workers_into_one_generation_both_times(stack, tmp_path):
-    """Two SIGKILLs, two restarts of both workers: generations 1, 2, 3 and the same end."""
-    port = free_port()
-    job = f"rdzv{port}"
-    agents = []
-    for node in (0, 1):
+class Launch:
+    """One torchrun for each of two nodes, with a rank each; the store is in that of node 0."""
+
+    def __init__(self, stack, folder: Path) -> None:
+        self.job = f"rdzv{free_port()}"
+        self._stack = stack
+        self._folder = folder
+        self._endpoint = f"127.0.0.1:{free_port()}"
+        self._torchruns: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, node: int) -> None:
+        """Start the torchrun of a node, the first or one in place of another."""
         env = environment(
-            HOLDFAST_AGENT=stack.node(node)["agent"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
-        )  # fmt: skip
+            HOLDFAST_AGENT=self._stack.node(node)["agent"],
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+        )
+        settings = f"is_host={int(node == 0)},keep_alive_interval=1,keep_alive_max_attempt=3"
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
-            f"--rdzv-id={job}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
-            "--max-restarts=5", "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3",
-            str(TRAINER), "--job", f"rdzv{port}", "--steps", "60", "--pause-s", "0.1",
+            f"--rdzv-id={self.job}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self._endpoint}",
+            f"--rdzv-conf={settings}", "--max-restarts=5", "--monitor-interval=0.1",
+            str(TRAINER), "--job", self.job, "--steps", STEPS, "--wait", "replicated",
         ]  # fmt: skip
-        with (tmp_path / f"{node}.log").open("w") as out:
-            agents.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT))
-    log = tmp_path / "0.log"
+        with self._log(node).open("a") as out:
+            self._torchruns[node] = subprocess.Popen(
+                command, env=env, stdout=out, stderr=subprocess.STDOUT
+            )
 
-    def restores() -> list[str]:
-        return re.findall(r"^restored (\d+)", log.read_text(), re.MULTILINE)
+    def kill_rank(self, node: int) -> None:
+        """Kill the rank of a node."""
+        os.kill(self._rank(node), signal.SIGKILL)
 
-    def last_step() -> int:
-        return max(map(int, re.findall(r"^step (\d+) ", log.read_text(), re.MULTILINE)), default=0)
+    def lose_node(self, node: int) -> None:
+        """End all that runs on a node, and what its memory holds."""
+        rank = self._rank(node)
+        self._torchruns[node].kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+        os.kill(self._stack.agent_pid(node), signal.SIGKILL)
+        for path in self._stack.arena(node).glob("*.*"):
+            path.unlink(missing_ok=True)
+        self._torchruns[node].wait(END_S_MAX)
 
-    try:
-        for round_number in (1, 2):
-            until(lambda r=round_number: len(restores()) == r, f"start {round_number}")
-            until(lambda r=round_number: last_step() >= 10 * r, f"step {10 * round_number}")
-            os.kill(processes(str(TRAINER), "TORCHELASTIC_RUN_ID=" + job)[-1], signal.SIGKILL)
-        assert [agent.wait(120) for agent in agents] == [0, 0], log.read_text()[-3000:]
-    finally:
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            agent.wait(30)
+    def _rank(self, node: int) -> int:
+        words = ("TORCHELASTIC_RUN_ID=" + self.job, str(self._stack.node(node)["agent"]))
+        return until(lambda: processes(str(TRAINER), *words), f"a rank on node {node}")[-1]
 
-    ends = [
-        set(re.findall(r"^final (\w+)", (tmp_path / f"{n}.log").read_text(), re.MULTILINE))
-        for n in (0, 1)
-    ]
-    assert len(restores()) == 3
-    assert len(ends[0]) == 1
-    detail = stack.rest(f"jobs/{job}")
-    assert detail["generation"] == 3, detail
+    def said(self, node: int, pattern: str) -> list[str]:
+        """Return what the ranks of a node have printed so far, of all attempts."""
+        return re.findall(pattern, self._log(node).read_text(), re.MULTILINE)
+
+    def until_step(self, step: int) -> None:
+        """Wait until the rank of node 0 has done ``step`` and has all its copies."""
+        until(lambda: self.said(0, rf"^step {step} "), f"step {step}")
+
+    def succeed(self) -> None:
+        """Wait; every torchrun must end well."""
+        codes = {node: torchrun.wait(END_S_MAX) for node, torchrun in self._torchruns.items()}
+        assert codes == {0: 0, 1: 0}, self._log(0).read_text()[-3000:]
+
+    def close(self) -> None:
+        """End what is left."""
+        for torchrun in self._torchruns.values():
+            torchrun.terminate()
+        for torchrun in self._torchruns.values():
+            torchrun.wait(LAUNCH_S_MAX)
+
+    def _log(self, node: int) -> Path:
+        return self._folder / f"{node}.log"
+
+
+@pytest.fixture
+def launch(stack, tmp_path):
+    made = Launch(stack, tmp_path)
+    yield made
+    made.close()
+
+
+def test_two_agents_restart_their_workers_into_one_generation_both_times(stack, launch):
+    """P5, G8: a rank is killed, then all of a node and its memory lost, and another torchrun
+    comes in its place: generations 1, 2, 3, and the bits of a run that nothing disturbed."""
+    launch.start(0)
+    launch.start(1)
+    launch.until_step(6)
+    launch.kill_rank(1)
+    launch.until_step(12)
+    launch.lose_node(1)
+    launch.start(1)
+    launch.succeed()
+
+    restored = [launch.said(node, r"^restored (\d+) (.*)$") for node in (0, 1)]
+    assert [len(of_node) for of_node in restored] == [3, 3]
+    assert [int(step) for step, _ in restored[0]] == [int(step) for step, _ in restored[1]]
+    first, second, third = [int(step) for step, _ in restored[0]]
+    assert first == 0
+    assert second >= 5
+    assert third >= 11
+    assert "'peer'" in restored[1][2][1], "the new one has nothing of its own"
+    ends = [end for node in (0, 1) for end in launch.said(node, r"^final (\w+)$")]
+    assert sorted(ends) == sorted(finals(stack, steps=STEPS, world_size=2))
+    assert stack.rest(f"jobs/{launch.job}")["generation"] == 3
