@@ -313,7 +313,7 @@ class Saver:
                 error = type(cause)(f"training ends and {cause.message}{why}", step=newest.step)
         self._engine.close(0.0 if self._hangs() else max(0.0, deadline - time.monotonic()))
         self._end_handles(PreconditionError("the checkpointer was closed"))
-        self._pool.reset()
+        self._pool.close()
         return error
 
     def _hangs(self) -> bool:

@@ -22,14 +22,17 @@ class SlotPool:
     """Leased slots by plan; each is offered, taken, written, closed, and offered again.
 
     Invariants: a slot is *ready* (mapped, locked, not taken), *taken* by one save, or neither
-    (closed: its mapping waits for the next lease). An incarnation is mapped once.
+    (closed: its mapping waits for the next lease). An incarnation is mapped once. While a slot is
+    being mapped its buffer belongs to who maps it; ``_mapping`` says whether it is still wanted.
     """
 
     def __init__(self, arena: Path) -> None:
         self._arena = arena
         self._buffers: dict[str, SlotBuffer] = {}
         self._leases: dict[str, SlotLease] = {}
+        self._mapping: dict[str, SlotLease] = {}
         self._ready: set[str] = set()
+        self._closed = False
         self._changed = threading.Condition()
 
     def offer(self, leases: Sequence[SlotLease]) -> None:
@@ -46,7 +49,7 @@ class SlotPool:
             for slot, lease in list(self._leases.items()):
                 if (slot, lease.incarnation) not in offered and not self._is_taken(slot):
                     del self._leases[slot]
-            fresh = [lease for lease in leases if self._is_news(lease)]
+            fresh = [] if self._closed else [lease for lease in leases if self._is_news(lease)]
         for lease in fresh:
             self._map(lease)
 
@@ -83,6 +86,13 @@ class SlotPool:
                 kept = lease is not None and lease.plan_hash == keep
                 if not kept and not self._is_taken(slot):
                     self._drop(slot)
+            self._mapping = {s: one for s, one in self._mapping.items() if one.plan_hash == keep}
+
+    def close(self) -> None:
+        """Drop every slot that no save has taken; none is mapped any more."""
+        with self._changed:
+            self._closed = True
+            self.reset()
 
     def _is_taken(self, slot: str) -> bool:
         buffer = self._buffers.get(slot)
@@ -103,16 +113,25 @@ class SlotPool:
         """Open or reuse the slot's mapping; slow for a new one, so outside the lock."""
         with self._changed:
             known = self._buffers.get(lease.slot)
-            if known is not None and known.is_writing:
+            if self._closed or (known is not None and known.is_writing):
                 return  # Being written under an older lease: whoever writes will find out.
+            self._buffers.pop(lease.slot, None)
+            self._mapping[lease.slot] = lease
         try:
             buffer = self._mapped(lease, known)
         except (CheckpointError, OSError) as error:
             log.warning("slot %s cannot be written: %s", lease.slot, error)
+            with self._changed:
+                self._mapping.pop(lease.slot, None)
+            if known is not None:
+                known.drop()
             return
         with self._changed:
-            self._buffers[lease.slot] = buffer
             self._leases[lease.slot] = lease
+            if self._mapping.pop(lease.slot, None) is None:
+                buffer.drop()
+                return
+            self._buffers[lease.slot] = buffer
             self._ready.add(lease.slot)
             self._changed.notify_all()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from holdfast.core.session import SlotLease
+from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.pool import SlotPool
 
 KIB = 1024
@@ -59,3 +62,68 @@ def test_a_closed_slot_still_listed_is_not_mapped_again(pool, tmp_path, caplog):
 
     assert pool.acquire("p", 0.0) is None
     assert not caplog.records
+
+
+def leased_again(pool, arena):
+    """Return the lease of a slot that was written, closed, freed and leased anew."""
+    pool.offer([lease(arena, "s1", 1)])
+    pool.acquire("p", 0.0).close_slot()
+    (arena / "s1.1.closed").rename(arena / "s1.2.open")
+    return SlotLease(slot="s1", incarnation=2, length_bytes=KIB, plan_hash="p")
+
+
+def open_files(arena):
+    return [link for link in Path("/proc/self/fd").iterdir() if arena in link.resolve().parents]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("way", ["reset", "close"])
+def test_a_slot_that_is_let_go_while_it_is_mapped_stays_let_go(
+    pool, tmp_path, caplog, monkeypatch, known, way
+):
+    """S2: the training thread let go of a file that the watch thread was about to lock.
+
+    The descriptor was closed under it, and might by then have been that of another file.
+    """
+    if known:
+        again = leased_again(pool, tmp_path)
+        name, meanwhile = "reuse", SlotBuffer.reuse
+    else:
+        again = lease(tmp_path, "s1", 1)
+        name, meanwhile = "open", SlotBuffer.open
+
+    def hook(*args):
+        getattr(pool, way)()
+        return meanwhile(*args)
+
+    monkeypatch.setattr(SlotBuffer, name, hook)
+    pool.offer([again])
+    monkeypatch.undo()
+    pool.offer([again])
+
+    assert not caplog.records
+    assert pool.acquire("p", 0.0) is None
+    assert not open_files(tmp_path)
+
+
+def test_a_slot_of_the_kept_plan_is_mapped_to_the_end(pool, tmp_path, monkeypatch):
+    """A plan made again keeps its slots, also one that is just being mapped."""
+    again = leased_again(pool, tmp_path)
+    reuse = SlotBuffer.reuse
+
+    def hook(*args):
+        pool.reset(keep="p")
+        return reuse(*args)
+
+    monkeypatch.setattr(SlotBuffer, "reuse", hook)
+    pool.offer([again])
+
+    assert pool.acquire("p", 0.0) is not None
+
+
+def test_nothing_is_mapped_after_the_end(pool, tmp_path):
+    """A view that comes late, or leases that the agent has not heard the end of."""
+    pool.close()
+    pool.offer([lease(tmp_path, "s1", 1)])
+
+    assert not open_files(tmp_path)
