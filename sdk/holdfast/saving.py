@@ -51,7 +51,7 @@ EAGER_SAVES_MAX = 3
 STRETCH_DOUBLINGS_MAX = 5
 
 AWAY = "the node agent is away"
-BEHIND = "earlier steps are not committed yet"
+BEHIND = "earlier steps are not committed yet (save less often, or ask `holdfast doctor`)"
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class Saver:
         self._release(step)
         text = self._lapse.lost(step, reason)
         if text:
-            log.warning("%s; training goes on", text)
+            log.warning("job %s: %s; training goes on", self._attempt.job, text)
         given_up = AbandonedStep(
             run=self._membership.run,
             step=step,
@@ -265,7 +265,7 @@ class Saver:
             self._fenced = True
             self._failure = StaleGenerationError("a newer attempt of this job trains: stop here")
             self._end_handles(self._failure)
-            log.error("%s; nothing is saved any more", self._failure)
+            log.error("job %s: %s; nothing is saved any more", self._attempt.job, self._failure)
 
     def _end_handles(self, error: CheckpointError) -> None:
         """Let nobody wait for what will not come."""
@@ -278,11 +278,10 @@ class Saver:
         if bool(degraded) == self._outage:
             return
         self._outage = bool(degraded)
+        text = "metadata answers again, saves are committed"
         if degraded:
-            text = "saves go on, the newest of them waits in memory to be committed"
-            log.warning("job %s: %s; %s", self._attempt.job, degraded, text)
-        else:
-            log.warning("job %s: metadata answers again, saves are committed", self._attempt.job)
+            text = f"{degraded}; saves go on, the newest of them waits in memory to be committed"
+        log.warning("job %s: %s", self._attempt.job, text)
 
     def _learn_shortage(self, reason: str) -> None:
         """Say once that steps get no further than ``local``; saves go on."""
@@ -290,7 +289,8 @@ class Saver:
         for handle in list(self._handles.values()):
             handle.lack_copies(reason)
         if reason and self._attempt.rank == 0:
-            log.warning("job %s: steps stay local: %s", self._attempt.job, reason)
+            advice = "start more node agents, or ask for fewer replicas"
+            log.warning("job %s: steps stay local: %s; %s", self._attempt.job, reason, advice)
 
     def close(self, timeout_s: float) -> CheckpointError | None:
         """Wait, bounded, for the newest save to get where it can; return why it did not.
@@ -449,7 +449,7 @@ class Saver:
         except InvalidRequestError as error:
             self._failure = error
             reason = f"step {step} is saved without its notes: {error}"
-            log.warning("%s", reason)
+            log.warning("job %s: %s", self._attempt.job, reason)
             self._session.post(event=self._event("notes_refused", reason, step))
             return None
 

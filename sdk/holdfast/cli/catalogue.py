@@ -128,6 +128,7 @@ def _stored(checkpoint: Record) -> bool:
 
 
 def _jobs_table(jobs: list[Record]) -> Table:
+    """Return a row per job; one that is not there any more and has saved nothing is at no step."""
     return Table(
         ("job", "run", "state", "attempt", "ranks", "step", "newest saved"),
         tuple(
@@ -137,7 +138,7 @@ def _jobs_table(jobs: list[Record]) -> Table:
                 "running" if job["running"] else "stopped",
                 str(job["generation"]),
                 str(job["world_size"]),
-                str(job["step"]),
+                _or_dash(job["step"] if job["running"] else job["step"] or job["newest_step"]),
                 _or_dash(job["newest_step"]),
             )
             for job in jobs

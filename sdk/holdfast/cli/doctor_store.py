@@ -16,7 +16,7 @@ from itertools import islice
 from urllib.parse import urlsplit
 
 from holdfast.cli.checks import Check, check
-from holdfast.cli.output import Report, waiting
+from holdfast.cli.output import Report, counted, waiting
 from holdfast.cli.rest import Rest
 from holdfast.core.keys import MANIFEST, parse_folder
 from holdfast.core.units import format_bytes
@@ -123,7 +123,8 @@ def rebuild(job: str | None, environ: Mapping[str, str]) -> Report:
     with waiting("rebuilding the catalogue"):
         found = Rest.find(environ).rebuild(job)
     skipped = found["skipped"]
-    text = [f"found {_count(found['jobs'])} jobs with {_count(found['checkpoints'])} checkpoints"]
+    jobs, checkpoints = _count(found["jobs"]), _count(found["checkpoints"])
+    text = [f"found {counted(jobs, 'job')} with {counted(checkpoints, 'checkpoint')}"]
     text += [f"skipped {item['key']}: {item['reason']}" for item in skipped]
     return Report(data=found, text=text, failed=bool(skipped))
 

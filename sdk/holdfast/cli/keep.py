@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Mapping
 
 from holdfast.cli.catalogue import find_checkpoint
-from holdfast.cli.output import Report, Table, confirm
+from holdfast.cli.output import Report, Table, confirm, counted
 from holdfast.cli.rest import Record, Rest
 from holdfast.core.ids import job_name
 from holdfast.core.units import format_bytes
+from holdfast.errors import NotFoundError
 
 NO_RULE = {
     "last": 0,
@@ -38,18 +39,33 @@ def rm(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
 
 
 def _rm_job(rest: Rest, job: str, *, agreed: bool) -> Report:
-    rows = rest.checkpoints(job)
+    try:
+        rows = rest.checkpoints(job)
+    except NotFoundError as error:
+        roles = _roles(rest.jobs(), job)
+        if not roles:
+            raise
+        raise NotFoundError(f"no job {job}, but its roles: {', '.join(roles)}", job=job) from error
     durable = [row for row in rows if row["durable_at"] is not None and not row["expired_at"]]
     held = [row for row in rows if row["nodes"]]
     summary = (
-        f"{job}: {len(held)} checkpoints in memory, {_size(held)}, and {len(durable)} in the "
-        f"object store, {_size(durable)}"
+        f"{job}: {counted(len(held), 'checkpoint')} in memory, {_size(held)}, "
+        f"and {len(durable)} in the object store, {_size(durable)}"
     )
     if not agreed:
         confirm(f"remove {summary}?", f"rm {job} removes {summary}: say --yes as well")
     done = dict(rest.of_job("DELETE", job, ""))
     text = f"removed {summary}; agents free their slots now, workers delete the objects"
     return Report(data={"job": job, "memory": len(held), **done}, text=[text])
+
+
+def _roles(jobs: list[Record], job: str) -> list[str]:
+    """Return the jobs that are roles of ``job``.
+
+    >>> _roles([{"job": "gan/g"}, {"job": "gan2"}, {"job": "gan/d"}], "gan")
+    ['gan/d', 'gan/g']
+    """
+    return sorted(str(row["job"]) for row in jobs if str(row["job"]).startswith(f"{job}/"))
 
 
 def _size(rows: list[Record]) -> str:

@@ -38,6 +38,15 @@ class Report:
     failed: bool = False
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "checkpoint"), counted(2, "checkpoint")
+    ('1 checkpoint', '2 checkpoints')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def confirm(question: str, refusal: str) -> None:
     """Ask on a terminal; return if the answer is yes.
 

@@ -1,7 +1,7 @@
 """Persisting (G10): which checkpoint becomes due, when a drain is given up, what workers do for it.
 
-One checkpoint of a run is on its way at a time. While it is, another that becomes due is *owed*:
-memory-tier saves never wait, the object tier gets the next committed one instead (back-pressure).
+One checkpoint of a run is on its way at a time. While it is, another that becomes due is
+*postponed*: memory-tier saves never wait, the object tier gets the next committed one instead.
 The queue carries names of items only; what an item stands for now is planned when it is claimed.
 """
 
@@ -174,9 +174,9 @@ def _on_this_clock(run: Run, now_s: float) -> Run:
 def _candidates(
     run: Run, committed: Sequence[Checkpoint], evidence: Evidence
 ) -> Sequence[Checkpoint]:
-    """Return what may begin to drain, oldest first: the newly committed, or the one owed.
+    """Return what may begin to drain, oldest first: the newly committed, or the one postponed.
 
-    The one owed is the newest there is, so that a run's last step goes too. A copy that comes back
+    That one is the newest there is, so that a run's last step goes too. A copy that comes back
     may make a row of a step older than the last one that went: that is none of them.
     """
     mine = [
@@ -198,7 +198,7 @@ def _candidates(
 
 
 def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: float) -> Outcome:
-    """Return the run without drains that cannot end; a lost one is owed again."""
+    """Return the run without drains that cannot end; a lost one is postponed again."""
     if not run.drains:
         return Outcome(run=run)
     events = []
