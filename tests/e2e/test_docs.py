@@ -1,15 +1,23 @@
-"""The code of README, how-to pages and the smallest example runs as it is printed."""
+"""The code of README, tutorial, how-to pages and the smallest example runs as it is printed."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from tests.e2e.stack import NURSERY, ROOT, Trainer, environment, free_port, running_stack, until
 
 RUN_S_MAX = 240
+TYPED_S_MAX = 480
+QUICKSTART = "docs/tutorial/quickstart.md"
 # What the pages take for granted: whoever reads them has a model to train.
 AT_HAND = """
 import torch
@@ -101,3 +109,61 @@ def test_the_smallest_example_survives_a_kill(stack, tmp_path):
     assert again.process.wait(RUN_S_MAX) == 0, again.output
     assert "step 500:" not in again.output
     assert "step 5000: loss" in again.output
+
+
+@pytest.fixture
+def home():
+    """A reader's home folder, short enough for sockets; all that ran there is ended."""
+    folder = Path(tempfile.mkdtemp(prefix="hf-"))
+    yield folder
+    for stack in (folder / ".local/state/holdfast", folder / "stack"):
+        command = [sys.executable, "-m", "holdfast.cli.main", "down", "--all", "--yes"]
+        env = environment(HOLDFAST_HOME=str(stack))
+        subprocess.run(command, env=env, capture_output=True, timeout=RUN_S_MAX, check=False)
+    shutil.rmtree(folder)
+
+
+def typed_in(home: Path, script: str) -> str:
+    """Return what a shell prints that stops at the first command that fails."""
+    env = environment(HOME=str(home), PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    env.pop("XDG_STATE_HOME", None)
+    log = home / "log"
+    with log.open("w") as out:
+        shell = subprocess.Popen(
+            ["bash", "-e", "-o", "pipefail", script], cwd=home, env=env, stdin=subprocess.DEVNULL,
+            stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert shell.wait(TYPED_S_MAX) == 0, log.read_text()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGTERM)
+    return log.read_text()
+
+
+@pytest.mark.timeout(TYPED_S_MAX + RUN_S_MAX)
+def test_the_commands_of_the_quickstart_do_what_they_say(home):
+    """G3, G8, P5: all that is typed after the installation, in order, in one shell: each run ends
+    with the loss of the reference, digit for digit."""
+    train, durable = blocks(QUICKSTART)
+    (plain,) = re.findall(r"^ck = .*\n", train, re.MULTILINE)
+    (home / "train.py").write_text(train)
+    (home / "durable.py").write_text(train.replace(plain, durable))
+    edits = {train: "", durable: "cp durable.py train.py\n"}
+    text = (ROOT / QUICKSTART).read_text()
+    _, *typed = re.findall(r"^```(?:python|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    script = "".join(edits.get(block, block) for block in typed)
+    assert script.count(":29400") == 1
+    (home / "typed.sh").write_text(script.replace(":29400", f":{free_port()}"))
+
+    said = typed_in(home, "typed.sh")
+
+    ends = re.findall(r"^step 200: loss (\S+)$", said, re.MULTILINE)
+    begins = re.findall(r"^pid \d+ after step (\d+) (\S+)", said, re.MULTILINE)
+    assert ends == ends[:1] * 5, said
+    steps = [int(step) for step, _ in begins]
+    killed, first, second = steps[1:6:2]
+    assert steps == [0, killed, 0, first, 0, second, 0, 200], said
+    assert 0 < killed < 200, said
+    assert 0 < first == second < 200, said
+    assert [source for _, source in begins][-1] == "{'object':", said
