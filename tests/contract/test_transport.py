@@ -215,6 +215,28 @@ def test_a_machine_without_threads_fetches_with_one_stream(segment, monkeypatch)
     assert segment == target
 
 
+def test_a_machine_without_threads_serves_again_when_it_has_some(segment, monkeypatch):
+    """P4: the thread that lets connections in outlives it."""
+    near, far, _ = _tcp()
+    address = far.serve(serving(segment))
+    start, short = threading.Thread.start, threading.Event()
+    short.set()
+
+    def refuses(thread):
+        if thread.name == "fetch-serve" and short.is_set():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    target, stop = bytearray(LENGTH), threading.Event()
+    with pytest.raises(UnavailableError):
+        near.fetch(address, request_for(segment), memoryview(target), done=set(), stop=stop)
+    short.clear()
+    near.fetch(address, request_for(segment), memoryview(target), done=set(), stop=stop)
+    far.close()
+    assert segment == target
+
+
 @pytest.mark.parametrize("address", ["x" * 70 + ".y:1", "é..:1", "a\0b:1", "127.0.0.1:99999"])
 def test_an_address_that_is_none_is_unavailable(segment, address):
     """P9: a peer says where it serves; what it says may be anything."""

@@ -71,11 +71,19 @@ class TcpServer:
                 if len(self._open) >= CONNECTIONS_COUNT_MAX:
                     _refuse(connection)
                     continue
-                thread = threading.Thread(
-                    target=self._serve, args=(connection,), name="fetch-serve", daemon=True
-                )
-                self._open[connection] = thread
-                thread.start()
+                self._begin(connection)
+
+    def _begin(self, connection: socket.socket) -> None:
+        thread = threading.Thread(
+            target=self._serve, args=(connection,), name="fetch-serve", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as cause:  # else nobody is let in any more, whenever there is room
+            log.warning("data plane has no thread for a connection: %s", cause)
+            _refuse(connection)
+        else:
+            self._open[connection] = thread
 
     def _serve(self, connection: socket.socket) -> None:
         try:
