@@ -55,6 +55,19 @@ def test_an_order_that_was_put_back_is_the_one_that_is_saved_next(ddp):
     assert saved == order.known()
 
 
+def test_a_wrapper_that_has_trained_already_takes_the_order_too(ddp):
+    """G9: ``restore()`` may come after a step that warmed up."""
+    backward(ddp)
+    backward(ddp)
+    order = order_of(ddp)
+    saved = {"names": order._names, "runs": [[1, 2], [0, 0], [3, 3]]}
+    assert "" == order.put(saved)
+    backward(ddp)
+
+    assert [0, 1, 2, 3] == sorted(buckets._rebuilt(ddp))
+    assert saved == order.known()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
