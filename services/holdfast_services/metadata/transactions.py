@@ -116,7 +116,8 @@ def report(
     now_s = catalogue.now_s()
     pulse(catalogue, now_s, limits)
     before = catalogue.nodes()
-    touched = _touched(inventories, before)
+    # Each word of a node counts for a restore that is being decided, also that there is no news.
+    touched = {**catalogue.deciding_jobs(), **jobs_of(inventories, before, now_s)}
     runs = [_locked(catalogue, job, touched[job], now_s) for job in sorted(touched)]
     answers: dict[str, int] = {}
     for item in sorted(inventories, key=lambda i: (i.node.node, i.incarnation, i.sequence)):
@@ -140,15 +141,24 @@ def _key(item: Inventory) -> str:
     return f"{item.node.node} {item.incarnation} {item.sequence}"
 
 
-def _touched(inventories: Iterable[Inventory], before: Mapping[str, Node]) -> dict[str, str]:
-    """Return job -> run for all that the inventories, or those they replace, speak of."""
+def jobs_of(
+    inventories: Iterable[Inventory], before: Mapping[str, Node], now_s: float
+) -> dict[str, str]:
+    """Return job -> run for all whose facts the inventories may change.
+
+    That is whatever one of them, or the one it replaces, speaks of; of one that is no news only
+    the jobs that train: their ranks go on, and so do their leases. Else each heartbeat of a node
+    would read again all that jobs which have ended left there.
+    """
     found: dict[str, str] = {}
     for item in inventories:
         old = before.get(item.node.node)
-        for inventory in (item, old.inventory) if old else (item,):
+        news = _is_news(item, old, now_s)
+        for inventory in (item, old.inventory) if old and news else (item,):
             for status in inventory.ranks:
-                found.setdefault(status.job, status.run)
-            for held in inventory.shards:
+                if news or status.live:
+                    found.setdefault(status.job, status.run)
+            for held in inventory.shards if news else ():
                 found.setdefault(held.shard.job, held.shard.id.run)
     return found
 

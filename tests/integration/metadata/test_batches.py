@@ -6,6 +6,7 @@ from holdfast.core.facts import RankStatus
 from holdfast.errors import StaleGenerationError
 from holdfast_services.metadata import transactions
 from holdfast_services.metadata.batch import Batch
+from holdfast_services.metadata.domain.model import Node
 from holdfast_services.metadata.service import first_run
 
 
@@ -79,3 +80,23 @@ async def test_who_waits_for_a_change_is_not_woken_by_progress(database_url, kit
             waiting.cancel()
 
     assert woken == ["joins", "", "opens", "", "holds", ""]
+
+
+def test_a_heartbeat_reads_no_job_that_has_ended(kit):
+    """Defect C4: a node may hold what hundreds of them have left."""
+    agent, other = kit.Agent("a"), first_run("other")
+    agent.ranks = tuple(
+        RankStatus(job=job, run=run, generation=1, rank=0, live=live)
+        for job, run, live in (("ended", first_run("ended"), False), ("other", other, True))
+    )
+    agent.hold(first_run(kit.JOB), 1, 1, 0, world=1)
+    first, second = agent.inventory(), agent.inventory()
+    agent.shards.clear()
+    fewer = agent.inventory()
+    known = {"a": Node(inventory=first, reported_at_s=5.0, lease_until_s=9.0)}
+
+    everybody = {kit.JOB, "ended", "other"}
+    assert transactions.jobs_of([first], {}, 6.0).keys() == everybody
+    assert transactions.jobs_of([second], known, 6.0) == {"other": other}
+    assert transactions.jobs_of([fewer], known, 6.0).keys() == everybody
+    assert transactions.jobs_of([second], known, 9.0).keys() == everybody  # it was lost meanwhile

@@ -6,7 +6,7 @@ Whoever changes a run holds its job's row, so all its changes come one after the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -85,6 +85,15 @@ class RunStatements(CheckpointStatements):
             .where((t.attempts.c.lease_until_s > since_s) | deciding | draining)
         )
         return sorted(self._db.execute(sql).scalars())
+
+    def deciding_jobs(self) -> Mapping[str, str]:
+        """Return job -> run of all whose restore is being decided; a plain read."""
+        sql = (
+            select(t.runs.c.job, t.runs.c.run)
+            .join(t.decisions, t.decisions.c.run == t.runs.c.run)
+            .where(t.decisions.c.state.not_in(_FINAL))
+        )
+        return {row.job: row.run for row in self._db.execute(sql)}
 
     def run_of(self, job: str) -> str | None:
         """Return the job's run without a lock; a plain read."""
