@@ -21,7 +21,7 @@ from typing import Literal, Self
 from holdfast import attempt as launch
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
-from holdfast.core.ids import job_name, node_name
+from holdfast.core.ids import job_name, node_name, step_number
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,
@@ -242,10 +242,11 @@ class Checkpointer:
 
         Raises:
             PreconditionError: ``restore()`` was not called.
+            InvalidRequestError: ``step`` is no whole number, or a negative one.
             CheckpointError: with ``on_failure="raise"``, what went wrong in an earlier save.
             SystemExit: after a signal, once the last save is in place (``OnPreemption``).
         """
-        saver = self._require_saver()
+        saver, step = self._require_saver(), step_number(step)
         if os.getpid() != self._pid or self._closed or step <= self._progress.step:
             return None
         self._raise_failure(saver)
@@ -281,7 +282,7 @@ class Checkpointer:
 
     def save(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle:
         """Save now; on every rank at the same ``step``. Returns at once; see ``SaveHandle``."""
-        saver = self._require_saver()
+        saver, step = self._require_saver(), step_number(step)
         if os.getpid() != self._pid:
             raise PreconditionError("a forked child must not save", job=self._job)
         if step > self._progress.step:

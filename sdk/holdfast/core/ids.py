@@ -7,9 +7,10 @@ lookup key, never a path.
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
-from typing import NewType
+from typing import NewType, SupportsIndex
 
 from holdfast.errors import InvalidRequestError
 
@@ -50,6 +51,23 @@ def job_name(text: str) -> JobName:
     if taken := _ROUTES.intersection(text.split("/")):
         raise InvalidRequestError(f"job name {text!r}: the part {min(taken)!r} is not to be used")
     return JobName(text)
+
+
+def step_number(step: SupportsIndex) -> Step:
+    """Return a caller's ``step`` as a plain number; NumPy's and torch's whole numbers are some.
+
+    Raises:
+        InvalidRequestError: no whole number, or one beyond ``STEP_MAX``.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError as cause:
+        raise InvalidRequestError(
+            f"step {step!r:.80} is a {type(step).__name__}: pass a whole number of steps"
+        ) from cause
+    if not 0 <= number <= STEP_MAX:
+        raise InvalidRequestError(f"step {number} is not within 0..{STEP_MAX}")
+    return Step(number)
 
 
 def node_name(text: str) -> NodeName:

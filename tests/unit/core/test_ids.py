@@ -1,6 +1,8 @@
 """``core.ids``: what may be a name, and the spelling of a shard (P9)."""
 
+import numpy as np
 import pytest
+import torch
 
 from holdfast.core import ids
 from holdfast.core.ids import CheckpointId, ShardId, shard_id
@@ -79,3 +81,16 @@ def test_the_newest_checkpoint_of_a_run_is_the_greatest():
     older, newer, later = (CheckpointId("r", *n) for n in ((9, 2), (10, 1), (10, 2)))
 
     assert [older, newer, later] == sorted([later, older, newer])
+
+
+@pytest.mark.parametrize("step", [0, 7, np.int64(7), torch.tensor(7), ids.STEP_MAX])
+def test_a_whole_number_is_a_step(step):
+    assert type(ids.step_number(step)) is int
+    assert step == ids.step_number(step)
+
+
+@pytest.mark.parametrize("step", [-1, ids.STEP_MAX + 1, 1 << 63, 3.0, "7", None, torch.tensor(7.0)])
+def test_what_is_no_step_is_refused_before_anybody_is_told(step):
+    """P4: no message holds it: it ended the thread that tells the agent how training goes on."""
+    with pytest.raises(InvalidRequestError, match=r"^step "):
+        ids.step_number(step)
