@@ -10,7 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, and_, case, delete, exists, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    select,
+    update,
+)
 
 from holdfast.core.facts import Shard, SupersedeRule
 from holdfast.core.ids import CheckpointId, Rank, ShardId
@@ -23,6 +35,27 @@ DURABLE_ROWS_IN_RUN_MAX = 8
 STEPS_PER_READ_MAX = 500
 
 NEWEST_FIRST = (t.checkpoints.c.step.desc(), t.checkpoints.c.generation.desc())
+
+
+# Made once: a report reads a run by several of these, and making one costs more than running it.
+_ROWS = (
+    select(t.checkpoints, t.objects.c.expired_at_s, t.objects.c.bad)
+    .select_from(t.checkpoints.outerjoin(t.objects, same_checkpoint(t.objects)))
+    .order_by(*NEWEST_FIRST)
+)
+_IN_MEMORY = _ROWS.where(
+    t.checkpoints.c.run == bindparam("run"), t.checkpoints.c.durable_at_s.is_(None)
+)
+_NAMED = _ROWS.where(
+    t.checkpoints.c.run == bindparam("run"),
+    t.checkpoints.c.step == bindparam("step"),
+    t.checkpoints.c.generation == bindparam("generation"),
+)
+_OWN_DURABLE = _ROWS.where(
+    t.checkpoints.c.run == bindparam("run"),
+    t.checkpoints.c.durable_at_s.is_not(None),
+    t.checkpoints.c.generation == bindparam("generation"),
+).limit(DURABLE_ROWS_IN_RUN_MAX)
 
 
 class CheckpointStatements(ObjectStatements):
@@ -46,7 +79,7 @@ class CheckpointStatements(ObjectStatements):
 
     def checkpoint(self, key: CheckpointId) -> Checkpoint | None:
         """Return one row; a plain read."""
-        return next(iter(self._rows(is_of(t.checkpoints, key))), None)
+        return next(iter(self._read(_NAMED, **key_of(key))), None)
 
     def durable(
         self, run: str, *conditions: ColumnElement[bool], limit: int
@@ -65,17 +98,16 @@ class CheckpointStatements(ObjectStatements):
     def _rows(
         self, *conditions: ColumnElement[bool], limit: int | None = None
     ) -> tuple[Checkpoint, ...]:
-        o = t.objects.c
-        beside = t.checkpoints.outerjoin(t.objects, same_checkpoint(t.objects))
-        sql = select(t.checkpoints, o.expired_at_s, o.bad).select_from(beside)
-        sql = sql.where(*conditions).order_by(*NEWEST_FIRST).limit(limit)
-        return tuple(map(checkpoint_of, self._db.execute(sql).mappings()))
+        return self._read(_ROWS.where(*conditions).limit(limit))
+
+    def _read(self, sql: Select[Any], **values: object) -> tuple[Checkpoint, ...]:
+        return tuple(map(checkpoint_of, self._db.execute(sql, values).mappings()))
 
     def _with_checkpoints(self, run: Run) -> Run:
         """Return the run with the rows, drains and objects that its invariants name."""
         c = t.checkpoints.c
-        memory = self._rows(c.run == run.id, c.durable_at_s.is_(None))
-        mine = self._durable(run.id, c.generation == run.generation, limit=DURABLE_ROWS_IN_RUN_MAX)
+        memory = self._read(_IN_MEMORY, run=run.id)
+        mine = self._read(_OWN_DURABLE, run=run.id, generation=run.generation)
         vain = [~is_of(t.checkpoints, key) for key in run.rejected]
         choosable = [*_not_left_behind(run.rules), *vain]
         valid = self.durable(run.id, *choosable, limit=DURABLE_ROWS_IN_RUN_MAX)
@@ -83,7 +115,7 @@ class CheckpointStatements(ObjectStatements):
         damaged = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad != "[]")
         hurt = self._durable(run.id, damaged, *choosable, limit=1) if run.deciding else ()
         chosen = run.decision.checkpoint if run.decision else None
-        named = self._rows(is_of(t.checkpoints, chosen)) if chosen else ()
+        named = self._read(_NAMED, **key_of(chosen)) if chosen else ()
         start = run.attempt.start if run.attempt and run.attempt.start_due else None
         if start and run.deciding:  # however old it is
             named += self._durable(run.id, c.step == start.step, limit=DURABLE_ROWS_IN_RUN_MAX)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import RowMapping, and_, delete, exists, insert, select, update
+from sqlalchemy import RowMapping, and_, bindparam, delete, exists, insert, select, update
 
 from holdfast.core.facts import (
     AbandonedStep,
@@ -33,6 +33,35 @@ DECISIONS_PER_RUN_MAX = 16
 
 _FINAL = (int(DecisionState.CONFIRMED), int(DecisionState.LOST))
 _ATTEMPT = tuple(name for name in Attempt.__dataclass_fields__ if name not in ("persist", "start"))
+# A report reads these for each run: made once, as making one costs more than running it.
+_RUN = select(t.runs).where(t.runs.c.run == bindparam("run"))
+_ATTEMPTS = (
+    select(t.attempts)
+    .where(t.attempts.c.run == bindparam("run"))
+    .order_by(t.attempts.c.generation.desc())
+    .limit(1)
+)
+_RANKS = (
+    select(t.attempt_ranks)
+    .where(
+        t.attempt_ranks.c.run == bindparam("run"),
+        t.attempt_ranks.c.generation == bindparam("generation"),
+    )
+    .order_by(t.attempt_ranks.c.rank)
+)
+_DECISION = (
+    select(t.decisions.c.body, t.decisions.c.rejected)
+    .where(t.decisions.c.run == bindparam("run"))
+    .order_by(t.decisions.c.number.desc())
+    .limit(1)
+)
+_PINS = select(t.pins.c.step, t.pins.c.generation).where(t.pins.c.run == bindparam("run"))
+_LOCK = select(t.jobs.c.run).where(t.jobs.c.name == bindparam("job")).with_for_update()
+_DECIDING = (
+    select(t.runs.c.job, t.runs.c.run)
+    .join(t.decisions, t.decisions.c.run == t.runs.c.run)
+    .where(t.decisions.c.state.not_in(_FINAL))
+)
 _NEW_RUN = {
     "generation": 0,
     "announced_step": 0,
@@ -60,8 +89,7 @@ class RunStatements(CheckpointStatements):
 
     def lock_job(self, job: str) -> str | None:
         """Return the job's run and hold its row to the end: one change of a run at a time."""
-        sql = select(t.jobs.c.run).where(t.jobs.c.name == job).with_for_update()
-        return self._db.execute(sql).scalar_one_or_none()
+        return self._db.execute(_LOCK, {"job": job}).scalar_one_or_none()
 
     def job_rows(self) -> Sequence[RowMapping]:
         """Return all jobs by name; a plain read."""
@@ -88,12 +116,7 @@ class RunStatements(CheckpointStatements):
 
     def deciding_jobs(self) -> Mapping[str, str]:
         """Return job -> run of all whose restore is being decided; a plain read."""
-        sql = (
-            select(t.runs.c.job, t.runs.c.run)
-            .join(t.decisions, t.decisions.c.run == t.runs.c.run)
-            .where(t.decisions.c.state.not_in(_FINAL))
-        )
-        return {row.job: row.run for row in self._db.execute(sql)}
+        return {row.job: row.run for row in self._db.execute(_DECIDING)}
 
     def run_of(self, job: str) -> str | None:
         """Return the job's run without a lock; a plain read."""
@@ -114,7 +137,7 @@ class RunStatements(CheckpointStatements):
 
     def load_run(self, run: str) -> Run | None:
         """Return the run with its newest attempt; stable only while its job is locked."""
-        row = self._db.execute(select(t.runs).where(t.runs.c.run == run)).mappings().one_or_none()
+        row = self._db.execute(_RUN, {"run": run}).mappings().one_or_none()
         if row is None:
             return None
         attempt = self.newest_attempt(run)
@@ -185,9 +208,7 @@ class RunStatements(CheckpointStatements):
 
     def newest_attempt(self, run: str) -> Attempt | None:
         """Return the newest attempt; a plain read."""
-        a = t.attempts.c
-        sql = select(t.attempts).where(a.run == run).order_by(a.generation.desc()).limit(1)
-        row = self._db.execute(sql).mappings().one_or_none()
+        row = self._db.execute(_ATTEMPTS, {"run": run}).mappings().one_or_none()
         if row is None:
             return None
         rule = PersistRule(steps=row["persist_steps"], seconds=row["persist_seconds"])
@@ -208,9 +229,7 @@ class RunStatements(CheckpointStatements):
 
     def _ranks(self, run: str, generation: int) -> tuple[RankFacts, ...]:
         """Return the registered ranks of one attempt; a plain read."""
-        r = t.attempt_ranks.c
-        sql = select(t.attempt_ranks).where(r.run == run, r.generation == generation)
-        rows = self._db.execute(sql.order_by(r.rank)).mappings()
+        rows = self._db.execute(_RANKS, {"run": run, "generation": generation}).mappings()
         names = RankFacts.__dataclass_fields__
         return tuple(RankFacts(**{name: row[name] for name in names}) for row in rows)
 
@@ -239,9 +258,7 @@ class RunStatements(CheckpointStatements):
 
     def _decision(self, run: str) -> tuple[Decision | None, tuple[CheckpointId, ...]]:
         """Return the newest decision and what was tried before it; a plain read."""
-        d = t.decisions.c
-        sql = select(d.body, d.rejected).where(d.run == run).order_by(d.number.desc()).limit(1)
-        row = self._db.execute(sql).one_or_none()
+        row = self._db.execute(_DECISION, {"run": run}).one_or_none()
         if row is None:
             return None, ()
         decision = from_message(pb.Decision.FromString(row.body), Decision)
@@ -276,8 +293,7 @@ class RunStatements(CheckpointStatements):
 
     def _pins(self, run: str) -> tuple[CheckpointId, ...]:
         """Return what a restore holds; a plain read."""
-        p = t.pins.c
-        rows = self._db.execute(select(p.step, p.generation).where(p.run == run))
+        rows = self._db.execute(_PINS, {"run": run})
         return tuple(sorted(checkpoint_id(run, *row) for row in rows))
 
     def _save_pins(self, before: Run, after: Run) -> None:
