@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from holdfast.core.text import tellable
 from holdfast.errors import CheckpointError
 
 NOTICE_S = 30.0
@@ -59,6 +60,6 @@ class Lapse:
 
 
 def reason_text(cause: Exception) -> str:
-    """Return what went wrong, and of which state value."""
+    """Return what went wrong, and of which state value, as logs and messages can hold it."""
     said = str(cause) if isinstance(cause, CheckpointError) else f"{type(cause).__name__}: {cause}"
-    return "; ".join((said, *getattr(cause, "__notes__", ())))
+    return tellable("; ".join((said, *getattr(cause, "__notes__", ()))))

@@ -295,8 +295,12 @@ def test_whatever_a_save_raises_costs_that_save_and_names_the_value(leased, erro
     leased.save(3).wait("staged", timeout_s=20)
 
 
-@pytest.mark.parametrize("said", ["no file /data/\udcff.bin", "a\0b", "x" * (80 << 20)])
-def test_whatever_an_error_says_the_agent_can_be_told(leased, said):
+@pytest.mark.parametrize(
+    "said",
+    ["no file /data/\udcff.bin", "a\0b", "x" * (80 << 20)],
+    ids=["half a pair", "NUL", "80 MB"],
+)
+def test_whatever_an_error_says_the_agent_can_be_told(leased, said, caplog):
     """P4: what cannot be sent ends the update thread, or stands in front of all that is."""
     leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
     leased.value.error = ValueError(said)
@@ -306,6 +310,7 @@ def test_whatever_an_error_says_the_agent_can_be_told(leased, said):
     sent = to_message(leased.session._outbox.message("s"), pb.UpdateRequest).SerializeToString()
     assert len(sent) < 1 << 16
     assert b"\0b" not in sent
+    assert len(caplog.text.encode()) < 1 << 16
 
 
 def test_a_copy_that_fails_gives_its_slot_back(leased, monkeypatch):
