@@ -31,6 +31,7 @@ class Nursery:
 
     def start(self, script: Path, *arguments: str, env: Mapping[str, str], log: Path) -> Child:
         """Run ``script`` in a process of its own; what it says goes to ``log``."""
+        log.touch()  # who reads it may be faster than the fork
         command = {"script": str(script), "arguments": arguments, "env": dict(env)}
         return Child(self, self.ask(**command, log=str(log)))
 

@@ -153,7 +153,6 @@ class Stack:
                 },
             )
             log = self.home / f"rank-{next(self._logs)}.log"
-            log.touch()
             process = NURSERY.start(script, *arguments, env=env, log=log)
             started.append(Trainer(process, log))
         return Ranks(started)
