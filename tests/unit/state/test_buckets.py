@@ -11,11 +11,21 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.state import buckets
 
 
-@pytest.fixture
-def ddp(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """One group that outlives every wrapper: else a wrapper's end may end the group, and wait with
+    the interpreter's lock for a gloo thread that waits for that lock."""
+    store = tmp_path_factory.mktemp("gloo") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def ddp(group):
+    return DistributedDataParallel(
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), process_group=group
+    )
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*barrier.*")
