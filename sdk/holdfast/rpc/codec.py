@@ -21,6 +21,7 @@ from holdfast.errors import InvalidRequestError
 
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
+_SCALARS = frozenset({str, int, bytes, float, bool})
 
 
 def to_message(value: object, message_type: type[M]) -> M:
@@ -43,20 +44,25 @@ def from_message(message: Message, value_type: type[V]) -> V:
 
 def _keywords(value: object) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
-    for spec in fields(value):  # type: ignore[arg-type]
-        item = getattr(value, spec.name)
+    for name in _names(type(value)):  # type: ignore[arg-type]
+        item = getattr(value, name)
         if item is not None:
-            arguments[spec.name] = _plain(item)
+            arguments[name] = item if type(item) in _SCALARS else _plain(item)
     return arguments
+
+
+@cache
+def _names(value_type: type[object]) -> tuple[str, ...]:
+    return tuple(spec.name for spec in fields(value_type))  # type: ignore[arg-type]
 
 
 def _plain(item: object) -> object:
     if isinstance(item, tuple):
         return [_plain(part) for part in item]
-    if isinstance(item, Mapping):
-        return dict(item)
     if hasattr(item, "__dataclass_fields__"):
         return _keywords(item)
+    if isinstance(item, Mapping):
+        return dict(item)
     return item
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, text
@@ -58,6 +59,37 @@ class DecodeCache:
         self._shards[checkpoint] = (digest, shards)
 
 
+Upsert = Mapping[str, Any]
+"""A statement for each dialect."""
+
+
+def upsert(
+    table: Table,
+    keys: Sequence[str],
+    changes: Callable[[Any], Mapping[str, ColumnElement[Any]]],
+    where: Callable[[Any], ColumnElement[bool]] | None = None,
+) -> Upsert:
+    """Return the statement that inserts a row or, where ``keys`` are there, makes ``changes``.
+
+    Both functions get the row that could not be inserted. Made once for each use, since making
+    one costs more than running it.
+    """
+    made = {}
+    for dialect in ("sqlite", "postgresql"):
+        sql = _insert(table, dialect)
+        made[dialect] = sql.on_conflict_do_update(
+            index_elements=keys,
+            set_=changes(sql.excluded),
+            where=where(sql.excluded) if where else None,
+        )
+    return made
+
+
+def _insert(table: Table, dialect: str) -> Any:
+    made = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return made.execution_options(preserve_rowcount=True)
+
+
 class Statements:
     """A transaction's connection; its subclasses add the statements of one subject each."""
 
@@ -71,8 +103,11 @@ class Statements:
         return float(self._db.execute(sql).scalar_one())
 
     def _insert(self, table: Table) -> Any:
-        statement = sqlite.insert(table) if is_sqlite(self._db) else postgresql.insert(table)
-        return statement.execution_options(preserve_rowcount=True)
+        return _insert(table, "sqlite" if is_sqlite(self._db) else "postgresql")
+
+    def _put(self, upsert: Upsert, rows: Any) -> int:
+        """Insert or change a row, or several; return how many were written, for one row."""
+        return int(self._db.execute(upsert[self._db.dialect.name], rows).rowcount)
 
     def _expect_one(self, count: int, run: Run) -> None:
         if count != 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -28,11 +29,12 @@ from holdfast.core.facts import Shard, SupersedeRule
 from holdfast.core.ids import CheckpointId, Rank, ShardId
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Run
-from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of
+from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of, upsert
 from holdfast_services.metadata.storage.objects import ObjectStatements, same_checkpoint
 
 DURABLE_ROWS_IN_RUN_MAX = 8
 STEPS_PER_READ_MAX = 500
+CHOICES_KEPT_MAX = 256
 
 NEWEST_FIRST = (t.checkpoints.c.step.desc(), t.checkpoints.c.generation.desc())
 
@@ -51,11 +53,36 @@ _NAMED = _ROWS.where(
     t.checkpoints.c.step == bindparam("step"),
     t.checkpoints.c.generation == bindparam("generation"),
 )
+_FORGET = delete(t.checkpoints).where(
+    t.checkpoints.c.run == bindparam("run"),
+    t.checkpoints.c.step == bindparam("step"),
+    t.checkpoints.c.generation == bindparam("generation"),
+    t.checkpoints.c.durable_at_s.is_(None),
+    t.checkpoints.c.drain_at_s.is_(None),
+    ~exists().where(same_checkpoint(t.pins)).correlate(t.checkpoints),
+    ~exists().where(same_checkpoint(t.user_pins)).correlate(t.checkpoints),
+)
 _OWN_DURABLE = _ROWS.where(
     t.checkpoints.c.run == bindparam("run"),
     t.checkpoints.c.durable_at_s.is_not(None),
     t.checkpoints.c.generation == bindparam("generation"),
 ).limit(DURABLE_ROWS_IN_RUN_MAX)
+_WHOLE = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad == "[]")
+_DAMAGED = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad != "[]")
+
+
+def _added(new: Any) -> dict[str, ColumnElement[Any]]:
+    """Return what a row that is there takes over from a new one: what it has not."""
+    c = t.checkpoints.c
+    levels = ("copied_at_s", "replicated_at_s", "durable_at_s")
+    return {
+        **{name: func.coalesce(c[name], new[name]) for name in levels},
+        "notes": func.coalesce(func.nullif(c.notes, ""), new.notes),
+        "drain_at_s": new.drain_at_s,
+    }
+
+
+_PUT_CHECKPOINT = upsert(t.checkpoints, ["run", "step", "generation"], _added)
 
 
 class CheckpointStatements(ObjectStatements):
@@ -85,9 +112,7 @@ class CheckpointStatements(ObjectStatements):
         self, run: str, *conditions: ColumnElement[bool], limit: int
     ) -> Sequence[Checkpoint]:
         """Return the newest durable rows, neither expired nor bad; a plain read."""
-        o = t.objects.c
-        whole = and_(o.expired_at_s.is_(None), o.bad == "[]")
-        return self._durable(run, whole, *conditions, limit=limit)
+        return self._durable(run, _WHOLE, *conditions, limit=limit)
 
     def _durable(
         self, run: str, *conditions: ColumnElement[bool], limit: int
@@ -108,12 +133,10 @@ class CheckpointStatements(ObjectStatements):
         c = t.checkpoints.c
         memory = self._read(_IN_MEMORY, run=run.id)
         mine = self._read(_OWN_DURABLE, run=run.id, generation=run.generation)
-        vain = [~is_of(t.checkpoints, key) for key in run.rejected]
-        choosable = [*_not_left_behind(run.rules), *vain]
-        valid = self.durable(run.id, *choosable, limit=DURABLE_ROWS_IN_RUN_MAX)
+        whole, damaged = _choosable(run.rules, run.rejected)
+        valid = self._read(whole, run=run.id)
         # A job of which only damaged objects are left is lost, not new.
-        damaged = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad != "[]")
-        hurt = self._durable(run.id, damaged, *choosable, limit=1) if run.deciding else ()
+        hurt = self._read(damaged, run=run.id) if run.deciding else ()
         chosen = run.decision.checkpoint if run.decision else None
         named = self._read(_NAMED, **key_of(chosen)) if chosen else ()
         start = run.attempt.start if run.attempt and run.attempt.start_due else None
@@ -161,28 +184,13 @@ class CheckpointStatements(ObjectStatements):
 
     def put_checkpoints(self, rows: Iterable[Checkpoint]) -> None:
         """Insert rows; one that is there gets what it has not, and begins or ends to drain."""
-        c, sql = t.checkpoints.c, self._insert(t.checkpoints)
-        changes: dict[str, ColumnElement[Any]] = {
-            name: func.coalesce(c[name], sql.excluded[name])
-            for name in ("copied_at_s", "replicated_at_s", "durable_at_s")
-        }
-        changes["notes"] = func.coalesce(func.nullif(c.notes, ""), sql.excluded["notes"])
-        changes["drain_at_s"] = sql.excluded["drain_at_s"]
-        sql = sql.on_conflict_do_update(index_elements=["run", "step", "generation"], set_=changes)
         values = [_checkpoint_row(row) for row in rows]
         if values:
-            self._db.execute(sql, values)
+            self._put(_PUT_CHECKPOINT, values)
 
     def forget_checkpoint(self, key: CheckpointId) -> bool:
         """Delete a memory row unless something holds it: the statement itself asks (4.7)."""
-        c = t.checkpoints.c
-        held = [
-            exists().where(same_checkpoint(table)).correlate(t.checkpoints)
-            for table in (t.pins, t.user_pins)
-        ]
-        memory = and_(c.durable_at_s.is_(None), c.drain_at_s.is_(None))
-        row = and_(is_of(t.checkpoints, key), memory, *(~pinned for pinned in held))
-        return self._db.execute(delete(t.checkpoints).where(row)).rowcount == 1
+        return self._db.execute(_FORGET, key_of(key)).rowcount == 1
 
     # -- drains --------------------------------------------------------------------------------
 
@@ -266,6 +274,20 @@ class CheckpointStatements(ObjectStatements):
         self._db.execute(delete(t.checkpoints).where(c.durable_at_s.is_(None)))
         lost = exists().where(same_checkpoint(t.user_pins)).correlate(t.user_pins)
         self._db.execute(delete(t.user_pins).where(~lost))
+
+
+@lru_cache(CHOICES_KEPT_MAX)
+def _choosable(
+    rules: tuple[SupersedeRule, ...], rejected: tuple[CheckpointId, ...]
+) -> tuple[Select[Any], Select[Any]]:
+    """Return the statements for what a restore may choose and is whole, and for what is not.
+
+    They change with an attempt, not with a save.
+    """
+    mine = (t.checkpoints.c.run == bindparam("run"), t.checkpoints.c.durable_at_s.is_not(None))
+    vain = [~is_of(t.checkpoints, key) for key in rejected]
+    durable = _ROWS.where(*mine, *_not_left_behind(rules), *vain)
+    return durable.where(_WHOLE).limit(DURABLE_ROWS_IN_RUN_MAX), durable.where(_DAMAGED).limit(1)
 
 
 def _not_left_behind(rules: Sequence[SupersedeRule]) -> Sequence[ColumnElement[bool]]:

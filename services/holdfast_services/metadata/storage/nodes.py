@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import RowMapping, and_, delete, func, insert, select, update
+from sqlalchemy import RowMapping, and_, bindparam, delete, func, insert, select, update
 
 from holdfast.core.facts import Event, Inventory
 from holdfast.core.text import tellable
@@ -13,10 +13,44 @@ from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Node
-from holdfast_services.metadata.storage.base import Statements
+from holdfast_services.metadata.storage.base import Statements, upsert
 
 EVENTS_MAX = 10_000
 NODE_SILENT_S_MAX = 7 * 24 * 3600.0
+
+_N = t.nodes.c
+# Each report and each tick runs these.
+_PULSE = select(t.pulse.c.at_s)
+_BEAT = update(t.pulse).where(t.pulse.c.at_s == bindparam("before_s"))
+_NODES = select(_N.name, _N.incarnation, _N.sequence, _N.reported_at_s, _N.lease_until_s)
+_INVENTORY = select(_N.inventory).where(_N.name == bindparam("node"))
+_NODE_KEY = (
+    select(_N.incarnation, _N.sequence, _N.lease_until_s)
+    .where(_N.name == bindparam("node"))
+    .with_for_update()
+)
+_NODE_ROW = ("incarnation", "sequence", "reported_at_s", "lease_until_s", "lost", "inventory")
+_PUT_NODE = upsert(
+    t.nodes,
+    ["name"],
+    lambda new: {name: new[name] for name in _NODE_ROW},
+    lambda new: (
+        (_N.incarnation < new.incarnation)
+        | ((_N.incarnation == new.incarnation) & (_N.sequence <= new.sequence))
+    ),
+)
+_MARK_LOST = (
+    update(t.nodes)
+    .where(_N.lease_until_s <= bindparam("now_s"), _N.lost.is_(False))
+    .values(lost=True)
+    .returning(_N.name)
+)
+_FORGET_NODES = delete(t.nodes).where(
+    _N.lease_until_s < bindparam("before_s"), _N.reported_at_s < bindparam("before_s")
+)
+_FORGET_EVENTS = delete(t.events).where(
+    t.events.c.id <= select(func.max(t.events.c.id)).scalar_subquery() - EVENTS_MAX
+)
 
 
 class NodeStatements(Statements):
@@ -26,12 +60,11 @@ class NodeStatements(Statements):
 
     def pulse_s(self) -> float:
         """Return when a metadata process last said that it can write; 0 at the very first."""
-        return float(self._db.execute(select(t.pulse.c.at_s)).scalar_one())
+        return float(self._db.execute(_PULSE).scalar_one())
 
     def beat(self, before_s: float, now_s: float) -> bool:
         """Move the pulse from exactly ``before_s``; of several processes one succeeds."""
-        sql = update(t.pulse).where(t.pulse.c.at_s == before_s).values(at_s=now_s)
-        return self._db.execute(sql).rowcount == 1
+        return self._db.execute(_BEAT, {"before_s": before_s, "at_s": now_s}).rowcount == 1
 
     def extend_node_leases(self, since_s: float, until_s: float) -> None:
         """Give nodes whose lease held at ``since_s`` until ``until_s``; never shortens one."""
@@ -67,11 +100,8 @@ class NodeStatements(Statements):
 
     def nodes(self) -> Mapping[str, Node]:
         """Return every node as it last reported; decodes only what this process has not seen."""
-        n = t.nodes.c
         found: dict[str, Node] = {}
-        rows = self._db.execute(
-            select(n.name, n.incarnation, n.sequence, n.reported_at_s, n.lease_until_s)
-        ).all()
+        rows = self._db.execute(_NODES).all()
         for name, incarnation, sequence, reported_at_s, lease_until_s in rows:
             inventory = self._cache.inventory(name, (incarnation, sequence)) or self._inventory(
                 name
@@ -83,24 +113,22 @@ class NodeStatements(Statements):
 
     def _inventory(self, name: str) -> Inventory:
         """Return one node's inventory; rows are replaced in place, so it is whole."""
-        sql = select(t.nodes.c.inventory).where(t.nodes.c.name == name)
-        message = pb.Inventory.FromString(self._db.execute(sql).scalar_one())
+        body = self._db.execute(_INVENTORY, {"node": name}).scalar_one()
+        message = pb.Inventory.FromString(body)
         inventory = from_message(message, Inventory)
         self._cache.put_inventory(name, inventory)
         return inventory
 
     def node_key(self, name: str) -> tuple[int, int, float] | None:
         """Return (incarnation, sequence, lease) of a node and hold its row to the end."""
-        n = t.nodes.c
-        sql = select(n.incarnation, n.sequence, n.lease_until_s).where(n.name == name)
-        row = self._db.execute(sql.with_for_update()).one_or_none()
+        row = self._db.execute(_NODE_KEY, {"node": name}).one_or_none()
         return (row[0], row[1], row[2]) if row else None
 
     def put_inventory(self, inventory: Inventory, now_s: float, lease_until_s: float) -> bool:
         """Replace the node's row if (incarnation, sequence) is not lower; False: it was."""
-        n, name = t.nodes.c, inventory.node.node
         body = to_message(inventory, pb.Inventory).SerializeToString()
-        values = {
+        row = {
+            "name": inventory.node.node,
             "incarnation": inventory.incarnation,
             "sequence": inventory.sequence,
             "reported_at_s": now_s,
@@ -108,24 +136,15 @@ class NodeStatements(Statements):
             "lost": False,
             "inventory": body,
         }
-        newer = (n.incarnation < inventory.incarnation) | (
-            (n.incarnation == inventory.incarnation) & (n.sequence <= inventory.sequence)
-        )
-        sql = self._insert(t.nodes).values(name=name, **values)
-        sql = sql.on_conflict_do_update(index_elements=["name"], set_=values, where=newer)
-        return self._db.execute(sql).rowcount == 1
+        return self._put(_PUT_NODE, row) == 1
 
     def mark_lost(self, now_s: float) -> Sequence[str]:
         """Return nodes whose lease has run out since the last call; each is returned once."""
-        n = t.nodes.c
-        sql = update(t.nodes).where(n.lease_until_s <= now_s, n.lost.is_(False)).values(lost=True)
-        return sorted(self._db.execute(sql.returning(n.name)).scalars())
+        return sorted(self._db.execute(_MARK_LOST, {"now_s": now_s}).scalars())
 
     def forget_nodes(self, now_s: float) -> None:
         """Delete nodes silent for ``NODE_SILENT_S_MAX``; one that returns is simply new."""
-        silent = t.nodes.c.lease_until_s < now_s - NODE_SILENT_S_MAX
-        old = t.nodes.c.reported_at_s < now_s - NODE_SILENT_S_MAX
-        self._db.execute(delete(t.nodes).where(silent, old))
+        self._db.execute(_FORGET_NODES, {"before_s": now_s - NODE_SILENT_S_MAX})
 
     def forget_all_nodes(self) -> None:
         """Delete every node with what it held; one that is there after all reports again."""
@@ -163,5 +182,4 @@ class NodeStatements(Statements):
 
     def forget_events(self) -> None:
         """Delete all but the newest ``EVENTS_MAX``; harmless to repeat."""
-        newest = select(func.max(t.events.c.id)).scalar_subquery()
-        self._db.execute(delete(t.events).where(t.events.c.id <= newest - EVENTS_MAX))
+        self._db.execute(_FORGET_EVENTS)

@@ -26,7 +26,7 @@ from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Attempt, RankFacts, Run
-from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of
+from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of, upsert
 from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
 
 DECISIONS_PER_RUN_MAX = 16
@@ -61,6 +61,35 @@ _DECIDING = (
     select(t.runs.c.job, t.runs.c.run)
     .join(t.decisions, t.decisions.c.run == t.runs.c.run)
     .where(t.decisions.c.state.not_in(_FINAL))
+)
+_R, _A = t.runs.c, t.attempts.c
+_ACTIVE = (
+    select(_R.job)
+    .join(t.attempts, and_(_A.run == _R.run, _A.generation == _R.generation))
+    .where(
+        (_A.lease_until_s > bindparam("since_s"))
+        | exists().where(t.decisions.c.run == _R.run, t.decisions.c.state.not_in(_FINAL))
+        | exists().where(t.drains.c.run == _R.run)
+    )
+)
+_RUN_OF = select(t.jobs.c.run).where(t.jobs.c.name == bindparam("job"))
+_GENERATION_OF = select(_A.generation).where(
+    _A.job == bindparam("of_job"), _A.nonce == bindparam("of_nonce")
+)
+_SAVE_RUN = update(t.runs).where(
+    _R.run == bindparam("of_run"), _R.generation <= bindparam("generation_max")
+)
+_PUT_ATTEMPT = upsert(
+    t.attempts,
+    ["run", "generation"],
+    lambda new: {name: new[name] for name in ("lease_until_s", "replicas_allowed")},
+)
+_PUT_RANK = upsert(
+    t.attempt_ranks,
+    ["run", "generation", "rank"],
+    lambda new: {
+        name: new[name] for name in ("node", "registered_at_s", "live", "ready_decision", "loaded")
+    },
 )
 _NEW_RUN = {
     "generation": 0,
@@ -100,19 +129,7 @@ class RunStatements(CheckpointStatements):
 
         A plain read. What drains is watched though nobody trains any more: its last holder may go.
         """
-        newest = and_(
-            t.attempts.c.run == t.runs.c.run, t.attempts.c.generation == t.runs.c.generation
-        )
-        deciding = exists().where(
-            t.decisions.c.run == t.runs.c.run, t.decisions.c.state.not_in(_FINAL)
-        )
-        draining = exists().where(t.drains.c.run == t.runs.c.run)
-        sql = (
-            select(t.runs.c.job)
-            .join(t.attempts, newest)
-            .where((t.attempts.c.lease_until_s > since_s) | deciding | draining)
-        )
-        return sorted(self._db.execute(sql).scalars())
+        return sorted(self._db.execute(_ACTIVE, {"since_s": since_s}).scalars())
 
     def deciding_jobs(self) -> Mapping[str, str]:
         """Return job -> run of all whose restore is being decided; a plain read."""
@@ -120,9 +137,7 @@ class RunStatements(CheckpointStatements):
 
     def run_of(self, job: str) -> str | None:
         """Return the job's run without a lock; a plain read."""
-        return self._db.execute(
-            select(t.jobs.c.run).where(t.jobs.c.name == job)
-        ).scalar_one_or_none()
+        return self._db.execute(_RUN_OF, {"job": job}).scalar_one_or_none()
 
     def job_of(self, run: str) -> str | None:
         """Return whose run it is; a plain read, and it never changes."""
@@ -131,9 +146,8 @@ class RunStatements(CheckpointStatements):
 
     def generation_of(self, job: str, nonce: bytes) -> int | None:
         """Return the generation that a nonce has; (job, nonce) is unique in the table."""
-        a = t.attempts.c
-        sql = select(a.generation).where(a.job == job, a.nonce == nonce)
-        return self._db.execute(sql).scalar_one_or_none()
+        values = {"of_job": job, "of_nonce": nonce}
+        return self._db.execute(_GENERATION_OF, values).scalar_one_or_none()
 
     def load_run(self, run: str) -> Run | None:
         """Return the run with its newest attempt; stable only while its job is locked."""
@@ -200,9 +214,8 @@ class RunStatements(CheckpointStatements):
             "persist_owed": run.persist_owed,
             "started": json.dumps(run.started),
         }
-        r = t.runs.c
-        sql = update(t.runs).where(r.run == run.id, r.generation <= run.generation)
-        self._expect_one(self._db.execute(sql.values(values)).rowcount, run)
+        which = {"of_run": run.id, "generation_max": run.generation}
+        self._expect_one(self._db.execute(_SAVE_RUN, {**which, **values}).rowcount, run)
 
     # -- attempts ------------------------------------------------------------------------------
 
@@ -221,11 +234,7 @@ class RunStatements(CheckpointStatements):
         row["persist_steps"] = attempt.persist.steps
         row["persist_seconds"] = attempt.persist.seconds
         row["start"] = json.dumps(asdict(attempt.start)) if attempt.start else None
-        moving = {name: row[name] for name in ("lease_until_s", "replicas_allowed")}
-        sql = self._insert(t.attempts).values(run=run.id, job=run.job, **row)
-        self._db.execute(
-            sql.on_conflict_do_update(index_elements=["run", "generation"], set_=moving)
-        )
+        self._put(_PUT_ATTEMPT, {"run": run.id, "job": run.job, **row})
 
     def _ranks(self, run: str, generation: int) -> tuple[RankFacts, ...]:
         """Return the registered ranks of one attempt; a plain read."""
@@ -243,16 +252,10 @@ class RunStatements(CheckpointStatements):
         known = set(before.ranks) if before.generation == after.generation else set()
         changed = [rank for rank in after.ranks if rank not in known]
         if changed:
-            sql = self._insert(t.attempt_ranks)
-            names = ("node", "registered_at_s", "live", "ready_decision", "loaded")
-            sql = sql.on_conflict_do_update(
-                index_elements=["run", "generation", "rank"],
-                set_={name: sql.excluded[name] for name in names},
-            )
             fields = RankFacts.__dataclass_fields__
             rows = [{name: getattr(rank, name) for name in fields} for rank in changed]
             keys = {"run": after.id, "generation": generation}
-            self._db.execute(sql, [{**keys, **row} for row in rows])
+            self._put(_PUT_RANK, [{**keys, **row} for row in rows])
 
     # -- decisions and pins --------------------------------------------------------------------
 
