@@ -216,7 +216,7 @@ def test_a_silent_workers_items_are_taken_over_and_deliveries_counted(place):
 
 
 def test_a_slow_worker_that_beats_keeps_its_claim(place):
-    lease_s = 1.5
+    lease_s = 3.0
     queue = place.open(lease_s)
     queue.offer(["slow"])
     claim = claim_one(queue, "slow")

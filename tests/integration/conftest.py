@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 
 import pytest
 from tests.servers.packages import install
@@ -30,6 +32,27 @@ def chromium():
     if found is None:
         pytest.fail("no Chromium: apt-get install chromium")
     return found
+
+
+@pytest.fixture
+def mounted():
+    """``mounted(folder, "size=8m")``: make the folder a tmpfs of its own until the test's end."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    folders = []
+
+    def mount(folder, options):
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"no mounting here: {done.stderr}")
+        folders.append(folder)
+        return folder
+
+    yield mount
+    for folder in folders:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

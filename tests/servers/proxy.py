@@ -102,6 +102,7 @@ class FaultProxy:
         self._rules: list[_Rule] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self.hanging = threading.Event()  # a request has come to where it hangs
         self.requests: list[tuple[str, str]] = []
         self._server = _Server(self)
         if tls is not None:
@@ -155,6 +156,7 @@ class FaultProxy:
 
     def hang(self) -> None:
         """Return when the proxy is closed."""
+        self.hanging.set()
         self._closing.wait(FORWARD_S_MAX)
 
     def forward(

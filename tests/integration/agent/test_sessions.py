@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -225,60 +224,48 @@ def test_a_budget_too_small_is_refused_with_the_sum(node, trainer):
     assert "budget is 4 MiB" in str(refused.value)
 
 
-def test_a_full_file_system_is_an_error_with_sizes_and_never_a_signal(node, trainer, shm):
+def test_a_full_file_system_is_an_error_with_sizes_and_never_a_signal(node, trainer, shm, mounted):
     """F30, P4: fallocate fails where a write would have been a SIGBUS; the agent lives on."""
-    if os.getuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    small = shm / "small"
-    small.mkdir()
-    os.system(f"mount -t tmpfs -o size=8m tmpfs {small}")
-    try:
-        a = node(HOLDFAST_ARENA=str(small / "arena"), HOLDFAST_BUDGET="7M")
-        a.arena = small / "arena"
-        (small / "ballast").write_bytes(bytes(5 * MIB))
-        t = trainer(a)
-        open_session(a, t.session)
-        with pytest.raises(ExhaustedError, match=r"no room for a slot of 3 MiB in .*arena.* free"):
-            reserve(a, t.session, 3 * MIB)
-        assert "a" == a.call("Describe", pb.DescribeRequest()).node
-        t.end()
-        a.kill()
-    finally:
-        os.system(f"umount -l {small}")
+    small = mounted(shm / "small", "size=8m")
+    a = node(HOLDFAST_ARENA=str(small / "arena"), HOLDFAST_BUDGET="7M")
+    a.arena = small / "arena"
+    (small / "ballast").write_bytes(bytes(5 * MIB))
+    t = trainer(a)
+    open_session(a, t.session)
+    with pytest.raises(ExhaustedError, match=r"no room for a slot of 3 MiB in .*arena.* free"):
+        reserve(a, t.session, 3 * MIB)
+    assert "a" == a.call("Describe", pb.DescribeRequest()).node
+    t.end()
+    a.kill()
 
 
-def test_a_file_system_that_fills_up_costs_time_and_no_segment(node, trainer, shm, catalogue):
+def test_a_file_system_that_fills_up_costs_time_and_no_segment(
+    node, trainer, shm, catalogue, mounted
+):
     """P4, P5: others write there too. What waits for room is named, and outlives its writer."""
-    if os.getuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    small = shm / "small"
-    small.mkdir()
-    os.system(f"mount -t tmpfs -o size=8m tmpfs {small}")
-    try:
-        a = node(HOLDFAST_ARENA=str(small / "arena"), HOLDFAST_BUDGET="6M")
-        a.arena = small / "arena"
-        t, ballast = trainer(a), small / "ballast"
-        generation = open_session(a, t.session)
-        reserve(a, t.session, MIB)
-        slot = lease(a, t.session)
-        fill(ballast)
-        assert "closed" == t.ask("write", *slot, 5, generation)
-        until(lambda: catalogue.said("seal_failed"), "said")
-        assert "no room for the digests of a segment" in catalogue.said("seal_failed")[0]
-        t.end()
-        until(lambda: not a.dump()["sessions"][t.session]["live"], "ended")
-        ballast.unlink()
-        until(lambda: a.files("seg"), "sealed after all")
+    small = mounted(shm / "small", "size=8m")
+    a = node(HOLDFAST_ARENA=str(small / "arena"), HOLDFAST_BUDGET="6M")
+    a.arena = small / "arena"
+    t, ballast = trainer(a), small / "ballast"
+    generation = open_session(a, t.session)
+    reserve(a, t.session, MIB)
+    slot = lease(a, t.session)
+    fill(ballast)
+    assert "closed" == t.ask("write", *slot, 5, generation)
+    until(lambda: catalogue.said("seal_failed"), "said")
+    assert "no room for the digests of a segment" in catalogue.said("seal_failed")[0]
+    t.end()
+    until(lambda: not a.dump()["sessions"][t.session]["live"], "ended")
+    ballast.unlink()
+    until(lambda: a.files("seg"), "sealed after all")
 
-        a.kill()
-        for file in a.arena.glob("*.sum"):
-            file.unlink()
-        fill(ballast)
-        a.start()
-        until(lambda: [i for i in catalogue.held("a") if i.step == 5], "held again")
-        a.kill()
-    finally:
-        os.system(f"umount -l {small}")
+    a.kill()
+    for file in a.arena.glob("*.sum"):
+        file.unlink()
+    fill(ballast)
+    a.start()
+    until(lambda: [i for i in catalogue.held("a") if i.step == 5], "held again")
+    a.kill()
 
 
 def fill(ballast) -> None:
@@ -288,22 +275,15 @@ def fill(ballast) -> None:
             stream.write(bytes(4096))
 
 
-def test_a_file_system_smaller_than_the_budget_is_refused_at_start(node, shm):
+def test_a_file_system_smaller_than_the_budget_is_refused_at_start(node, shm, mounted):
     """Docker's /dev/shm has 64 MiB: said at start, with what to do."""
-    if os.getuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    small = shm / "small"
-    small.mkdir()
-    os.system(f"mount -t tmpfs -o size=64m tmpfs {small}")
-    try:
-        a = node("a")
-        a.kill()
-        a._environ |= {"HOLDFAST_ARENA": str(small / "arena"), "HOLDFAST_BUDGET": "256M"}
-        assert 1 == a.spawn().wait(timeout=20)
-        assert "less than the budget of 256 MiB" in a.log_text()
-        assert "--shm-size" in a.log_text()
-    finally:
-        os.system(f"umount -l {small}")
+    small = mounted(shm / "small", "size=64m")
+    a = node("a")
+    a.kill()
+    a._environ |= {"HOLDFAST_ARENA": str(small / "arena"), "HOLDFAST_BUDGET": "256M"}
+    assert 1 == a.spawn().wait(timeout=20)
+    assert "less than the budget of 256 MiB" in a.log_text()
+    assert "--shm-size" in a.log_text()
 
 
 def test_a_socket_path_too_long_is_refused_at_start(node, shm):

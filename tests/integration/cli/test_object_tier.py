@@ -190,8 +190,8 @@ def test_a_lost_lease_stops_the_reader(environ, imported):
 
 def test_a_lease_outlives_its_first_term(environ, imported):
     rest = Rest.find(os.environ)
-    with ReadLease(rest, rest.checkpoint(JOB, 8), ttl_s=0.9) as lease:
-        _until(2, lease.check)
+    with ReadLease(rest, rest.checkpoint(JOB, 8), ttl_s=3.0) as lease:
+        _until(4, lease.check)
         held = rest.checkpoint(JOB, 8)["held"]
 
     assert held

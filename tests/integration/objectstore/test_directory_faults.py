@@ -35,20 +35,9 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path, mounted):
     """A folder with room for two parts."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    size = f"size={2 * PART + (1 << 20)}"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=False, capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no mounting here: {mounted.stderr.decode()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    return mounted(tmp_path / "small", f"size={2 * PART + (1 << 20)}")
 
 
 def files(folder):
@@ -139,24 +128,12 @@ def test_a_key_is_an_object_or_a_folder(store):
     assert ["a/b"] == [info.key for info in store.list()]
 
 
-def test_a_folder_that_may_not_be_written_is_no_access(tmp_path):
+def test_a_folder_that_may_not_be_written_is_no_access(tmp_path, mounted):
     """Read-only by mount, since root writes past permissions."""
-    folder = tmp_path / "readonly"
-    folder.mkdir()
-    if os.geteuid() == 0:
-        mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)]
-        if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
-            pytest.skip("no mounting here")
-    else:
-        folder.chmod(0o500)
-    try:
-        store = DirectoryStore(folder)
-        for call in (store.check, lambda: store.put("k", b"x"), lambda: store.begin("k", 1, 1)):
-            with pytest.raises(AccessError, match="readonly"):
-                call()
-    finally:
-        if os.geteuid() == 0:
-            subprocess.run(["umount", "-l", str(folder)], check=True)
+    store = DirectoryStore(mounted(tmp_path / "readonly", "ro"))
+    for call in (store.check, lambda: store.put("k", b"x"), lambda: store.begin("k", 1, 1)):
+        with pytest.raises(AccessError, match="readonly"):
+            call()
 
 
 # -- processes that are killed -----------------------------------------------------------------

@@ -31,11 +31,8 @@ from holdfast.objectstore.s3.failures import is_passing, mapped, one_of_many
 from holdfast.objectstore.s3.location import parse_location
 
 TRIES = 4
-SHORT = Patience(
-    connect_s_max=2.0,
-    answer_s_max=0.5,
-    backoff=Backoff(first_s=0.01, wait_s_max=0.05, tries_max=TRIES),
-)
+PATIENT = Patience(backoff=Backoff(first_s=0.01, wait_s_max=0.05, tries_max=TRIES))
+HASTY = replace(PATIENT, answer_s_max=1.0)  # where nothing answers; a busy server is not hanging
 LENGTH = PART + 1000
 FLEETING = [
     Answer(500, "InternalError"),
@@ -46,7 +43,6 @@ FLEETING = [
     Answer(429, "TooManyRequests"),
     Answer(400, "RequestTimeout"),
     Drop(),
-    Hang(),
 ]
 LOST = [Drop(after=True), Hang(after=True), Answer(500, "InternalError", after=True), Answer(502)]
 
@@ -59,12 +55,18 @@ class Setting:
         location = parse_location(server.corner())
         self.direct = S3Store(location)
         through = replace(location, endpoint=proxy.endpoint)
-        self.store = S3Store(through, patience=SHORT)
+        self.store = S3Store(through, patience=PATIENT)
+        self.hasty = S3Store(through, patience=HASTY)
         self.checks_parts = self.store.checks_parts  # tried now, and not counted below
         self.proxy.requests.clear()
 
+    def store_for(self, fault):
+        """A store that gives up soon what hangs, and waits as long as any for everything else."""
+        return self.hasty if isinstance(fault, Hang) else self.store
+
     def close(self):
         self.store.close()
+        self.hasty.close()
         self.direct.close()
 
 
@@ -119,11 +121,22 @@ def test_what_passes_is_waited_for(on_ceph, fault, data):
     assert 2 == proxy.count("PUT", "partNumber=1") == proxy.count("POST", "delete")
 
 
-@pytest.mark.parametrize("fault", FLEETING, ids=repr)
+def test_what_hangs_is_asked_again(on_ceph, data):
+    """A slow server may be asked more often than once more: the counts are its own."""
+    proxy = on_ceph.proxy
+    for method, path in (("POST", "uploads"), ("PUT", "partNumber=1"), ("GET", "/k")):
+        proxy.fail(Hang(), method=method, path=path)
+    upload(on_ceph.hasty, "k", data)
+
+    assert data == read(on_ceph.hasty, "k", LENGTH)
+    assert 2 <= min(proxy.count("PUT", "partNumber=1"), proxy.count("GET", "/k"))
+
+
+@pytest.mark.parametrize("fault", [*FLEETING, Hang()], ids=repr)
 def test_what_does_not_pass_is_unavailable_after_some_tries(on_ceph, fault):
     on_ceph.proxy.fail(fault, times=1000)
     with pytest.raises(UnavailableError) as caught:
-        on_ceph.store.get("k", length_bytes_max=1)
+        on_ceph.store_for(fault).get("k", length_bytes_max=1)
 
     assert TRIES == on_ceph.proxy.count("GET", "/k")
     assert caught.value.retryable
@@ -134,7 +147,7 @@ def test_nobody_there_is_unavailable(ceph):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # and does not listen
         endpoint = f"http://127.0.0.1:{held.getsockname()[1]}"
-        store = S3Store(parse_location(ceph.at("bucket", endpoint=endpoint)), patience=SHORT)
+        store = S3Store(parse_location(ceph.at("bucket", endpoint=endpoint)), patience=PATIENT)
         for call in (
             store.check,
             lambda: store.put("k", b"x"),
@@ -183,10 +196,11 @@ def test_a_conditional_put_whose_answer_is_lost_is_not_repeated(on_ceph, fault):
     """P1: the manifest. Whoever repeated it would read its own success as a rival's."""
     on_ceph.proxy.fail(fault, method="PUT", path="manifest")
     with pytest.raises(OutcomeUnknownError):
-        on_ceph.store.put("manifest", b"mine", if_absent=True)
+        on_ceph.store_for(fault).put("manifest", b"mine", if_absent=True)
 
     assert 1 == on_ceph.proxy.count("PUT", "manifest")
     if fault.after:
+        assert not isinstance(fault, Hang) or on_ceph.proxy.hanging.wait(PATIENT.answer_s_max)
         assert b"mine" == on_ceph.store.get("manifest", length_bytes_max=4)
 
 
@@ -203,7 +217,7 @@ def test_a_conditional_put_that_was_refused_for_now_is_repeated(on_ceph, fault):
 @pytest.mark.parametrize("fault", LOST[:3], ids=repr)
 def test_a_finish_whose_answer_is_lost_is_finished(on_ceph, fault, data):
     on_ceph.proxy.fail(fault, method="POST", path="uploadId")
-    upload(on_ceph.store, "k", data)
+    upload(on_ceph.store_for(fault), "k", data)
 
     assert data == read(on_ceph.store, "k", LENGTH)
     assert [] == list(on_ceph.store.open_uploads())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import threading
 
 import pytest
@@ -99,27 +97,20 @@ def test_a_store_that_is_missing_is_named_and_waited_for(
         until(lambda: catalogue.durable(key), "durable")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_full_disk_is_waited_for(catalogue, checkpoint, tmp_path, queue_url):
+def test_a_full_disk_is_waited_for(catalogue, checkpoint, tmp_path, queue_url, mounted):
     """The directory store runs full: the item is given back, with an event, and goes later."""
     key, shard, data = checkpoint
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={48 * MIB}", "small", str(small)]
-    subprocess.run(mount, check=True)
-    try:
-        ballast = small / "ballast"
-        ballast.write_bytes(bytes(20 * MIB))
-        url = (small / "store").as_uri()
-        open_store(url, make=True).close()
-        with draining(catalogue, url, queue_url):
-            until(lambda: catalogue.said("persist_failed"), "said so")
-            ballast.unlink()
-            until(lambda: catalogue.durable(key), "durable")
-        assert "exhausted" == catalogue.said("persist_failed")[0].context["error"]
-        assert bytes(data) == read(open_store(url), shard)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+    small = mounted(tmp_path / "small", f"size={48 * MIB}")
+    ballast = small / "ballast"
+    ballast.write_bytes(bytes(20 * MIB))
+    url = (small / "store").as_uri()
+    open_store(url, make=True).close()
+    with draining(catalogue, url, queue_url):
+        until(lambda: catalogue.said("persist_failed"), "said so")
+        ballast.unlink()
+        until(lambda: catalogue.durable(key), "durable")
+    assert "exhausted" == catalogue.said("persist_failed")[0].context["error"]
+    assert bytes(data) == read(open_store(url), shard)
 
 
 def test_metadata_that_is_away_is_waited_for(catalogue, checkpoint, store, store_url, queue_url):
