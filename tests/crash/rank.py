@@ -16,10 +16,12 @@ from dataclasses import astuple
 from typing import Any
 
 import torch
+import torch._dynamo  # with the first optimizer each child would, a second long
 from tests.crash.operations import Point, Sweep, common
 from torch import nn
 
 import holdfast
+import holdfast.checkpointer
 from holdfast.snapshot import engine
 
 JOB = "sweep"

@@ -24,6 +24,7 @@ def swept(tmp_path_factory):
             PYTHONPATH=f"{ROOT / 'sdk'}:{ROOT / 'services'}:{ROOT}",
             HOLDFAST_AGENT=stack.node(0)["agent"],
             HOLDFAST_LAUNCH="test",
+            GRPC_ENABLE_FORK_SUPPORT="0",
         )
         done = subprocess.run(
             [sys.executable, "-m", "tests.crash.rank"],

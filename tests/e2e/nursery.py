@@ -1,4 +1,4 @@
-"""Forks ranks: imports torch once, so that a process that needs it starts at once.
+"""Forks ranks: imports torch once, all of it, so that a process that needs it starts at once.
 
 ``python -m tests.e2e.nursery`` reads one JSON command a line and answers each. It makes no thread
 and no gRPC object, so that it may fork; a rank is a process of its own, with the environment,
@@ -115,6 +115,8 @@ def ended(pid: int) -> int | None:
 
 def main() -> None:
     """Fork and ask until the input ends; in a child, return when its script has."""
+
+    import torch._dynamo  # noqa: F401 - an optimizer's first step wants it, a second of import
 
     import holdfast.checkpointer  # noqa: F401
 

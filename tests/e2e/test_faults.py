@@ -313,7 +313,7 @@ def test_a_copy_thread_that_hangs_costs_saves_and_not_the_run(stack):
     """P4; interleaving 13: the gate gives up once, every step runs, the end is bit-identical."""
     expected = finals(stack, steps="12")
 
-    ranks = stack.ranks("--job", "j", "--steps", "12", "--hang-copies")
+    ranks = stack.ranks("--job", "j", "--steps", "12", "--hang-copies", "--close-s", "5")
     codes = ranks.wait()
     [output] = ranks.outputs
 
