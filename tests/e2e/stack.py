@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.nursery import Child, Nursery
+from tests.servers.nursery import NURSERY, Child
 
 from holdfast.embedded import stop_stack
 from holdfast.errors import NotFoundError
@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINER = Path(__file__).with_name("trainer.py")
 READY_S_MAX = 60.0
 END_S_MAX = 30.0
-NURSERY = Nursery()
 
 
 def environment(**extra: str) -> dict[str, str]:

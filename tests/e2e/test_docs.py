@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import NURSERY, ROOT, Trainer, environment, free_port, running_stack, until
+from tests.e2e.stack import ROOT, Trainer, environment, free_port, running_stack, until
+from tests.servers.nursery import NURSERY
 
 RUN_S_MAX = 240
 TYPED_S_MAX = 480

@@ -149,7 +149,7 @@ def one_unfit(folder: Path, rank: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Join the others and print the findings."""
+    """Join the others and write the findings down."""
     folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -158,7 +158,7 @@ def main() -> None:
     found = {case: run(case, folder, rank) for case in CASES}
     found["one_unfit"] = one_unfit(folder, rank)
     dist.destroy_process_group()
-    print(json.dumps(found))
+    (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

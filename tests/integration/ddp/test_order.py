@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.integration.ddp.ranks import CASES, SAVED_AT
+from tests.servers.nursery import NURSERY
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[3]
@@ -27,20 +26,18 @@ def found(tmp_path_factory):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     script = Path(__file__).with_name("ranks.py")
+    logs = [folder / f"{rank}.log" for rank in range(RANKS_COUNT)]
     started = [
-        subprocess.Popen(
-            [sys.executable, script, folder, str(rank), str(RANKS_COUNT)],
-            cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(RANKS_COUNT)
-    ]  # fmt: skip
+        NURSERY.start(script, str(folder), str(rank), str(RANKS_COUNT), env=environ, log=log)
+        for rank, log in enumerate(logs)
+    ]
     try:
-        said = [process.communicate(timeout=WAIT_S) for process in started]
+        codes = {process.wait(WAIT_S) for process in started}
     finally:
         for process in started:
             process.kill()
-    assert {process.returncode for process in started} == {0}, said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+    assert codes == {0}, [log.read_text() for log in logs]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS_COUNT)]
 
 
 @pytest.mark.parametrize("case", CASES)

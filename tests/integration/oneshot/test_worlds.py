@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.oneshot.ranks import ASTRAL, SAVED_WORLD, Net, tensors
+from tests.servers.nursery import NURSERY
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
@@ -23,11 +24,11 @@ ROOT = HERE.parents[2]
 WAIT_S = 240
 
 
-def together(commands, *, environ=None):
+def together(commands):
     """Run one process per command side by side; all must end well, none outlives the test."""
     started = [
         subprocess.Popen(
-            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True,
         )
         for command in commands
@@ -46,20 +47,19 @@ def ranks(action, folder, store, world_size):
     folder.mkdir(exist_ok=True, parents=True)
     (folder / "rendezvous").unlink(missing_ok=True)
     environ = {"PYTHONPATH": str(ROOT / "sdk"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    together(
-        [
-            [
-                sys.executable,
-                HERE / "ranks.py",
-                action,
-                folder,
-                store,
-                *map(str, (rank, world_size)),
-            ]
-            for rank in range(world_size)
-        ],
-        environ=environ,
-    )
+    log = folder / "log"
+    started = [
+        NURSERY.start(
+            HERE / "ranks.py", action, *map(str, (folder, store, rank, world_size)),
+            env=environ, log=log,
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+    try:
+        assert [process.wait(WAIT_S) for process in started] == [0] * world_size, log.read_text()
+    finally:
+        for process in started:
+            process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
 """Forks ranks: imports torch once, all of it, so that a process that needs it starts at once.
 
-``python -m tests.e2e.nursery`` reads one JSON command a line and answers each. It makes no thread
-and no gRPC object, so that it may fork; a rank is a process of its own, with the environment,
-arguments and ending of one that was started from nothing. When its input ends, it kills its ranks.
+``python -m tests.servers.nursery`` reads one JSON command a line and answers each. It makes no
+thread and no gRPC object, so that it may fork; a rank is a process of its own, with the
+environment, arguments and ending of one that was started from nothing. When its input ends, it
+kills its ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Nursery:
     def _begin(self) -> subprocess.Popen[str]:
         paths = (str(ROOT), str(ROOT / "sdk"), str(ROOT / "services"))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.nursery"],
+            [sys.executable, "-m", "tests.servers.nursery"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={
                 **os.environ, "PYTHONPATH": os.pathsep.join(paths),
@@ -92,6 +93,10 @@ class Child:
     def kill(self) -> None:
         """Kill it, if it runs."""
         self.send_signal(signal.SIGKILL)
+
+
+NURSERY = Nursery()
+"""One for all tests of a process; it begins with the first rank and ends with that process."""
 
 
 def live(script: str, arguments: list[str], env: dict[str, str], log: str) -> None:

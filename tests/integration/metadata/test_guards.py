@@ -1,0 +1,108 @@
+"""The statements ask again: whoever forgets a rule cannot break it in the database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core.ids import CheckpointId
+from holdfast.errors import ConflictError
+from holdfast_services.metadata.domain.model import Checkpoint
+from holdfast_services.metadata.storage.nodes import NODE_SILENT_S_MAX
+
+LEASE_S = 30.0  # of the nodes, as the kit's limits have it
+
+
+def row(key, **levels):
+    return Checkpoint(
+        id=key, world_size=2, plan_hash="plan", length_bytes=200, local_at_s=1.0, **levels
+    )
+
+
+@pytest.mark.parametrize(
+    ("levels", "pinned", "gone"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"durable_at_s": 2.0}, False, False),
+        ({"drain_at_s": 2.0}, False, False),
+    ],
+    ids=["nothing", "a user's pin", "durable", "draining"],
+)
+async def test_what_something_holds_is_not_forgotten(database_url, kit, levels, pinned, gone):
+    """4.7."""
+    key = CheckpointId("r1", 10, 1)
+
+    def fill(catalogue):
+        catalogue.add_job(kit.JOB, key.run, 1.0)
+        catalogue.put_checkpoints([row(key, **levels)])
+        if pinned:
+            catalogue.put_pin(key, "", 1.0)
+
+    async with kit.running(database_url) as service:
+        await service.write(fill)
+
+        assert gone == await service.write(lambda c: c.forget_checkpoint(key))
+        assert gone == ((await service.read(lambda c: c.checkpoint(key))) is None)
+
+
+async def test_a_level_and_notes_are_added_and_never_taken_away(database_url, kit):
+    """P1: who knows less may write later."""
+    key = CheckpointId("r1", 10, 1)
+    whole = row(key, replicated_at_s=2.0, copied_at_s=2.0, durable_at_s=3.0, notes='{"loss":1}')
+    later = row(key, replicated_at_s=9.0, notes='{"loss":2}')
+    async with kit.running(database_url) as service:
+        await service.write(lambda c: c.add_job(kit.JOB, key.run, 1.0))
+        for written in (whole, row(key), later):
+            await service.write(lambda c, item=written: c.put_checkpoints([item]))
+
+            assert whole == await service.read(lambda c: c.checkpoint(key))
+
+
+async def test_a_generation_never_goes_back(database_url, agents, kit):
+    """M1: it was written without the job's lock; the transaction is redone."""
+    async with kit.running(database_url) as service:
+        await kit.launch(service, agents)
+        seat = await kit.launch(service, agents, b"second")
+        run = await service.read(lambda c: c.load_run(seat.run))
+        older = replace(run, generation=run.generation - 1, attempt=None)
+
+        with pytest.raises(ConflictError, match="changed under its lock"):
+            await service.write(lambda c: c.save_run(run, older))
+
+        assert run == await service.read(lambda c: c.load_run(seat.run))
+
+
+async def test_only_nodes_whose_lease_is_over_are_lost(database_url, agents, kit):
+    async with kit.running(database_url) as service:
+        for agent in agents:
+            await service.report(agent.inventory())
+        now_s = await service.read(lambda c: c.now_s())
+
+        assert [] == await service.write(lambda c: c.mark_lost(now_s))
+        later_s = now_s + 2 * LEASE_S
+        assert ["a", "b"] == await service.write(lambda c: c.mark_lost(later_s))
+
+
+async def test_only_nodes_that_are_silent_for_long_are_forgotten(database_url, agents, kit):
+    async with kit.running(database_url) as service:
+        await service.report(agents[0].inventory())
+        now_s = await service.read(lambda c: c.now_s())
+        for later_s, known in (
+            (NODE_SILENT_S_MAX, {"a"}),
+            (NODE_SILENT_S_MAX + 2 * LEASE_S, set()),
+        ):
+            await service.write(lambda c, at_s=now_s + later_s: c.forget_nodes(at_s))
+
+            assert known == (await service.read(lambda c: c.nodes())).keys()
+
+
+async def test_a_pulse_is_moved_from_where_it_was_seen(database_url, kit):
+    """Of several processes one succeeds."""
+    async with kit.running(database_url) as service:
+        seen_s = await service.read(lambda c: c.pulse_s())
+
+        assert await service.write(lambda c: c.beat(seen_s, seen_s + 1.0))
+        assert not await service.write(lambda c: c.beat(seen_s, seen_s + 2.0))
+        assert seen_s + 1.0 == await service.read(lambda c: c.pulse_s())
