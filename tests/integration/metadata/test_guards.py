@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.core.facts import DecisionState
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import ConflictError
-from holdfast_services.metadata.domain.model import Checkpoint
+from holdfast_services.metadata.domain.model import Checkpoint, Stored
+from holdfast_services.metadata.storage.checkpoints import DURABLE_ROWS_IN_RUN_MAX
 from holdfast_services.metadata.storage.nodes import NODE_SILENT_S_MAX
 
 LEASE_S = 30.0  # of the nodes, as the kit's limits have it
@@ -106,3 +108,70 @@ async def test_a_pulse_is_moved_from_where_it_was_seen(database_url, kit):
         assert await service.write(lambda c: c.beat(seen_s, seen_s + 1.0))
         assert not await service.write(lambda c: c.beat(seen_s, seen_s + 2.0))
         assert seen_s + 1.0 == await service.read(lambda c: c.pulse_s())
+
+
+@pytest.mark.parametrize("spoilt", ["bad", "expired", "tried in vain"])
+async def test_what_cannot_be_restored_hides_nothing_that_can(database_url, agents, kit, spoilt):
+    """P5; defect A5: a run is read with few of its durable rows; the newest are no use here."""
+
+    def fill(catalogue, run):
+        keys = [CheckpointId(run, step, 1) for step in range(1, DURABLE_ROWS_IN_RUN_MAX + 2)]
+        for key in keys:
+            agents[0].hold(run, key.step, key.generation, 0)
+            lies = Stored(checkpoint=key, shards=(agents[0].shards[-1].shard,))
+            catalogue.put_checkpoints([row(key, durable_at_s=2.0)])
+            catalogue.put_object(lies, manifest_digest=b"", verified_at_s=None)
+        good, *useless = keys
+        for key, shard in zip(useless, agents[0].shards[1:], strict=True):
+            if spoilt == "bad":
+                catalogue.set_bad(key, [shard.shard.id])
+            elif spoilt == "expired":
+                assert catalogue.expire(key, 3.0)
+        if spoilt == "tried in vain":
+            before = catalogue.load_run(run)
+            number = before.decision.number + 1
+            next_one = replace(before.decision, number=number, state=DecisionState.PENDING)
+            after = replace(before, decision=next_one, rejected=tuple(useless))
+            catalogue.save_run(before, after)
+        return good
+
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        good = await service.write(lambda c: fill(c, seat.run))
+        run = await service.read(lambda c: c.load_run(seat.run))
+
+    assert good in {item.id for item in run.checkpoints}
+    assert run.usable(good)
+
+
+async def test_whatever_changes_of_a_run_is_read_again(database_url, agents, kit):
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        run = await service.read(lambda c: c.load_run(seat.run))
+        until_s = run.attempt.lease_until_s + 5.0
+        attempt = replace(run.attempt, lease_until_s=until_s, replicas_allowed=0)
+        first, *others = run.ranks
+        for facts in ({"live": not first.live}, {"node": "z"}, {"ready_decision": 9}):
+            first = replace(first, **facts)
+            after = replace(run, attempt=attempt, ranks=(first, *others))
+            await service.write(lambda c, old=run, new=after: c.save_run(old, new))
+            run = await service.read(lambda c: c.load_run(seat.run))
+
+            assert after == run
+
+
+async def test_a_job_is_active_by_its_newest_attempt_or_while_it_decides(database_url, agents, kit):
+    """What no agent reports of any more is watched by the clock alone, and nothing else is."""
+    async with kit.running(database_url) as service:
+        await kit.launch(service, agents)
+        seat = await kit.launch(service, agents, b"second")
+        run = await service.read(lambda c: c.load_run(seat.run))
+        end_s = run.attempt.lease_until_s
+        over = replace(run, attempt=replace(run.attempt, lease_until_s=end_s - 1000.0))
+        await service.write(lambda c: c.save_run(run, over))
+
+        assert [] == await service.read(lambda c: c.active_jobs(end_s - 500.0))
+        number = run.decision.number + 1
+        open_one = replace(run.decision, number=number, state=DecisionState.PENDING)
+        await service.write(lambda c: c.save_run(over, replace(over, decision=open_one)))
+        assert [kit.JOB] == await service.read(lambda c: c.active_jobs(end_s - 500.0))
