@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -160,6 +162,18 @@ def test_doctor_finds_the_services_well(stack):
     levels = {check["name"]: check["level"] for check in report}
 
     assert levels["metadata"] == levels["agent"] == levels["clock"] == "ok"
+    assert levels["catalogue"] == "ok"
+
+
+def test_doctor_says_that_the_database_takes_no_writes(stack):
+    """A backup that holds its lock, a full disk: reads go well, and nothing is committed."""
+    with contextlib.closing(sqlite3.connect(stack.home / "metadata.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        done = stack.holdfast("doctor", "--json", check=False)
+    report = {check["name"]: check for check in json.loads(done.stdout)}
+
+    assert done.returncode == 1
+    assert (report["metadata"]["level"], report["catalogue"]["level"]) == ("ok", "fail")
 
 
 def test_down_ends_all_and_removes_arenas_unless_they_are_kept(stack):

@@ -231,6 +231,13 @@ def _metadata(metadata: MetadataFacts) -> Iterator[Check]:
         f"this side speaks protocol {PROTOCOL}: upgrade the older side",
         bad="fail",
     )
+    yield check(
+        "catalogue",
+        not metadata.unready,
+        metadata.unready or "takes writes, as far as can be seen from here",
+        "see the log of metadata, and its database: a disk that is full, a standby, a lock",
+        bad="fail",
+    )
     if metadata.skew_s is not None:
         yield check(
             "clock",

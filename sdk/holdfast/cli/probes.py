@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import email.utils
+import json
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +17,18 @@ TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataFacts:
-    """A metadata service as it answered; ``skew_s`` is its clock minus ours, to about 1 s."""
+    """A metadata service as it answered.
+
+    ``skew_s`` is its clock minus ours, to about 1 s; None: not seen. ``unready`` says why its
+    catalogue cannot be written or read, empty: it can, or nobody was asked.
+    """
 
     address: str
     error: str = ""
     version: str = ""
     protocols: tuple[int, int] = (0, 0)
     skew_s: float | None = None
+    unready: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +56,13 @@ def probe_metadata(address: str) -> MetadataFacts:
             answer = call(stub.Handshake, request, timeout_s=TIMEOUT_S, address=address)
     except CheckpointError as error:
         return MetadataFacts(address=address, error=str(error))
+    skew_s, unready = _ask_rest(answer.rest_url)
     return MetadataFacts(
         address=address,
         version=answer.software_version,
         protocols=(answer.protocol_min, answer.protocol_max),
-        skew_s=_skew_s(answer.rest_url) if answer.rest_url else None,
+        skew_s=skew_s,
+        unready=unready,
     )
 
 
@@ -82,14 +91,34 @@ def probe_agent(socket: Path) -> AgentFacts:
     )
 
 
-def _skew_s(rest_url: str) -> float | None:
-    """Return the service's clock minus ours, from the Date of an answer; None if unseen."""
+def _ask_rest(rest_url: str) -> tuple[float | None, str]:
+    """Return the service's clock minus ours, None if unseen, and why it is not ready, if so."""
     if not rest_url.startswith(("http://", "https://")):
-        return None
+        return None, ""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{rest_url.rstrip('/')}/healthz", timeout=TIMEOUT_S) as answer:
-            theirs = email.utils.parsedate_to_datetime(answer.headers["Date"])
-    except (OSError, TypeError, ValueError):
+        with opener.open(f"{rest_url.rstrip('/')}/readyz", timeout=TIMEOUT_S) as answer:
+            return _skew_s(answer.headers["Date"]), ""
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return _skew_s(refused.headers["Date"]), _detail(refused)
+    except TimeoutError:
+        return None, f"{rest_url} does not say within {TIMEOUT_S:.0f} s whether it is ready"
+    except OSError:
+        return None, ""  # REST may be closed to this machine
+
+
+def _skew_s(date: str | None) -> float | None:
+    """Return the clock of an answer's Date minus ours; None if it has none."""
+    try:
+        return email.utils.parsedate_to_datetime(date or "").timestamp() - time.time()
+    except (TypeError, ValueError):
         return None
-    return theirs.timestamp() - time.time()
+
+
+def _detail(refused: urllib.error.HTTPError) -> str:
+    """Return what the problem+json of an error says."""
+    try:
+        return str(json.load(refused)["detail"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return str(refused)

@@ -30,7 +30,7 @@ from holdfast.errors import (
     NotFoundError,
 )
 from holdfast.rpc.status import http_code
-from holdfast_services.metadata import keeping, metrics, queries
+from holdfast_services.metadata import keeping, metrics, queries, transactions
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.view import World
 from holdfast_services.metadata.keeper import Keeper
@@ -151,8 +151,8 @@ def _add_health(app: FastAPI, service: Service, keeper: Keeper) -> None:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """Answer while the catalogue can be read."""
-        await service.read(lambda catalogue: catalogue.now_s())
+        """Answer while the catalogue can be read and written: a disk may be full."""
+        await service.write(lambda c: transactions.pulse(c, c.now_s(), service.limits))
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=PlainTextResponse)

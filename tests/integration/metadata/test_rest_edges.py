@@ -5,8 +5,10 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+import sqlalchemy
 
 from holdfast.errors import InvalidRequestError
+from holdfast_services.metadata import transactions
 from holdfast_services.metadata.keeper import Keeper
 from holdfast_services.metadata.rest import make_app
 
@@ -92,3 +94,29 @@ def test_a_wrong_method_and_a_failure_are_problems_of_their_own_code(kit, tmp_pa
     assert (500, "internal") == (failed.status_code, failed.json()["kind"])
     assert "application/problem+json" == failed.headers["content-type"]
     assert "secret" not in failed.text
+
+
+async def test_a_database_that_takes_no_writes_is_not_ready(database_url, kit):
+    """It can be read all the while: a standby, a full disk."""
+    read_only = {
+        "sqlite": "PRAGMA query_only = ON",
+        "postgresql": "SET default_transaction_read_only = on",
+    }
+    async with kit.running(database_url) as service:
+        app = make_app(service, Keeper(service, None, None), asyncio.Event())
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            assert 200 == (await http.get("/readyz")).status_code
+            engine = service._engine
+            engine.dispose()
+
+            @sqlalchemy.event.listens_for(engine, "connect")
+            def refuse(connection, _):
+                connection.cursor().execute(read_only[engine.dialect.name])
+                connection.commit()
+
+            await asyncio.sleep(transactions.PULSE_S)
+            answers = [await http.get(path) for path in ("/readyz", "/healthz", "/api/v1/jobs")]
+
+    assert [False, True, True] == [answer.is_success for answer in answers]
+    assert "read" in answers[0].json()["detail"]

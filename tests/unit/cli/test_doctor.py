@@ -62,6 +62,8 @@ def test_a_healthy_machine_has_nothing_to_mend():
         (replace(GOOD, metadata=replace(METADATA, protocols=(2, 3))), "metadata", "fail",
          "upgrade"),
         (replace(GOOD, metadata=replace(METADATA, skew_s=-9.0)), "clock", "warn", "synchronize"),
+        (replace(GOOD, metadata=replace(METADATA, unready="read-only")), "catalogue", "fail",
+         "standby"),
         (replace(GOOD, agents=(AgentFacts(socket=Path("/s"), error="silence"),)), "agent",
          "fail", "/s"),
         (replace(GOOD, agents=(replace(AGENT, metadata_reachable=False),)), "agent", "warn",
