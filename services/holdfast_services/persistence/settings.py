@@ -14,9 +14,8 @@ from holdfast.errors import InvalidRequestError
 
 PARTS_IN_FLIGHT = 8
 PARTS_IN_FLIGHT_MAX = 256
-# Trainers share machine and network with the worker: unpaced, a drain costs them a tenth of their
-# speed while it lasts.
-PERSIST_BYTES_PER_S = 256 << 20
+PERSIST_BYTES_PER_S_PER_CORE = 64 << 20
+"""Trainers share the machine: a drain may take a share of its cores from them, and no more."""
 SCRUB_BYTES_PER_S = 64 << 20
 QUEUE_LEASE_S = 30.0
 
@@ -30,7 +29,7 @@ class Settings:
     queue_url: str
     worker: str
     parts_in_flight: int = PARTS_IN_FLIGHT
-    persist_bytes_per_s: int = PERSIST_BYTES_PER_S
+    persist_bytes_per_s: int
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S
     queue_lease_s: float = QUEUE_LEASE_S
     ready_file: Path | None = None
@@ -50,11 +49,16 @@ class Settings:
             queue_url=_required(environ, "HOLDFAST_QUEUE"),
             worker=node_name(environ.get("HOLDFAST_WORKER") or f"{host}-{os.getpid()}"),
             parts_in_flight=_parts(environ),
-            persist_bytes_per_s=_rate(environ, "HOLDFAST_PERSIST_RATE", PERSIST_BYTES_PER_S),
+            persist_bytes_per_s=_rate(environ, "HOLDFAST_PERSIST_RATE", gentle_bytes_per_s()),
             scrub_bytes_per_s=_rate(environ, "HOLDFAST_SCRUB_RATE", SCRUB_BYTES_PER_S),
             queue_lease_s=_lease(environ),
             ready_file=Path(ready) if ready else None,
         )
+
+
+def gentle_bytes_per_s() -> int:
+    """Return the default pace on this machine."""
+    return PERSIST_BYTES_PER_S_PER_CORE * len(os.sched_getaffinity(0))
 
 
 def _required(environ: Mapping[str, str], key: str) -> str:

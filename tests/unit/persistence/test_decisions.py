@@ -14,7 +14,7 @@ from holdfast_services.persistence.domain.backoff import REST_S_MAX, rest_s, wor
 from holdfast_services.persistence.domain.found import Verdict, judge, same_checkpoint
 from holdfast_services.persistence.domain.items import Kind, parse
 from holdfast_services.persistence.domain.pacing import BURST_S, Bucket, take
-from holdfast_services.persistence.settings import Settings
+from holdfast_services.persistence.settings import Settings, gentle_bytes_per_s
 
 SHARD = Shard(
     id=ShardId("r1", 10, 1, 0),
@@ -150,7 +150,9 @@ def test_a_setting_that_is_missing_or_makes_no_sense_is_refused(name, value):
         Settings.from_env({**ENVIRON, name: value})
 
 
-@pytest.mark.parametrize(("text", "rate"), [("", 256 << 20), ("0", 0), ("1GiB/s", 1 << 30)])
+@pytest.mark.parametrize(
+    ("text", "rate"), [("", gentle_bytes_per_s()), ("0", 0), ("1GiB/s", 1 << 30)]
+)
 def test_a_worker_is_paced_unless_told_otherwise(text, rate):
     """P4: with the defaults a drain leaves training its speed; see ``train/while_draining``."""
     environ = {
