@@ -16,7 +16,7 @@ from dataclasses import astuple
 from typing import Any
 
 import torch
-import torch._dynamo  # with the first optimizer each child would, a second long
+import torch._dynamo  # else the first optimizer of each child imports it, for a second
 from tests.crash.operations import Point, Sweep, common
 from torch import nn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import http.client
 import json
 import time
 import urllib.error
@@ -13,6 +14,7 @@ from pathlib import Path
 from holdfast.errors import CheckpointError
 
 TIMEOUT_S = 3.0
+DETAIL_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +106,8 @@ def _ask_rest(rest_url: str) -> tuple[float | None, str]:
             return _skew_s(refused.headers["Date"]), _detail(refused)
     except TimeoutError:
         return None, f"{rest_url} does not say within {TIMEOUT_S:.0f} s whether it is ready"
-    except OSError:
-        return None, ""  # REST may be closed to this machine
+    except (OSError, http.client.HTTPException):
+        return None, ""  # REST may be closed to this machine, and another server stand there
 
 
 def _skew_s(date: str | None) -> float | None:
@@ -119,6 +121,6 @@ def _skew_s(date: str | None) -> float | None:
 def _detail(refused: urllib.error.HTTPError) -> str:
     """Return what the problem+json of an error says."""
     try:
-        return str(json.load(refused)["detail"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(refused.read(DETAIL_BYTES_MAX))["detail"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return str(refused)

@@ -151,8 +151,8 @@ def _add_health(app: FastAPI, service: Service, keeper: Keeper) -> None:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """Answer while the catalogue can be read and written: a disk may be full."""
-        await service.write(lambda c: transactions.pulse(c, c.now_s(), service.limits))
+        """Answer while the catalogue can be read and was written lately: a disk may be full."""
+        await service.read(transactions.check_written)
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=PlainTextResponse)

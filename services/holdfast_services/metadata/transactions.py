@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.facts import Event, Inventory
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
-from holdfast.errors import AlreadyExistsError, CheckpointError, InvalidRequestError
+from holdfast.errors import (
+    AlreadyExistsError,
+    CheckpointError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from holdfast_services.metadata.domain import attempts
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.model import Limits, Node, Run
@@ -22,6 +27,8 @@ from holdfast_services.metadata.storage import Catalogue
 PULSE_S = 1.0
 PULSE_GAP_S_MAX = 3.0
 CLOCK_BACK_S_MIN = 1.0
+SILENT_S_MAX = 5.0
+"""More than ``PULSE_S`` and a tick on a busy machine: past it the database takes no writes."""
 IDLE_S_MAX = 60.0
 
 
@@ -52,6 +59,18 @@ def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> None:
     if now_s - before_s > PULSE_GAP_S_MAX:
         catalogue.extend_node_leases(before_s, now_s + limits.node_lease_s)
         catalogue.extend_attempt_leases(before_s, now_s + limits.node_lease_s)
+
+
+def check_written(catalogue: Catalogue) -> None:
+    """Refuse if nobody has been able to write for longer than any process rests; a plain read.
+
+    Raises:
+        UnavailableError: says for how long.
+    """
+    silent_s = catalogue.now_s() - catalogue.pulse_s()
+    if silent_s > SILENT_S_MAX:
+        known = f"for {silent_s:.0f} s" if catalogue.pulse_s() else "yet"
+        raise UnavailableError(f"the catalogue's database has taken no write {known}")
 
 
 def register(

@@ -49,14 +49,14 @@ class Settings:
             queue_url=_required(environ, "HOLDFAST_QUEUE"),
             worker=node_name(environ.get("HOLDFAST_WORKER") or f"{host}-{os.getpid()}"),
             parts_in_flight=_parts(environ),
-            persist_bytes_per_s=_rate(environ, "HOLDFAST_PERSIST_RATE", gentle_bytes_per_s()),
+            persist_bytes_per_s=_rate(environ, "HOLDFAST_PERSIST_RATE", _gentle_bytes_per_s()),
             scrub_bytes_per_s=_rate(environ, "HOLDFAST_SCRUB_RATE", SCRUB_BYTES_PER_S),
             queue_lease_s=_lease(environ),
             ready_file=Path(ready) if ready else None,
         )
 
 
-def gentle_bytes_per_s() -> int:
+def _gentle_bytes_per_s() -> int:
     """Return the default pace on this machine."""
     return PERSIST_BYTES_PER_S_PER_CORE * len(os.sched_getaffinity(0))
 

@@ -129,6 +129,9 @@ def test_a_handshake_names_rest(service):
 def test_health_and_readiness(service):
     """F113."""
     assert service.http.get("/healthz").json() == {"status": "ok"}
+    ends = time.monotonic() + 30
+    while service.http.get("/readyz").status_code == 503 and time.monotonic() < ends:
+        time.sleep(0.02)  # its first pulse
     assert service.http.get("/readyz").json() == {"status": "ready"}
 
 

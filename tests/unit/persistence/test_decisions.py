@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from holdfast_services.persistence.domain.backoff import REST_S_MAX, rest_s, wor
 from holdfast_services.persistence.domain.found import Verdict, judge, same_checkpoint
 from holdfast_services.persistence.domain.items import Kind, parse
 from holdfast_services.persistence.domain.pacing import BURST_S, Bucket, take
-from holdfast_services.persistence.settings import Settings, gentle_bytes_per_s
+from holdfast_services.persistence.settings import Settings
 
 SHARD = Shard(
     id=ShardId("r1", 10, 1, 0),
@@ -150,11 +151,10 @@ def test_a_setting_that_is_missing_or_makes_no_sense_is_refused(name, value):
         Settings.from_env({**ENVIRON, name: value})
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"), [("", gentle_bytes_per_s()), ("0", 0), ("1GiB/s", 1 << 30)]
-)
-def test_a_worker_is_paced_unless_told_otherwise(text, rate):
+@pytest.mark.parametrize(("text", "rate"), [("", 192 << 20), ("0", 0), ("1GiB/s", 1 << 30)])
+def test_a_worker_is_paced_unless_told_otherwise(monkeypatch, text, rate):
     """P4: with the defaults a drain leaves training its speed; see ``train/while_draining``."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5})
     environ = {
         "HOLDFAST_ADDRESS": "h:1",
         "HOLDFAST_STORE": "memory:",

@@ -105,9 +105,9 @@ class Statements:
     def _insert(self, table: Table) -> Any:
         return _insert(table, "sqlite" if is_sqlite(self._db) else "postgresql")
 
-    def _put(self, upsert: Upsert, rows: Any) -> int:
-        """Insert or change a row, or several; return how many were written, for one row."""
-        return int(self._db.execute(upsert[self._db.dialect.name], rows).rowcount)
+    def _put(self, statement: Upsert, rows: Any) -> int:
+        """Insert or change a row, or a list of them; of one, return whether it was written."""
+        return int(self._db.execute(statement[self._db.dialect.name], rows).rowcount)
 
     def _expect_one(self, count: int, run: Run) -> None:
         if count != 1:
