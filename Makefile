@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup proto format check lint types imports test test-unit test-integration test-e2e \
-	demo bench up down docs clean
+	simulate simulate-mutants demo bench up down docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -65,6 +65,12 @@ test-e2e: $(STAMP) ## Train, kill anywhere, restore, compare bit for bit
 
 test: lint types imports ## Everything that must pass
 	$(PYTEST) $(PARALLEL)
+
+simulate: $(STAMP) ## Live through SEEDS=10000 histories of a cluster in trouble, on all cores
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000)
+
+simulate-mutants: $(STAMP) ## Take each guard away; say in how many of SEEDS=200 histories it shows
+	$(BIN)/python -m tests.simulation.mutants --seeds $(or $(SEEDS),200)
 
 demo: $(STAMP) ## Train, lose a rank and a node, recover bit for bit; writes build/demo.json
 	$(BIN)/python examples/demo/run.py

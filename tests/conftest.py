@@ -10,7 +10,8 @@ import pytest
 from hypothesis import settings
 
 HERE = Path(__file__).parent
-KINDS = ("unit", "contract", "property", "golden", "tidy", "integration", "crash", "e2e", "bench")
+KINDS = ("unit", "contract", "property", "golden", "tidy", "integration", "crash", "e2e", "bench",
+         "simulation")  # fmt: skip
 
 pytest_plugins = ["tests.servers.plugin"]
 

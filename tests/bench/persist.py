@@ -36,6 +36,7 @@ from holdfast.objectstore import ObjectStore, open_store
 from holdfast_services.agent import sidecar
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
+from holdfast_services.persistence.source import Sources
 from holdfast_services.persistence.upload import ShardUpload
 
 NAMES = (
@@ -90,7 +91,8 @@ class _Bench:
     def persist(self, store: ObjectStore, plan: PersistPlan | None = None) -> float:
         """Put the shard there and nothing else; return the seconds."""
         plan = plan or self.plan
-        upload = ShardUpload(store, self.pool, Pace(0), plan, threading.Event())
+        copies = Sources(plan.shards[0], plan.sources, self.pool)
+        upload = ShardUpload(store, self.pool, Pace(0), plan, threading.Event(), copies)
         started_s = time.perf_counter()
         upload.run()
         took_s = time.perf_counter() - started_s

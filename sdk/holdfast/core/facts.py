@@ -284,6 +284,7 @@ class RunView:
     allow; ``shortage`` why that is fewer than asked for, if no node that was lost may still come
     back. ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none;
     ``nonce`` names it: after a lost catalogue another attempt may have had the same generation.
+    ``seats`` are those of its ranks that are registered from this node: each must be known again.
     """
 
     run: str
@@ -303,6 +304,7 @@ class RunView:
     shortage: str = ""
     attempt: int = 0
     nonce: bytes = b""
+    seats: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +312,8 @@ class NodeView:
     """Everything a node acts on, as of one transaction of the catalogue.
 
     ``taken_incarnation``, ``taken_sequence``: the node's last inventory that was known then; 0:
-    none was. The version does not speak of them.
+    none was. The version does not speak of them. ``spares`` are copies on this node of which as
+    many as the policy asks for lie elsewhere: a restore that has no room may take theirs.
     """
 
     version: str
@@ -320,6 +323,7 @@ class NodeView:
     incarnation_min: int = 0
     taken_incarnation: int = 0
     taken_sequence: int = 0
+    spares: tuple[ShardId, ...] = ()
 
     @property
     def taken(self) -> tuple[int, int]:

@@ -527,6 +527,7 @@ class NodeView(_message.Message):
     INCARNATION_MIN_FIELD_NUMBER: _builtins.int
     TAKEN_INCARNATION_FIELD_NUMBER: _builtins.int
     TAKEN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    SPARES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     incarnation_min: _builtins.int
     """Set when the report was refused as old: restart with a higher incarnation."""
@@ -541,6 +542,10 @@ class NodeView(_message.Message):
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunView]: ...
     @_builtins.property
     def wants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Want]: ...
+    @_builtins.property
+    def spares(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ShardId]:
+        """Copies here that the policy asks for elsewhere only: to be given back if a restore has no room."""
+
     def __init__(
         self,
         *,
@@ -551,10 +556,11 @@ class NodeView(_message.Message):
         incarnation_min: _builtins.int = ...,
         taken_incarnation: _builtins.int = ...,
         taken_sequence: _builtins.int = ...,
+        spares: _abc.Iterable[_common_pb2.ShardId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation_min", b"incarnation_min", "nodes", b"nodes", "runs", b"runs", "taken_incarnation", b"taken_incarnation", "taken_sequence", b"taken_sequence", "version", b"version", "wants", b"wants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation_min", b"incarnation_min", "nodes", b"nodes", "runs", b"runs", "spares", b"spares", "taken_incarnation", b"taken_incarnation", "taken_sequence", b"taken_sequence", "version", b"version", "wants", b"wants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -634,6 +640,7 @@ class RunView(_message.Message):
     SHORTAGE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    SEATS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -673,6 +680,10 @@ class RunView(_message.Message):
     def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbandonedStep]: ...
     @_builtins.property
     def decision(self) -> Global___Decision: ...
+    @_builtins.property
+    def seats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """its ranks that are registered from the node of this view"""
+
     def __init__(
         self,
         *,
@@ -693,10 +704,11 @@ class RunView(_message.Message):
         shortage: _builtins.str = ...,
         attempt: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
+        seats: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "keep_from", b"keep_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "attempt", b"attempt", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "nonce", b"nonce", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "attempt", b"attempt", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "nonce", b"nonce", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,6 +41,7 @@ from holdfast_services.agent.domain import (
     handle,
     inventory,
     pressing,
+    room,
     rules,
     session_view,
 )
@@ -328,8 +329,8 @@ class AgentService:
             )
 
     def _full(self, asked: Reservation) -> bool:
-        free = rules.free_slot(self.state, asked.length_bytes)
-        return free is None and rules.room(self.state, asked.length_bytes) is None
+        free = room.free_slot(self.state, asked.length_bytes)
+        return free is None and room.to_drop(self.state, asked.length_bytes) is None
 
     def refusal(self, job: str, wish: MemoryWish) -> str:
         """Return why a job that is about to begin does not fit, empty: it does."""
@@ -372,12 +373,12 @@ class AgentService:
         """Fetch and hold a copy of another node's shard; returns once it is here, verified.
 
         Raises:
-            ExhaustedError, PreconditionError: see ``rules.check_holdable``.
+            ExhaustedError, PreconditionError: see ``room.check_holdable``.
             UnavailableError: it could not be fetched.
         """
         if self.state.held(shard.id) is not None:
             return
-        rules.check_holdable(self.state, shard)
+        room.check_holdable(self.state, shard)
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._outcomes[shard.id].append(future)
         self.dispatch(ev.HoldAsked(shard, source))

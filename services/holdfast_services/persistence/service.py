@@ -26,6 +26,7 @@ from holdfast_services.persistence.orphans import sweep
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.scrub import scrub
+from holdfast_services.persistence.source import OpenSources, Sources
 from holdfast_services.persistence.upload import Moved, ShardUpload
 
 EVENT_RANKS_MAX = 8
@@ -47,6 +48,8 @@ class PersistService:
         pool: Moves parts, of all items together.
         persist: Byte rate of what is sent.
         scrub_pace: Byte rate of what is read back for its own sake.
+        sources: Gives the copies of a shard.
+        sleep: Waits that many seconds.
     """
 
     def __init__(
@@ -56,12 +59,17 @@ class PersistService:
         pool: PartPool,
         persist: Pace,
         scrub_pace: Pace,
+        *,
+        sources: OpenSources = Sources,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
         self._metadata = metadata
         self._pool = pool
         self._persist = persist
         self._scrub = scrub_pace
+        self._sources = sources
+        self._sleep = sleep
         self._kinds: Mapping[Kind, Callable[[PersistPlan, threading.Event], None]] = {
             Kind.SHARD: self._shard,
             Kind.MANIFEST: self._manifest,
@@ -110,7 +118,8 @@ class PersistService:
         if told:
             self.tell("persist_started", f"{key}: {format_bytes(length)}", plan, bytes=length)
         began_s = time.monotonic()
-        upload = ShardUpload(self._store, self._pool, self._persist, plan, stop)
+        copies = self._sources(shard, plan.sources, self._pool)
+        upload = ShardUpload(self._store, self._pool, self._persist, plan, stop, copies)
         upload.run()
         took_s = time.monotonic() - began_s
         missing = self._retrying(lambda: self._metadata.shard_stored(shard))
@@ -169,7 +178,7 @@ class PersistService:
 
     def _retrying(self, call: Callable[[], T]) -> T:
         """Report what was done: short outages are sat out, the work is not done again for them."""
-        return retrying(call, TELL, time.sleep)
+        return retrying(call, TELL, self._sleep)
 
 
 def _name(plan: PersistPlan) -> str:

@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -186,8 +186,33 @@ class Lent:
     still: Callable[[], bool]
 
 
+class Copies(Protocol):
+    """All copies of a shard, whichever of them can be read. Safe to use from several threads."""
+
+    def digests(self) -> tuple[bytes, ...]:
+        """Return the part digests, which give the root digest.
+
+        Raises:
+            UnavailableError: no copy is left; says what became of each.
+        """
+        ...
+
+    def part(self, part: Part, stop: threading.Event) -> AbstractContextManager[Lent]:
+        """Lend the bytes of a part, verified, from the first copy that has them.
+
+        Raises:
+            UnavailableError: no copy is left; says what became of each.
+            InterruptedFetchError: ``stop`` was set.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give all copies back; nothing of them may be in use."""
+        ...
+
+
 class Sources:
-    """All copies of a shard, one of them in use. Safe to use from several threads.
+    """The ``Copies`` that agents hold, one of them in use.
 
     Args:
         shard: Whose copies.
@@ -205,21 +230,12 @@ class Sources:
         self._reasons: list[str] = []
 
     def digests(self) -> tuple[bytes, ...]:
-        """Return the part digests, which give the root digest.
-
-        Raises:
-            UnavailableError: no copy is left; says what became of each.
-        """
+        """See ``Copies.digests``."""
         return self._use().located.digests
 
     @contextmanager
     def part(self, part: Part, stop: threading.Event) -> Iterator[Lent]:
-        """Lend the bytes of a part, verified, from the first copy that has them.
-
-        Raises:
-            UnavailableError: no copy is left; says what became of each.
-            InterruptedFetchError: ``stop`` was set.
-        """
+        """See ``Copies.part``."""
         while True:
             opened = self._use()
             lending = opened.source.part(part, stop)
@@ -237,7 +253,7 @@ class Sources:
                 pass  # it takes the memory back
 
     def close(self) -> None:
-        """Give all copies back; nothing of them may be in use."""
+        """See ``Copies.close``."""
         for opened in self._opened:
             opened.source.close()
         self._opened.clear()
@@ -290,3 +306,6 @@ class Sources:
                 suspect(opened.peer, self._shard, opened.located.incarnation)
             except CheckpointError as cause:
                 log.info("could not tell %s: %s", opened.peer.node, cause)
+
+
+OpenSources = Callable[[Shard, Sequence[Peer], PartPool], Copies]

@@ -47,7 +47,7 @@ from holdfast_services.persistence.domain.parts import (
 )
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.persistence.source import Sources
+from holdfast_services.persistence.source import Copies
 from holdfast_services.transport import InterruptedFetchError
 
 TRIES_COUNT_MAX = 3
@@ -85,11 +85,12 @@ class ShardUpload:
         pace: How fast bytes may be sent, and read back.
         plan: What metadata asked for; ``plan.shards[0]`` is the shard.
         stop: Ends it between two parts; what was begun stays for whoever goes on.
+        sources: The shard's copies; closed at the end.
     """
 
     def __init__(
         self, store: ObjectStore, pool: PartPool, pace: Pace, plan: PersistPlan,
-        stop: threading.Event,
+        stop: threading.Event, sources: Copies,
     ) -> None:  # fmt: skip
         self._store = store
         self._pool = pool
@@ -100,7 +101,7 @@ class ShardUpload:
         self._folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
         self._key = self._folder.segment_key(self._shard)
         self._part_bytes = upload_part_bytes(self._shard.length_bytes, UPLOAD_PARTS_COUNT_MAX)
-        self._sources = Sources(self._shard, plan.sources, pool)
+        self._sources = sources
         self.moved = Moved()
 
     def run(self) -> None:

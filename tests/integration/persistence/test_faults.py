@@ -30,6 +30,7 @@ from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
+from holdfast_services.persistence.source import Sources
 from holdfast_services.persistence.upload import ShardUpload
 
 BIG = 2 * PART_BYTES + 1000
@@ -375,7 +376,8 @@ def test_a_shard_that_goes_bad_before_the_manifest_is_sent_again(
     key = catalogue.drain([s for s, _ in made], [node.peer])
     pool = PartPool(1)
     for plan in catalogue.due().values():
-        ShardUpload(store, pool, Pace(0), plan, threading.Event()).run()
+        copies = Sources(plan.shards[0], plan.sources, pool)
+        ShardUpload(store, pool, Pace(0), plan, threading.Event(), copies).run()
     pool.close()
     catalogue.checkpoints[key].stored.update(s.id for s, _ in made)
     where = (JOB, shard.id, 2)

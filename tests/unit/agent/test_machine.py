@@ -34,6 +34,7 @@ from holdfast_services.agent.domain import (
     admit,
     handle,
     inventory,
+    room,
     rules,
     session_view,
 )
@@ -141,22 +142,23 @@ def test_a_newer_attempt_fences_the_older_at_once():
 
 
 def test_a_rank_learns_that_the_catalogue_has_lost_the_attempt_it_trains_in():
-    """P6: from a catalogue that answers; a rank that has not loaded yet has nothing to tell."""
+    """P6: from a catalogue that answers; one that has just come to be restored is not told yet."""
     told = {}
     for loaded in (False, True):
         now, _ = handle(state(), ev.SessionOpened(session(2, loaded=loaded)))
         gone, _ = handle(now, view())
         older, _ = handle(now, view(run_view(attempt=1)))
-        known, _ = handle(now, view(run_view(attempt=2)))
+        known, _ = handle(now, view(run_view(attempt=2, seats=(0,))))
+        mates, _ = handle(now, view(run_view(attempt=2, seats=(1,))))
         out, _ = handle(gone, ev.MetadataLost("no answer"))
         told[loaded] = [
             session_view(one, one.sessions[f"{2:032x}"]).forgotten
-            for one in (now, gone, older, known, out)
+            for one in (now, gone, older, known, mates, out)
         ]
 
     assert told == {
-        False: [False, False, False, False, False],
-        True: [False, True, True, False, False],
+        False: [False, False, False, False, False, False],
+        True: [False, True, True, False, True, False],
     }
 
 
@@ -194,7 +196,7 @@ def test_a_rank_learns_that_another_attempt_has_its_number():
     """P2: else both would commit under it."""
     now, _ = handle(state(), ev.SessionOpened(session(nonce=b"first", loaded=True)))
 
-    mine, _ = handle(now, view(run_view(attempt=1, nonce=b"first")))
+    mine, _ = handle(now, view(run_view(attempt=1, nonce=b"first", seats=(0,))))
     other, _ = handle(now, view(run_view(attempt=1, nonce=b"second")))
 
     assert not session_view(mine, mine.sessions[session().id]).forgotten
@@ -387,8 +389,8 @@ def test_a_reservation_without_sense_is_refused(length, slots):
 def test_a_copy_that_nobody_wants_is_refused():
     now, _ = handle(state(), view(run_view(keep_from=CheckpointId("r1", 5, 1))))
     with pytest.raises(PreconditionError):
-        rules.check_holdable(now, shard(4))
-    rules.check_holdable(now, shard(5))
+        room.check_holdable(now, shard(4))
+    room.check_holdable(now, shard(5))
 
 
 def writing(name, *, plan="p", length=KIB):

@@ -33,7 +33,7 @@ from holdfast_services.agent.domain import (
     State,
     handle,
     inventory,
-    rules,
+    room,
     session_view,
 )
 from holdfast_services.agent.domain import events as ev
@@ -171,7 +171,7 @@ def test_what_is_draining_is_copied_to_backups_although_a_newer_step_is_kept():
     assert [5] == [a.shard.id.step for a in kinds(actions, ev.AskHold)]
 
     now, _ = handle(state(*free("s1")), view(pinned=(checkpoint(5),), **run))
-    rules.check_holdable(now, shard(5))
+    room.check_holdable(now, shard(5))
 
 
 def test_a_superseded_checkpoint_is_not_copied_though_it_is_still_pinned():

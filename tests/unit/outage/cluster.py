@@ -10,7 +10,16 @@ from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shar
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotState
-from holdfast_services.agent.domain import Content, Reservation, Session, State, handle, inventory
+from holdfast.errors import CheckpointError
+from holdfast_services.agent.domain import (
+    Content,
+    Reservation,
+    Session,
+    State,
+    handle,
+    inventory,
+    room,
+)
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.attempts import Registration, register
@@ -82,6 +91,11 @@ class Node:
         peer = self.others.get(action.peer.node)
         if peer is None:
             return ev.HoldAnswered(action.shard.id, action.peer, "unavailable", "gone")
+        if peer.state.held(action.shard.id) is None:
+            try:
+                room.check_holdable(peer.state, action.shard)
+            except CheckpointError as error:
+                return ev.HoldAnswered(action.shard.id, action.peer, error.kind, error.message)
         peer.feed(ev.HoldAsked(action.shard, self.state.me))
         there = peer.state.held(action.shard.id) is not None
         return ev.HoldAnswered(action.shard.id, action.peer, "" if there else "unavailable")

@@ -14,8 +14,16 @@ from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import rules
-from holdfast_services.agent.domain.state import AGENT, Attempt, Session, Slot, State, Work
+from holdfast_services.agent.domain import room, rules
+from holdfast_services.agent.domain.state import (
+    AGENT,
+    TAKEN_BACK,
+    Attempt,
+    Session,
+    Slot,
+    State,
+    Work,
+)
 
 FETCHES_COUNT_MAX = 4
 ASKS_COUNT_MAX = 4
@@ -211,6 +219,8 @@ def _fetch(state: State) -> list[ev.Action]:
             continue
         if wish.owner:
             actions += _make_way(state, shard)
+        elif rules.is_restore(state, shard.id):
+            _take_back(state, shard.length_bytes)
         slot, made = _slot_for(state, shard.length_bytes)
         actions += made
         if slot is None:
@@ -227,10 +237,25 @@ def _fetch(state: State) -> list[ev.Action]:
 def _make_way(state: State, shard: Shard) -> list[ev.Action]:
     """Give back a copy that this one replaces if there is no other room for it."""
     length = shard.length_bytes
-    if rules.free_slot(state, length) or rules.room(state, length) is not None:
+    if room.free_slot(state, length) or room.to_drop(state, length) is not None:
         return []
     passed = (s for s in rules.passed_copies(state, shard.id) if s.length_bytes == length)
     return [_give_back(state, slot) for slot in islice(passed, 1)]
+
+
+def _take_back(state: State, length_bytes: int) -> None:
+    """End an idle lease for a restore that has no room: its rank begins after it, not before."""
+    coming = any(
+        slot.work in (Work.CREATING, Work.RECLAIMING) or slot.session == TAKEN_BACK
+        for slot in state.slots.values()
+    )
+    free = room.free_slot(state, length_bytes) or room.dispensable(state)
+    if coming or free or room.to_drop(state, length_bytes) is not None:
+        return
+    slot = room.idle_lease(state)
+    if slot is not None:
+        # Reclaimed once its rank has let go of the lock: it hears that the lease is over.
+        state.slots[slot.name.slot] = replace(slot, session=TAKEN_BACK, plan_hash="")
 
 
 def _begin_fetch(state: State, slot: Slot, wish: rules.Wish) -> list[ev.Action]:
@@ -244,7 +269,7 @@ def _begin_fetch(state: State, slot: Slot, wish: rules.Wish) -> list[ev.Action]:
 
 def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Action]]:
     """Return a free slot of this length, or None and what makes one."""
-    slot = rules.free_slot(state, length_bytes)
+    slot = room.free_slot(state, length_bytes)
     if slot is not None:
         return slot, []
     waiting = any(
@@ -252,7 +277,12 @@ def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Act
     )
     if waiting or state.creating_after_s > state.now_s:
         return None, []
-    drop = rules.room(state, length_bytes)
+    drop = room.to_drop(state, length_bytes)
+    spare = room.dispensable(state)
+    if drop is None and spare is not None:
+        given = _give_back(state, spare)
+        slot, made = _slot_for(state, length_bytes)
+        return slot, [given, *made]
     if drop is None:
         message = (
             f"no room for a slot of {length_bytes} bytes: {state.used_bytes} of "

@@ -114,6 +114,10 @@ def _view_arrived(state: State, event: ev.ViewArrived) -> list[ev.Action]:
         # Reports and watches are answered side by side. An older answer may let go what a restore
         # has chosen since, from an inventory that this one does not know.
         return []
+    for run in event.view.runs:
+        known = state.run(run.run)
+        if known is None or (known.attempt, known.nonce) != (run.attempt, run.nonce):
+            _forget_decisions(state, run.run)
     back = bool(state.lost) and state.view is not None
     state.view, state.lost = event.view, ""
     _see(state, event.view)
@@ -128,6 +132,17 @@ def _view_arrived(state: State, event: ev.ViewArrived) -> list[ev.Action]:
         replaced = f"; meanwhile {count} saves were replaced by later ones" if count else ""
         return tell("metadata_back", "info", f"metadata service answers again{replaced}", state)
     return []
+
+
+def _forget_decisions(state: State, run: str) -> None:
+    """Forget what was found for decisions of an attempt before.
+
+    A catalogue that was lost gives their numbers again: nothing is verified, nobody accused yet.
+    """
+    state.bad_sources = tuple(bad for bad in state.bad_sources if bad.shard.run != run)
+    for key, slot in state.slots.items():
+        if slot.content is not None and slot.content.shard.id.run == run:
+            state.slots[key] = replace(slot, content=replace(slot.content, verified_decision=0))
 
 
 def _forget_ended(state: State, view: NodeView) -> None:
@@ -254,8 +269,7 @@ def _verified(state: State, event: ev.SlotVerified) -> list[ev.Action]:
     if slot is None or slot.content is None:
         return []
     held = slot.content.held if event.intact else HeldState.QUARANTINED
-    number = max(slot.content.verified_decision, event.decision)
-    content = replace(slot.content, held=held, verified_decision=number)
+    content = replace(slot.content, held=held, verified_decision=event.decision)
     state.slots[slot.name.slot] = replace(slot, work=Work.NONE, content=content)
     if event.intact:
         return []

@@ -8,15 +8,32 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, memory_need
-from holdfast.core.facts import Decision, DecisionState, Peer, RunView, Shard, Want, WantReason
+from holdfast.core.facts import (
+    Decision,
+    DecisionState,
+    Peer,
+    RunView,
+    Shard,
+    Want,
+    WantReason,
+)
 from holdfast.core.ids import ShardId
 from holdfast.core.placement import backups
 from holdfast.core.slots import SlotState
 from holdfast.core.units import format_bytes
-from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
-from holdfast_services.agent.domain.state import AGENT, Reservation, Session, Slot, State, Work
+from holdfast.errors import ExhaustedError, InvalidRequestError
+from holdfast_services.agent.domain.state import (
+    AGENT,
+    TAKEN_BACK,
+    Reservation,
+    Session,
+    Slot,
+    State,
+    Work,
+)
 
 SLOTS_PER_SESSION_MAX = 16
+FORGOTTEN_AFTER_S = 5.0
 JOBS_NAMED_MAX = 4
 
 
@@ -65,7 +82,11 @@ def outdated(view: RunView, shard: ShardId) -> bool:
     if checkpoint in view.pinned:
         return False
     keep = view.keep_from
-    return keep is not None and (shard.step, shard.generation) < (keep.step, keep.generation)
+    # A later attempt may be at an earlier step: what a catalogue from a backup keeps of the one
+    # before says nothing of it.
+    if keep is None or shard.generation > keep.generation:
+        return False
+    return (shard.step, shard.generation) < (keep.step, keep.generation)
 
 
 def replaceable(state: State, slot: Slot) -> bool:
@@ -125,26 +146,31 @@ def _is_of(session: Session, shard: ShardId) -> bool:
 
 def passed_copies(state: State, shard: ShardId) -> list[Slot]:
     """Return copies held for peers that a copy of this later shard may replace, oldest first."""
-    copies = _copies_of_rank(state, shard)
+    copies = copies_of_rank(state, shard)
     return [slot for key, slot in copies if key.step < shard.step and replaceable(state, slot)]
 
 
 def surplus_copies(state: State, shard: ShardId) -> list[Slot]:
     """Return those of ``passed_copies`` that a rank's owner has no slots for by now."""
-    surplus = len(_copies_of_rank(state, shard)) - SLOTS_PER_RANK
+    surplus = len(copies_of_rank(state, shard)) - SLOTS_PER_RANK
     return passed_copies(state, shard)[: max(surplus, 0)]
 
 
-def _copies_of_rank(state: State, shard: ShardId) -> list[tuple[ShardId, Slot]]:
+def copies_of_rank(state: State, shard: ShardId) -> list[tuple[ShardId, Slot]]:
     """Return what is held for a peer's rank, oldest first."""
     held = (
         (slot.content.shard.id, slot)
         for slot in state.slots.values()
         if slot.content is not None
         and slot.content.owner != state.me.node
-        and replace(slot.content.shard.id, step=shard.step) == shard
+        and is_of_rank(slot.content.shard.id, shard)
     )
     return sorted(held, key=lambda item: item[0])
+
+
+def is_of_rank(one: ShardId, other: ShardId) -> bool:
+    """Tell whether two shards are of one rank of one attempt, of whatever steps."""
+    return replace(one, step=other.step) == other
 
 
 def named(state: State, view: RunView, shard: ShardId) -> bool:
@@ -187,11 +213,19 @@ def restoring(decision: Decision | None) -> bool:
 
 
 def forgotten(state: State, session: Session) -> bool:
-    """Tell whether a catalogue that answers knows nothing of the attempt that trains here (P6)."""
-    if not session.active or not session.loaded or state.view is None or state.lost:
+    """Tell whether a catalogue that answers knows nothing of the session's rank (P6).
+
+    Of one that waits for its restore a while is let pass: the view may be older than it is.
+    """
+    if not session.active or state.view is None or state.lost:
+        return False
+    if not session.loaded and state.now_s < session.opened_s + FORGOTTEN_AFTER_S:
         return False
     view = state.run(session.run)
-    return view is None or view.attempt < session.generation or not _same_attempt(view, session)
+    if view is None or view.attempt < session.generation or not _same_attempt(view, session):
+        return True
+    # Its mates may have brought the attempt back already, and it has no seat there.
+    return view.attempt == session.generation and session.rank not in view.seats
 
 
 def all_verified(state: State, decision: Decision) -> bool:
@@ -433,46 +467,6 @@ def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:
     return tuple(peer for peer in peers if peer is not None)
 
 
-def room(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
-    """Free slots of other lengths to drop so that ``length_bytes`` more fit; None: no way."""
-    over = state.used_bytes + length_bytes - state.budget_bytes
-    spare = (s for s in state.slots.values() if s.idle_free and s.length_bytes != length_bytes)
-    drop: list[Slot] = []
-    for slot in sorted(spare, key=lambda s: s.length_bytes, reverse=True):
-        if over <= 0:
-            break
-        drop.append(slot)
-        over -= slot.length_bytes
-    return tuple(drop) if over <= 0 else None
-
-
-def free_slot(state: State, length_bytes: int) -> Slot | None:
-    """A free slot of exactly this length."""
-    return next(
-        (s for s in state.slots.values() if s.idle_free and s.length_bytes == length_bytes), None
-    )
-
-
-def check_holdable(state: State, shard: Shard) -> None:
-    """Refuse to hold a copy that nobody will want, or that has no room.
-
-    Raises:
-        PreconditionError: its checkpoint is abandoned, superseded or older than what is kept.
-        ExhaustedError: the budget has no room for it now.
-    """
-    view = state.run(shard.id.run)
-    if view is not None and outdated(view, shard.id):
-        raise PreconditionError(f"shard {shard.id.key} is no longer wanted", node=state.me.node)
-    length = shard.length_bytes
-    full = free_slot(state, length) is None and room(state, length) is None
-    if full and not any(s.length_bytes == length for s in passed_copies(state, shard.id)):
-        raise ExhaustedError(
-            f"no room for a copy of {format_bytes(length)}: {format_bytes(state.used_bytes)} of "
-            f"{format_bytes(state.budget_bytes)} are in use",
-            node=state.me.node,
-        )
-
-
 def holder(state: State, slot: Slot) -> Session | None:
     """The session that leases this slot, if it is known."""
-    return state.sessions.get(slot.session) if slot.session not in ("", AGENT) else None
+    return state.sessions.get(slot.session) if slot.session not in ("", AGENT, TAKEN_BACK) else None

@@ -238,7 +238,10 @@ def keep_from(run: Run) -> CheckpointId | None:
     All copies of it that could be made are with holders that will not replace them. None while a
     restore is being decided: until it is confirmed every older step may be needed.
     """
-    if run.deciding or run.attempt is None:
-        return None
+    return None if run.deciding or run.attempt is None else acknowledged(run)
+
+
+def acknowledged(run: Run) -> CheckpointId | None:
+    """Return the newest acknowledged checkpoint that may still be chosen."""
     copied = (row.id for row in run.checkpoints if row.copied_at_s is not None)
     return max((key for key in copied if run.usable(key)), default=None)

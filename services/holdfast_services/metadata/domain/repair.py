@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.facts import OBJECT_STORE, DecisionState, Want, WantReason
-from holdfast.core.ids import CheckpointId
+from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.placement import backups, ring
-from holdfast_services.metadata.domain.commit import keep_from
+from holdfast_services.metadata.domain.commit import acknowledged, keep_from
 from holdfast_services.metadata.domain.copies import domains_of
 from holdfast_services.metadata.domain.evidence import Copies, Evidence
 from holdfast_services.metadata.domain.model import Node, Run
@@ -59,6 +59,42 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
         want = _want(item, sources, WantReason.RESTORE)
         found.append(replace(want, object=stored))
     return found
+
+
+def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) -> Sequence[ShardId]:
+    """Return copies on ``host`` that are more than the policy asks for, but for what is restored.
+
+    Restores and repairs make them, and until a later step is acknowledged none of them is let go:
+    what comes next might find no room. Those that are placed by the rule stay, so that what a node
+    must keep is within its sum (P8). Nor is, once a restore is proposed, what is older than the
+    newest acknowledged step, though that would have gone otherwise: all of it is spare.
+    """
+    if run.attempt is None or host not in live:
+        return ()
+    chosen = run.decision.checkpoint if run.decision and (run.deciding or run.loading) else None
+    where = places(run, live)
+    spread = where.domains if run.attempt.replica_domain else None
+    mine = (held.shard.id for held in live[host].inventory.shards)
+    kept = acknowledged(run) if chosen else None
+    copies = {shard: evidence.live.get(shard.checkpoint, {}).get(shard) for shard in mine}
+    return [
+        shard
+        for shard, item in copies.items()
+        if item is not None and shard.checkpoint != chosen and host in item.nodes
+        if (kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept)
+        or host not in _keepers(item, run.attempt.replicas, where.ring, spread)
+    ]
+
+
+def _keepers(
+    item: Copies, replicas: int, order: Sequence[str], spread: Mapping[str, str] | None
+) -> Sequence[str]:
+    """Return the holders that keep a shard: by the rule, else the next ones, apart if they can."""
+    walk = dict.fromkeys((item.owner, *backups(item.owner, order, replicas=len(order)), *order))
+    holders = [node for node in walk if node in item.nodes]
+    first = {_place(node, spread): node for node in reversed(holders)}.values()
+    apart = [node for node in holders if node in first]
+    return [*apart, *(node for node in holders if node not in apart)][: 1 + replicas]
 
 
 def repairs(run: Run, evidence: Evidence, live: Mapping[str, Node]) -> Wants:

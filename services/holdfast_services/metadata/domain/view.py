@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
+from holdfast.core.ids import ShardId
 from holdfast_services.metadata.domain.commit import keep_from
 from holdfast_services.metadata.domain.copies import awaited, shortage
 from holdfast_services.metadata.domain.evidence import Evidence, gather
 from holdfast_services.metadata.domain.model import Node, Run
-from holdfast_services.metadata.domain.repair import Wants, places, repairs, restores
+from holdfast_services.metadata.domain.repair import Wants, places, repairs, restores, spares
 
 COMMITTED_IN_VIEW_MAX = 8
 DURABLE_IN_VIEW_MIN = 2
@@ -63,16 +64,21 @@ def node_view(all_of_it: World, name: str) -> NodeView:
     held = {item.shard.id.run for item in mine.inventory.shards} if mine else set()
     runs: list[RunView] = []
     wanted: list[Want] = []
+    spared: list[ShardId] = []
     for run in all_of_it.runs:
         own = _wants(all_of_it, run, live, name)
-        if own or run.id in held or any(rank.node == name for rank in run.ranks):
-            runs.append(run_view(run, live, all_of_it.shortages[run.id]))
+        seats = tuple(rank.rank for rank in run.ranks if rank.node == name)
+        if own or run.id in held or seats:
+            runs.append(run_view(run, live, all_of_it.shortages[run.id], seats))
             wanted.extend(own)
+        if run.id in held:
+            spared.extend(spares(run, all_of_it.evidence[run.id], live, name))
     return NodeView(
         version="",
         nodes=peers(live),
         runs=tuple(runs),
         wants=tuple(sorted(wanted, key=lambda want: want.reason)),
+        spares=tuple(spared),
         taken_incarnation=mine.inventory.incarnation if mine else 0,
         taken_sequence=mine.inventory.sequence if mine else 0,
     )
@@ -91,8 +97,8 @@ def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:
     return tuple(live[name].inventory.node for name in sorted(live))
 
 
-def run_view(run: Run, live: Mapping[str, Node], shortage: str) -> RunView:
-    """Return what every node that has to do with ``run`` should know of it."""
+def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int, ...]) -> RunView:
+    """Return what a node should know of ``run``; ``seats`` are the ranks registered from there."""
     attempt = run.attempt
     draining = (row.id for row in run.checkpoints if row.draining)
     return RunView(
@@ -113,6 +119,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str) -> RunView:
         shortage=shortage,
         attempt=attempt.generation if attempt else 0,
         nonce=attempt.nonce if attempt else b"",
+        seats=seats,
     )
 
 

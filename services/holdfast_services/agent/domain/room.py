@@ -1,0 +1,99 @@
+"""Who makes room when room is wanted: what is free, what may be dropped, given back or refused.
+
+Pure questions, like ``rules``. Source: architecture 4.5, 4.7, P8; ADR 0024.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.budget import SLOTS_PER_RANK
+from holdfast.core.facts import HeldState, RunView, Shard
+from holdfast.core.ids import ShardId
+from holdfast.core.slots import SlotState
+from holdfast.core.units import format_bytes
+from holdfast.errors import ExhaustedError, PreconditionError
+from holdfast_services.agent.domain import rules
+from holdfast_services.agent.domain.state import Slot, State, Work
+
+
+def to_drop(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
+    """Free slots of other lengths to drop so that ``length_bytes`` more fit; None: no way."""
+    over = state.used_bytes + length_bytes - state.budget_bytes
+    spare = (s for s in state.slots.values() if s.idle_free and s.length_bytes != length_bytes)
+    drop: list[Slot] = []
+    for slot in sorted(spare, key=lambda s: s.length_bytes, reverse=True):
+        if over <= 0:
+            break
+        drop.append(slot)
+        over -= slot.length_bytes
+    return tuple(drop) if over <= 0 else None
+
+
+def free_slot(state: State, length_bytes: int) -> Slot | None:
+    """A free slot of exactly this length."""
+    return next(
+        (s for s in state.slots.values() if s.idle_free and s.length_bytes == length_bytes), None
+    )
+
+
+def check_holdable(state: State, shard: Shard) -> None:
+    """Refuse to hold a copy that nobody will want, or that has no room.
+
+    Raises:
+        PreconditionError: its checkpoint is abandoned, superseded or older than what is kept.
+        ExhaustedError: the budget has no room for it now.
+    """
+    view = state.run(shard.id.run)
+    if view is not None and rules.outdated(view, shard.id):
+        raise PreconditionError(f"shard {shard.id.key} is no longer wanted", node=state.me.node)
+    length = shard.length_bytes
+    if any(s.length_bytes == length for s in rules.passed_copies(state, shard.id)):
+        return
+    coming = sum(rules.is_of_rank(hold, shard.id) for hold in state.holds)
+    if _kept_copies(state, view, shard.id) + coming >= SLOTS_PER_RANK:
+        # More would take the room that the sum of P8 leaves for a restore, which would then wait
+        # for what only it can let go.
+        raise ExhaustedError(
+            f"{SLOTS_PER_RANK} steps of rank {shard.id.rank} are held here, and none may go yet",
+            node=state.me.node,
+        )
+    if not (free_slot(state, length) or dispensable(state)) and to_drop(state, length) is None:
+        raise ExhaustedError(
+            f"no room for a copy of {format_bytes(length)}: {format_bytes(state.used_bytes)} of "
+            f"{format_bytes(state.budget_bytes)} are in use",
+            node=state.me.node,
+        )
+
+
+def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
+    """Return how many steps of a peer's rank must stay here, beside those that drain."""
+    pinned = view.pinned if view else ()
+    spared = state.view.spares if state.view and not state.lost else ()
+    held = (key for key, _ in rules.copies_of_rank(state, shard))
+    return sum(key.checkpoint not in pinned and key not in spared for key in held)
+
+
+def dispensable(state: State) -> Slot | None:
+    """Return a slot that may go when room is wanted: its bytes are bad, or others keep copies.
+
+    That they do is what metadata said last, so while it is out nothing is spare.
+    """
+    spared = state.view.spares if state.view and not state.lost else ()
+    for slot in state.slots.values():
+        if slot.content is None or slot.work is not Work.NONE:
+            continue
+        shard = slot.content.shard.id
+        spare = shard in spared or slot.content.held is HeldState.QUARANTINED
+        if spare and not any(shard in s.reading for s in state.sessions.values()):
+            return slot
+    return None
+
+
+def idle_lease(state: State) -> Slot | None:
+    """Return a leased slot that nobody has written: that of a rank which has not begun."""
+    return next((slot for slot in state.slots.values() if _is_idle_lease(state, slot)), None)
+
+
+def _is_idle_lease(state: State, slot: Slot) -> bool:
+    session = rules.holder(state, slot)
+    written = slot.name.state is not SlotState.WRITING or slot.work is not Work.NONE
+    return session is not None and not session.loaded and not written

@@ -1,0 +1,367 @@
+"""What no party knows: which bytes were closed, sealed and committed under which name, and when.
+
+From that follows what P5 owes: ``floor`` is acknowledged, ``hope`` is committed at least; either
+can be put together from what lies in memory and bucket, until something destroys it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation import checks
+from tests.simulation.checks import Broken, name
+from tests.simulation.segments import JOB, moment_of, root
+
+from holdfast.core import keys
+from holdfast.core.facts import Decision, DecisionState, Inventory, Shard, SupersedeRule
+from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.errors import NotFoundError
+from holdfast_services.metadata.domain.keeping import Listed
+from holdfast_services.metadata.domain.model import Attempt, Run
+
+if TYPE_CHECKING:
+    from tests.simulation.bucket import Bucket
+    from tests.simulation.node import Node
+    from tests.simulation.world import World
+
+SILENT_S_MAX = 3.0
+"""A node that metadata heard of at least so often is there: its lease held all the time."""
+SETTLED_S = 1.0
+"""What has lain in a node for so long was told."""
+
+
+def _age(key: CheckpointId) -> tuple[int, int]:
+    return key.generation, key.step
+
+
+class Ghosts:
+    """The memory of one history."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.nodes: dict[str, Node] = {}
+        self.bucket: Bucket | None = None
+        self.closed: dict[CheckpointId, dict[int, set[int]]] = {}
+        self.world_sizes: dict[CheckpointId, int] = {}
+        self.sealed_on: dict[tuple[CheckpointId, int], set[str]] = defaultdict(set)
+        self.digests: dict[tuple[CheckpointId, int], set[bytes]] = defaultdict(set)
+        self.committed: set[CheckpointId] = set()
+        self.acknowledged: set[CheckpointId] = set()
+        self.manifests: dict[CheckpointId, float] = {}
+        self.gone: set[CheckpointId] = set()
+        self.notes: dict[CheckpointId, str] = {}
+        self.rules: list[SupersedeRule] = []
+        self.floor: CheckpointId | None = None
+        self.hope: CheckpointId | None = None
+        self.numbers: dict[int, bytes] = {}
+        self.generations: dict[bytes, int] = {}
+        self.began: dict[bytes, CheckpointId | None] = {}
+        self.commits_count = 0
+        self.restores_count = 0
+        self.living: set[bytes] = set()
+        """Attempts that have not ended."""
+        self.moved = True
+        """A file has changed since the states were judged."""
+        self.forcing = False
+        self.clock_stepped_s = -1e9
+        self.store_troubled_s = -1e9
+        self._seen: dict[str, CheckpointId] = {}
+        self._destroyed_count = 0
+        self._rules_known = 0
+        """Of ``rules``, those since the catalogue last went back: others it may not know."""
+        self._replaced: set[CheckpointId] = set()
+        self._heard: dict[str, tuple[int, int]] = {}
+        self._heard_s: dict[str, list[float]] = defaultdict(list)
+        self._attempts_s: dict[bytes, float] = {}
+        self._changes: list[tuple[Run, Run]] = []
+
+    # -- what ranks and agents do ------------------------------------------------------------------
+
+    def close(self, key: ShardId, world_size: int, lineage: int) -> None:
+        """A rank has closed a segment."""
+        closed = self.closed.setdefault(key.checkpoint, {})
+        closed.setdefault(int(key.rank), set()).add(lineage)
+        self.world_sizes[key.checkpoint] = world_size
+        self.moved = True
+
+    def seal(self, node: str, shard: Shard) -> None:
+        """A node has a sealed copy."""
+        key = shard.id
+        self.sealed_on[key.checkpoint, int(key.rank)].add(node)
+        self.digests[key.checkpoint, int(key.rank)].add(shard.root_digest)
+        self.moved = True
+
+    def seat(self, nonce: bytes, generation: int) -> None:
+        """M1: one number, one attempt, for ever."""
+        if self.numbers.setdefault(generation, nonce) != nonce:
+            raise Broken(f"M1: generation {generation} was given to two attempts")
+        if self.generations.setdefault(nonce, generation) != generation:
+            raise Broken(f"M1: an attempt was given generations {self.generations[nonce]} and "
+                         f"{generation}")  # fmt: skip
+
+    def begin(self, nonce: bytes, decision: Decision) -> None:
+        """P2: all ranks of an attempt begin with the same."""
+        what = None if decision.fresh else decision.checkpoint
+        if self.began.setdefault(nonce, what) != what:
+            raise Broken(f"P2: of one attempt ranks began with {name(self.began[nonce])} and "
+                         f"{name(what)}")  # fmt: skip
+
+    def load(self, decision: Decision, found: dict[int, bytes]) -> tuple[int, int]:
+        """P1, P3, S3, G8: a rank loads these bytes; return lineage and step that they are of."""
+        key = decision.checkpoint
+        if decision.state is not DecisionState.CONFIRMED or key is None:
+            raise Broken(f"S3: loaded by a decision that is {decision.state.name}")
+        self.restores_count += 1
+        wanted = set(range(self.world_sizes[key]))
+        moments = {rank: moment_of(data) for rank, data in found.items()}
+        if set(found) != wanted or any(m.rank != rank for rank, m in moments.items()):
+            raise Broken(f"P1: {name(key)} was loaded from ranks {sorted(found)}")
+        if len({(m.lineage, m.step) for m in moments.values()}) != 1:
+            raise Broken(f"P1: what was loaded as {name(key)} is of several moments: {moments}")
+        first = moments[0]
+        if first.step != key.step:
+            raise Broken(f"G8: {name(key)} has the bytes of step {first.step}")
+        return first.lineage, first.step
+
+    def view_arrived(self, kept: CheckpointId | None) -> None:
+        """M9: what is named as kept was acknowledged."""
+        if kept is not None and kept not in self.acknowledged:
+            raise Broken(f"M9: keep_from is {name(kept)}, which was never acknowledged")
+
+    def replaced(self, node: str, key: CheckpointId) -> None:
+        """A6: an agent that cannot reach metadata gives up what it has not said it knows of."""
+        self._replaced.add(key)
+        seen = self._seen.get(node)
+        if seen is not None and _age(key) <= _age(seen):
+            raise Broken(f"A6: {node} replaced a part of {name(key)}, and had said it has seen "
+                         f"{name(seen)}")  # fmt: skip
+        if key == self.hope:
+            self.hope = self.floor
+
+    # -- what metadata writes ----------------------------------------------------------------------
+
+    def saved(self, before: Run, after: Run, _catalogue: Any) -> None:
+        """A run is written, in a transaction that may still fail."""
+        self._changes.append((before, after))
+
+    def forget_changes(self) -> None:
+        """A transaction begins."""
+        self._changes.clear()
+
+    def judge(self) -> None:
+        """A transaction is committed."""
+        for before, after in self._changes:
+            for check in checks.TRANSITIONS:
+                check(self, before, after)
+            self._attempt(after)
+            self._rows(before, after)
+            self._decision(before, after)
+        self._changes.clear()
+
+    def heard(self, item: Inventory) -> None:
+        """M4: an inventory replaces only one that is older."""
+        key, node = (item.incarnation, item.sequence), item.node.node
+        if key < self._heard.get(node, (-1, -1)):
+            raise Broken(f"M4: inventory {key} of {node} came after {self._heard[node]}")
+        self._heard[node] = key
+        for seen in item.seen:
+            self._seen[node] = self._later(self._seen.get(node), seen)
+        self._heard_s[node].append(self.world.now_s)
+
+    def expired(self, key: CheckpointId, listed: Sequence[Listed], run: Run | None) -> None:
+        """M7: nothing that is pinned, read, draining or the newest to go back to expires."""
+        item = next(item for item in listed if item.id == key)
+        if item.pin is not None or item.readers or item.row.draining:
+            raise Broken(f"M7: {name(key)} expired, though it was pinned, read or draining")
+        usable = [o for o in listed if o.row.stored and run and run.usable(o.id)]
+        newest = max((o.id for o in usable), default=None)
+        if key == newest and not self.forcing:
+            raise Broken(f"M7: {name(key)} expired, the newest in the object store")
+        self.gone.add(key)
+        self.survey(without=key)
+
+    def catalogue_went_back(self) -> None:
+        """The database is an older one, or empty: what it alone knew is forgotten."""
+        self.notes.clear()
+        self.numbers.clear()
+        self.generations.clear()
+        self._heard.clear()
+        self._rules_known = 0
+
+    def _attempt(self, run: Run) -> None:
+        if run.attempt is not None:
+            self._attempts_s.setdefault(run.attempt.nonce, self.world.now_s)
+
+    def _rows(self, before: Run, after: Run) -> None:
+        known = {row.id for row in before.checkpoints}
+        copied = {row.id for row in before.checkpoints if row.copied_at_s is not None}
+        for row in after.checkpoints:
+            if not after.usable(row.id):
+                continue
+            if row.id not in known and row.id.generation == after.generation:
+                self.committed.add(row.id)
+                self.commits_count += 1
+                if row.id not in self._replaced and self._is_there(row.id):
+                    self.hope = self._later(self.hope, row.id)
+            if row.copied_at_s is not None and row.id not in copied:
+                self.acknowledged.add(row.id)
+                if self._is_there(row.id):
+                    self.floor = self._later(self.floor, row.id)
+                    self.hope = self._later(self.hope, row.id)
+                elif self.floor and _age(self.floor) < _age(row.id):
+                    # Nobody knows that it is not what it was: older ones go for it.
+                    self.floor = self.hope = None
+                    self.survey()
+        given_up = {(step.step, step.generation) for step in after.abandoned}
+        if self.hope and (self.hope.step, self.hope.generation) in given_up:
+            self.hope = self.floor
+
+    def _is_there(self, key: CheckpointId) -> bool:
+        """P1: what is committed is somewhere, unless something was destroyed since it was told."""
+        there = self.whole(key)
+        if not there and not self._destroyed_count and key not in self._replaced:
+            raise Broken(f"P1: {name(key)} is committed, and not all of it is anywhere")
+        return there
+
+    def _later(self, one: CheckpointId | None, other: CheckpointId) -> CheckpointId:
+        return other if one is None else max(one, other, key=_age)
+
+    def _decision(self, before: Run, after: Run) -> None:
+        decision, attempt, old = after.decision, after.attempt, before.decision
+        if decision is None or attempt is None:
+            return
+        if old is not None and (old.number, old.state) == (decision.number, decision.state):
+            return
+        told = attempt.nonce in self.living  # else a catalogue from a backup decides for the dead
+        if decision.state is DecisionState.LOST:
+            self.world.say(f"decision {decision.number} is LOST: {decision.reason}")
+            if told and not decision.refused:
+                self._expect_nothing(decision, attempt.nonce)
+        elif decision.state is DecisionState.CONFIRMED:
+            asked = attempt.start and before.attempt and before.attempt.start_due
+            self._confirmed(decision, attempt, judged=told and not asked)
+
+    def _confirmed(self, decision: Decision, attempt: Attempt, *, judged: bool) -> None:
+        what = None if decision.fresh else decision.checkpoint
+        self.world.say(f"decision {decision.number}: generation {attempt.generation} begins with "
+                       f"{name(what)}")  # fmt: skip
+        again = attempt.nonce in self.began
+        if again and self.began[attempt.nonce] != what:
+            raise Broken(f"P6: taken in again with {name(what)}, it began with "
+                         f"{name(self.began[attempt.nonce])}")  # fmt: skip
+        if judged and not again:
+            self._expect_newest(what, attempt.nonce)
+        known = self.rules[len(self.rules) - self._rules_known :]
+        if any(rule.covers(what) for rule in known if what):
+            raise Broken(f"M3: {name(what)} was left behind by a restore, and is back")
+        step = what.step if what else 0
+        self.rules.append(SupersedeRule(after_step=step, below_generation=attempt.generation))
+        self._rules_known += 1
+        if not again:
+            self.floor = self.hope = what
+
+    # -- what P5 owes ------------------------------------------------------------------------------
+
+    def _expect_nothing(self, decision: Decision, nonce: bytes) -> None:
+        owed = self._owed(nonce)
+        if owed is not None:
+            raise Broken(f"P5: told LOST ({decision.reason}), and {name(owed)} is there")
+        self.floor = self.hope = None
+
+    def _expect_newest(self, what: CheckpointId | None, nonce: bytes) -> None:
+        owed = self._owed(nonce)
+        if owed is not None and (what is None or what.step < owed.step):
+            raise Broken(f"P5: the decision is {name(what)}, and {name(owed)} is there")
+
+    def _owed(self, nonce: bytes) -> CheckpointId | None:
+        """Return the newest that the attempt must be given: whole with nodes that were heard."""
+        began_s = self._attempts_s.get(nonce, self.world.now_s)
+        if self.clock_stepped_s >= began_s - SILENT_S_MAX:
+            return None
+        there = {node for node in self.nodes if self._was_there(node, began_s)}
+        asked = self.store_troubled_s < began_s
+        owed = [k for k in (self.floor, self.hope) if k and self.whole(k, there, stored=asked)]
+        if asked:
+            at_s = self.manifests
+            owed += [k for k in at_s if at_s[k] < began_s and self._is_stored(k)]
+        return max(owed, key=_age, default=None)
+
+    def _was_there(self, node: str, since_s: float) -> bool:
+        """Tell whether metadata has heard of a node all the time from before ``since_s``."""
+        now_s = self.world.now_s
+        times = [*self._heard_s[node], now_s]
+        gaps = pairwise(times)
+        if not self._heard_s[node] or self._heard_s[node][0] > since_s:
+            return False
+        return all(end - begin <= SILENT_S_MAX for begin, end in gaps if end >= since_s)
+
+    def destroyed(self) -> None:
+        """Something was lost that no promise covers: what is owed is found anew."""
+        self.moved = True
+        self._destroyed_count += 1
+        self.survey()
+
+    def survey(self, *, without: CheckpointId | None = None) -> None:
+        """Find what is left of what was owed.
+
+        Of older checkpoints only what is durable counts: their slots may be free any moment.
+        """
+        if self.floor is None or self.floor == without or not self.whole(self.floor):
+            stored = [k for k in self.manifests if k != without and self._is_stored(k)]
+            self.floor = max(stored, key=_age, default=None)
+        if self.hope is not None and (self.hope == without or not self.whole(self.hope)):
+            self.hope = self.floor
+
+    def _is_stored(self, key: CheckpointId) -> bool:
+        return key not in self.gone and self._in_line(key) and self.whole(key, ())
+
+    def _in_line(self, key: CheckpointId) -> bool:
+        return not any(rule.covers(key) for rule in self.rules)
+
+    def whole_from(self, key: CheckpointId) -> bool:
+        """Tell whether ``key`` is whole, or a later one that was committed."""
+        later = (other for other in self.committed if _age(other) > _age(key))
+        return self.whole(key) or any(self.whole(other) for other in later)
+
+    def whole(
+        self, key: CheckpointId, there: Sequence[str] | set[str] | None = None, *,
+        stored: bool = True,
+    ) -> bool:  # fmt: skip
+        """Tell whether every shard lies intact in the memory of a node, agent or not, or a bucket.
+
+        Args:
+            key: The checkpoint.
+            there: Nodes that count, with what they have had for a while; None: all, at once.
+            stored: The bucket counts.
+        """
+        found = set()
+        for node in self.nodes.values():
+            if there is not None and node.name not in there:
+                continue
+            for file in node.files.values():
+                shard = file.shard
+                if shard is None or shard.id.checkpoint != key or not checks.good(file):
+                    continue
+                if there is None or file.since_s <= self.world.now_s - SETTLED_S:
+                    found.add(int(shard.id.rank))
+        missing = set(range(self.world_sizes.get(key, 0))) - found
+        if not missing or not stored or key not in self.manifests:
+            return not missing
+        return all(self._stored(key, rank) for rank in missing)
+
+    def _stored(self, key: CheckpointId, rank: int) -> bool:
+        """Tell whether the bucket has the right bytes of a shard, and the manifest."""
+        if self.bucket is None:
+            return False
+        size = self.world_sizes[key]
+        shard = ShardId(RunId(key.run), Step(key.step), Generation(key.generation), Rank(rank))
+        store = self.bucket.inside
+        try:
+            store.head(keys.manifest_key(JOB, key))
+            data = store.get(keys.segment_key(JOB, shard, size), length_bytes_max=1 << 20)
+        except NotFoundError:
+            return False
+        return root(data) in self.digests[key, rank]

@@ -1,0 +1,432 @@
+"""The guards of the product, each as a mutant that lacks it; ``mutants`` tries them.
+
+Defects that were mended once are mutants too, under their old names; what several guards keep by
+now takes all of them away. Each change names text that is in its file once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SERVICES = "services/holdfast_services"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Text of one file that becomes another; ``old`` is there once."""
+
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A product that lacks a guard; ``takes`` says for people which."""
+
+    name: str
+    takes: str
+    changes: tuple[Change, ...]
+
+
+def _mutant(name: str, takes: str, *changes: tuple[str, str, str]) -> Mutant:
+    """Return a mutant of services; a change is (file, old, new)."""
+    made = (Change(f"{SERVICES}/{path}", old, new) for path, old, new in changes)
+    return Mutant(name, takes, tuple(made))
+
+
+MUTANTS = (
+    # -- defects that were mended ----------------------------------------------------------------
+    _mutant(
+        "A1",
+        "what a lost catalogue numbered is above the attempt that gets the number again",
+        ("metadata/domain/advance.py", "used = run.deciding and", "used = False and"),
+        ("metadata/domain/attempts.py", "max(run.generation, wish.generation_min) + 1",
+         "run.generation + 1"),
+    ),
+    _mutant(
+        "A4",
+        "a node that is late with something newer is awaited, and what it brings is proposed",
+        ("metadata/domain/restore.py", "if candidates and candidates[0] >= max(_seen(run, facts)):",
+         "if candidates:"),
+        ("metadata/domain/restore.py", "key > chosen and", "False and"),
+    ),
+    _mutant(
+        "A5",
+        "two supersede rules are never made one that covers more (at 2 rules, not 1024)",
+        ("metadata/domain/restore.py", "    return tuple(kept[-SUPERSEDE_RULES_PER_RUN_MAX:])\n",
+         ("    if len(kept) > 2:\n"
+          "        one, two, *kept = kept\n"
+          "        step = min(one.after_step, two.after_step)\n"
+          "        kept.insert(0, replace(two, after_step=step))\n"
+          "    return tuple(kept)\n")),
+    ),
+    _mutant(
+        "A7",
+        "a durable checkpoint that nobody spoke of for long is no new one (at 2 rows, not 8)",
+        ("metadata/transactions.py", "catalogue.with_rows(run, spoken | told)", "run"),
+        ("metadata/storage/checkpoints.py", "DURABLE_ROWS_IN_RUN_MAX = 8",
+         "DURABLE_ROWS_IN_RUN_MAX = 2"),
+        ("metadata/storage/checkpoints.py",
+         'func.coalesce(func.nullif(c.notes, ""), new.notes)', "new.notes"),
+        ("metadata/domain/persist.py", "row.id in new and row.id.step > run.persisted_step",
+         "row.id in new"),
+    ),
+    _mutant(
+        "A9",
+        "the bucket is looked at also for a job that the catalogue knows",
+        ("metadata/adoption.py",
+         "listed = [place for place in listed if place.checkpoint.run == here.run]", "listed = []"),
+    ),
+    _mutant(
+        "B1",
+        "an attempt that another replaces within one batch keeps its number",
+        ("metadata/transactions.py", "known = catalogue.generation_of(job, wish.nonce)",
+         ("known = catalogue.generation_of(job, wish.nonce)\n"
+          "            if run.attempt and run.attempt.nonce == wish.nonce:\n"
+          "                known = run.attempt.generation")),
+        ("metadata/transactions.py", "if known is None:", "if False:"),
+    ),
+    _mutant(
+        "B2",
+        "leases come back to now when the database's clock steps back",
+        ("metadata/transactions.py", "if before_s - now_s > CLOCK_BACK_S_MIN and", "if False and"),
+    ),
+    _mutant(
+        "Q1",
+        "claims and delays of the queue come back to now when its clock steps back",
+        ("kit/queue/sqlite.py", " OR due_s > {_NOW} + {FAR_S})", ")"),
+    ),
+    _mutant(
+        "X0",
+        "saves go on while metadata is out, in the slots of uncommitted steps",
+        ("agent/domain/decide.py", "slot = rules.gives_way(state, session)", "slot = None"),
+    ),
+    _mutant(
+        "X9",
+        "replicated means as many copies as were asked for, not as nodes allow",
+        ("metadata/domain/commit.py", "spread(attempt, copies, places, attempt.replicas)",
+         "spread(attempt, copies, places, attempt.replicas_allowed)"),
+    ),
+    # -- defects that the simulator found ---------------------------------------------------------
+    _mutant(
+        "N1 room: copies",
+        "a backup refuses more steps of a rank than its owner has slots for",
+        ("agent/domain/room.py", "+ coming >= SLOTS_PER_RANK:", "+ coming >= 99:"),
+    ),
+    _mutant(
+        "N2 room: spares",
+        "copies beyond the policy make room",
+        ("metadata/domain/view.py", "        if run.id in held:\n            spared",
+         "        if False:\n            spared"),
+    ),
+    _mutant(
+        "N3 room: older",
+        "while a restore is decided what is older than the acknowledged step makes room",
+        ("metadata/domain/repair.py", "(kept is not None and", "(False and"),
+    ),
+    _mutant(
+        "N4 room: leases",
+        "a lease of a rank that has not begun makes room for its restore",
+        ("agent/domain/decide.py", "slot = room.idle_lease(state)", "slot = None"),
+    ),
+    _mutant(
+        "N5 room: quarantined",
+        "a copy that is bad makes room",
+        ("agent/domain/room.py",
+         "spare = shard in spared or slot.content.held is HeldState.QUARANTINED",
+         "spare = shard in spared"),
+    ),
+    _mutant(
+        "N6 forgotten while it waits",
+        "an attempt that waits for its restore hears that the catalogue has lost it",
+        ("agent/domain/rules.py",
+         "not session.loaded and state.now_s < session.opened_s + FORGOTTEN_AFTER_S",
+         "not session.loaded"),
+    ),
+    _mutant(
+        "N9 seat forgotten",
+        "a rank whose mates brought the attempt back hears that it has no seat",
+        ("agent/domain/rules.py",
+         "return view.attempt == session.generation and session.rank not in view.seats",
+         "return False"),
+    ),
+    _mutant(
+        "N7 kept of an older attempt",
+        "what is kept of an older attempt frees nothing of a newer one",
+        ("agent/domain/rules.py", "if keep is None or shard.generation > keep.generation:",
+         "if keep is None:"),
+    ),
+    _mutant(
+        "N8 decisions numbered again",
+        "what was found for a decision of a lost catalogue does not count for its namesake",
+        ("agent/domain/machine.py", "            _forget_decisions(state, run.run)\n",
+         "            pass\n"),
+        ("agent/domain/machine.py", "verified_decision=event.decision)",
+         "verified_decision=max(slot.content.verified_decision, event.decision))"),
+    ),
+    # -- attempts and who may speak --------------------------------------------------------------
+    _mutant(
+        "fence-agent",
+        "an agent fences sessions of older attempts",
+        ("agent/domain/decide.py", "if not session.fenced and", "if False and"),
+    ),
+    _mutant(
+        "fence-seat",
+        "a rank of a replaced attempt gets no seat in the new one",
+        ("metadata/domain/attempts.py",
+         "attempt is None or (known is not None and known != attempt.generation)",
+         "attempt is None"),
+    ),
+    _mutant(
+        "fence-commit",
+        "only the newest generation commits new steps",
+        ("metadata/domain/commit.py", "if row is None and key.generation != _committing(run):",
+         "if row is None and _committing(run) is None:"),
+    ),
+    _mutant(
+        "nonces",
+        "views and statuses of another attempt with the same number are not its own",
+        ("metadata/domain/attempts.py", 'mine = mine and status.nonce in (attempt.nonce, b"")',
+         "mine = bool(mine)"),
+        ("agent/domain/rules.py", "return not view.nonce or view.nonce == session.nonce",
+         "return True"),
+    ),
+    _mutant(
+        "forgotten",
+        "an attempt that trains while its catalogue is lost is taken in again",
+        ("agent/domain/rules.py", "return view is None or view.attempt < session.generation or",
+         "return False and"),
+    ),
+    _mutant(
+        "readmit-fence",
+        "taken in again, an older attempt does not replace a newer one",
+        ("metadata/domain/readmit.py", "if wish.generation < run.generation or (run.current and",
+         "if False and (run.current and"),
+        ("metadata/storage/runs.py", '_R.generation <= bindparam("generation_max")',
+         '_R.generation - 1000 <= bindparam("generation_max")'),
+    ),
+    _mutant(
+        "readmit-rules",
+        "taken in again, an attempt has left behind what its restore had",
+        ("metadata/domain/readmit.py",
+         "changed = left_behind(changed, past.step if past else 0, attempt)", "pass"),
+    ),
+    _mutant(
+        "M4",
+        "an inventory is replaced only by a later one",
+        ("metadata/storage/nodes.py", "(_N.incarnation < new.incarnation)", "(new.sequence >= 0)"),
+        ("metadata/transactions.py", "item.incarnation < known[0]", "item.incarnation < 0"),
+    ),
+    _mutant(
+        "view-order",
+        "an agent does not take an older view for a newer one",
+        ("agent/domain/machine.py", "if state.view is not None and event.view.taken <",
+         "if False and event.view.taken <"),
+    ),
+    _mutant(
+        "pulse-gap",
+        "leases hold on when it was the catalogue that was away",
+        ("metadata/transactions.py", "if now_s - before_s > PULSE_GAP_S_MAX:", "if False:"),
+    ),
+    # -- what is committed, and what is kept -----------------------------------------------------
+    _mutant(
+        "whole",
+        "a level is reached by the shards of all ranks",
+        ("metadata/domain/evidence.py",
+         "return len(sizes) == 1 and len(ranks_of(copies)) == sizes.pop()",
+         "return len(sizes) == 1"),
+    ),
+    _mutant(
+        "unacknowledged",
+        "copies count as safe only with holders that know of the commit",
+        ("metadata/domain/commit.py", "if not spread(run.attempt, _firm(copies, seen),",
+         "if not spread(run.attempt, copies,"),
+    ),
+    _mutant(
+        "M9",
+        "older slots are freed for acknowledged checkpoints only",
+        ("metadata/domain/commit.py",
+         "copied = (row.id for row in run.checkpoints if row.copied_at_s is not None)",
+         "copied = (row.id for row in run.checkpoints)"),
+    ),
+    _mutant(
+        "A6",
+        "what an agent has seen committed it does not replace while metadata is out",
+        ("agent/domain/rules.py", "not (read or heard(state, shard) or", "not (read or"),
+    ),
+    _mutant(
+        "given-up",
+        "steps that can never be whole, or never be acknowledged, give their slots up",
+        ("metadata/domain/commit.py",
+         "found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))", "found = ()"),
+    ),
+    _mutant(
+        "kept-freed",
+        "the checkpoint that is kept is not freed itself",
+        ("agent/domain/rules.py",
+         "(shard.step, shard.generation) < (keep.step, keep.generation)",
+         "(shard.step, shard.generation) <= (keep.step, keep.generation)"),
+    ),
+    _mutant(
+        "pin-agent",
+        "an agent frees nothing that is pinned: it drains, or is restored",
+        ("agent/domain/rules.py", "shard.checkpoint not in view.pinned and _spent(", "_spent("),
+    ),
+    # -- restore ---------------------------------------------------------------------------------
+    _mutant(
+        "unheard",
+        "nothing is decided before the nodes with a lease, or a rank, have reported",
+        ("metadata/domain/restore.py", "if not _heard(attempt, {*facts.live(), *hosts}, facts):",
+         "if False:"),
+    ),
+    _mutant(
+        "late-news",
+        "a proposal gives way to a newer step that a node brings late",
+        ("metadata/domain/restore.py", "key > chosen and", "False and"),
+    ),
+    _mutant(
+        "restarting",
+        "a source that went silent is awaited: it may be restarting",
+        ("metadata/domain/restore.py",
+         "if any(key not in run.rejected and whole(_hoped(key, facts)) for key in known):",
+         "if False:"),
+        ("metadata/domain/restore.py", "copies = _hoped(chosen, facts)",
+         "copies = facts.evidence.sources.get(chosen, {})"),
+    ),
+    _mutant(
+        "M2",
+        "a confirmed decision never changes",
+        ("metadata/domain/restore.py", "if decision.state is DecisionState.PROPOSED:",
+         "if decision.state in (DecisionState.PROPOSED, DecisionState.CONFIRMED):"),
+    ),
+    _mutant(
+        "M3",
+        "confirming leaves later steps of older generations behind",
+        ("metadata/domain/restore.py", "changed = left_behind(changed, chosen.step, attempt)",
+         "changed = rewind(changed, chosen.step)"),
+    ),
+    _mutant(
+        "pin-proposal",
+        "what is proposed is pinned, so nobody may expire it",
+        ("metadata/domain/restore.py", "decision=proposed, pins=(chosen,))",
+         "decision=proposed, pins=())"),
+        ("metadata/domain/keeping.py", "if run.decision and (run.deciding or run.loading) else",
+         "if False else"),
+    ),
+    _mutant(
+        "pin-loading",
+        "what is confirmed stays pinned until all ranks have loaded it",
+        ("metadata/domain/restore.py", "and run.pins and not run.loading:", "and run.pins:"),
+        ("metadata/domain/keeping.py", "(run.deciding or run.loading)", "run.deciding"),
+    ),
+    _mutant(
+        "unhashed",
+        "a rank is ready when all shards were hashed since the proposal",
+        ("agent/domain/rules.py", "and slot.content.verified_decision == decision.number\n", "\n"),
+    ),
+    _mutant(
+        "quarantine",
+        "a copy that does not match its digest is used no more",
+        ("agent/domain/machine.py",
+         "held = slot.content.held if event.intact else HeldState.QUARANTINED",
+         "held = slot.content.held"),
+    ),
+    _mutant(
+        "start-twice",
+        "a start is made once per name",
+        ("metadata/domain/start.py", "return start is not None and start.name not in run.started",
+         "return start is not None"),
+    ),
+    # -- the object store ------------------------------------------------------------------------
+    _mutant(
+        "M6",
+        "what a restore has left behind goes no further to the object store",
+        ("metadata/domain/persist.py", "left_behind = not run.usable(drain.checkpoint)",
+         "left_behind = False"),
+    ),
+    _mutant(
+        "durable-early",
+        "durable comes after all shards: items, plan, worker and claim look at it",
+        ("metadata/domain/persist.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/persist.py", "row.draining and work.missing_count == 0", "row.draining"),
+        ("metadata/persisting.py", "if drain.missing:", "if False:"),
+        ("persistence/manifest.py", "    _check_shards(folder, mine.shards, pool, stop)\n", ""),
+    ),
+    _mutant(
+        "manifest-unchecked",
+        "a manifest that is asked for too early is not written: its shards are looked for first",
+        ("metadata/domain/persist.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/persist.py", "row.draining and work.missing_count == 0", "row.draining"),
+        ("persistence/manifest.py", "    _check_shards(folder, mine",
+         "    create(store, mine, repair=plan.repair), _check_shards(folder, mine"),
+    ),
+    _mutant(
+        "manifest-again",
+        "a manifest that is there is not written over",
+        ("persistence/manifest.py", "store.put(key, data, if_absent=True)", "store.put(key, data)"),
+    ),
+    _mutant(
+        "unproven",
+        "an object without its sidecar is read back before it is believed",
+        ("persistence/domain/found.py",
+         "return Verdict.DONE if sidecar == shard else Verdict.PROVE", "return Verdict.DONE"),
+    ),
+    _mutant(
+        "not-ours",
+        "what another catalogue's manifest relies on is not written over",
+        ("persistence/upload.py", "if self._shard not in manifest.shards:", "if False:"),
+    ),
+    _mutant(
+        "scrub-revives",
+        "no manifest is written again after its checkpoint has expired",
+        ("persistence/scrub.py", "        check_kept()\n", ""),
+    ),
+    _mutant(
+        "manifest-last",
+        "what is collected loses its manifest first",
+        ("persistence/collect.py",
+         "freed = _manifest(store, keys.manifest_key(job, checkpoint))\n", "freed = 0\n"),
+        ("persistence/collect.py", "    freed += delete_below(store, prefix, stop)\n",
+         ("    last = keys.manifest_key(job, checkpoint)\n"
+          "    store.delete([e.key for e in store.list(prefix) if e.key != last])\n"
+          "    freed += delete_below(store, prefix, stop)\n")),
+    ),
+    _mutant(
+        "adopt-rules",
+        "what the bucket's manifests have left behind is not chosen by a new catalogue",
+        ("metadata/domain/adoption.py", "in lineage.rules(manifests):", "in lineage.rules(()):"),
+    ),
+    _mutant(
+        "M7-pin",
+        "a user's pin is not expired by the policy, nor by the statement",
+        ("metadata/domain/keeping.py",
+         '() if item.pin is None else (f"pinned: {item.pin}" if item.pin else "pinned",)', "()"),
+        ("metadata/storage/keep.py", "(t.pins, t.user_pins, t.drains)", "(t.pins, t.drains)"),
+    ),
+    _mutant(
+        "M7-read",
+        "what somebody reads is not expired by the policy, nor by the statement",
+        ("metadata/domain/keeping.py", 'found = [f"read by {reader}" for reader in item.readers]',
+         "found = []"),
+        ("metadata/storage/keep.py", "t.reads.c.until_s > now_s", "t.reads.c.until_s < 0"),
+    ),
+    _mutant(
+        "M7-newest",
+        "retention counts from the newest checkpoint and never takes it",
+        ("metadata/domain/retention.py",
+         "ordered = sorted(stored, key=lambda item: item.id, reverse=True)",
+         "ordered = sorted(stored, key=lambda item: item.id)"),
+    ),
+    _mutant(
+        "M7-behind",
+        "what was left behind is none of the newest that retention keeps",
+        ("metadata/domain/retention.py", "return not self.superseded and not self.bad",
+         "return not self.bad"),
+    ),
+    _mutant(
+        "M7-remove",
+        "nobody removes the newest that can be restored, but by force",
+        ("metadata/domain/keeping.py", "if item.id == newest:", "if False:"),
+    ),
+)  # fmt: skip

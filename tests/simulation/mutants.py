@@ -1,0 +1,126 @@
+"""Mutants: the product with one guard taken away each, to see whether the simulator misses it.
+
+A mutant that no seed finds is a hole in the simulator: no history needs that guard, or nobody
+looks at what it keeps. Defects that were mended once are mutants too, under their old names; what
+several guards keep by now takes all of them away. Each change names text that is in its file
+once, so that a mutant that no longer fits is an error and not a guard that was never taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.simulation.guards import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("sdk", "services", "tests/simulation")
+SEEDS_COUNT = 200
+START_S_MAX = 60.0
+SEED_S_MAX = 10.0
+
+
+class MisfitError(AssertionError):
+    """A change names text that is not in its file, or is there more than once."""
+
+
+def mutated(mutant: Mutant, root: Path = ROOT) -> dict[str, str]:
+    """Return path -> text of the files below ``root`` that the mutant changes; all of it compiles.
+
+    Raises:
+        MisfitError: a change does not fit the product any more; says which.
+    """
+    texts: dict[str, str] = {}
+    for change in mutant.changes:
+        text = texts.get(change.path) or (root / change.path).read_text(encoding="utf-8")
+        if (count := text.count(change.old)) != 1:
+            raise MisfitError(
+                f"mutant {mutant.name}: {change.path} has {count} times, not once: {change.old!r}"
+            )
+        texts[change.path] = text.replace(change.old, change.new)
+    for path, text in texts.items():
+        compile(text, f"{path} of mutant {mutant.name}", "exec")
+    return texts
+
+
+def broken_by(mutant: Mutant, root: Path, seeds_count: int) -> Mapping[str, str]:
+    """Return seed -> what broke, of a copy of ``root`` with the mutant's changes."""
+    with tempfile.TemporaryDirectory(prefix="mutant") as folder:
+        tree = _copy(root, Path(folder))
+        for path, text in mutated(mutant, root).items():
+            (tree / path).write_text(text, encoding="utf-8")
+        return _live(tree, seeds_count)
+
+
+def _copy(root: Path, tree: Path) -> Path:
+    for name in COPIED:
+        shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tree
+
+
+def _live(tree: Path, seeds_count: int) -> Mapping[str, str]:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation", "--json"]
+    command += ["--first", "0", "--seeds", str(seeds_count), "--jobs", "1"]
+    path = os.pathsep.join(str(tree / name) for name in ("sdk", "services", "."))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    limit_s = START_S_MAX + seeds_count * SEED_S_MAX
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=env, timeout=limit_s, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"all": f"deadline: not over after {limit_s:.0f} s"}
+    try:
+        return dict(json.loads(done.stdout.splitlines()[-1])["broken"])
+    except (IndexError, ValueError):
+        return {"all": [f"exit code {done.returncode}", *done.stderr.splitlines()][-1]}
+
+
+def main() -> int:
+    """Live through the seeds with each mutant; return how many of them nobody saw."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS_COUNT, metavar="N", help="how many")
+    parser.add_argument("--only", default="", metavar="A,B", help="names of mutants")
+    parser.add_argument("--jobs", type=int, default=2, metavar="J", help="mutants side by side")
+    asked = parser.parse_args()
+    names = asked.only.split(",") if asked.only else [mutant.name for mutant in MUTANTS]
+    if unknown := set(names) - {mutant.name for mutant in MUTANTS}:
+        parser.error(f"no mutants of the names {', '.join(sorted(unknown))}")
+    mutants = [mutant for mutant in MUTANTS if mutant.name in names]
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+        # It takes long: what is edited meanwhile must not differ from one mutant to the next.
+        return len(_holes(mutants, _copy(ROOT, Path(folder)), asked))
+
+
+def _holes(mutants: Sequence[Mutant], root: Path, asked: argparse.Namespace) -> list[str]:
+    """Print what each mutant broke; return the names of those that broke nothing."""
+    for mutant in mutants:
+        mutated(mutant, root)  # all fit, before the first one takes its time
+    if broken := broken_by(Mutant("none", "nothing", ()), root, asked.seeds):
+        raise SystemExit(f"without any mutant {len(broken)} seeds are red: {dict(broken)}")
+    holes = []
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        found = pool.map(lambda mutant: broken_by(mutant, root, asked.seeds), mutants)
+        for mutant, broken in zip(mutants, found, strict=True):
+            count = "all" if "all" in broken else len(broken)
+            promises = ", ".join(sorted({text.partition(":")[0] for text in broken.values()}))
+            print(
+                f"{mutant.name:18} {count:>4} of {asked.seeds}  {promises:20} {mutant.takes}",
+                flush=True,
+            )
+            if not broken:
+                holes.append(mutant.name)
+    print(f"{len(mutants)} mutants, {len(holes)} holes{': ' if holes else ''}{', '.join(holes)}")
+    return holes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

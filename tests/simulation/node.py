@@ -1,0 +1,444 @@
+"""A node: the agent's real machine over an arena in a dict, whose files have states and locks.
+
+Files outlive the agent, nothing outlives the loss of the node. What the agent's shell does
+between machine, arena and other agents is done here, each piece of work an event of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.simulation.checks import intact
+from tests.simulation.fetch import Fetch
+from tests.simulation.ghosts import Ghosts
+from tests.simulation.metadata import Fleet, Metadata
+from tests.simulation.segments import describe
+from tests.simulation.world import Do, World
+
+from holdfast.core.facts import HeldState, Inventory, NodeView, Peer, Shard
+from holdfast.core.ids import ShardId
+from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import CheckpointError
+from holdfast_services.agent.domain import (
+    Content,
+    Slot,
+    State,
+    handle,
+    inventory,
+    pressing,
+    room,
+    session_view,
+)
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.reporter import COALESCE_S, HEARTBEAT_S, PROGRESS_S, RETRY_S_MAX
+
+if TYPE_CHECKING:
+    from tests.simulation.bucket import Bucket
+
+SCAN_S = 0.5
+WORK_S_MAX = 0.03
+FETCH_S_MAX = 0.1
+HOLD_S_MAX = 30.0
+
+
+@dataclass
+class File:
+    """One file of the arena; ``holder`` is the process that has its lock, None: nobody.
+
+    ``shard`` is what header and sidecar say, of a sealed one; ``key`` what the header says.
+    """
+
+    name: SlotName
+    length_bytes: int
+    data: bytes = b""
+    key: ShardId | None = None
+    world_size: int = 0
+    shard: Shard | None = None
+    owner: str = ""
+    source: str = "memory"
+    held: HeldState = HeldState.SEALED
+    holder: object = None
+    flipped: bool = False
+    since_s: float = 0.0
+
+
+class Node:
+    """A machine with an agent, which may be dead (``state`` None), and the files in its memory."""
+
+    def __init__(
+        self, world: World, name: str, fleet: Fleet, ghosts: Ghosts, bucket: Bucket | None,
+        budget_bytes: int,
+    ) -> None:  # fmt: skip
+        self.world, self.name, self.fleet, self.ghosts = world, name, fleet, ghosts
+        self.bucket = bucket
+        self.me = Peer(node=name, rpc_address=f"{name}:1", data_address=f"{name}:2")
+        self.budget_bytes = self.room_bytes = budget_bytes
+        self.files: dict[str, File] = {}
+        self.locks: set[str] = set()
+        """Sessions whose process lives."""
+        self.state: State | None = None
+        self.nodes: dict[str, Node] = {}
+        self.there = True
+        self.clock_off_s = 1e6
+        self.on_view: Callable[[str, SessionView], None] = lambda *_: None
+        self.life = 0
+        self._incarnation = 0
+        self._sequence = 0
+        self._last: Inventory | None = None
+        self._due_s = float("inf")
+        self._asking = False
+        self._failures = 0
+        self._watching = self._news = False
+        self._waiting: dict[ShardId, list[Callable[[str], None]]] = defaultdict(list)
+        self._told: dict[str, SessionView] = {}
+
+    # -- life and death ------------------------------------------------------------------------
+
+    @property
+    def used_bytes(self) -> int:
+        """What the files take."""
+        return sum(file.length_bytes for file in self.files.values())
+
+    def start(self) -> None:
+        """Start an agent over what lies here; see ``agent.adoption``."""
+        assert self.state is None
+        self.life += 1
+        self._incarnation, self._sequence = self._wall_ns(), 0
+        self._last, self._asking, self._failures = None, False, 0
+        self._due_s = float("inf")
+        self._watching = self._news = False
+        self._told.clear()
+        self._waiting.clear()
+        state = State(me=self.me, budget_bytes=self.budget_bytes)
+        for slot, file in sorted(self.files.items()):
+            content = None
+            if file.name.state is SlotState.SEALED:
+                assert file.shard is not None
+                content = Content(
+                    shard=file.shard, owner=file.owner, digests=b"", held=file.held,
+                    source=file.source,
+                )  # fmt: skip
+            state.slots[slot] = Slot(
+                name=file.name, length_bytes=file.length_bytes, content=content
+            )
+        state.next_slot = 1 + max((int(slot[1:]) for slot in self.files), default=0)
+        state.now_s = self.world.now_s
+        self.state = state
+        self._scan(self.life)
+        self._report_in(0.0)
+
+    def kill(self) -> None:
+        """The agent's process dies; what it was doing is not done."""
+        self.state = None
+        self.life += 1
+
+    def stop(self) -> None:
+        """The agent ends as it should: its last inventory says that it leaves."""
+        self.fleet.report(self.name, self._inventory(leaving=True), lambda _: None, lambda _: None)
+        self.kill()
+
+    def lose(self) -> None:
+        """The machine is gone with its memory."""
+        self.kill()
+        self.there = False
+        self.files.clear()
+        self.locks.clear()
+        self.ghosts.destroyed()
+
+    def alive(self, life: int) -> bool:
+        return self.state is not None and self.life == life
+
+    def _later(self, delay_s: float, do: Do) -> None:
+        """Have this life's agent do something, unless it is dead by then."""
+        life = self.life
+        self.world.later(delay_s, lambda: do() if self.alive(life) else None, self.name)
+
+    def soon(self, most_s: float, do: Do) -> None:
+        self._later(self.world.rng.uniform(0.0, most_s), do)
+
+    def _wall_ns(self) -> int:
+        return int((self.world.now_s + self.clock_off_s) * 1e9)
+
+    # -- the machine ---------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> None:
+        """Let the agent know, and begin what it decides."""
+        assert self.state is not None
+        self.state, actions = handle(self.state, event, now_s=self.world.now_s)
+        for action in actions:
+            self._perform(action)
+        if isinstance(event, ev.FetchDone):
+            self._answer(event.content.shard.id, "")
+        elif isinstance(event, ev.FetchFailed):
+            self._answer(event.shard, event.reason)
+        self._publish()
+
+    def _answer(self, shard: ShardId, outcome: str) -> None:
+        for then in self._waiting.pop(shard, []):
+            then(outcome)
+
+    def _publish(self) -> None:
+        assert self.state is not None
+        now = inventory(self.state, incarnation=0, sequence=0)
+        if now != self._last:
+            before, self._last = self._last, now
+            self._report_in(COALESCE_S if pressing(before, now) else PROGRESS_S)
+        for session in self.state.sessions.values():
+            view = session_view(self.state, session)
+            if view != self._told.get(session.id):
+                self._told[session.id] = view
+                self.on_view(session.id, view)
+
+    def _perform(self, action: ev.Action) -> None:
+        if isinstance(action, ev.RenameSlot):
+            self._rename(action.old, action.new)
+        elif isinstance(action, ev.Quarantine):
+            file = self.file(action.name)
+            if file:
+                file.held = HeldState.QUARANTINED
+                self.ghosts.moved = True
+        elif isinstance(action, ev.Emit):
+            self.world.say(f"{self.name}: {action.event.kind}: {action.event.message[:110]}")
+        elif isinstance(action, ev.Fetch):
+            Fetch(self, action).begin()
+        elif isinstance(action, ev.AskHold):
+            self._ask(action)
+        else:
+            self.soon(WORK_S_MAX, lambda: self._work(action))
+
+    def file(self, name: SlotName) -> File | None:
+        file = self.files.get(name.slot)
+        return file if file and file.name == name else None
+
+    def _rename(self, old: SlotName, new: SlotName) -> None:
+        file = self.file(old)
+        if file is None:
+            return
+        assert self.state is not None
+        if old.state is SlotState.SEALED and file.shard is not None:
+            others = [f for f in self.files.values() if f is not file and f.shard == file.shard]
+            if self.state.lost and not others:
+                self.ghosts.replaced(self.name, file.shard.id.checkpoint)
+        file.name = new
+        if new.state in (SlotState.FREE, SlotState.WRITING):
+            file.shard, file.key, file.flipped = None, None, False
+        self.ghosts.moved = True
+
+    def _work(self, action: ev.Action) -> None:
+        if isinstance(action, ev.CreateSlot):
+            if self.used_bytes + action.length_bytes > self.room_bytes:
+                self.feed(ev.SlotRefused(action.name.slot, "no space left"))
+                return
+            self.files[action.name.slot] = File(action.name, action.length_bytes)
+            self.ghosts.moved = True
+            self.feed(ev.SlotCreated(action.name.slot))
+            return
+        assert isinstance(action, ev.DropSlot | ev.SealSlot | ev.VerifySlot | ev.ReclaimSlot)
+        file = self.file(action.name)
+        if isinstance(action, ev.DropSlot):
+            if file:
+                del self.files[action.name.slot]
+        elif isinstance(action, ev.SealSlot):
+            self.feed(self._seal(action, file))
+        elif isinstance(action, ev.VerifySlot):
+            good = file is not None and intact(file)
+            self.feed(ev.SlotVerified(action.name, good, action.decision))
+        else:
+            self.feed(self._reclaim(action, file))
+
+    def _seal(self, action: ev.SealSlot, file: File | None) -> ev.Event:
+        if file is None or file.key is None:
+            return ev.SealFailed(action.name, "not a segment")
+        if file.holder is not None:
+            return ev.SealBlocked(action.name)
+        key = file.key
+        if action.expected and action.expected != (key.run, key.generation, key.rank):
+            return ev.SealFailed(action.name, f"{key.key} is not of {action.expected}")
+        file.shard = describe(key, file.world_size, file.data)
+        self.sealed(file, self.name, "memory")
+        return ev.SlotSealed(action.name, Content(shard=file.shard, owner=self.name, digests=b""))
+
+    def sealed(self, file: File, owner: str, source: str) -> None:
+        assert file.shard is not None
+        file.name, file.owner, file.source = file.name.to(SlotState.SEALED), owner, source
+        file.held, file.flipped, file.since_s = HeldState.SEALED, False, self.world.now_s
+        self.ghosts.seal(self.name, file.shard)
+
+    def _reclaim(self, action: ev.ReclaimSlot, file: File | None) -> ev.Event:
+        if file is None:
+            return ev.WorkBlocked(action.name)
+        if file.holder is not None:
+            if action.replace:
+                del self.files[action.name.slot]
+                return ev.Reclaimed(action.name, replaced=True)
+            return ev.WorkBlocked(action.name)
+        file.name = file.name.to(SlotState.FREE)
+        file.shard, file.key = None, None
+        return ev.Reclaimed(action.name, replaced=False)
+
+    # -- other agents --------------------------------------------------------------------------
+
+    def _ask(self, action: ev.AskHold) -> None:
+        life, done = self.life, False
+
+        def then(refused: str) -> None:
+            nonlocal done
+            if not done and self.alive(life):
+                done = True
+                self.feed(ev.HoldAnswered(action.shard.id, action.peer, refused, refused))
+
+        def answer(refused: str) -> None:
+            self.world.later(0.001, lambda: then(refused), self.name)
+
+        def hold() -> Do | None:
+            peer = self.nodes[action.peer.node]
+            if peer.state is None:
+                return None
+            peer.hold(action.shard, self.me, answer)
+            return lambda: None
+
+        self.world.call(self.name, action.peer.node, hold, lambda: then("unavailable"))
+        self._later(HOLD_S_MAX, lambda: then("unavailable"))
+
+    def hold(self, shard: Shard, source: Peer, then: Callable[[str], None]) -> None:
+        """Fetch and hold a copy; ``then`` hears "" once it is here, or why not."""
+        assert self.state is not None
+        if self.state.held(shard.id) is not None:
+            then("")
+            return
+        try:
+            room.check_holdable(self.state, shard)
+        except CheckpointError as error:
+            then(error.kind)
+            return
+        self._waiting[shard.id].append(lambda reason: then("unavailable" if reason else ""))
+        self.feed(ev.HoldAsked(shard, source))
+
+    # -- ranks ---------------------------------------------------------------------------------
+
+    def _scan(self, life: int) -> None:
+        if not self.alive(life):
+            return
+        assert self.state is not None
+        for session in list(self.state.sessions.values()):
+            if session.live and session.id not in self.locks:
+                self.feed(ev.SessionEnded(session.id))
+        self.look()
+        self.feed(ev.Tick(self.world.now_s))
+        self.world.later(SCAN_S, lambda: self._scan(life), self.name)
+
+    def look(self) -> None:
+        """See which slots were closed."""
+        assert self.state is not None
+        for slot, file in list(self.files.items()):
+            known = self.state.slots.get(slot)
+            if file.name.state is SlotState.CLOSED and known and known.name != file.name:
+                self.feed(ev.SlotClosed(file.name))
+
+    def update(self, update: SessionUpdate) -> bool:
+        """Take a rank's news; False: its session is not open here."""
+        known = self.state.sessions.get(update.session) if self.state else None
+        if known is None or not known.live:
+            return False
+        self.feed(ev.Updated(update))
+        if update.closed_slots:
+            self.look()
+        return True
+
+    def told(self, session: str) -> SessionView | None:
+        """Return what a session would be told now."""
+        return self._told.get(session)
+
+    # -- metadata ------------------------------------------------------------------------------
+
+    def _inventory(self, *, leaving: bool = False) -> Inventory:
+        assert self.state is not None
+        self._sequence += 1
+        return inventory(
+            self.state, incarnation=self._incarnation, sequence=self._sequence, leaving=leaving
+        )
+
+    def _report_in(self, delay_s: float) -> None:
+        """Report then, unless one is due before."""
+        due_s = self.world.now_s + delay_s
+        if due_s < self._due_s:
+            self._due_s = due_s
+            self._later(delay_s, self._report)
+
+    def _report(self) -> None:
+        if self._asking or self.world.now_s < self._due_s:
+            return
+        self._due_s = float("inf")
+        self._asking = True
+        life = self.life
+        self.fleet.report(
+            self.name,
+            self._inventory(),
+            lambda view: self._accept(life, view),
+            lambda _: self._unheard(life),
+        )
+
+    def _accept(self, life: int, view: NodeView) -> None:
+        if not self.alive(life):
+            return
+        self._asking, self._failures = False, 0
+        if view.incarnation_min > self._incarnation:
+            self._incarnation = max(view.incarnation_min, self._wall_ns())
+            self._again(0.0)
+            return
+        self._again(HEARTBEAT_S)
+        self._see(life, view)
+
+    def _unheard(self, life: int) -> None:
+        if not self.alive(life):
+            return
+        self._asking = False
+        self._failures += 1
+        self._again(min(0.1 * 2.0 ** min(self._failures, 8), RETRY_S_MAX))
+        self.feed(ev.MetadataLost("metadata does not answer"))
+
+    def _again(self, delay_s: float) -> None:
+        """Report after this, or at once if something has come up meanwhile."""
+        if self._due_s <= self.world.now_s:
+            self._due_s, delay_s = float("inf"), COALESCE_S
+        self._report_in(delay_s)
+
+    def hear(self) -> None:
+        """Metadata has news: a watch is answered, if this agent is reached."""
+        if self._watching:
+            self._news = True
+            return
+        life = self.life
+
+        def ask(metadata: Metadata) -> Do:
+            self._news = False
+            view = metadata.view(self.name)
+
+            def answered() -> None:
+                over()
+                if not self._failures:
+                    self._see(life, view)
+
+            return answered
+
+        def over() -> None:
+            if self.alive(life):
+                self._watching = False
+                if self._news:
+                    self._news = False
+                    self._later(COALESCE_S, self.hear)
+
+        if self.state is not None and not self._failures and self._last is not None:
+            self._watching = True
+            self.fleet.call(self.name, ask, lambda _: over())
+
+    def _see(self, life: int, view: NodeView) -> None:
+        if not self.alive(life):
+            return
+        for run in view.runs:
+            self.ghosts.view_arrived(run.keep_from)
+        self.feed(ev.ViewArrived(view))

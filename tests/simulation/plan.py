@@ -1,0 +1,260 @@
+"""What a history consists of: drawn from a seed before it begins, as data.
+
+So it can be cut down until only what matters is left, written to a file and read by people.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+TROUBLE_S = 7.0
+BEGIN_S = 0.5
+KINDS_COUNT_MAX = 9
+MOMENTS_COUNT = 3
+MOMENT_S = 0.4
+NAMES = "abcd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """One thing that goes wrong, or that somebody does.
+
+    Attributes:
+        at_s: When, in seconds since the history began.
+        kind: A name of ``trouble.KINDS``.
+        target: Whom it befalls: a node, "metadata 0", "worker 1", "rank 2"; empty: there is one.
+        other: The second party, where there are two.
+        for_s: How long it lasts; 0: for ever, or it has no duration.
+        amount: How much, where it can be more or less.
+    """
+
+    at_s: float
+    kind: str
+    target: str = ""
+    other: str = ""
+    for_s: float = 0.0
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A cluster, a job and all trouble. ``workers`` 0: there is no object store.
+
+    ``seed`` draws what the plan leaves open: how long each message and each copy takes. ``lost``,
+    ``doubled``, ``answer_lost`` and ``slow`` are chances of one message.
+    """
+
+    seed: int
+    nodes: int = 2
+    metadata: int = 1
+    workers: int = 0
+    world_size: int = 2
+    replicas: int = 1
+    spare_slots: int = 0
+    step_s: float = 0.5
+    save_every: int = 1
+    persist_steps: int = 0
+    keep_last: int = 0
+    lost: float = 0.0
+    doubled: float = 0.0
+    answer_lost: float = 0.0
+    slow: float = 0.0
+    troubles: tuple[Trouble, ...] = ()
+
+
+def draw(seed: int) -> Plan:
+    """Return the plan of a seed: a few kinds of trouble, each at a rate of its own (swarm)."""
+    rng = random.Random(seed)
+    nodes = rng.choice([1, 2, 2, 2, 3, 3, 4])
+    plan = Plan(
+        seed=seed,
+        nodes=nodes,
+        metadata=rng.choice([1, 1, 2]),
+        workers=rng.choice([0, 0, 1, 2]),
+        world_size=rng.randint(1, min(nodes + 1, 3)),
+        replicas=rng.choice([0, 1, 1, 1, 2]) if nodes > 1 else 0,
+        spare_slots=rng.choice([0, 0, 1, 4]),
+        step_s=rng.choice([0.3, 0.5, 0.5, 1.0]),
+        save_every=rng.choice([1, 1, 1, 2]),
+    )
+    if plan.workers:
+        plan = replace(
+            plan, persist_steps=rng.choice([1, 2, 4]), keep_last=rng.choice([0, 0, 1, 2])
+        )
+    if rng.random() < 0.4:
+        most = rng.choice([0.02, 0.1, 0.25])
+        chances = ("lost", "doubled", "answer_lost", "slow")
+        chosen = rng.sample(chances, rng.randint(1, 4))
+        plan = replace(plan, **{name: round(rng.uniform(0, most), 3) for name in chosen})
+    return replace(plan, troubles=tuple(_troubles(plan, rng)))
+
+
+def _troubles(plan: Plan, rng: random.Random) -> list[Trouble]:
+    kinds = [kind for kind in _DRAWN if plan.workers or kind not in _OF_THE_STORE]
+    # What is worth seeing is what happens while something else does.
+    moments = [rng.uniform(BEGIN_S, TROUBLE_S) for _ in range(MOMENTS_COUNT)]
+    found = []
+    for kind in rng.sample(kinds, rng.randint(0, KINDS_COUNT_MAX)):
+        gap_s = rng.choice([1.5, 4.0, 8.0])
+        at_s = BEGIN_S + rng.expovariate(1 / gap_s)
+        while at_s < TROUBLE_S:
+            drawn = _DRAWN[kind](plan, rng)
+            near_s = rng.choice(moments) + rng.uniform(0.0, MOMENT_S)
+            when_s = near_s if rng.random() < 0.5 else at_s
+            found.append(replace(drawn, at_s=round(when_s, 3), kind=kind))
+            at_s += rng.expovariate(1 / gap_s)
+    return sorted(found, key=lambda trouble: trouble.at_s)
+
+
+def _made(**values: object) -> Trouble:
+    return Trouble(at_s=0.0, kind="", **values)  # type: ignore[arg-type]
+
+
+def _for_s(rng: random.Random) -> float:
+    """Return a duration: shorter than every deadline, about as long, or longer."""
+    return round(rng.choice([rng.uniform(0.05, 1.0), rng.uniform(1, 5), rng.uniform(4, 7)]), 3)
+
+
+def _lost(plan: Plan, rng: random.Random) -> Trouble:
+    """``for_s`` 0: no other machine takes its place."""
+    drawn = _node(plan, rng)
+    return replace(drawn, for_s=0.0) if plan.nodes > 1 and rng.random() < 0.3 else drawn
+
+
+def _node(plan: Plan, rng: random.Random) -> Trouble:
+    return _made(target=rng.choice(NAMES[: plan.nodes]), for_s=_for_s(rng))
+
+
+def _short(plan: Plan, rng: random.Random) -> Trouble:
+    """As long as a process takes to start."""
+    return replace(_node(plan, rng), for_s=round(rng.uniform(0.2, 2.5), 3))
+
+
+def _rank(plan: Plan, rng: random.Random) -> Trouble:
+    return _made(target=f"rank {rng.randrange(plan.world_size)}", for_s=_for_s(rng))
+
+
+def _metadata(plan: Plan, rng: random.Random) -> Trouble:
+    return _made(target=f"metadata {rng.randrange(plan.metadata)}", for_s=_for_s(rng))
+
+
+def _worker(plan: Plan, rng: random.Random) -> Trouble:
+    return _made(target=f"worker {rng.randrange(plan.workers)}", for_s=_for_s(rng))
+
+
+def _lasting(plan: Plan, rng: random.Random) -> Trouble:
+    return _made(for_s=_for_s(rng))
+
+
+def _plain(plan: Plan, rng: random.Random) -> Trouble:
+    return _made()
+
+
+def _pair(plan: Plan, rng: random.Random) -> Trouble:
+    parties = [*NAMES[: plan.nodes], *(f"metadata {n}" for n in range(plan.metadata))]
+    one, other = rng.sample(parties, 2)
+    return _made(target=one, other=other, for_s=_for_s(rng))
+
+
+def _off(plan: Plan, rng: random.Random) -> float:
+    return rng.choice([-3600.0, -10.0, -1.5, 1.5, 10.0, 3600.0])
+
+
+def _clock(plan: Plan, rng: random.Random) -> Trouble:
+    return _made(amount=_off(plan, rng))
+
+
+def _node_clock(plan: Plan, rng: random.Random) -> Trouble:
+    return replace(_node(plan, rng), for_s=0.0, amount=_off(plan, rng))
+
+
+def _backup(plan: Plan, rng: random.Random) -> Trouble:
+    """``for_s`` is how old the backup is when it is put in place."""
+    return _made(for_s=round(rng.choice([rng.uniform(0.02, 0.3), rng.uniform(0.3, 8)]), 3))
+
+
+def _back(plan: Plan, rng: random.Random) -> Trouble:
+    """``amount`` is how many of the committed steps are skipped."""
+    return _made(amount=float(rng.randint(0, 3)))
+
+
+def _sized(plan: Plan, rng: random.Random) -> Trouble:
+    return _made(amount=float(rng.randint(1, 3)))
+
+
+_DRAWN: dict[str, Callable[[Plan, random.Random], Trouble]] = {
+    "kill_rank": _rank,
+    "freeze_rank": _rank,
+    "kill_agent": _node,
+    "stop_agent": _node,
+    "freeze_agent": _node,
+    "update_agent": _short,
+    "lose_node": _lost,
+    "lose_all": _lasting,
+    "freeze_node": _node,
+    "fill_disk": _node,
+    "flip_in_memory": _node,
+    "step_node_clock": _node_clock,
+    "kill_metadata": _metadata,
+    "freeze_metadata": _metadata,
+    "cut": _pair,
+    "cut_one_way": _pair,
+    "cut_nodes": _lasting,
+    "step_clock": _clock,
+    "lose_database": _plain,
+    "restore_backup": _backup,
+    "stop_database": _lasting,
+    "restart": _plain,
+    "resize": _sized,
+    "take_over": _plain,
+    "start_over": _plain,
+    "roll_back": _back,
+    "kill_worker": _worker,
+    "freeze_worker": _worker,
+    "forget_queue": _plain,
+    "stop_queue": _lasting,
+    "step_queue_clock": _clock,
+    "stop_store": _lasting,
+    "break_store": _lasting,
+    "flip_in_store": _plain,
+    "pin": _back,
+    "unpin": _plain,
+    "read": _back,
+    "remove": _back,
+    "scrub": _plain,
+}
+"""How the details of each kind are drawn; what it does is in ``trouble``."""
+
+_OF_THE_STORE = frozenset({
+    *("kill_worker", "freeze_worker", "forget_queue", "stop_queue", "step_queue_clock"),
+    *("stop_store", "break_store", "flip_in_store", "pin", "unpin", "read", "remove", "scrub"),
+})  # fmt: skip
+
+
+def to_toml(plan: Plan) -> str:
+    """Return the plan as a table of TOML and one for each trouble; what is default is left out."""
+    lines = ["[plan]", *_values(asdict(plan), asdict(Plan(seed=-1)))]
+    for trouble in plan.troubles:
+        lines += ["", "[[trouble]]", *_values(asdict(trouble), _NO_TROUBLE)]
+    return "\n".join(lines) + "\n"
+
+
+_NO_TROUBLE = asdict(Trouble(at_s=-1.0, kind=""))
+
+
+def _values(values: dict[str, object], defaults: dict[str, object]) -> list[str]:
+    return [
+        f"{name} = " + (f'"{value}"' if isinstance(value, str) else repr(value))
+        for name, value in values.items()
+        if name != "troubles" and value != defaults[name]
+    ]
+
+
+def from_toml(text: str) -> Plan:
+    """Return the plan in a story's file; what else the file says is for people."""
+    read = tomllib.loads(text)
+    troubles = tuple(Trouble(**table) for table in read.get("trouble", ()))
+    return Plan(**read["plan"], troubles=troubles)

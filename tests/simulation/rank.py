@@ -1,0 +1,328 @@
+"""A rank: the rules of the SDK as a small model, from the session to the copy of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.checks import Broken, intact
+from tests.simulation.node import File, Node
+from tests.simulation.segments import JOB, Moment, plan_hash, segment
+from tests.simulation.world import Do
+
+from holdfast.core.budget import slots_per_rank
+from holdfast.core.facts import (
+    AbandonedStep,
+    Decision,
+    DecisionState,
+    PersistRule,
+    Retention,
+    StepNote,
+)
+from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import CheckpointError
+from holdfast_services.agent.domain import Reservation, Session, admit, rules
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.metadata.domain.attempts import Registration
+from holdfast_services.metadata.transactions import Seat
+
+if TYPE_CHECKING:
+    from tests.simulation.job import Attempt
+
+LENGTH = 544
+RETRY_S = 0.25
+OPEN_S_MAX = 6.0
+COPY_S_MAX = 0.04
+TELL_S = 0.0005
+LOOK_S = 0.5
+ABANDONED_TOLD_MAX = 64
+
+Over = Callable[[Do], None]
+
+
+class Process:
+    """One rank of one attempt, until it dies; ``begun`` once training goes on."""
+
+    def __init__(self, attempt: Attempt, rank: int, node: Node) -> None:
+        self.attempt, self.rank, self.node = attempt, rank, node
+        self.world, self.ghosts = attempt.job.world, attempt.job.ghosts
+        self.session = f"{attempt.number}-{rank}"
+        self.party = f"{node.name}/{self.session}"
+        self.alive = True
+        self.begun = False
+        self.step = 0
+        self.restored: CheckpointId | None = None
+        self.copying: File | None = None
+        self._generation = 0
+        self._run = ""
+        self._view = SessionView(version="")
+        self._opening = 0
+        self._saving: set[int] = set()
+        self._abandoned: list[AbandonedStep] = []
+        self._owed = 0
+        self._saved: list[int] = []
+        node.locks.add(self.session)
+        self._open()
+        self._watch()
+
+    def kill(self) -> None:
+        """SIGKILL: locks go, a half-written slot stays as it is."""
+        if self.alive:
+            self.alive = False
+            self.node.locks.discard(self.session)
+            if self.copying is not None:
+                self.copying.holder = None
+
+    def fail(self, why: str) -> None:
+        """Raise: the launcher ends the attempt."""
+        if self.alive:
+            self.world.say(f"rank {self.rank} on {self.node.name} ends: {why}")
+            self.kill()
+            self.attempt.end()
+
+    def _later(self, delay_s: float, do: Do) -> None:
+        self.world.later(delay_s, lambda: do() if self.alive else None, self.party)
+
+    # -- the session ---------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Open the session with the agent, which registers the rank; again until it is there."""
+        if not self.alive or self._opening:
+            return
+        self._opening = asked = 1 + int(self.world.now_s * 1e6)
+
+        def over(then: Do, delay_s: float = TELL_S) -> None:
+            def once() -> None:
+                if self._opening == asked:
+                    self._opening = 0
+                    then()
+
+            self._later(delay_s, once)
+
+        def again() -> None:
+            self._later(RETRY_S, self._open)
+
+        def refused(error: CheckpointError) -> None:
+            over(again if error.retryable else lambda: self._refused(error))
+
+        self.world.later(TELL_S, lambda: self._register(over, refused), self.node.name)
+        over(again, OPEN_S_MAX)
+
+    def _register(self, over: Over, refused: Callable[[CheckpointError], None]) -> None:
+        """At the agent: ask metadata for a seat."""
+        agent = self.node.state
+        if agent is None:
+            return
+        wish = self._wish(rules.generation_seen(agent, JOB))
+
+        def taken(seat: Seat) -> Do:
+            self.ghosts.seat(wish.nonce, seat.generation)
+            return lambda: self._seated(seat, over)
+
+        self.node.fleet.register(self.node.name, wish, taken, refused)
+
+    def _wish(self, generation_min: int) -> Registration:
+        job, attempt = self.attempt.job, self.attempt
+        plan = job.plan
+        return Registration(
+            job=JOB, nonce=attempt.nonce, launcher=attempt.launcher, holder=attempt.launcher,
+            takeover=attempt.takeover, rank=self.rank, world_size=attempt.world_size,
+            node=self.node.name, replicas=plan.replicas, generation_min=generation_min,
+            persist=PersistRule(steps=plan.persist_steps) if plan.persist_steps else None,
+            retention=Retention(last=plan.keep_last) if plan.keep_last else None,
+            generation=self._generation if self.begun else 0, restored=self.restored,
+            start=attempt.start,
+        )  # fmt: skip
+
+    def _refused(self, error: CheckpointError) -> None:
+        if self.begun and error.kind != "stale_generation":
+            raise Broken(f"P4: rank {self.rank} trains and is refused: {error}")
+        self.attempt.refused = True
+        self.fail(f"{error.kind}: {error.message[:140]}")
+
+    def _seated(self, seat: Seat, over: Over) -> None:
+        """At the agent: open the session and reserve; the rank hears of it."""
+        agent = self.node.state
+        if agent is None or not self.alive:
+            return
+        attempt = self.attempt
+        session = Session(
+            id=self.session, job=JOB, run=seat.run, generation=seat.generation, rank=self.rank,
+            world_size=attempt.world_size, replicas=attempt.job.plan.replicas,
+            nonce=attempt.nonce, local_world_size=attempt.on(self.node),
+        )  # fmt: skip
+        self.node.feed(ev.SessionOpened(session))
+        asked = Reservation(
+            plan_hash=plan_hash(attempt.world_size), length_bytes=LENGTH,
+            slots=slots_per_rank(persist=bool(attempt.job.plan.persist_steps)),
+            checkpoint_bytes=LENGTH * attempt.world_size,
+        )  # fmt: skip
+        assert self.node.state is not None
+        try:
+            admit(self.node.state, self.node.state.sessions[self.session], asked)
+        except CheckpointError as error:
+            refusal = error
+            over(lambda: self._refused(refusal))
+            return
+        self.node.feed(ev.Reserved(self.session, asked))
+        over(lambda: self._opened(seat))
+
+    def _opened(self, seat: Seat) -> None:
+        if self.begun and seat.generation != self._generation:
+            raise Broken(f"M1: generation {self._generation} trains, is told {seat.generation}")
+        if self._run and seat.generation != self._generation:
+            self.fail("the catalogue was lost and has numbered the attempt anew")
+            return
+        self._run, self._generation = seat.run, seat.generation
+        self._tell()
+        told = self.node.told(self.session)
+        if told is not None:
+            self.on_view(told)
+
+    def _watch(self) -> None:
+        """Every now and then: see an agent that has forgotten this session, say all again."""
+        if not self._opening and self._run:
+            self._tell()
+        self._later(LOOK_S, self._watch)
+
+    def _tell(self, closed: tuple[str, ...] = ()) -> None:
+        update = SessionUpdate(
+            session=self.session, step=self.step, step_s=self.attempt.step_s, loaded=self.begun,
+            save_interval_s=self.attempt.step_s, saving=tuple(sorted(self._saving)),
+            wants_slot=self._owed, abandoned=tuple(self._abandoned), closed_slots=closed,
+            notes=tuple(StepNote(step=s, json=f'{{"loss":{s}}}') for s in self._saved[-8:]),
+        )  # fmt: skip
+
+        def take() -> None:
+            if self.node.state is not None and not self.node.update(update):
+                self._later(TELL_S, self._open)
+
+        self.world.later(TELL_S, take, self.node.name)
+
+    def on_view(self, view: SessionView) -> None:
+        """Take the agent's news."""
+        self._later(TELL_S, lambda: self._take(view))
+
+    def _take(self, view: SessionView) -> None:
+        if not self._run:
+            return  # its agent has opened the session, and has not said so yet
+        self._view = view
+        if view.fenced:
+            self.fail("fenced by a newer attempt")
+            return
+        if view.forgotten:
+            self._open()
+        for levels in view.steps:
+            if levels.sealed or levels.abandoned:
+                self._saving.discard(levels.step)
+        if not self.begun and view.restore is not None:
+            self._restore(view)
+        elif self._owed and self._owed == self.step:
+            self._save_owed()
+
+    # -- restoring -----------------------------------------------------------------------------
+
+    def _restore(self, view: SessionView) -> None:
+        assert view.restore is not None
+        decision = view.restore.decision
+        if decision.state is DecisionState.LOST:
+            self.attempt.lost = not decision.refused
+            self.attempt.refused = decision.refused
+            self.fail(f"lost: {decision.reason[:150]}")
+        elif decision.state is DecisionState.CONFIRMED and decision.fresh:
+            self._begin(decision, 0)
+        elif decision.state is DecisionState.CONFIRMED and view.restore.ready:
+            self._load(view, decision)
+
+    def _load(self, view: SessionView, decision: Decision) -> None:
+        assert view.restore is not None
+        found: dict[int, bytes] = {}
+        for segment_ in view.restore.segments:
+            file = self.node.files.get(segment_.file_name.split(".")[0])
+            if file is None or file.name.file_name != segment_.file_name:
+                return  # the agent is another one by now: its view comes
+            if file.shard != segment_.shard or not (intact(file) or file.flipped):
+                raise Broken(f"P3: {segment_.file_name} is loaded with other bytes than sealed")
+            if not intact(file):
+                self.fail("the bytes turned out bad while they were loaded")
+                return
+            found[int(segment_.shard.id.rank)] = file.data
+        lineage, step = self.ghosts.load(decision, found)
+        self.attempt.come_from(lineage, step)
+        self._begin(decision, step)
+
+    def _begin(self, decision: Decision, step: int) -> None:
+        self.begun, self.step = True, step
+        self.restored = None if decision.fresh else decision.checkpoint
+        self.ghosts.begin(self.attempt.nonce, decision)
+        self.world.say(f"rank {self.rank} on {self.node.name} begins after step {step} "
+                       f"(generation {self._generation})")  # fmt: skip
+        self._tell()
+        self.attempt.try_step()
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def stepped(self, step: int, *, save: bool) -> None:
+        """A step of training is done."""
+        if self._owed:
+            self._abandon(self._owed, "no free slot")
+        self.step = step
+        if save:
+            self._saved.append(step)
+            self._saving.add(step)
+            if not self._copy(step):
+                self._owed = step
+        self._tell()
+
+    def _save_owed(self) -> None:
+        if self.copying is None and self._copy(self._owed):
+            self._owed = 0
+            self._tell()
+
+    def _abandon(self, step: int, reason: str) -> None:
+        self._owed = 0
+        self._saving.discard(step)
+        given_up = AbandonedStep(
+            run=self._run, step=step, generation=self._generation, reason=reason
+        )
+        self._abandoned = [*self._abandoned, given_up][-ABANDONED_TOLD_MAX:]
+
+    def _copy(self, step: int) -> bool:
+        if self._opening:
+            return False
+        for lease in self._view.leases:
+            name = SlotName(lease.slot, lease.incarnation, SlotState.WRITING)
+            file = self.node.files.get(lease.slot)
+            if file is not None and file.name == name and file.holder is None:
+                self._copy_into(file, name, step)
+                return True
+        return False
+
+    def _copy_into(self, file: File, name: SlotName, step: int) -> None:
+        file.holder, file.data, file.key, self.copying = self, b"half-written", None, file
+        wait_s = self.world.rng.uniform(0, COPY_S_MAX)
+        self._later(wait_s, lambda: self._copied(step, file, name))
+
+    def _copied(self, step: int, file: File, name: SlotName) -> None:
+        self.copying = None
+        file.holder = None
+        if self.node.files.get(name.slot) is not file or file.name != name:
+            self._abandon(step, "the slot was taken away")
+            self._tell()
+        else:
+            self._close(step, file, name)
+        self.attempt.try_step()
+
+    def _close(self, step: int, file: File, name: SlotName) -> None:
+        """Write the last bytes and rename; S2: nothing is written afterwards."""
+        key = ShardId(RunId(self._run), Step(step), Generation(self._generation), Rank(self.rank))
+        size, past = self.attempt.world_size, self.restored
+        moment = Moment(self.attempt.number, step, self.rank)
+        parent = (int(past.step), int(past.generation)) if past else None
+        file.data, file.key = segment(key, size, moment, parent), key
+        file.world_size = size
+        file.name = name.to(SlotState.CLOSED)
+        self.ghosts.close(key, size, self.attempt.number)
+        self._tell(closed=(name.slot,))

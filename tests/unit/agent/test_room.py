@@ -1,0 +1,194 @@
+"""Room in the arena: who is refused it, what gives way for a restore, and what never does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.agent.test_machine import (
+    KIB,
+    B,
+    freed,
+    kinds,
+    reserved,
+    run_view,
+    sealed,
+    session,
+    shard,
+    state,
+    view,
+    writing,
+)
+
+from holdfast.core.facts import CheckpointId, Committed, HeldState, Want, WantReason
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import ExhaustedError
+from holdfast_services.agent.domain import Slot, Work, handle, room, rules, session_view
+from holdfast_services.agent.domain import events as ev
+
+
+def full(*slots):
+    """A node whose budget these slots take."""
+    made = state(*slots)
+    made.budget_bytes = made.used_bytes
+    return made
+
+
+def told(*, wants=(), spares=(), **fields):
+    arrived = view(run_view(**fields), wants)
+    return ev.ViewArrived(replace(arrived.view, spares=tuple(shard(s).id for s in spares)))
+
+
+def wanted(step, reason=WantReason.RESTORE):
+    return (Want(shard=shard(step), sources=("b",), reason=reason),)
+
+
+@pytest.mark.parametrize(
+    ("held", "news", "fits"),
+    [
+        ((1,), {}, True),
+        ((1, 2), {}, False),
+        ((1, 2), {"pinned": (CheckpointId("r1", 1, 1),)}, True),
+        ((1, 2), {"spares": (2,)}, True),
+        ((1, 2, 3), {"spares": (2,)}, False),
+    ],
+    ids=["one", "two", "drains", "spare", "two beside a spare"],
+)
+def test_of_a_peers_rank_as_many_steps_are_held_as_it_has_slots_for(held, news, fits):
+    """P8: the sum leaves what is beside them for a restore, which waited for ever without it."""
+    now, _ = handle(state(*(sealed(f"s{step}", step, owner="b") for step in held)), told(**news))
+
+    if fits:
+        room.check_holdable(now, shard(9))
+        return
+    with pytest.raises(ExhaustedError, match="2 steps of rank 0 are held here"):
+        room.check_holdable(now, shard(9))
+
+
+def test_copies_on_their_way_count_as_held_and_those_of_others_do_not():
+    """P8: owners ask for several at once; own steps, other ranks and attempts have their own."""
+    now, _ = handle(state(sealed("s1", 1, owner="b"), sealed("s2", 2), sealed("s3", 3, 2)), told())
+    other = replace(shard(4), id=replace(shard(4).id, rank=1))
+    now, _ = handle(now, ev.HoldAsked(other, B))
+    room.check_holdable(now, shard(9))
+
+    now, _ = handle(now, ev.HoldAsked(shard(8), B))
+
+    with pytest.raises(ExhaustedError, match="2 steps of rank 0 are held here"):
+        room.check_holdable(now, shard(9))
+
+
+def test_a_copy_that_a_later_one_replaces_is_no_hindrance_to_it():
+    """4.7: metadata is out and two steps are held; the committed one stays, the other goes."""
+    kept = CheckpointId("r1", 1, 1)
+    committed = (Committed(checkpoint=kept),)
+    held = state(sealed("s1", 1, owner="b"), sealed("s2", 2, owner="b"))
+    now, _ = handle(held, told(keep_from=kept, committed=committed))
+    now, _ = handle(now, ev.MetadataLost("no answer"))
+
+    room.check_holdable(now, shard(3))
+
+    assert [2] == [slot.content.shard.id.step for slot in rules.passed_copies(now, shard(3).id)]
+
+
+@pytest.mark.parametrize("bad", [False, True], ids=["spare", "quarantined"])
+def test_what_others_keep_or_nobody_can_use_gives_its_slot_when_room_is_wanted(bad):
+    """P8: restores and repairs leave such copies; before the next one nothing else lets them go."""
+    held = HeldState.QUARANTINED if bad else HeldState.SEALED
+    before = full(sealed("s1", 5), sealed("s2", 1, owner="b", held=held))
+    news = {} if bad else {"spares": (1,)}
+    now, actions = handle(before, told(**news))
+    assert set() == freed(actions), "nobody wants room"
+    room.check_holdable(now, shard(9))
+    _, actions = handle(replace(now, budget_bytes=3 * KIB), told(wants=wanted(9), **news))
+    assert set() == freed(actions), "there is room beside it"
+
+    _, actions = handle(now, told(wants=wanted(9), **news))
+
+    assert {"s2"} == freed(actions)
+    assert ["s2"] == [fetch.name.slot for fetch in kinds(actions, ev.Fetch)]
+
+
+@pytest.mark.parametrize("kept", ["", "out", "read", "busy"])
+def test_a_spare_copy_stays_while_metadata_is_out_and_while_it_is_used(kept):
+    """A5, S3: that others keep it is what metadata said last; a rank may be loading from it."""
+    work = Work.VERIFYING if kept == "busy" else Work.NONE
+    before = full(replace(sealed("s1", 1, owner="b"), work=work))
+    before.view = told(wants=wanted(9), spares=(1,)).view
+    before.lost = "no answer" if kept == "out" else ""
+    if kept == "read":
+        before.sessions = {session().id: session(reading=frozenset({shard(1).id}))}
+
+    _, actions = handle(before, ev.Tick(1.0))
+
+    assert (set() if kept else {"s1"}) == freed(actions)
+
+
+BAD = sealed("s2", 1, held=HeldState.QUARANTINED)
+
+
+def begun(*slots, **fields):
+    """A node with these slots and no room, whose rank has leased what is open."""
+    made = full(*slots)
+    made.sessions = {session().id: replace(reserved(), **fields)}
+    return made
+
+
+def test_a_lease_that_nobody_has_written_is_taken_back_for_a_restore_without_room():
+    """P8; A2: one, once its rank has let go of the lock. It begins after the restore."""
+    now, _ = handle(begun(writing("s1"), writing("s2")), told(wants=wanted(9)))
+    leases = session_view(now, now.sessions[session().id]).leases
+    assert ["s2"] == [lease.slot for lease in leases]
+    name = now.slots["s1"].name
+
+    now, actions = handle(now, ev.Tick(1.0))
+    assert [(a.name, a.replace) for a in kinds(actions, ev.ReclaimSlot)] == [(name, False)]
+    now, _ = handle(now, ev.WorkBlocked(name))
+    now, actions = handle(now, ev.Tick(2.0))
+    assert [name] == [a.name for a in kinds(actions, ev.ReclaimSlot)], "its rank held it still"
+    now, actions = handle(now, ev.Reclaimed(name, replaced=False))
+
+    assert ["s1"] == [fetch.name.slot for fetch in kinds(actions, ev.Fetch)]
+    assert ["s2"] == [x.slot for x in session_view(now, now.sessions[session().id]).leases]
+
+
+def closed(name):
+    slot = writing(name)
+    return replace(slot, name=slot.name.to(SlotState.CLOSED))
+
+
+def free(name, length, work=Work.NONE):
+    return Slot(name=SlotName(name, 1, SlotState.FREE), length_bytes=length, work=work)
+
+
+STAYS = {
+    "its rank trains": (begun(writing("s1"), loaded=True), WantReason.RESTORE),
+    "a repair": (begun(writing("s1")), WantReason.REPAIR),
+    "written": (begun(closed("s1")), WantReason.RESTORE),
+    "bad bytes": (begun(writing("s1"), BAD), WantReason.RESTORE),
+    "a free slot": (begun(writing("s1"), free("s2", 2 * KIB)), WantReason.RESTORE),
+    "one is made": (begun(writing("s1"), free("s2", KIB, Work.CREATING)), WantReason.RESTORE),
+    "one is reclaimed": (begun(writing("s1"), writing("s2", plan="q")), WantReason.RESTORE),
+}
+
+
+@pytest.mark.parametrize(("before", "reason"), STAYS.values(), ids=STAYS)
+def test_a_lease_stays_with_its_rank_if_it_trains_or_nothing_needs_to_be_taken(before, reason):
+    """P4: a save that has begun is not stopped by a restore."""
+    now, _ = handle(before, told(wants=wanted(9, reason)))
+    assert session().id == now.slots["s1"].session
+
+    _, actions = handle(now, ev.Tick(1.0))
+
+    assert [] == kinds(actions, ev.ReclaimSlot)
+
+
+def test_what_a_catalogue_from_a_backup_keeps_frees_nothing_of_a_later_attempt():
+    """P5, P6: it restored an earlier step, and may be below what its elder had reached."""
+    kept = CheckpointId("r1", 20, 1)
+    before = state(sealed("s1", 10), sealed("s2", 20), sealed("s3", 10, 2))
+
+    now, actions = handle(before, told(keep_from=kept))
+
+    assert {"s1"} == freed(actions)
+    room.check_holdable(now, shard(11, 2))
