@@ -33,7 +33,7 @@ VALUES = [
     if dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]
 INT_MAX = {"rank": 2**31 - 1, "volume": 2**31 - 1, "world_size": 2**31 - 1, "replicas": 2**31 - 1}
-INT_MAX |= {"last": 2**31 - 1, "best": 2**31 - 1}
+INT_MAX |= {"seats": 2**31 - 1, "last": 2**31 - 1, "best": 2**31 - 1}
 
 
 def strategy(hint, name):

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import threading
+import time
 import traceback
 from dataclasses import astuple
 from typing import Any
@@ -97,8 +98,15 @@ class Life:
         handle = ck.save(step + 1)
         training.update()  # the gate holds it back until the copy has ended
         handle.wait("local", timeout_s=LOCAL_S_MAX)
+        self._wait_for("lock")  # of the slot that the save before gave back: the last of its work
         self._sweep.armed = False
         self.say(log=[astuple(reached) for reached in self._sweep.log])
+
+    def _wait_for(self, operation: str) -> None:
+        until_s = time.monotonic() + LOCAL_S_MAX
+        while not any(reached.label.split()[0] == operation for reached in self._sweep.log):
+            assert time.monotonic() < until_s, f"no {operation} after the save"
+            time.sleep(0.01)
 
 
 def child(point: Point | None) -> tuple[bool, list[dict[str, Any]]]:
