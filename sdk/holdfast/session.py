@@ -45,6 +45,8 @@ from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1.agent_pb2_grpc import AgentStub
 
 CALL_S_MAX = 10.0
+REGISTER_S_MIN = 1.0
+"""Between two registrations of a rank that is told it has no seat: views may change often."""
 WATCH_S = 10.0
 RETRY_S = 0.2
 SOCKET_POLL_S = 0.02
@@ -132,6 +134,7 @@ class Session:
         self._outbox = _Outbox()
         self._guard = threading.Lock()
         self._opening = threading.Lock()
+        self._register_after_s = 0.0
         self._reopened = threading.Event()
         self._changed = threading.Condition()
         self._wake = threading.Event()
@@ -368,7 +371,8 @@ class Session:
             self.lost_agent = ""
             if view.version != self.view.version:
                 self._take(view, on_view)
-            if view.forgotten:
+            if view.forgotten and time.monotonic() >= self._register_after_s:
+                self._register_after_s = time.monotonic() + REGISTER_S_MIN
                 self._register_again(on_view)
 
     def _register_again(self, on_view: Callable[[SessionView], None]) -> None:

@@ -135,7 +135,7 @@ def begun(*slots, **fields):
 
 
 def test_a_lease_that_nobody_has_written_is_taken_back_for_a_restore_without_room():
-    """P8; A2: one, once its rank has let go of the lock. It begins after the restore."""
+    """P8; A2: once its rank has let go of the lock; another one too if that takes long."""
     now, _ = handle(begun(writing("s1"), writing("s2")), told(wants=wanted(9)))
     leases = session_view(now, now.sessions[session().id]).leases
     assert ["s2"] == [lease.slot for lease in leases]
@@ -145,11 +145,11 @@ def test_a_lease_that_nobody_has_written_is_taken_back_for_a_restore_without_roo
     assert [(a.name, a.replace) for a in kinds(actions, ev.ReclaimSlot)] == [(name, False)]
     now, _ = handle(now, ev.WorkBlocked(name))
     now, actions = handle(now, ev.Tick(2.0))
-    assert [name] == [a.name for a in kinds(actions, ev.ReclaimSlot)], "its rank held it still"
+    assert name in [a.name for a in kinds(actions, ev.ReclaimSlot)], "its rank held it still"
     now, actions = handle(now, ev.Reclaimed(name, replaced=False))
 
     assert ["s1"] == [fetch.name.slot for fetch in kinds(actions, ev.Fetch)]
-    assert ["s2"] == [x.slot for x in session_view(now, now.sessions[session().id]).leases]
+    assert () == session_view(now, now.sessions[session().id]).leases
 
 
 def closed(name):

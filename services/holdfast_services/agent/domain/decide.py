@@ -17,7 +17,6 @@ from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import room, rules
 from holdfast_services.agent.domain.state import (
     AGENT,
-    TAKEN_BACK,
     Attempt,
     Session,
     Slot,
@@ -246,7 +245,8 @@ def _make_way(state: State, shard: Shard) -> list[ev.Action]:
 def _take_back(state: State, length_bytes: int) -> None:
     """End an idle lease for a restore that has no room: its rank begins after it, not before."""
     coming = any(
-        slot.work in (Work.CREATING, Work.RECLAIMING) or slot.session == TAKEN_BACK
+        slot.work in (Work.CREATING, Work.RECLAIMING)
+        or (room.is_taken_back(slot) and not slot.blocked)
         for slot in state.slots.values()
     )
     free = room.free_slot(state, length_bytes) or room.dispensable(state)
@@ -255,7 +255,7 @@ def _take_back(state: State, length_bytes: int) -> None:
     slot = room.idle_lease(state)
     if slot is not None:
         # Reclaimed once its rank has let go of the lock: it hears that the lease is over.
-        state.slots[slot.name.slot] = replace(slot, session=TAKEN_BACK, plan_hash="")
+        state.slots[slot.name.slot] = replace(slot, plan_hash="")
 
 
 def _begin_fetch(state: State, slot: Slot, wish: rules.Wish) -> list[ev.Action]:
@@ -301,9 +301,15 @@ def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Act
 
 def _lease(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
+    # What was taken back for a restore is not leased again before it has its room.
+    starved = any(
+        rules.is_restore(state, wish.shard.id)
+        and not state.fetches.get(wish.shard.id, Attempt()).under_way
+        for wish in rules.wishes(state)
+    )
     for session in state.sessions.values():
         asked = session.reservation
-        if asked is None or not session.active:
+        if asked is None or not session.active or (starved and not session.loaded):
             continue
         for _ in range(rules.quota_left(state, session)):
             slot, made = _slot_for(state, asked.length_bytes)

@@ -12,7 +12,7 @@ from holdfast.core.slots import SlotState
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, PreconditionError
 from holdfast_services.agent.domain import rules
-from holdfast_services.agent.domain.state import Slot, State, Work
+from holdfast_services.agent.domain.state import AGENT, Slot, State, Work
 
 
 def to_drop(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
@@ -48,7 +48,7 @@ def check_holdable(state: State, shard: Shard) -> None:
     length = shard.length_bytes
     if any(s.length_bytes == length for s in rules.passed_copies(state, shard.id)):
         return
-    coming = sum(rules.is_of_rank(hold, shard.id) for hold in state.holds)
+    coming = sum(rules.is_of_rank(hold, shard.id) for hold in state.holds if hold != shard.id)
     if _kept_copies(state, view, shard.id) + coming >= SLOTS_PER_RANK:
         # More would take the room that the sum of P8 leaves for a restore, which would then wait
         # for what only it can let go.
@@ -68,7 +68,11 @@ def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
     """Return how many steps of a peer's rank must stay here, beside those that drain."""
     pinned = view.pinned if view else ()
     spared = state.view.spares if state.view and not state.lost else ()
-    held = (key for key, _ in rules.copies_of_rank(state, shard))
+    held = {
+        key
+        for key, slot in rules.copies_of_rank(state, shard)
+        if slot.content is not None and slot.content.held is HeldState.SEALED
+    }
     return sum(key.checkpoint not in pinned and key not in spared for key in held)
 
 
@@ -77,15 +81,24 @@ def dispensable(state: State) -> Slot | None:
 
     That they do is what metadata said last, so while it is out nothing is spare.
     """
-    spared = state.view.spares if state.view and not state.lost else ()
+    reading = frozenset().union(*(session.reading for session in state.sessions.values()))
+    there: dict[ShardId, Slot] = {}
     for slot in state.slots.values():
         if slot.content is None or slot.work is not Work.NONE:
             continue
-        shard = slot.content.shard.id
-        spare = shard in spared or slot.content.held is HeldState.QUARANTINED
-        if spare and not any(shard in s.reading for s in state.sessions.values()):
+        if slot.content.shard.id in reading:
+            continue
+        if slot.content.held is HeldState.QUARANTINED:
             return slot
-    return None
+        there[slot.content.shard.id] = slot
+    spared = state.view.spares if state.view and not state.lost else ()
+    return next((there[shard] for shard in spared if shard in there), None)
+
+
+def is_taken_back(slot: Slot) -> bool:
+    """Tell whether a lease is over though nothing was written; its rank may have its lock yet."""
+    leased = slot.name.state is SlotState.WRITING and slot.session not in ("", AGENT)
+    return leased and not slot.plan_hash
 
 
 def idle_lease(state: State) -> Slot | None:
@@ -96,4 +109,5 @@ def idle_lease(state: State) -> Slot | None:
 def _is_idle_lease(state: State, slot: Slot) -> bool:
     session = rules.holder(state, slot)
     written = slot.name.state is not SlotState.WRITING or slot.work is not Work.NONE
-    return session is not None and not session.loaded and not written
+    idle = session is not None and not session.loaded and not written
+    return idle and not is_taken_back(slot)

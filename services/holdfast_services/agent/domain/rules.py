@@ -24,7 +24,6 @@ from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.state import (
     AGENT,
-    TAKEN_BACK,
     Reservation,
     Session,
     Slot,
@@ -469,4 +468,4 @@ def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:
 
 def holder(state: State, slot: Slot) -> Session | None:
     """The session that leases this slot, if it is known."""
-    return state.sessions.get(slot.session) if slot.session not in ("", AGENT, TAKEN_BACK) else None
+    return state.sessions.get(slot.session) if slot.session not in ("", AGENT) else None

@@ -25,9 +25,6 @@ from holdfast.core.slots import SlotName, SlotState
 AGENT = "agent"
 """Holder of slots that the agent itself fills."""
 
-TAKEN_BACK = "taken back"
-"""Holder of slots whose lease was ended before anything was written."""
-
 
 class Work(Enum):
     """What a thread is doing to a slot; nobody else touches the slot meanwhile."""
@@ -60,8 +57,8 @@ class Slot:
     """One file of the arena.
 
     Invariants: ``content`` is set exactly when the state is SEALED; ``session`` is the holder
-    while the state is WRITING or CLOSED (empty: unknown, left from before a restart). No session
-    has the name ``AGENT`` or ``TAKEN_BACK``.
+    while the state is WRITING or CLOSED (empty: unknown, left from before a restart).
+    Without ``plan_hash`` its lease was taken back before anything was written.
     """
 
     name: SlotName

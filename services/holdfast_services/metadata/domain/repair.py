@@ -18,23 +18,27 @@ from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.restore import bad_sources
 
 SOURCES_PER_WANT_MAX = 8
+SPARES_IN_VIEW_MAX = 64
+"""Named at a time; once they are given back and reported, others are."""
 
 Wants = Mapping[str, tuple[Want, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The live nodes in placement order and where they stand."""
+    """The live nodes in placement order and where they stand; ``turns`` are places in the ring."""
 
     live: Mapping[str, Node]
     ring: tuple[str, ...]
     domains: Mapping[str, str]
+    turns: Mapping[str, int]
 
 
 def places(run: Run, live: Mapping[str, Node]) -> Places:
     """Return the placement of the run's newest attempt over the live nodes."""
     order = ring({rank.rank: rank.node for rank in run.ranks}, sorted(live))
-    return Places(live, order, domains_of(live.values()))
+    turns = {node: turn for turn, node in enumerate(order)}
+    return Places(live, order, domains_of(live.values()), turns)
 
 
 def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) -> Sequence[Want]:
@@ -62,39 +66,61 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
 
 
 def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) -> Sequence[ShardId]:
-    """Return copies on ``host`` that are more than the policy asks for, but for what is restored.
+    """Return copies on ``host`` that are more than the policy asks for, what is worth least last.
 
     Restores and repairs make them, and until a later step is acknowledged none of them is let go:
     what comes next might find no room. Those that are placed by the rule stay, so that what a node
     must keep is within its sum (P8). Nor is, once a restore is proposed, what is older than the
-    newest acknowledged step, though that would have gone otherwise: all of it is spare.
+    newest acknowledged step, though that would have gone otherwise. None before all ranks are
+    there and something is chosen: until then placement changes, and anything may be needed.
     """
-    if run.attempt is None or host not in live:
+    attempt, decision = run.attempt, run.decision
+    settled = decision is not None and decision.state in _SETTLED
+    if attempt is None or host not in live or not settled or len(run.ranks) < attempt.world_size:
         return ()
-    chosen = run.decision.checkpoint if run.decision and (run.deciding or run.loading) else None
-    where = places(run, live)
-    spread = where.domains if run.attempt.replica_domain else None
-    mine = (held.shard.id for held in live[host].inventory.shards)
+    chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
     kept = acknowledged(run) if chosen else None
-    copies = {shard: evidence.live.get(shard.checkpoint, {}).get(shard) for shard in mine}
-    return [
-        shard
-        for shard, item in copies.items()
-        if item is not None and shard.checkpoint != chosen and host in item.nodes
-        if (kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept)
-        or host not in _keepers(item, run.attempt.replicas, where.ring, spread)
-    ]
+    spared = {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
+    where: Places | None = None
+    redundant: list[ShardId] = []
+    old: list[ShardId] = []
+    for held in live[host].inventory.shards:
+        shard = held.shard.id
+        item = evidence.live.get(shard.checkpoint, {}).get(shard)
+        if item is None or shard.checkpoint in spared or host not in item.nodes:
+            continue
+        if kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept:
+            old.append(shard)
+        elif len(item.nodes) > 1 + attempt.replicas:
+            where = where or places(run, live)
+            spread = where.domains if attempt.replica_domain else None
+            if host not in _keepers(item, attempt.replicas, where.turns, spread):
+                redundant.append(shard)
+        if len(redundant) >= SPARES_IN_VIEW_MAX:
+            break
+    return (*redundant, *old)[:SPARES_IN_VIEW_MAX]
+
+
+_SETTLED = (DecisionState.PROPOSED, DecisionState.CONFIRMED)
 
 
 def _keepers(
-    item: Copies, replicas: int, order: Sequence[str], spread: Mapping[str, str] | None
+    item: Copies, replicas: int, turns: Mapping[str, int], spread: Mapping[str, str] | None
 ) -> Sequence[str]:
-    """Return the holders that keep a shard: by the rule, else the next ones, apart if they can."""
-    walk = dict.fromkeys((item.owner, *backups(item.owner, order, replicas=len(order)), *order))
-    holders = [node for node in walk if node in item.nodes]
-    first = {_place(node, spread): node for node in reversed(holders)}.values()
-    apart = [node for node in holders if node in first]
-    return [*apart, *(node for node in holders if node not in apart)][: 1 + replicas]
+    """Return the holders that keep a shard: by the rule, else the next ones, apart if they can.
+
+    The owner, or without it the first by name, is among them whatever the ring is: agents that act
+    on views of different attempts do not all give up the same copy.
+    """
+    start = turns.get(item.owner, -1)
+    first = item.owner if item.owner in item.nodes else min(item.nodes)
+    others = [node for node in item.nodes if node != first]
+    others.sort(key=lambda node: (turns.get(node, 0) - start) % (len(turns) or 1))
+    holders = [first, *others]
+    if spread is not None:
+        leading = {_place(node, spread): node for node in reversed(holders)}.values()
+        holders = [*(n for n in holders if n in leading), *(n for n in holders if n not in leading)]
+    return holders[: 1 + replicas]
 
 
 def repairs(run: Run, evidence: Evidence, live: Mapping[str, Node]) -> Wants:
