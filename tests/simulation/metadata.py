@@ -35,8 +35,7 @@ from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.transactions import Seat
 
 T = TypeVar("T")
-Seated = Callable[[Seat | CheckpointError], None]
-Viewed = Callable[[NodeView | CheckpointError], None]
+Answer = Callable[[T | CheckpointError], None]
 
 NODE_LEASE_S = 5.0
 DECIDE_WAIT_S = 6.0
@@ -68,8 +67,8 @@ class Metadata:
         self._cache = DecodeCache()
         self._snapshot: tuple[int, Snapshot] | None = None
         self._offered: set[str] = set()
-        self._wishes: list[tuple[Registration, Seated]] = []
-        self._reports: list[tuple[Inventory, Viewed]] = []
+        self._wishes: list[tuple[Registration, Answer[Seat]]] = []
+        self._reports: list[tuple[Inventory, Answer[NodeView]]] = []
         self._loop(TICK_S, self._tick)
         if self._store:
             self._loop(RECONCILE_S, self._offer_all)
@@ -99,7 +98,7 @@ class Metadata:
 
     # -- what agents call ------------------------------------------------------------------------
 
-    def register(self, wish: Registration, answer: Seated) -> None:
+    def register(self, wish: Registration, answer: Answer[Seat]) -> None:
         """Seat a rank, with all that come within a moment in one transaction."""
         try:
             begun = self.read(lambda c: transactions.begun(c, wish.job, wish.nonce))
@@ -140,7 +139,7 @@ class Metadata:
             if not known and not wish.generation:
                 raise UnavailableError("nobody knows whether the job is new") from error
 
-    def report(self, inventory: Inventory, answer: Viewed) -> None:
+    def report(self, inventory: Inventory, answer: Answer[NodeView]) -> None:
         """Take an inventory, with all that come within a moment in one transaction."""
         self._reports.append((inventory, answer))
         if len(self._reports) == 1:
@@ -259,41 +258,22 @@ class Fleet:
 
         self.world.call(source, service.name, take, self._silent(source, failed))
 
-    def report(
-        self, source: str, item: Inventory, seen: Callable[[NodeView], None],
+    def bring(
+        self, source: str, put: Callable[[Metadata, Answer[T]], None], then: Callable[[T], Do],
         failed: Callable[[CheckpointError], None],
     ) -> None:  # fmt: skip
-        """Bring one service an inventory."""
+        """Bring one service what it takes in batches; ``then`` runs there as in ``call``."""
         service = self._service(source)
 
         def take(reply: Reply) -> None:
-            def answer(view: NodeView | CheckpointError) -> None:
-                if isinstance(view, CheckpointError):
-                    reply(lambda: failed(view))
+            def answer(given: T | CheckpointError) -> None:
+                if isinstance(given, CheckpointError):
+                    reply(lambda: failed(given))
                 else:
-                    reply(lambda: seen(view))
+                    reply(then(given))
 
             if service.alive:
-                service.report(item, answer)
-
-        self.world.request(source, service.name, take, self._silent(source, failed))
-
-    def register(
-        self, source: str, wish: Registration, seated: Callable[[Seat], Do],
-        failed: Callable[[CheckpointError], None],
-    ) -> None:  # fmt: skip
-        """Ask one service for a seat; ``seated`` runs there, and what it returns at the asker."""
-        service = self._service(source)
-
-        def take(reply: Reply) -> None:
-            def answer(seat: Seat | CheckpointError) -> None:
-                if isinstance(seat, CheckpointError):
-                    reply(lambda: failed(seat))
-                else:
-                    reply(seated(seat))
-
-            if service.alive:
-                service.register(wish, answer)
+                put(service, answer)
 
         self.world.request(source, service.name, take, self._silent(source, failed))
 

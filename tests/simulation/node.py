@@ -138,7 +138,13 @@ class Node:
 
     def stop(self) -> None:
         """The agent ends as it should: its last inventory says that it leaves."""
-        self.fleet.report(self.name, self._inventory(leaving=True), lambda _: None, lambda _: None)
+        item = self._inventory(leaving=True)
+        self.fleet.bring(
+            self.name,
+            lambda metadata, answer: metadata.report(item, answer),
+            lambda _: lambda: None,
+            lambda _: None,
+        )
         self.kill()
 
     def lose(self) -> None:
@@ -375,10 +381,11 @@ class Node:
         self._due_s = float("inf")
         self._asking = True
         life = self.life
-        self.fleet.report(
+        item = self._inventory()
+        self.fleet.bring(
             self.name,
-            self._inventory(),
-            lambda view: self._accept(life, view),
+            lambda metadata, answer: metadata.report(item, answer),
+            lambda view: lambda: self._accept(life, view),
             lambda _: self._unheard(life),
         )
 

@@ -121,7 +121,12 @@ class Process:
             self.ghosts.seat(wish.nonce, seat.generation)
             return lambda: self._seated(seat, over)
 
-        self.node.fleet.register(self.node.name, wish, taken, refused)
+        self.node.fleet.bring(
+            self.node.name,
+            lambda metadata, answer: metadata.register(wish, answer),
+            taken,
+            refused,
+        )
 
     def _wish(self, generation_min: int) -> Registration:
         job, attempt = self.attempt.job, self.attempt
