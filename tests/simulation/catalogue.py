@@ -5,9 +5,11 @@ What is written is shown to the ghosts as it is committed; they judge it.
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +22,7 @@ from holdfast.core.facts import Inventory
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import UnavailableError
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
-from holdfast_services.metadata.domain.model import Run
+from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 
@@ -28,7 +30,7 @@ T = TypeVar("T")
 
 
 _TABLE = {"INSERT": 1, "UPDATE": 0, "DELETE": 1}
-_APART = frozenset({"nodes", "events", "pulse"})
+_APART = frozenset({"events", "pulse"})
 
 
 class Watched(Catalogue):
@@ -37,7 +39,8 @@ class Watched(Catalogue):
     clock: Callable[[], float]
     ghosts: Ghosts
     loaded: dict[tuple[int, str], tuple[int, Run | None]]
-    changes: Callable[[], int]
+    listed_nodes: dict[int, tuple[int, Mapping[str, Node]]]
+    changes: Counter[str]
 
     def now_s(self) -> float:
         """Return the simulated database's time."""
@@ -47,8 +50,16 @@ class Watched(Catalogue):
         """Return a run; it is not read again while nothing of it was written."""
         key = (id(self._cache), run)
         known = self.loaded.get(key)
-        if known is None or known[0] != self.changes():
-            known = self.loaded[key] = (self.changes(), super().load_run(run))
+        now = self.changes["run"]
+        if known is None or known[0] != now:
+            known = self.loaded[key] = (now, super().load_run(run))
+        return known[1]
+
+    def nodes(self) -> Mapping[str, Node]:
+        """Return all nodes; they are not read again while none was written."""
+        known, now = self.listed_nodes.get(id(self._cache)), self.changes["nodes"]
+        if known is None or known[0] != now:
+            known = self.listed_nodes[id(self._cache)] = (now, super().nodes())
         return known[1]
 
     def save_run(self, before: Run, after: Run) -> None:
@@ -73,44 +84,45 @@ class Watched(Catalogue):
 
 
 class Database:
-    """One database that any number of metadata services share. Owns a folder."""
+    """One database that any number of metadata services share. Owns a ``_Place`` until closed."""
 
     def __init__(self, world: World, ghosts: Ghosts) -> None:
         self._world, self._ghosts = world, ghosts
-        self._folder = _folder()
+        self._at = _FREE.pop() if _FREE else _Place()
+        event.listen(self._at.engine, "before_cursor_execute", self._look)
         self.up = True
         self.clock_off_s = 1_000_000.0
         self.writes_count = 0
-        self._changes_count = 0
+        self._changes: Counter[str] = Counter()
         self._loaded: dict[tuple[int, str], tuple[int, Run | None]] = {}
+        self._nodes: dict[int, tuple[int, Mapping[str, Node]]] = {}
         self._place(_empty())
 
     def close(self) -> None:
-        """Give the folder back."""
-        self._engine.dispose()
-        shutil.rmtree(self._folder)
+        """Give the place back: the next history has its database there."""
+        event.remove(self._at.engine, "before_cursor_execute", self._look)
+        self._at.engine.dispose()
+        _FREE.append(self._at)
 
     def lose(self) -> None:
         """An empty database takes the place of this one."""
-        self._engine.dispose()
         self._place(_empty())
         self._ghosts.catalogue_went_back()
 
     def copy(self) -> bytes:
         """Return the database as it is."""
-        self._engine.dispose()  # the last connection brings the log into the file
-        return (self._folder / "db").read_bytes()
+        self._at.engine.dispose()  # the last connection brings the log into the file
+        return self._at.file.read_bytes()
 
     def restore(self, copy: bytes) -> None:
         """Put an older database in place."""
-        self._engine.dispose()
         self._place(copy)
         self._ghosts.catalogue_went_back()
 
     def read(self, cache: DecodeCache, use_case: Callable[[Catalogue], T]) -> T:
         """Run a use case on one snapshot."""
         self._check()
-        with read_transaction(self._engine) as connection:
+        with read_transaction(self._at.engine) as connection:
             return use_case(self._catalogue(connection, cache))
 
     def write(self, cache: DecodeCache, use_case: Callable[[Catalogue], T]) -> T:
@@ -119,10 +131,10 @@ class Database:
         self.writes_count += 1
         self._ghosts.forget_changes()
         try:
-            with write_transaction(self._engine) as connection:
+            with write_transaction(self._at.engine) as connection:
                 answer = use_case(self._catalogue(connection, cache))
         except BaseException:
-            self._changes_count += 1  # what was read meanwhile was rolled back
+            self._changes.update(run=1, nodes=1)  # what was read meanwhile was rolled back
             raise
         self._ghosts.judge()
         return answer
@@ -136,23 +148,43 @@ class Database:
         made.clock = lambda: self._world.now_s + self.clock_off_s
         made.ghosts = self._ghosts
         made.loaded = self._loaded
-        made.changes = lambda: self._changes_count
+        made.listed_nodes = self._nodes
+        made.changes = self._changes
         return made
 
     def _place(self, content: bytes) -> None:
-        for file in self._folder.glob("db*"):
-            file.unlink()
-        (self._folder / "db").write_bytes(content)
-        self._engine = make_engine(f"sqlite:///{self._folder / 'db'}", connections_max=1)
-        event.listen(self._engine, "before_cursor_execute", self._look)
+        self._at.put(content)
         self.writes_count += 1
-        self._changes_count += 1
+        self._changes.update(run=1, nodes=1)
 
     def _look(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
-        """Count statements that change what a run is read from."""
+        """Count statements that change what a run, or the nodes, are read from."""
         word, _, rest = statement.partition(" ")
-        if word in ("INSERT", "UPDATE", "DELETE") and rest.split()[_TABLE[word]] not in _APART:
-            self._changes_count += 1
+        if word in _TABLE and (table := rest.split(None, 2)[_TABLE[word]]) not in _APART:
+            self._changes["nodes" if table == "nodes" else "run"] += 1
+
+
+class _Place:
+    """A file with an engine for it, used by one history after another.
+
+    What an engine has compiled outlives a history: that is a tenth of the time.
+    """
+
+    def __init__(self) -> None:
+        folder = _folder()
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        self.file = folder / "db"
+        self.engine = make_engine(f"sqlite:///{self.file}", connections_max=1)
+
+    def put(self, content: bytes) -> None:
+        """Make ``content`` the database, in place of what was there."""
+        self.engine.dispose()
+        for file in self.file.parent.glob("db*"):
+            file.unlink()
+        self.file.write_bytes(content)
+
+
+_FREE: list[_Place] = []
 
 
 def _folder() -> Path:

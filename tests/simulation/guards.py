@@ -378,6 +378,11 @@ MUTANTS = (
         ("persistence/upload.py", "if self._shard not in manifest.shards:", "if False:"),
     ),
     _mutant(
+        "N10",
+        "what was seen before a registration is there when it is written",
+        ("metadata/transactions.py", "if not _is_there(catalogue, wish)}", "if False}"),
+    ),
+    _mutant(
         "scrub-revives",
         "no manifest is written again after its checkpoint has expired",
         ("persistence/scrub.py", "        check_kept()\n", ""),

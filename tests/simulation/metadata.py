@@ -18,6 +18,7 @@ from tests.simulation.world import Do, Reply, World
 
 from holdfast.bucket.listing import places
 from holdfast.core.facts import Inventory, NodeView
+from holdfast.core.ids import CheckpointId
 from holdfast.core.keys import Place
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast.objectstore import ObjectStore
@@ -32,7 +33,7 @@ from holdfast_services.metadata.persisting import Ages
 from holdfast_services.metadata.reconcile import RECONCILE_S
 from holdfast_services.metadata.service import TICK_S, WATCH_POLL_S, first_run
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.transactions import Seat
+from holdfast_services.metadata.transactions import Seat, Wish
 
 T = TypeVar("T")
 Answer = Callable[[T | CheckpointError], None]
@@ -67,7 +68,7 @@ class Metadata:
         self._cache = DecodeCache()
         self._snapshot: tuple[int, Snapshot] | None = None
         self._offered: set[str] = set()
-        self._wishes: list[tuple[Registration, Answer[Seat]]] = []
+        self._wishes: list[tuple[Wish, Answer[Seat]]] = []
         self._reports: list[tuple[Inventory, Answer[NodeView]]] = []
         self._loop(TICK_S, self._tick)
         if self._store:
@@ -100,20 +101,22 @@ class Metadata:
 
     def register(self, wish: Registration, answer: Answer[Seat]) -> None:
         """Seat a rank, with all that come within a moment in one transaction."""
+        item = Wish(wish, first_run(wish.job))
         try:
-            begun = self.read(lambda c: transactions.begun(c, wish.job, wish.nonce))
-            if self._store and not begun:
-                self._look_up(self._store, wish)
+            if self._store and self.read(lambda c: transactions.begun(c, wish.job, wish.nonce)):
+                item = replace(item, begun=True)
+            elif self._store:
+                item = replace(item, newest=self._look_up(self._store, wish))
         except CheckpointError as error:
             answer(error)
             return
-        self._wishes.append((wish, answer))
+        self._wishes.append((item, answer))
         if len(self._wishes) == 1:
             self._soon(BATCH_S_MAX, self._seat)
 
     def _seat(self) -> None:
         waiting, self._wishes = self._wishes, []
-        wishes = [(wish, first_run(wish.job)) for wish, _ in waiting]
+        wishes = [wish for wish, _ in waiting]
         try:
             seats = self.write(lambda c: transactions.register(c, wishes, self.limits))
         except CheckpointError as error:
@@ -123,8 +126,9 @@ class Metadata:
         for (_, answer), seat in zip(waiting, seats, strict=True):
             answer(seat)
 
-    def _look_up(self, store: ObjectStore, wish: Registration) -> None:
+    def _look_up(self, store: ObjectStore, wish: Registration) -> CheckpointId | None:
         """What ``Service._ask`` and ``BucketArchive`` do, in one turn."""
+        newest = self.read(lambda c: transactions.known(c, wish.job))
         try:
             here = self.read(lambda c: adoption.known(c, wish.job))
             reading = adoption.read(store, wish.job, threading.Event(), here)
@@ -134,10 +138,12 @@ class Metadata:
             gone = [key for key in keys if written.known and Place(wish.job, key) not in there]
             if gone:
                 self.write(lambda c: adoption.forget(c, wish.job, gone))
+            stored = here.stored if here else frozenset()
+            return max({*keys, *stored}.difference(gone), default=None)
         except CheckpointError as error:
-            known = self.read(lambda c: transactions.known(c, wish.job))
-            if not known and not wish.generation:
+            if not newest and not wish.generation:
                 raise UnavailableError("nobody knows whether the job is new") from error
+            return newest
 
     def report(self, inventory: Inventory, answer: Answer[NodeView]) -> None:
         """Take an inventory, with all that come within a moment in one transaction."""

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-TROUBLE_S = 7.0
+TROUBLE_S = 6.0
 BEGIN_S = 0.5
 KINDS_COUNT_MAX = 9
 MOMENTS_COUNT = 3

@@ -90,11 +90,13 @@ class Written:
 class Rebuilt:
     """What came of it: jobs and checkpoints that are new here, and what was passed over.
 
-    ``unreadable``: there was something, and all of it was passed over.
+    ``unreadable``: there was something, and all of it was passed over. ``newest``: of a single
+    job, what it has by now, new here or not.
     """
 
     jobs: int = 0
     checkpoints: int = 0
+    newest: CheckpointId | None = None
     skipped: tuple[Skipped, ...] = ()
     unreadable: bool = False
 
@@ -106,10 +108,13 @@ class BucketArchive:
         self._service = service
         self._store = store
 
-    async def adopt(self, job: str) -> None:
+    async def adopt(self, job: str) -> CheckpointId | None:
         """Write every checkpoint of ``job`` that lies there into the catalogue; idempotent.
 
         Of a run that the catalogue has checkpoints of, only what it does not know is read.
+
+        Returns:
+            The newest that the catalogue knows of the bucket by now.
 
         Raises:
             UnavailableError: the store cannot be asked, so nobody knows whether the job is new.
@@ -130,6 +135,7 @@ class BucketArchive:
                 f"{first.reason}; upgrade if a newer version wrote it, else move it away",
                 job=job,
             )
+        return taken.newest
 
     async def rebuild(self, job: str | None) -> Rebuilt:
         """Adopt one job, or all that lie there; idempotent.
@@ -164,19 +170,20 @@ class BucketArchive:
     async def _take(self, job: str, here: Known | None = None) -> Rebuilt:
         reading = await _in_thread(lambda stop: read(self._store, job, stop, here))
         written = await self._service.change(lambda c: write(c, job, reading))
-        gone = await self._take_back(job, written.found) if written.known else 0
-        count = len(written.found) - gone
+        gone = await self._take_back(job, written.found) if written.known else ()
+        keys = {item.manifest.checkpoint for item in written.found}.difference(gone)
         return Rebuilt(
-            jobs=int(count > 0),
-            checkpoints=count,
+            jobs=int(len(keys) > 0),
+            checkpoints=len(keys),
+            newest=max({*keys, *(here.stored if here else ())}, default=None),
             skipped=reading.skipped,
             unreadable=bool(reading.skipped) and not reading.found,
         )
 
-    async def _take_back(self, job: str, written: Sequence[Found]) -> int:
-        """Forget what was collected between the reading and the writing; return how many."""
+    async def _take_back(self, job: str, written: Sequence[Found]) -> Sequence[CheckpointId]:
+        """Forget what was collected between the reading and the writing; return which."""
         if not written:
-            return 0
+            return ()
 
         def listed(stop: threading.Event) -> set[Place]:
             return set(_until(stop, places(self._store, job)))
@@ -186,7 +193,7 @@ class BucketArchive:
         gone = [key for key in keys if Place(job, key) not in there]
         if gone:
             await self._service.change(lambda c: forget(c, job, gone))
-        return len(gone)
+        return gone
 
 
 def _sum(one: Rebuilt, other: Rebuilt) -> Rebuilt:
@@ -200,7 +207,7 @@ def _sum(one: Rebuilt, other: Rebuilt) -> Rebuilt:
 def known(catalogue: Catalogue, job: str) -> Known | None:
     """Return what the catalogue has of a job; None: no checkpoint."""
     run = catalogue.run_of(job)
-    if run is None or not catalogue.has_checkpoints(run):
+    if run is None or not catalogue.newest_key(run):
         return None
     return Known(run, frozenset(catalogue.stored_keys(run)))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from holdfast.core.facts import Event, Inventory, NodeView
-from holdfast.core.ids import job_name, node_name, run_id
+from holdfast.core.ids import CheckpointId, job_name, node_name, run_id
 from holdfast.core.retry import Backoff
 from holdfast.errors import (
     CheckpointError,
@@ -34,7 +34,7 @@ from holdfast_services.metadata.domain.attempts import Registration, check
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.view import World, node_view
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.transactions import Seat
+from holdfast_services.metadata.transactions import Seat, Wish
 
 THREADS = 4
 CONFLICTS = Backoff(first_s=0.01, wait_s_max=0.5, tries_max=8)
@@ -68,11 +68,11 @@ class Service:
         self._engine = engine
         self.limits = limits
         self.archive: Archive | None = None
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._asking: dict[str, asyncio.Task[CheckpointId | None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-catalogue")
         self._cache = DecodeCache()
         self._reports: Batch[Inventory, Taken] = Batch(self._report_all)
-        self._seats: Batch[tuple[Registration, str], Seat] = Batch(self._register_all)
+        self._seats: Batch[Wish, Seat] = Batch(self._register_all)
         self._changed = asyncio.Event()
         self._told_s = 0.0
         self._world: asyncio.Task[World] | None = None
@@ -104,14 +104,16 @@ class Service:
             StaleGenerationError: the attempt was replaced.
             InvalidRequestError: names or numbers that make no sense.
             UnavailableError: the catalogue has no checkpoint of the job, and the object store
-                does not say whether it has: that it is new is never guessed.
+                does not say whether it has, or the catalogue was lost meanwhile: that the job
+                is new is never guessed.
         """
         job_name(wish.job)
         node_name(wish.node)
         check(wish)
+        item = Wish(wish, first_run(wish.job))
         if self.archive:
-            await self._look_up(self.archive, wish)
-        seat = await self._seats.ask((wish, first_run(wish.job)))
+            item = await self._look_up(self.archive, item)
+        seat = await self._seats.ask(item)
         self.tell()
         return seat
 
@@ -147,37 +149,42 @@ class Service:
         short = [replace(e, message=e.message[:EVENT_TEXT_LENGTH_MAX]) for e in events]
         await self.change(lambda catalogue: transactions.record(catalogue, node, short))
 
-    async def _look_up(self, archive: Archive, wish: Registration) -> None:
+    async def _look_up(self, archive: Archive, item: Wish) -> Wish:
         """Ask the archive once for each attempt: the catalogue may be new, or from a backup.
 
         Ranks that come at the same time share the question; those that come later have a nonce
         that is known.
         """
+        wish = item.registration
         if await self.read(lambda c: transactions.begun(c, wish.job, wish.nonce)):
-            return
+            return replace(item, begun=True)
         asking = self._asking.get(wish.job)
         if asking is None:
             asking = asyncio.create_task(self._ask(archive, wish.job, trains=wish.generation > 0))
             self._asking[wish.job] = asking
             asking.add_done_callback(lambda _: self._asking.pop(wish.job, None))
-        await asyncio.shield(asking)
+        return replace(item, newest=await asyncio.shield(asking))
 
-    async def _ask(self, archive: Archive, job: str, *, trains: bool) -> None:
-        """A job that trains, or has a checkpoint here, goes on without an answer too (P5)."""
-        known = trains or await self.read(lambda c: transactions.known(c, job))
+    async def _ask(self, archive: Archive, job: str, *, trains: bool) -> CheckpointId | None:
+        """Return the newest that is known by now.
+
+        A job that trains, or has a checkpoint here, goes on without an answer too (P5).
+        """
+        newest = await self.read(lambda c: transactions.known(c, job))
+        known = trains or newest is not None
         limit_s = ARCHIVE_KNOWN_S_MAX if known else ARCHIVE_S_MAX
         try:
             async with asyncio.timeout(limit_s):
-                await archive.adopt(job)
+                return await archive.adopt(job)
         except (TimeoutError, CheckpointError) as cause:
             late = f"the object store did not say within {limit_s:.0f} s what it has of {job}"
             reason = cause.message if isinstance(cause, CheckpointError) else late
             if known:
                 await self.change(lambda c: transactions.note_unasked(c, job, reason))
-            elif isinstance(cause, CheckpointError):
+                return newest
+            if isinstance(cause, CheckpointError):
                 raise
-            else:
-                raise UnavailableError(late, job=job) from cause
+            raise UnavailableError(late, job=job) from cause
 
     # -- transactions --------------------------------------------------------------------------
 
@@ -251,9 +258,7 @@ class Service:
             self.tell()
         return [Taken(incarnation_min, since_s) for incarnation_min in answers]
 
-    async def _register_all(
-        self, wishes: Sequence[tuple[Registration, str]]
-    ) -> Sequence[Seat | CheckpointError]:
+    async def _register_all(self, wishes: Sequence[Wish]) -> Sequence[Seat | CheckpointError]:
         return await self.write(lambda c: transactions.register(c, wishes, self.limits))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

@@ -40,6 +40,20 @@ class Seat:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A registration, with what was seen just before: the catalogue may have been lost since.
+
+    ``run`` is the job's, should the job be new. ``begun``: the attempt was there. ``newest``: so
+    was this checkpoint.
+    """
+
+    registration: attempts.Registration
+    run: str
+    begun: bool = False
+    newest: CheckpointId | None = None
+
+
 def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> None:
     """Say that leases can be renewed; after a gap, give everybody who had one a new lease.
 
@@ -74,18 +88,24 @@ def check_written(catalogue: Catalogue) -> None:
 
 
 def register(
-    catalogue: Catalogue, wishes: Sequence[tuple[attempts.Registration, str]], limits: Limits
+    catalogue: Catalogue, wishes: Sequence[Wish], limits: Limits
 ) -> list[Seat | CheckpointError]:
-    """Return a seat or the refusal for each (registration, run id should the job be new)."""
+    """Return a seat or the refusal for each wish."""
     now_s = catalogue.now_s()
     pulse(catalogue, now_s, limits)
     answers: dict[int, Seat | CheckpointError] = {}
-    for job in sorted({wish.job for wish, _ in wishes}):
-        mine = [(i, wish, run) for i, (wish, run) in enumerate(wishes) if wish.job == job]
+    for job in sorted({wish.registration.job for wish in wishes}):
+        mine = [(i, wish) for i, wish in enumerate(wishes) if wish.registration.job == job]
+        catalogue.lock_job(job)
+        lost = {i: _lost(job) for i, wish in mine if not _is_there(catalogue, wish)}
+        answers |= lost
+        mine = [(i, wish) for i, wish in mine if i not in lost]
+        if not mine:
+            continue
         nodes = catalogue.nodes()
-        before = informed(catalogue, _locked(catalogue, job, mine[0][2], now_s), nodes)
+        before = informed(catalogue, _locked(catalogue, job, mine[0][1].run, now_s), nodes)
         run, events = before, list[Event]()
-        for index, wish, _ in mine:
+        for index, wish in ((i, item.registration) for i, item in mine):
             known = catalogue.generation_of(job, wish.nonce)
             try:
                 outcome = seat(run, wish, known, now_s, limits)
@@ -107,6 +127,20 @@ def register(
         catalogue.save_run(before, run)
         catalogue.add_events(events, "", now_s)
     return [answers[index] for index in range(len(wishes))]
+
+
+def _is_there(catalogue: Catalogue, wish: Wish) -> bool:
+    """Tell whether this is the catalogue that the wish was made for: it has what was seen."""
+    mine = wish.registration
+    begun = catalogue.generation_of(mine.job, mine.nonce) is not None
+    if begun or wish.begun:
+        return begun
+    return wish.newest is None or catalogue.checkpoint(wish.newest) is not None
+
+
+def _lost(job: str) -> UnavailableError:
+    text = f"the catalogue does not have what it had of {job} a moment ago: look again"
+    return UnavailableError(text, job=job)
 
 
 def _refused(wish: attempts.Registration, refusal: CheckpointError) -> list[Event]:
@@ -274,10 +308,10 @@ def begun(catalogue: Catalogue, job: str, nonce: bytes) -> bool:
     return catalogue.generation_of(job, nonce) is not None
 
 
-def known(catalogue: Catalogue, job: str) -> bool:
-    """Tell whether the job has a checkpoint here."""
+def known(catalogue: Catalogue, job: str) -> CheckpointId | None:
+    """Return the job's newest checkpoint here, in any state; None: it has none."""
     run = catalogue.run_of(job)
-    return run is not None and catalogue.has_checkpoints(run)
+    return catalogue.newest_key(run) if run else None
 
 
 def note_unasked(catalogue: Catalogue, job: str, reason: str) -> None:

@@ -12,8 +12,8 @@ from holdfast_services.metadata.service import first_run
 
 async def together(service, wishes):
     """Register all in one transaction; return generations, or the kind of the refusal."""
-    pairs = [(wish, first_run(wish.job)) for wish in wishes]
-    answers = await service.write(lambda c: transactions.register(c, pairs, service.limits))
+    items = [transactions.Wish(wish, first_run(wish.job)) for wish in wishes]
+    answers = await service.write(lambda c: transactions.register(c, items, service.limits))
     return [getattr(answer, "generation", type(answer)) for answer in answers]
 
 

@@ -68,18 +68,23 @@ def _spent(state: State, view: RunView, shard: ShardId) -> bool:
     """Tell whether nothing but a pin of ``view`` could still keep this shard's slot."""
     if named(state, view, shard) or any(shard in s.reading for s in state.sessions.values()):
         return False
-    return outdated(replace(view, pinned=()), shard)
+    return _left_behind(view, shard) or _older(view, shard)
 
 
 def outdated(view: RunView, shard: ShardId) -> bool:
     """Tell whether no restore will choose this shard's checkpoint any more, nor a drain need it."""
-    checkpoint = shard.checkpoint
-    if any(rule.covers(checkpoint) for rule in view.superseded):
+    pinned = shard.checkpoint in view.pinned
+    return _left_behind(view, shard) or (not pinned and _older(view, shard))
+
+
+def _left_behind(view: RunView, shard: ShardId) -> bool:
+    """Tell whether a later attempt went back behind this step, or its own gave it up."""
+    if view.superseded and any(rule.covers(shard.checkpoint) for rule in view.superseded):
         return True
-    if any((a.step, a.generation) == (shard.step, shard.generation) for a in view.abandoned):
-        return True
-    if checkpoint in view.pinned:
-        return False
+    return any((a.step, a.generation) == (shard.step, shard.generation) for a in view.abandoned)
+
+
+def _older(view: RunView, shard: ShardId) -> bool:
     keep = view.keep_from
     # A later attempt may be at an earlier step: what a catalogue from a backup keeps of the one
     # before says nothing of it.

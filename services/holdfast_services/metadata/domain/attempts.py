@@ -35,6 +35,8 @@ from holdfast_services.metadata.domain.retention import check as check_retention
 
 NONCE_BYTES_MAX = 64
 REPLICAS_MAX = 64
+LEASE_PART_MIN = 0.1
+"""Of a lease: less is not worth a write of the run with each report of its nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +242,8 @@ def absorb(run: Run, nodes: Mapping[str, Node], limits: Limits) -> Run:
     """Return the run with what its ranks' agents last said, and the lease that follows from it.
 
     A status counts from the node the rank registered on, made after it registered. Live ranks
-    renew the lease; it ends at once when every registered rank was reported gone.
+    renew the lease, in steps of ``LEASE_PART_MIN``; it ends at once when every registered rank
+    was reported gone.
     """
     attempt = run.current
     if attempt is None or not run.ranks:
@@ -253,6 +256,8 @@ def absorb(run: Run, nodes: Mapping[str, Node], limits: Limits) -> Run:
         if rank.rank in statuses and rank.live
     ]
     lease_until_s = max([attempt.lease_until_s, *renewed])
+    if lease_until_s - attempt.lease_until_s < LEASE_PART_MIN * limits.node_lease_s:
+        lease_until_s = attempt.lease_until_s
     if not any(rank.live for rank in ranks):
         lease_until_s = 0.0
     return replace(run, ranks=ranks, attempt=replace(attempt, lease_until_s=lease_until_s))

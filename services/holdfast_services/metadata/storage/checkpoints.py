@@ -92,10 +92,12 @@ class CheckpointStatements(ObjectStatements):
         """Return all rows of the run, newest first; a plain read."""
         return self._rows(t.checkpoints.c.run == run)
 
-    def has_checkpoints(self, run: str) -> bool:
-        """Tell whether the run has any row; a plain read."""
-        sql = select(exists().where(t.checkpoints.c.run == run))
-        return bool(self._db.execute(sql).scalar_one())
+    def newest_key(self, run: str) -> CheckpointId | None:
+        """Return the newest row's key, in any state; None: there is no row; a plain read."""
+        c = t.checkpoints.c
+        sql = select(c.step, c.generation).where(c.run == run).order_by(*NEWEST_FIRST).limit(1)
+        row = self._db.execute(sql).first()
+        return checkpoint_id(run, *row) if row else None
 
     def stored_keys(self, run: str) -> Sequence[CheckpointId]:
         """Return all that is durable, bad and expired ones too, or on its way; a plain read."""

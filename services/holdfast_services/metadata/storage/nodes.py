@@ -136,7 +136,10 @@ class NodeStatements(Statements):
             "lost": False,
             "inventory": body,
         }
-        return self._put(_PUT_NODE, row) == 1
+        taken = self._put(_PUT_NODE, row) == 1
+        if taken:  # what was encoded here need not be decoded here
+            self._cache.put_inventory(inventory.node.node, inventory)
+        return taken
 
     def mark_lost(self, now_s: float) -> Sequence[str]:
         """Return nodes whose lease has run out since the last call; each is returned once."""
