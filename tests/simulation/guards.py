@@ -123,7 +123,7 @@ MUTANTS = (
     _mutant(
         "N3 room: older",
         "while a restore is decided what is older than the acknowledged step makes room",
-        ("metadata/domain/repair.py", "(kept is not None and", "(False and"),
+        ("metadata/domain/repair.py", "if kept is not None and", "if False and"),
     ),
     _mutant(
         "N4 room: leases",
@@ -134,8 +134,7 @@ MUTANTS = (
         "N5 room: quarantined",
         "a copy that is bad makes room",
         ("agent/domain/room.py",
-         "spare = shard in spared or slot.content.held is HeldState.QUARANTINED",
-         "spare = shard in spared"),
+         "if slot.content.held is HeldState.QUARANTINED:", "if False:"),
     ),
     _mutant(
         "N6 forgotten while it waits",
@@ -195,8 +194,10 @@ MUTANTS = (
     _mutant(
         "forgotten",
         "an attempt that trains while its catalogue is lost is taken in again",
-        ("agent/domain/rules.py", "return view is None or view.attempt < session.generation or",
-         "return False and"),
+        ("agent/domain/rules.py",
+         "if view is None or view.attempt < session.generation or not _same_attempt(view, session):"
+         "\n        return True",
+         "if True:\n        return False"),
     ),
     _mutant(
         "readmit-fence",

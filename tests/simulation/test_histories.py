@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from tests.simulation import stories
 from tests.simulation.__main__ import main
+from tests.simulation.guards import MUTANTS
+from tests.simulation.mutants import mutated
 from tests.simulation.plan import Plan, Trouble, draw, from_toml, to_toml
 from tests.simulation.shrink import TRIES_COUNT_MAX, shrink
 from tests.simulation.stories import live
@@ -228,3 +230,9 @@ def test_the_command_ends_with_what_broke_as_json(capsys, jobs):
     assert told["events"] > 0
     assert told["seconds"] > 0
     assert set(told["broken"]) <= {"5", "6", "7", "8"}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_each_mutant_fits_the_product(mutant):
+    """One that names text which is gone would be found out a night later, by ``make``."""
+    assert mutated(mutant)
