@@ -195,9 +195,7 @@ MUTANTS = (
         "forgotten",
         "an attempt that trains while its catalogue is lost is taken in again",
         ("agent/domain/rules.py",
-         "if view is None or view.attempt < session.generation or not _same_attempt(view, session):"
-         "\n        return True",
-         "if True:\n        return False"),
+         "if not session.active or state.view is None or state.lost:", "if True:"),
     ),
     _mutant(
         "readmit-fence",

@@ -25,6 +25,7 @@ from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError
 from holdfast_services.agent.domain import Slot, Work, handle, room, rules, session_view
 from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain.state import Attempt
 
 
 def full(*slots):
@@ -192,3 +193,19 @@ def test_what_a_catalogue_from_a_backup_keeps_frees_nothing_of_a_later_attempt()
 
     assert {"s1"} == freed(actions)
     room.check_holdable(now, shard(11, 2))
+
+
+def test_room_that_a_restore_waits_for_is_not_leased_to_the_rank_that_waits_for_it():
+    """P8: its fetch failed and is tried again later; a rank that trains saves meanwhile."""
+    before = begun(free("s1", KIB))
+    before.view = told(wants=wanted(9)).view
+    before.fetches = {shard(9).id: Attempt(next_s=100.0)}
+    now, _ = handle(before, ev.Tick(1.0))
+    assert "" == now.slots["s1"].session
+
+    trains = replace(now, sessions={session().id: replace(reserved(), loaded=True)})
+    later, _ = handle(trains, ev.Tick(2.0))
+    assert session().id == later.slots["s1"].session
+
+    now, _ = handle(now, told())
+    assert session().id == now.slots["s1"].session, "nothing is wanted any more"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+
+from holdfast.core.facts import DecisionState
+from holdfast_services.metadata.domain import repair
 
 NODES = "dcab"
 """As they stand in the ring: first those of the ranks, so not as in the alphabet."""
@@ -95,3 +100,80 @@ def test_copies_that_lie_apart_are_kept_where_the_policy_asks_for_domains(cluste
 
     assert [0] == [key.rank for key in cluster.view("c").spares]
     assert () == cluster.view("b").spares
+
+
+def test_nothing_is_spare_while_ranks_are_missing_or_nothing_is_chosen(copied):
+    """P5: until then placement changes, and what is one too many now may be needed."""
+    for node in "ab":
+        copy(copied, node, 0)
+    assert {("a", 0), ("b", 0)} == spares(copied)
+
+    decision = replace(copied.run.decision, state=DecisionState.PENDING, checkpoint=None)
+    copied.run = replace(copied.run, decision=decision)
+    assert set() == spares(copied)
+
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 20, 1, rank)
+    copied.report("d", "c")
+    copied.register(0, "d", nonce=b"second")
+    copied.report("d")
+    assert ("PROPOSED", (20, 1)) == copied.decided()
+    assert set() == spares(copied), "rank 1 is not there"
+
+    copied.register(1, "c", nonce=b"second")
+    copied.report("c")
+    assert spares(copied)
+
+
+def test_nothing_is_spare_that_drains_or_is_pinned(copied):
+    """A5: whoever reads it finds it, whatever the ring is by then."""
+    copied.object_tier()
+    key = copied.row(10, 1).id
+    for node in "ab":
+        copy(copied, node, 0)
+    told = spares(copied)
+    assert told
+
+    copied.run = replace(copied.run, pins=(key,))
+    assert set() == spares(copied)
+
+    copied.run = replace(copied.run, pins=())
+    assert told == spares(copied)
+    copied.change(10, 1, drain_at_s=copied.now_s)
+    assert set() == spares(copied)
+
+
+def test_a_few_copies_are_named_at_a_time_and_then_the_next(copied, monkeypatch):
+    """A view is bounded; what is given back is reported, and others are named."""
+    monkeypatch.setattr(repair, "SPARES_IN_VIEW_MAX", 1)
+    for rank in (0, 1):
+        copy(copied, "b", rank)
+        copy(copied, "a", rank)
+    first = [key.rank for key in copied.view("b").spares]
+    assert 1 == len(first)
+
+    copied.drop("b", 10, 1, first[0])
+    copied.report("b")
+
+    assert first != [key.rank for key in copied.view("b").spares]
+
+
+def test_the_owner_keeps_its_shard_and_without_it_one_that_all_rings_name(copied):
+    """P5: agents that act on views of different attempts never all give up the same copy."""
+    for node in "ab":
+        copy(copied, node, 0)
+    holders, kept = set("dcab"), {}
+    for nonce, ranks in ((b"second", "ba"), (b"third", "ca")):
+        generation = copied.launch(nonce, *ranks)
+        copied.ready(*((node, rank) for rank, node in enumerate(ranks)))
+        for rank, node in enumerate(ranks):
+            copied.status(node, rank, loaded=True, generation=generation)
+        copied.report(*ranks)
+        kept[nonce] = holders - {node for node, rank in spares(copied) if rank == 0}
+    assert kept[b"second"] != kept[b"third"]
+    assert "d" in kept[b"second"] & kept[b"third"]
+
+    copied.machines["d"].leaving = True
+    copied.report("d")
+
+    assert ("a", 0) not in spares(copied), "the first by name"

@@ -35,6 +35,7 @@ class Agent(agent_pb2_grpc.AgentServicer):
         self.forgotten = threading.Event()
         self.lost = threading.Event()
         self.generation = 1
+        self.flaps = False
         self.opened = []
 
     def Describe(self, request, context):
@@ -64,6 +65,9 @@ class Agent(agent_pb2_grpc.AgentServicer):
             self.forgotten.clear()
             self.known = False
             refuse(context, NotFoundError("not open here"))
+        if self.flaps:
+            number = int(request.version or 1) + 1
+            return pb.SessionView(version=str(number), leases=[self.lease], forgotten=True)
         if self.lost.is_set():
             return pb.SessionView(version="2", leases=[self.lease], forgotten=True)
         return pb.SessionView(version="1", leases=[self.lease])
@@ -147,6 +151,18 @@ def test_a_catalogue_that_was_lost_is_told_of_the_attempt_that_trains(agent, ses
     assert second.generation == 3
     assert from_message(second.restored, CheckpointId) == restored
     assert all(view.leases for view in views)
+
+
+@pytest.mark.parametrize("least_s", [3600.0, 0.0])
+def test_a_rank_that_stays_unknown_registers_at_a_pace(agent, session, monkeypatch, least_s):
+    """Each registration is a write of the catalogue, and views may change many times a second."""
+    monkeypatch.setattr("holdfast.session.REGISTER_S_MIN", least_s)
+    agent.flaps = True
+    session.start(lambda view: None)
+
+    assert session.wait_view(lambda view: int(view.version or 0) >= 10, timeout_s=WAIT_S)
+    again = len(agent.opened) - 1
+    assert again == 1 if least_s else again > 1
 
 
 @pytest.mark.parametrize("refused", [True, False])
