@@ -108,6 +108,15 @@ def m3_pinned_and_superseded(ghosts: Ghosts, before: Run, after: Run) -> None:
         raise Broken(f"M3: {name(decision.checkpoint)} is confirmed and supersedes nothing")
 
 
+def m3_nothing_else_is_superseded(ghosts: Ghosts, before: Run, after: Run) -> None:
+    """The rules leave behind what restores left behind, and nothing that stands (A5)."""
+    if after.rules is before.rules:
+        return
+    for key in ghosts.manifests:
+        if key not in ghosts.gone and ghosts.in_line(key) and after.superseded(key):
+            raise Broken(f"M3: {name(key)} is superseded, and no restore left it behind")
+
+
 def m5_levels_stay(ghosts: Ghosts, before: Run, after: Run) -> None:
     """A level, once committed, is not taken back, nor are the user's notes."""
     rows = {row.id: row for row in after.checkpoints}
@@ -139,6 +148,7 @@ TRANSITIONS: tuple[Callable[[Ghosts, Run, Run], None], ...] = (
     p2_numbers_grow,
     m2_confirmed_stays,
     m3_pinned_and_superseded,
+    m3_nothing_else_is_superseded,
     m5_levels_stay,
 )
 

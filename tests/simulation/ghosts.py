@@ -154,11 +154,11 @@ class Ghosts:
     def judge(self) -> None:
         """A transaction is committed."""
         for before, after in self._changes:
-            for check in checks.TRANSITIONS:
-                check(self, before, after)
             self._attempt(after)
             self._rows(before, after)
             self._decision(before, after)
+            for check in checks.TRANSITIONS:
+                check(self, before, after)
         self._changes.clear()
 
     def heard(self, item: Inventory) -> None:
@@ -281,7 +281,8 @@ class Ghosts:
         began_s = self._attempts_s.get(nonce, self.world.now_s)
         if self.clock_stepped_s >= began_s - SILENT_S_MAX:
             return None
-        there = {node for node in self.nodes if self._was_there(node, began_s)}
+        since_s = max(began_s, self.world.now_s - SETTLED_S)
+        there = {node for node in self.nodes if self._was_there(node, since_s)}
         asked = self.store_troubled_s < began_s
         owed = [k for k in (self.floor, self.hope) if k and self.whole(k, there, stored=asked)]
         if asked:
@@ -316,9 +317,10 @@ class Ghosts:
             self.hope = self.floor
 
     def _is_stored(self, key: CheckpointId) -> bool:
-        return key not in self.gone and self._in_line(key) and self.whole(key, ())
+        return key not in self.gone and self.in_line(key) and self.whole(key, ())
 
-    def _in_line(self, key: CheckpointId) -> bool:
+    def in_line(self, key: CheckpointId) -> bool:
+        """Tell whether no restore has left ``key`` behind."""
         return not any(rule.covers(key) for rule in self.rules)
 
     def whole_from(self, key: CheckpointId) -> bool:

@@ -13,7 +13,7 @@ from tests.simulation.ghosts import Ghosts
 from tests.simulation.job import Job
 from tests.simulation.metadata import Fleet
 from tests.simulation.node import Node
-from tests.simulation.plan import NAMES, TROUBLE_S, Plan
+from tests.simulation.plan import NAMES, RANKS_MAX, TROUBLE_S, Plan, ranks_per_node
 from tests.simulation.rank import LENGTH
 from tests.simulation.trouble import befall
 from tests.simulation.worker import Worker
@@ -21,7 +21,6 @@ from tests.simulation.world import Do, Net, World
 
 from holdfast.core.budget import memory_need, slots_per_rank
 
-RANKS_MAX = 3
 PEACE_S_MAX = 40.0
 COMMITS_IN_PEACE = 2
 
@@ -174,8 +173,7 @@ class History:
 
 def _budget_bytes(plan: Plan) -> int:
     """Return what a node needs for its share of the largest job, and what the plan adds."""
-    gone = len({t.target for t in plan.troubles if t.kind == "lose_node" and not t.for_s})
-    each = -(-RANKS_MAX // max(plan.nodes - gone, 1))
+    each = ranks_per_node(plan)
     need = memory_need(
         own_bytes=LENGTH * each, checkpoint_bytes=LENGTH * RANKS_MAX, replicas=plan.replicas,
         nodes_count=plan.nodes, slots=slots_per_rank(persist=bool(plan.persist_steps)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.simulation.checks import Broken
 from tests.simulation.ghosts import Ghosts
 from tests.simulation.node import Node
-from tests.simulation.plan import Plan
+from tests.simulation.plan import Plan, ranks_per_node
 from tests.simulation.rank import Process
 from tests.simulation.world import World
 
@@ -114,10 +114,10 @@ class Job:
             node.on_view = self._on_view
 
     def launch(self) -> None:
-        """Begin an attempt on nodes that are there; wait if there are none."""
+        """Begin an attempt on nodes that are there; wait if there are too few."""
         there = [n for n in self.nodes.values() if n.there and not self.world.frozen(n.name)]
-        if not there:
-            self.world.later(1.0, self.launch)
+        if self.world_size > len(there) * ranks_per_node(self.plan):
+            self.world.later(1.0, self.launch)  # what is there has no memory for it
             return
         self._attempts_count += 1
         self.world.rng.shuffle(there)

@@ -15,7 +15,11 @@ BEGIN_S = 0.5
 KINDS_COUNT_MAX = 9
 MOMENTS_COUNT = 3
 MOMENT_S = 0.4
+GAPS_S = (1.5, 4.0, 8.0)
+SCENES_PART = 0.6
+SCENE_GAPS_S = (1.0, 2.0, 4.0)
 NAMES = "abcd"
+RANKS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,12 @@ class Plan:
     troubles: tuple[Trouble, ...] = ()
 
 
+def ranks_per_node(plan: Plan) -> int:
+    """Return how many ranks the budget of a node is for, when all that can be lost for good is."""
+    gone = len({t.target for t in plan.troubles if t.kind == "lose_node" and not t.for_s})
+    return -(-RANKS_MAX // max(plan.nodes - gone, 1))
+
+
 def draw(seed: int) -> Plan:
     """Return the plan of a seed: a few kinds of trouble, each at a rate of its own (swarm)."""
     rng = random.Random(seed)
@@ -93,12 +103,16 @@ def draw(seed: int) -> Plan:
 
 
 def _troubles(plan: Plan, rng: random.Random) -> list[Trouble]:
-    kinds = [kind for kind in _DRAWN if plan.workers or kind not in _OF_THE_STORE]
+    drawn_from, most, gaps_s = tuple(_DRAWN), KINDS_COUNT_MAX, GAPS_S
+    if rng.random() < SCENES_PART:
+        drawn_from = rng.choice(_SCENES)
+        most, gaps_s = len(drawn_from), SCENE_GAPS_S
+    kinds = [kind for kind in drawn_from if plan.workers or kind not in _OF_THE_STORE]
     # What is worth seeing is what happens while something else does.
-    moments = [rng.uniform(BEGIN_S, TROUBLE_S) for _ in range(MOMENTS_COUNT)]
+    moments = [rng.uniform(BEGIN_S, TROUBLE_S - MOMENT_S) for _ in range(MOMENTS_COUNT)]
     found = []
-    for kind in rng.sample(kinds, rng.randint(0, KINDS_COUNT_MAX)):
-        gap_s = rng.choice([1.5, 4.0, 8.0])
+    for kind in rng.sample(kinds, min(rng.randint(0, most), len(kinds))):
+        gap_s = rng.choice(gaps_s)
         at_s = BEGIN_S + rng.expovariate(1 / gap_s)
         while at_s < TROUBLE_S:
             drawn = _DRAWN[kind](plan, rng)
@@ -227,6 +241,20 @@ _DRAWN: dict[str, Callable[[Plan, random.Random], Trouble]] = {
     "scrub": _plain,
 }
 """How the details of each kind are drawn; what it does is in ``trouble``."""
+
+_SCENES = (
+    ("lose_database", "restart", "kill_rank", "stop_agent", "update_agent", "lose_node"),
+    ("restore_backup", "restart", "lose_all", "start_over", "roll_back", "kill_worker"),
+    ("freeze_agent", "stop_agent", "update_agent", "cut_one_way", "restart", "kill_rank"),
+    ("restart", "kill_rank", "start_over", "roll_back", "resize", "lose_all", "pin", "remove"),
+    ("step_clock", "lose_node", "restart", "kill_rank", "freeze_node", "take_over"),
+    ("take_over", "restart", "stop_database", "freeze_metadata", "freeze_rank"),
+    ("stop_database", "kill_metadata", "cut", "freeze_metadata"),
+    ("step_queue_clock", "break_store", "stop_store", "kill_worker", "freeze_worker"),
+    ("lose_node", "kill_agent", "flip_in_memory", "fill_disk", "stop_database", "restart"),
+    ("flip_in_store", "lose_all", "read", "remove", "scrub", "restore_backup"),
+)
+"""Kinds that have to do with each other: where most is drawn from all, they seldom meet."""
 
 _OF_THE_STORE = frozenset({
     *("kill_worker", "freeze_worker", "forget_queue", "stop_queue", "step_queue_clock"),

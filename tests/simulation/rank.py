@@ -38,6 +38,7 @@ COPY_S_MAX = 0.04
 TELL_S = 0.0005
 LOOK_S = 0.5
 ABANDONED_TOLD_MAX = 64
+MISSED_COUNT_MAX = 4
 
 Over = Callable[[Do], None]
 
@@ -62,6 +63,7 @@ class Process:
         self._saving: set[int] = set()
         self._abandoned: list[AbandonedStep] = []
         self._owed = 0
+        self._missed_count = 0
         self._saved: list[int] = []
         node.locks.add(self.session)
         self._open()
@@ -272,6 +274,7 @@ class Process:
     def stepped(self, step: int, *, save: bool) -> None:
         """A step of training is done."""
         if self._owed:
+            self._miss()
             self._abandon(self._owed, "no free slot")
         self.step = step
         if save:
@@ -280,6 +283,16 @@ class Process:
             if not self._copy(step):
                 self._owed = step
         self._tell()
+
+    def _miss(self) -> None:
+        """X0: while metadata is out saves go on, in the slots of what nobody committed."""
+        state = self.node.state
+        able = self.node.room_bytes and not self._view.fenced
+        able = able and not self.world.frozen(self.node.name)
+        out = able and state is not None and state.lost
+        self._missed_count = self._missed_count + 1 if out else 0
+        if self._missed_count > MISSED_COUNT_MAX:
+            raise Broken(f"P5: while metadata is out rank {self.rank} saves nothing any more")
 
     def _save_owed(self) -> None:
         if self.copying is None and self._copy(self._owed):
@@ -330,4 +343,5 @@ class Process:
         file.world_size = size
         file.name = name.to(SlotState.CLOSED)
         self.ghosts.close(key, size, self.attempt.number)
+        self._missed_count = 0
         self._tell(closed=(name.slot,))
