@@ -97,6 +97,8 @@ class Database:
         self._loaded: dict[tuple[int, str], tuple[int, Run | None]] = {}
         self._nodes: dict[int, tuple[int, Mapping[str, Node]]] = {}
         self._place(_empty())
+        with write_transaction(self._at.engine) as connection:  # it has been there for long
+            Catalogue(connection, DecodeCache()).beat(0.0, self.clock_off_s, 1.0)
 
     def close(self) -> None:
         """Give the place back: the next history has its database there."""

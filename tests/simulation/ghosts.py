@@ -60,6 +60,7 @@ class Ghosts:
         self.generations: dict[bytes, int] = {}
         self.began: dict[bytes, CheckpointId | None] = {}
         self.commits_count = 0
+        self.lost_count = 0
         self.restores_count = 0
         self.living: set[bytes] = set()
         """Attempts that have not ended."""
@@ -270,6 +271,7 @@ class Ghosts:
         if owed is not None:
             raise Broken(f"P5: told LOST ({decision.reason}), and {name(owed)} is there")
         self.floor = self.hope = None
+        self.lost_count += 1
 
     def _expect_newest(self, what: CheckpointId | None, nonce: bytes) -> None:
         owed = self._owed(nonce)

@@ -382,6 +382,11 @@ MUTANTS = (
         ("metadata/transactions.py", "if not _is_there(catalogue, wish)}", "if False}"),
     ),
     _mutant(
+        "N11",
+        "a catalogue that has just come decides nothing before agents had time to report",
+        ("metadata/domain/restore.py", "listens = facts.now_s < facts.listens_until_s", "listens = False"),
+    ),
+    _mutant(
         "scrub-revives",
         "no manifest is written again after its checkpoint has expired",
         ("persistence/scrub.py", "        check_kept()\n", ""),

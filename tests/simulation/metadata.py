@@ -56,8 +56,9 @@ class Metadata:
         self._world, self._database = fleet.world, fleet.database
         self._store, self._queue = store, queue
         self.limits = Limits(
-            node_lease_s=NODE_LEASE_S, decide_wait_s=DECIDE_WAIT_S, object_tier=store is not None
-        )
+            node_lease_s=NODE_LEASE_S, decide_wait_s=DECIDE_WAIT_S,
+            listen_s=transactions.LISTEN_S, object_tier=store is not None,
+        )  # fmt: skip
         self.alive = False
         self._life = 0
 

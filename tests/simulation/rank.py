@@ -289,7 +289,7 @@ class Process:
         state = self.node.state
         able = self.node.room_bytes and not self._view.fenced
         able = able and not self.world.frozen(self.node.name)
-        out = able and state is not None and state.lost
+        out = able and state is not None and state.lost and self.session in state.sessions
         self._missed_count = self._missed_count + 1 if out else 0
         if self._missed_count > MISSED_COUNT_MAX:
             raise Broken(f"P5: while metadata is out rank {self.rank} saves nothing any more")

@@ -37,6 +37,7 @@ from holdfast_services.metadata.rpc import MetadataRpc
 from holdfast_services.metadata.service import THREADS, Service
 from holdfast_services.metadata.settings import Settings, host_port
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
+from holdfast_services.metadata.transactions import LISTEN_S
 
 GRACE_S = 2.0
 OFFERS_LEASE_S = 30.0
@@ -61,6 +62,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     limits = Limits(
         node_lease_s=settings.node_lease_s,
         decide_wait_s=settings.decide_wait_s,
+        listen_s=LISTEN_S,
         object_tier=bool(settings.store),
     )
     service = Service(engine, limits)

@@ -161,7 +161,7 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
         raise InvalidRequestError(f"manifest digest has {len(digest)} bytes, not {DIGEST_BYTES}")
     job = _lock(catalogue, key)
     now_s = catalogue.now_s()
-    pulse(catalogue, now_s, limits)
+    listens_until_s = pulse(catalogue, now_s, limits)
     known = catalogue.object_row(key)
     if known is not None:
         if known["manifest_digest"] != digest:
@@ -178,7 +178,8 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
     catalogue.put_object(stored, manifest_digest=digest, verified_at_s=now_s)
     # What waited for this one may go now: nobody else would look before the next report.
     before = informed(catalogue, before, nodes)
-    outcome = advance(persist.finish(before, key, now_s), nodes, now_s, limits)
+    finished = persist.finish(before, key, now_s)
+    outcome = advance(finished, nodes, now_s, limits, listens_until_s)
     catalogue.save_run(before, outcome.run)
     text = f"step {key.step} of {job} is durable"
     news = [_event("checkpoint_durable", job, key, text), *outcome.events]

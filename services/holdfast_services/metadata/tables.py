@@ -214,9 +214,11 @@ events = _table(
     Column("context", Text, nullable=False),
 )
 
-# One row: when a metadata process last could write. A gap means that no lease could be renewed.
+# One row: when a metadata process last could write, and since when without a gap: in one no lease
+# could be renewed, and after it nobody knows what agents have to say.
 pulse = _table(
     "pulse",
     Column("id", Integer, primary_key=True),
     Column("at_s", Float, nullable=False),
+    Column("since_s", Float, nullable=False),
 )

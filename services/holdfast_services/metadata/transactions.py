@@ -30,6 +30,8 @@ CLOCK_BACK_S_MIN = 1.0
 SILENT_S_MAX = 5.0
 """More than ``PULSE_S`` and a tick on a busy machine: past it the database takes no writes."""
 IDLE_S_MAX = 60.0
+LISTEN_S = 3.0
+"""More than agents rest between two reports of which the first has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +56,29 @@ class Wish:
     newest: CheckpointId | None = None
 
 
-def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> None:
+def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> float:
     """Say that leases can be renewed; after a gap, give everybody who had one a new lease.
 
     A node that could not renew because the catalogue was away has not been lost by it (P5). Nor
     does one that is lost live on because the database's clock was ahead and was set right: then
     all times that rules wait for come back to now.
+
+    Returns:
+        Until when nobody decides: agents that do not know of this catalogue yet may have more.
     """
-    before_s = catalogue.pulse_s()
+    before_s, since_s = catalogue.pulse()
     if before_s > now_s:
         # Somebody may have beaten while this transaction waited: what counts is the clock after.
         now_s = catalogue.now_s()
         if before_s - now_s > CLOCK_BACK_S_MIN and catalogue.beat(before_s, now_s):
             catalogue.bring_back(now_s, limits.node_lease_s)
-        return
-    if now_s - before_s < PULSE_S or not catalogue.beat(before_s, now_s):
-        return
-    if now_s - before_s > PULSE_GAP_S_MAX:
+        return min(since_s, now_s) + limits.listen_s
+    gap = now_s - before_s > PULSE_GAP_S_MAX
+    since_s = now_s if gap else since_s
+    if now_s - before_s >= PULSE_S and catalogue.beat(before_s, now_s, since_s) and gap:
         catalogue.extend_node_leases(before_s, now_s + limits.node_lease_s)
         catalogue.extend_attempt_leases(before_s, now_s + limits.node_lease_s)
+    return since_s + limits.listen_s
 
 
 def check_written(catalogue: Catalogue) -> None:
@@ -92,7 +98,7 @@ def register(
 ) -> list[Seat | CheckpointError]:
     """Return a seat or the refusal for each wish."""
     now_s = catalogue.now_s()
-    pulse(catalogue, now_s, limits)
+    listens_until_s = pulse(catalogue, now_s, limits)
     answers: dict[int, Seat | CheckpointError] = {}
     for job in sorted({wish.registration.job for wish in wishes}):
         mine = [(i, wish) for i, wish in enumerate(wishes) if wish.registration.job == job]
@@ -122,7 +128,7 @@ def register(
                 catalogue.save_run(before, run)
                 before = run
         if run.attempt and len(run.ranks) == run.attempt.world_size:
-            outcome = advance(run, nodes, now_s, limits)
+            outcome = advance(run, nodes, now_s, limits, listens_until_s)
             run, events = outcome.run, [*events, *outcome.events]
         catalogue.save_run(before, run)
         catalogue.add_events(events, "", now_s)
@@ -167,7 +173,7 @@ def report(
         0 for each, or the incarnation it must exceed; and whether somebody has to be told.
     """
     now_s = catalogue.now_s()
-    pulse(catalogue, now_s, limits)
+    listens_until_s = pulse(catalogue, now_s, limits)
     before = catalogue.nodes()
     # Each word of a node counts for a restore that is being decided, also that there is no news.
     touched = {**catalogue.deciding_jobs(), **jobs_of(inventories, before, now_s)}
@@ -178,7 +184,7 @@ def report(
     nodes = catalogue.nodes()
     changed = any(_is_news(item, before.get(item.node.node), now_s) for item in inventories)
     for run in (informed(catalogue, run, nodes) for run in runs):
-        outcome = advance(run, nodes, now_s, limits)
+        outcome = advance(run, nodes, now_s, limits, listens_until_s)
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)
         changed = changed or _same_but_lease(run) != _same_but_lease(outcome.run)
@@ -278,7 +284,7 @@ def tick(catalogue: Catalogue, limits: Limits) -> int:
         The number of things that changed; 0: nobody has to be told.
     """
     now_s = catalogue.now_s()
-    pulse(catalogue, now_s, limits)
+    listens_until_s = pulse(catalogue, now_s, limits)
     changed = 0
     jobs = catalogue.active_jobs(now_s - IDLE_S_MAX)
     runs = [_locked(catalogue, job, "", now_s) for job in jobs]
@@ -289,7 +295,7 @@ def tick(catalogue: Catalogue, limits: Limits) -> int:
         catalogue.add_events([event], name, now_s)
     nodes = catalogue.nodes() if runs else {}
     for run in (informed(catalogue, run, nodes) for run in runs):
-        outcome = advance(run, nodes, now_s, limits)
+        outcome = advance(run, nodes, now_s, limits, listens_until_s)
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)
         changed += _same_but_lease(run) != _same_but_lease(outcome.run)

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.core.facts import NodeView
+from holdfast.core.facts import DecisionState, NodeView
 from holdfast.errors import AlreadyExistsError
 from holdfast.rpc.channel import call, sync_channel
 from holdfast.rpc.codec import from_message, to_message
@@ -109,8 +109,10 @@ def saved(service, kit):
     for rank, agent in enumerate(agents):
         seat = service.register(rank, agent.name)
         agent.serve(seat, rank)
-    for agent in agents:
-        service.report(agent.inventory())
+    ends = time.monotonic() + START_S_MAX
+    while service.report(agents[0].inventory()).runs[0].decision.state is DecisionState.PENDING:
+        assert time.monotonic() < ends, "a catalogue that has just come listens for too long"
+        service.report(agents[1].inventory())
     for agent in agents:
         for rank, owner in enumerate(agents):
             agent.hold(seat.run, 10, seat.generation, rank, owner=owner.name)

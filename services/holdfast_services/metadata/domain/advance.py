@@ -20,7 +20,13 @@ from holdfast_services.metadata.domain.persist import annotate, persist, persist
 from holdfast_services.metadata.domain.restore import Facts, decide
 
 
-def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -> Outcome:
+def advance(
+    run: Run,
+    nodes: Mapping[str, Node],
+    now_s: float,
+    limits: Limits,
+    listens_until_s: float = 0.0,
+) -> Outcome:
     """Return the run with all that follows from ``nodes`` at ``now_s``, and the news."""
     everybody = tuple(nodes.values())
     live = tuple(node for node in everybody if node.live(now_s))
@@ -33,7 +39,7 @@ def advance(run: Run, nodes: Mapping[str, Node], now_s: float, limits: Limits) -
     run, events = outcome.run, [*events, *outcome.events]
     outcome = allow(run, live)
     run, events = outcome.run, [*events, *outcome.events]
-    outcome = decide(run, Facts(nodes=nodes, evidence=evidence, now_s=now_s, limits=limits))
+    outcome = decide(run, Facts(nodes, evidence, now_s, limits, listens_until_s))
     run, events = outcome.run, [*events, *outcome.events]
     known = {row.id for row in run.checkpoints}
     run = annotate(commit(run, evidence, live, now_s), nodes)

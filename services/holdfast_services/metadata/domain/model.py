@@ -32,10 +32,14 @@ NEVER = PersistRule()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long things are believed, in seconds, and whether there is an object tier."""
+    """How long things are believed, in seconds, and whether there is an object tier.
+
+    ``listen_s``: for so long after a gap, or at its beginning, a catalogue decides nothing.
+    """
 
     node_lease_s: float = 5.0
     decide_wait_s: float = 10.0
+    listen_s: float = 0.0
     object_tier: bool = False
 
 

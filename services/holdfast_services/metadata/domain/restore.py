@@ -37,12 +37,16 @@ NAMED_IN_REASON_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a decision is taken from: inventories by node, what they prove, the time, the waits."""
+    """What a decision is taken from: inventories by node, what they prove, the time, the waits.
+
+    Until ``listens_until_s`` nodes may have something to say that nobody has ever heard of.
+    """
 
     nodes: Mapping[str, Node]
     evidence: Evidence
     now_s: float
     limits: Limits
+    listens_until_s: float = 0.0
 
     def live(self) -> Collection[str]:
         """Return the names of the nodes with a lease."""
@@ -79,9 +83,13 @@ def settled(run: Run, facts: Facts) -> bool:
     be had, or nothing can be had, all ranks must have registered too: who has not may come with
     a node that nobody knows. Then one that has left is awaited as long as one that died. And no
     start is made that not all of them have asked for.
+
+    A catalogue that has just come, or come back, decides nothing at all: of agents that have not
+    reported to it yet it cannot know, and what they hold would be left behind (P6).
     """
     attempt = run.current
-    if attempt is None or (attempt.start_due and len(run.ranks) < attempt.world_size):
+    listens = facts.now_s < facts.listens_until_s
+    if attempt is None or listens or (attempt.start_due and len(run.ranks) < attempt.world_size):
         return False
     if facts.now_s >= attempt.started_at_s + facts.limits.decide_wait_s:
         return True

@@ -20,7 +20,7 @@ NODE_SILENT_S_MAX = 7 * 24 * 3600.0
 
 _N = t.nodes.c
 # Each report and each tick runs these.
-_PULSE = select(t.pulse.c.at_s)
+_PULSE = select(t.pulse.c.at_s, t.pulse.c.since_s)
 _BEAT = update(t.pulse).where(t.pulse.c.at_s == bindparam("before_s"))
 _NODES = select(_N.name, _N.incarnation, _N.sequence, _N.reported_at_s, _N.lease_until_s)
 _INVENTORY = select(_N.inventory).where(_N.name == bindparam("node"))
@@ -60,11 +60,21 @@ class NodeStatements(Statements):
 
     def pulse_s(self) -> float:
         """Return when a metadata process last said that it can write; 0 at the very first."""
-        return float(self._db.execute(_PULSE).scalar_one())
+        return self.pulse()[0]
 
-    def beat(self, before_s: float, now_s: float) -> bool:
-        """Move the pulse from exactly ``before_s``; of several processes one succeeds."""
-        return self._db.execute(_BEAT, {"before_s": before_s, "at_s": now_s}).rowcount == 1
+    def pulse(self) -> tuple[float, float]:
+        """Return that, and since when there was no gap; 0 at the very first."""
+        at_s, since_s = self._db.execute(_PULSE).one()
+        return float(at_s), float(since_s)
+
+    def beat(self, before_s: float, now_s: float, since_s: float | None = None) -> bool:
+        """Move the pulse from exactly ``before_s``; of several processes one succeeds.
+
+        ``since_s``: a gap has ended then.
+        """
+        gap = {} if since_s is None else {"since_s": since_s}
+        values = {"before_s": before_s, "at_s": now_s, **gap}
+        return self._db.execute(_BEAT, values).rowcount == 1
 
     def extend_node_leases(self, since_s: float, until_s: float) -> None:
         """Give nodes whose lease held at ``since_s`` until ``until_s``; never shortens one."""
@@ -91,6 +101,7 @@ class NodeStatements(Statements):
             (t.attempts.c.started_at_s, now_s, now_s),
             (t.attempt_ranks.c.registered_at_s, now_s, now_s),
             (t.runs.c.announced_at_s, now_s, now_s),
+            (t.pulse.c.since_s, now_s, now_s),
         ]
         for column, most, instead in latest:
             late = update(column.table).where(column > most)
