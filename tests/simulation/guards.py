@@ -384,7 +384,8 @@ MUTANTS = (
     _mutant(
         "N11",
         "a catalogue that has just come decides nothing before agents had time to report",
-        ("metadata/domain/restore.py", "listens = facts.now_s < facts.listens_until_s", "listens = False"),
+        ("metadata/domain/restore.py",
+         "listens = facts.now_s < facts.listens_until_s", "listens = False"),
     ),
     _mutant(
         "scrub-revives",
