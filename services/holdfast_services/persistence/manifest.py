@@ -76,6 +76,24 @@ def write_manifest(
     return part_digest(create(store, mine, repair=plan.repair))
 
 
+def take_back(store: ObjectStore, pool: PartPool, plan: PersistPlan, stop: threading.Event) -> None:
+    """Delete the manifest that metadata refused if the shards are gone.
+
+    Whoever was paused between looking for them and creating it may be so late that the checkpoint
+    was collected meanwhile, and nobody else would ever look there. If they lie there it stays,
+    since a catalogue that was lost refuses good ones too.
+
+    Raises:
+        UnavailableError, AccessError: the store.
+    """
+    folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
+    try:
+        _check_shards(folder, plan.shards, pool, stop)
+    except MissingShardsError as error:
+        log.warning("%s came too late and is taken back: %s", folder.prefix, error)
+        store.delete([keys.manifest_key(plan.job, plan.checkpoint)])
+
+
 def planned(plan: PersistPlan) -> Manifest:
     """Return the manifest that the catalogue's word makes, with a write id of its own."""
     shards = tuple(sorted(plan.shards, key=lambda shard: shard.id))

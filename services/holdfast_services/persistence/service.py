@@ -15,13 +15,19 @@ from holdfast.core.facts import Event, PersistPlan
 from holdfast.core.ids import CheckpointId
 from holdfast.core.retry import Backoff
 from holdfast.core.units import format_bytes
-from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
+from holdfast.errors import (
+    CheckpointError,
+    InvalidRequestError,
+    NotFoundError,
+    PreconditionError,
+    StaleGenerationError,
+)
 from holdfast.objectstore import ObjectStore
 from holdfast.rpc.channel import retrying
 from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.collect import collect
 from holdfast_services.persistence.domain.items import Item, Kind
-from holdfast_services.persistence.manifest import MissingShardsError, write_manifest
+from holdfast_services.persistence.manifest import MissingShardsError, take_back, write_manifest
 from holdfast_services.persistence.orphans import sweep
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
@@ -141,7 +147,11 @@ class PersistService:
             bad = error.shards
             self._retrying(lambda: self._metadata.scrubbed(plan.checkpoint, bad))
             raise
-        self._retrying(lambda: self._metadata.durable(plan.checkpoint, digest))
+        try:
+            self._retrying(lambda: self._metadata.durable(plan.checkpoint, digest))
+        except (NotFoundError, PreconditionError, StaleGenerationError):
+            take_back(self._store, self._pool, plan, stop)
+            raise
         log.info("%s is durable: %d shards", _name(plan), len(plan.shards))
 
     def _collect(self, plan: PersistPlan, stop: threading.Event) -> None:

@@ -22,12 +22,14 @@ from holdfast.core import keys
 from holdfast.core.digest import PART_BYTES
 from holdfast.errors import (
     AccessError,
+    NotFoundError,
     OutcomeUnknownError,
     StaleGenerationError,
     UnavailableError,
 )
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
+from holdfast_services.persistence.collect import collect
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import Sources
@@ -112,6 +114,36 @@ def test_a_full_disk_is_waited_for(catalogue, checkpoint, tmp_path, queue_url, m
         until(lambda: catalogue.durable(key), "durable")
     assert "exhausted" == catalogue.said("persist_failed")[0].context["error"]
     assert bytes(data) == read(open_store(url), shard)
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_manifest_that_comes_after_its_checkpoint_was_collected_is_taken_back(
+    catalogue, checkpoint, store, store_url, queue_url, collected
+):
+    """P6: its writer was paused that long; else a new catalogue takes in what is not there. One
+    that a lost catalogue refuses is good, and stays."""
+    key, shard, data = checkpoint
+    wrapped, named = Wrapped(open_store(store_url)), keys.manifest_key(JOB, checkpoint[0])
+
+    def pause(name, *_, **__):
+        if name == named and not catalogue.refuse:
+            catalogue.refuse.append(NotFoundError("no checkpoint of step 1"))
+            if collected:
+                collect(store, JOB, key, threading.Event())
+
+    def there():
+        return [entry.key for entry in store.list(keys.folder(JOB, key))]
+
+    wrapped.before["put"] = pause
+    with draining(catalogue, store_url, queue_url, store=wrapped):
+        until(lambda: catalogue.refuse, "refused")
+        if collected:
+            until(lambda: wrapped.count("delete") and not there(), "taken back")
+        else:
+            until(lambda: catalogue.said("persist_failed"), "said so")
+
+    assert (named in there()) is not collected
+    assert collected or bytes(data) == read(store, shard)
 
 
 def test_metadata_that_is_away_is_waited_for(catalogue, checkpoint, store, store_url, queue_url):
