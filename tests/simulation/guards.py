@@ -226,7 +226,7 @@ MUTANTS = (
     _mutant(
         "pulse-gap",
         "leases hold on when it was the catalogue that was away",
-        ("metadata/transactions.py", "if now_s - before_s > PULSE_GAP_S_MAX:", "if False:"),
+        ("metadata/transactions.py", "now_s, since_s) and gap:", "now_s, since_s) and False:"),
     ),
     # -- what is committed, and what is kept -----------------------------------------------------
     _mutant(

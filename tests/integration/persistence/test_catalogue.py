@@ -15,7 +15,14 @@ from tests.integration.persistence.process import ROOT, WorkerProcess
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
 from holdfast.core import keys
-from holdfast.core.facts import HeldShard, HeldState, Inventory, RankStatus
+from holdfast.core.facts import (
+    Decision,
+    DecisionState,
+    HeldShard,
+    HeldState,
+    Inventory,
+    RankStatus,
+)
 from holdfast.v1 import metadata_pb2 as pb
 
 WORLD = 2
@@ -61,7 +68,8 @@ class Cluster:
                 ),
             )  # fmt: skip
         self.run, self.generation = seat.run, seat.generation
-        self.report()
+        # It has just come, and listens a while before it lets the attempt begin.
+        until(lambda: self.report().state is DecisionState.CONFIRMED, "it begins")
 
     def save(self, step, length=5000):
         """Every node holds its rank's segment; return the shards."""
@@ -78,16 +86,18 @@ class Cluster:
         self.report()
         return made
 
-    def report(self) -> None:
+    def report(self) -> Decision:
+        """Report for every node; return what the attempt should do."""
         self.sequence += 1
         for rank, node in enumerate(self.nodes):
             status = RankStatus(job=JOB, run=self.run, generation=self.generation, rank=rank)
-            self.metadata.report(
+            view = self.metadata.report(
                 Inventory(
                     node=node.peer, incarnation=1, sequence=self.sequence, budget_bytes=1 << 30,
                     shards=tuple(self.held[rank]), ranks=(status,),
                 )
             )  # fmt: skip
+        return view.runs[0].decision
 
     def rows(self):
         answer = self.metadata.http.get(f"/api/v1/jobs/{JOB}/checkpoints")
