@@ -185,21 +185,21 @@ def _freeze_metadata(history: History, trouble: Trouble) -> None:
 
 def _cut(history: History, trouble: Trouble) -> None:
     ways = [(trouble.target, trouble.other), (trouble.other, trouble.target)]
-    _cut_ways(history, trouble, ways)
+    _cut_ways(history, trouble, ways, f"between {trouble.target} and {trouble.other}")
 
 
 def _cut_one_way(history: History, trouble: Trouble) -> None:
-    _cut_ways(history, trouble, [(trouble.target, trouble.other)])
+    ways = [(trouble.target, trouble.other)]
+    _cut_ways(history, trouble, ways, f"from {trouble.target} to {trouble.other}")
 
 
 def _cut_nodes(history: History, trouble: Trouble) -> None:
-    _cut_ways(history, trouble, list(permutations(history.nodes, 2)))
+    _cut_ways(history, trouble, list(permutations(history.nodes, 2)), "from node to node")
 
 
-def _cut_ways(history: History, trouble: Trouble, ways: list[tuple[str, str]]) -> None:
+def _cut_ways(history: History, trouble: Trouble, ways: list[tuple[str, str]], where: str) -> None:
     world = history.world
-    world.say(f"nothing passes {' nor '.join(f'from {a} to {b}' for a, b in ways)} for "
-              f"{trouble.for_s} s")  # fmt: skip
+    world.say(f"nothing passes {where} for {trouble.for_s} s")
     world.net.cut += ways
 
     def heal() -> None:
