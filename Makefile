@@ -69,8 +69,8 @@ test: lint types imports ## Everything that must pass
 simulate: $(STAMP) ## Live through SEEDS=10000 histories of a cluster in trouble, on all cores
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000)
 
-simulate-mutants: $(STAMP) ## Take each guard away; say in how many of SEEDS=200 histories it shows
-	$(BIN)/python -m tests.simulation.mutants --seeds $(or $(SEEDS),200)
+simulate-mutants: $(STAMP) ## Take each guard away; say in how many of at most SEEDS=2000 histories it shows
+	$(BIN)/python -m tests.simulation.mutants --seeds $(or $(SEEDS),2000)
 
 demo: $(STAMP) ## Train, lose a rank and a node, recover bit for bit; writes build/demo.json
 	$(BIN)/python examples/demo/run.py

@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--jobs", type=_count, default=os.cpu_count() or 1, metavar="J", help="processes"
     )
     parser.add_argument("--json", action="store_true", help="end with a line of JSON")
+    parser.add_argument("--enough", type=_count, metavar="K", help="end after K that broke")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--tell", metavar="SEED", help="tell one history, a seed's or a story's")
     kinds.add_argument("--shrink", metavar="SEED", help="write the story of a seed that breaks")
@@ -63,14 +64,14 @@ class _Tally:
         self._seeds_count = seeds_count
         self._promises: Counter[str] = Counter()
         self._began_s = time.perf_counter()
-        self._done = self._cpu_s = self.events = self._commits = self._restores = 0
+        self.done = self._cpu_s = self.events = self._commits = self._restores = 0
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._began_s
 
     def add(self, seed: int, lived: Lived) -> None:
-        self._done += 1
+        self.done += 1
         self._cpu_s += lived.cpu_s
         self.events += lived.events_count
         self._commits += lived.commits_count
@@ -80,13 +81,13 @@ class _Tally:
             self._promises[lived.promise] += 1
             _progress("")
             print(f"seed {seed}: {lived.broke}\n    see {COMMAND} --tell {seed}", flush=True)
-        _progress(f"{self._done} of {self._seeds_count} seeds, {len(self.broken)} broken")
+        _progress(f"{self.done} of {self._seeds_count} seeds, {len(self.broken)} broken")
 
     def summary(self) -> str:
         _progress("")
         promises = ", ".join(f"{promise}: {n}" for promise, n in self._promises.most_common())
         return (
-            f"{self._seeds_count} seeds, {self.events} events in {self.seconds:.1f} s: "
+            f"{self.done} seeds, {self.events} events in {self.seconds:.1f} s: "
             f"{self.events / self.seconds:.0f} events/s in all, "
             f"{self.events / max(self._cpu_s, 1e-9):.0f} per core; "
             f"{self._commits} commits, {self._restores} restores; "
@@ -111,10 +112,12 @@ def _run(asked: argparse.Namespace) -> int:
     else:
         for seed, lived in zip(seeds, _histories(seeds, asked.jobs), strict=True):
             tally.add(seed, lived)
+            if asked.enough and len(tally.broken) >= asked.enough:
+                break
     print(tally.summary())
     if asked.json:
         print(json.dumps({
-            "seeds": len(seeds),
+            "seeds": tally.done,
             "events": tally.events,
             "seconds": round(tally.seconds, 3),
             "broken": tally.broken,

@@ -16,7 +16,7 @@ from tests.simulation.checks import Broken, name
 from tests.simulation.segments import JOB, moment_of, root
 
 from holdfast.core import keys
-from holdfast.core.facts import Decision, DecisionState, Inventory, Shard, SupersedeRule
+from holdfast.core.facts import Decision, DecisionState, HeldState, Inventory, Shard, SupersedeRule
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.errors import NotFoundError
 from holdfast_services.metadata.domain.keeping import Listed
@@ -77,6 +77,9 @@ class Ghosts:
         self._heard: dict[str, tuple[int, int]] = {}
         self._heard_s: dict[str, list[float]] = defaultdict(list)
         self._attempts_s: dict[bytes, float] = {}
+        self._told: dict[str, tuple[float, Inventory]] = {}
+        """What the catalogue knows of each node, and since when; before this transaction."""
+        self._news: dict[str, Inventory] = {}
         self._changes: list[tuple[Run, Run]] = []
 
     # -- what ranks and agents do ------------------------------------------------------------------
@@ -151,6 +154,7 @@ class Ghosts:
     def forget_changes(self) -> None:
         """A transaction begins."""
         self._changes.clear()
+        self._news.clear()
 
     def judge(self) -> None:
         """A transaction is committed."""
@@ -161,6 +165,7 @@ class Ghosts:
             for check in checks.TRANSITIONS:
                 check(self, before, after)
         self._changes.clear()
+        self._told.update({node: (self.world.now_s, item) for node, item in self._news.items()})
 
     def heard(self, item: Inventory) -> None:
         """M4: an inventory replaces only one that is older."""
@@ -168,6 +173,7 @@ class Ghosts:
         if key < self._heard.get(node, (-1, -1)):
             raise Broken(f"M4: inventory {key} of {node} came after {self._heard[node]}")
         self._heard[node] = key
+        self._news[node] = item
         for seen in item.seen:
             self._seen[node] = self._later(self._seen.get(node), seen)
         self._heard_s[node].append(self.world.now_s)
@@ -190,6 +196,7 @@ class Ghosts:
         self.numbers.clear()
         self.generations.clear()
         self._heard.clear()
+        self._told.clear()
         self._rules_known = 0
 
     def _attempt(self, run: Run) -> None:
@@ -286,11 +293,28 @@ class Ghosts:
         since_s = max(began_s, self.world.now_s - SETTLED_S)
         there = {node for node in self.nodes if self._was_there(node, since_s)}
         asked = self.store_troubled_s < began_s
-        owed = [k for k in (self.floor, self.hope) if k and self.whole(k, there, stored=asked)]
+        owed = [
+            k for k in (self.floor, self.hope)
+            if k and (self.whole(k, there, stored=asked) or self._is_told(k))
+        ]  # fmt: skip
         if asked:
             at_s = self.manifests
             owed += [k for k in at_s if at_s[k] < began_s and self._is_stored(k)]
         return max(owed, key=_age, default=None)
+
+    def _is_told(self, key: CheckpointId) -> bool:
+        """Tell whether the catalogue knew where all of ``key`` is, and it is there."""
+        found = set()
+        for node, (at_s, item) in self._told.items():
+            if item.leaving or self.world.now_s > at_s + SILENT_S_MAX:
+                continue
+            good = [file.shard for file in self.nodes[node].files.values() if checks.good(file)]
+            found |= {
+                int(held.shard.id.rank) for held in item.shards
+                if held.shard.id.checkpoint == key and held.state is HeldState.SEALED
+                and held.shard in good
+            }  # fmt: skip
+        return bool(found) and found >= set(range(self.world_sizes[key]))
 
     def _was_there(self, node: str, since_s: float) -> bool:
         """Tell whether metadata has heard of a node all the time from before ``since_s``."""

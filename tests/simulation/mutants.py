@@ -17,13 +17,17 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.simulation.guards import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("sdk", "services", "tests/simulation")
-SEEDS_COUNT = 200
+SEEDS_COUNT = 2000
+ENOUGH_COUNT = 3
+"""Of seeds that a mutant breaks: more say nothing new, and a mutant that many miss takes long."""
+ALONE_SEEDS_COUNT = 50
 START_S_MAX = 60.0
 SEED_S_MAX = 10.0
 
@@ -51,8 +55,19 @@ def mutated(mutant: Mutant, root: Path = ROOT) -> dict[str, str]:
     return texts
 
 
-def broken_by(mutant: Mutant, root: Path, seeds_count: int) -> Mapping[str, str]:
-    """Return seed -> what broke, of a copy of ``root`` with the mutant's changes."""
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """What broke without a guard, by seed, and how many seeds were lived through."""
+
+    broken: Mapping[str, str]
+    seeds_count: int
+
+
+def broken_by(mutant: Mutant, root: Path, seeds_count: int) -> Missed:
+    """Live through seeds with a copy of ``root`` that has the mutant's changes.
+
+    At most ``seeds_count``, and no more once ``ENOUGH_COUNT`` have broken.
+    """
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
         tree = _copy(root, Path(folder))
         for path, text in mutated(mutant, root).items():
@@ -66,9 +81,9 @@ def _copy(root: Path, tree: Path) -> Path:
     return tree
 
 
-def _live(tree: Path, seeds_count: int) -> Mapping[str, str]:
+def _live(tree: Path, seeds_count: int) -> Missed:
     command = [sys.executable, "-W", "ignore", "-m", "tests.simulation", "--json"]
-    command += ["--first", "0", "--seeds", str(seeds_count), "--jobs", "1"]
+    command += ["--seeds", str(seeds_count), "--jobs", "1", "--enough", str(ENOUGH_COUNT)]
     path = os.pathsep.join(str(tree / name) for name in ("sdk", "services", "."))
     env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
     limit_s = START_S_MAX + seeds_count * SEED_S_MAX
@@ -77,11 +92,13 @@ def _live(tree: Path, seeds_count: int) -> Mapping[str, str]:
             command, cwd=tree, env=env, timeout=limit_s, capture_output=True, text=True, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"all": f"deadline: not over after {limit_s:.0f} s"}
+        return Missed({"all": f"deadline: not over after {limit_s:.0f} s"}, seeds_count)
     try:
-        return dict(json.loads(done.stdout.splitlines()[-1])["broken"])
+        told = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        return {"all": [f"exit code {done.returncode}", *done.stderr.splitlines()][-1]}
+        last = [f"exit code {done.returncode}", *done.stderr.splitlines()][-1]
+        return Missed({"all": last}, seeds_count)
+    return Missed(told["broken"], told["seeds"])
 
 
 def main() -> int:
@@ -104,19 +121,21 @@ def _holes(mutants: Sequence[Mutant], root: Path, asked: argparse.Namespace) -> 
     """Print what each mutant broke; return the names of those that broke nothing."""
     for mutant in mutants:
         mutated(mutant, root)  # all fit, before the first one takes its time
-    if broken := broken_by(Mutant("none", "nothing", ()), root, asked.seeds):
+    if broken := broken_by(Mutant("none", "nothing", ()), root, ALONE_SEEDS_COUNT).broken:
         raise SystemExit(f"without any mutant {len(broken)} seeds are red: {dict(broken)}")
     holes = []
     with ThreadPoolExecutor(asked.jobs) as pool:
         found = pool.map(lambda mutant: broken_by(mutant, root, asked.seeds), mutants)
-        for mutant, broken in zip(mutants, found, strict=True):
-            count = "all" if "all" in broken else len(broken)
-            promises = ", ".join(sorted({text.partition(":")[0] for text in broken.values()}))
+        for mutant, missed in zip(mutants, found, strict=True):
+            texts = missed.broken.values()
+            count = "all" if "all" in missed.broken else len(texts)
+            promises = ", ".join(sorted({text.partition(":")[0] for text in texts}))
             print(
-                f"{mutant.name:18} {count:>4} of {asked.seeds}  {promises:20} {mutant.takes}",
+                f"{mutant.name:18} {count:>4} of {missed.seeds_count:<5} {promises:12} "
+                f"{mutant.takes}",
                 flush=True,
             )
-            if not broken:
+            if not texts:
                 holes.append(mutant.name)
     print(f"{len(mutants)} mutants, {len(holes)} holes{': ' if holes else ''}{', '.join(holes)}")
     return holes

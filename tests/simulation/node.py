@@ -34,7 +34,7 @@ from holdfast_services.agent.domain import (
     session_view,
 )
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.reporter import COALESCE_S, HEARTBEAT_S, PROGRESS_S, RETRY_S_MAX
+from holdfast_services.agent.reporter import COALESCE_S, HEARTBEAT_S, PROGRESS_S, rest_s
 
 if TYPE_CHECKING:
     from tests.simulation.bucket import Bucket
@@ -405,7 +405,7 @@ class Node:
             return
         self._asking = False
         self._failures += 1
-        self._again(min(0.1 * 2.0 ** min(self._failures, 8), RETRY_S_MAX))
+        self._again(rest_s(self._failures))
         self.feed(ev.MetadataLost("metadata does not answer"))
 
     def _again(self, delay_s: float) -> None:

@@ -78,12 +78,13 @@ def ranks_per_node(plan: Plan) -> int:
 def draw(seed: int) -> Plan:
     """Return the plan of a seed: a few kinds of trouble, each at a rate of its own (swarm)."""
     rng = random.Random(seed)
+    scene = rng.choice(_SCENES) if rng.random() < SCENES_PART else ()
     nodes = rng.choice([1, 2, 2, 2, 3, 3, 4])
     plan = Plan(
         seed=seed,
         nodes=nodes,
         metadata=rng.choice([1, 1, 2]),
-        workers=rng.choice([0, 0, 1, 2]),
+        workers=rng.choice([1, 1, 2] if _OF_THE_STORE & {*scene} else [0, 0, 1, 2]),
         world_size=rng.randint(1, min(nodes + 1, 3)),
         replicas=rng.choice([0, 1, 1, 1, 2]) if nodes > 1 else 0,
         spare_slots=rng.choice([0, 0, 1, 4]),
@@ -99,15 +100,12 @@ def draw(seed: int) -> Plan:
         chances = ("lost", "doubled", "answer_lost", "slow")
         chosen = rng.sample(chances, rng.randint(1, 4))
         plan = replace(plan, **{name: round(rng.uniform(0, most), 3) for name in chosen})
-    return replace(plan, troubles=tuple(_troubles(plan, rng)))
+    return replace(plan, troubles=tuple(_troubles(plan, rng, scene)))
 
 
-def _troubles(plan: Plan, rng: random.Random) -> list[Trouble]:
-    drawn_from, most, gaps_s = tuple(_DRAWN), KINDS_COUNT_MAX, GAPS_S
-    if rng.random() < SCENES_PART:
-        drawn_from = rng.choice(_SCENES)
-        most, gaps_s = len(drawn_from), SCENE_GAPS_S
-    kinds = [kind for kind in drawn_from if plan.workers or kind not in _OF_THE_STORE]
+def _troubles(plan: Plan, rng: random.Random, scene: tuple[str, ...]) -> list[Trouble]:
+    most, gaps_s = (len(scene), SCENE_GAPS_S) if scene else (KINDS_COUNT_MAX, GAPS_S)
+    kinds = [kind for kind in scene or _DRAWN if plan.workers or kind not in _OF_THE_STORE]
     # What is worth seeing is what happens while something else does.
     moments = [rng.uniform(BEGIN_S, TROUBLE_S - MOMENT_S) for _ in range(MOMENTS_COUNT)]
     found = []
@@ -253,6 +251,8 @@ _SCENES = (
     ("step_queue_clock", "break_store", "stop_store", "kill_worker", "freeze_worker"),
     ("lose_node", "kill_agent", "flip_in_memory", "fill_disk", "stop_database", "restart"),
     ("flip_in_store", "lose_all", "read", "remove", "scrub", "restore_backup"),
+    ("kill_agent", "freeze_node", "stop_agent", "restart", "forget_queue"),
+    ("restart", "kill_rank", "lose_node", "kill_agent", "resize"),
 )
 """Kinds that have to do with each other: where most is drawn from all, they seldom meet."""
 

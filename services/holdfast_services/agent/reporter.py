@@ -109,13 +109,13 @@ class Reporter:
                 view = await self._client.report(self._next())
             except CheckpointError as error:
                 failures += 1
-                wait_s = min(0.1 * 2.0 ** min(failures, 8), RETRY_S_MAX)
                 self._reached.clear()
                 self._agent.metadata_lost(
                     f"metadata service {self._client.address} does not answer ({error.message}); "
                     f"protection stands at the last commit"
                 )
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(rest_s(failures))
+                wait_s = 0.0  # it has rested: a new catalogue listens for as long as that, no more
                 continue
             failures, wait_s = 0, HEARTBEAT_S
             self._accept(view)
@@ -159,6 +159,11 @@ class Reporter:
                 self._events.extendleft(reversed(events))
                 self._eventful.set()
                 await asyncio.sleep(HEARTBEAT_S)
+
+
+def rest_s(failures_count: int) -> float:
+    """Return how long to rest after so many reports have failed in a row."""
+    return min(0.1 * 2.0 ** min(failures_count, 8), RETRY_S_MAX)
 
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -159,9 +159,9 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
     """
     if len(digest) != DIGEST_BYTES:
         raise InvalidRequestError(f"manifest digest has {len(digest)} bytes, not {DIGEST_BYTES}")
+    listens_until_s = pulse(catalogue, catalogue.now_s(), limits)
     job = _lock(catalogue, key)
     now_s = catalogue.now_s()
-    listens_until_s = pulse(catalogue, now_s, limits)
     known = catalogue.object_row(key)
     if known is not None:
         if known["manifest_digest"] != digest:

@@ -31,7 +31,7 @@ SILENT_S_MAX = 5.0
 """More than ``PULSE_S`` and a tick on a busy machine: past it the database takes no writes."""
 IDLE_S_MAX = 60.0
 LISTEN_S = 3.0
-"""More than agents rest between two reports of which the first has failed."""
+"""More than agents rest after a report that failed, ``RETRY_S_MAX`` of their reporter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> float:
     all times that rules wait for come back to now.
 
     Returns:
-        Until when nobody decides: agents that do not know of this catalogue yet may have more.
+        Until when nobody decides: agents that do not know of this catalogue yet may have more. Of
+        a gap that is shorter than a node's lease all are known.
     """
     before_s, since_s = catalogue.pulse()
     if before_s > now_s:
@@ -74,7 +75,8 @@ def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> float:
             catalogue.bring_back(now_s, limits.node_lease_s)
         return min(since_s, now_s) + limits.listen_s
     gap = now_s - before_s > PULSE_GAP_S_MAX
-    since_s = now_s if gap else since_s
+    if now_s - before_s > max(PULSE_GAP_S_MAX, limits.node_lease_s):
+        since_s = now_s
     if now_s - before_s >= PULSE_S and catalogue.beat(before_s, now_s, since_s) and gap:
         catalogue.extend_node_leases(before_s, now_s + limits.node_lease_s)
         catalogue.extend_attempt_leases(before_s, now_s + limits.node_lease_s)

@@ -29,6 +29,8 @@ def collect(store: ObjectStore, job: str, checkpoint: CheckpointId, stop: thread
     for upload in list(store.open_uploads(prefix)):
         store.abort(upload)
     freed += delete_below(store, prefix, stop)
+    # A writer that was paused may have made another one since the folder was listed.
+    store.delete([keys.manifest_key(job, checkpoint)])
     run = keys.run_folder(job, checkpoint.run)
     if next(iter(store.folders(run)), None) is None:
         # Not what lies deeper: a drain may have begun since.

@@ -76,22 +76,26 @@ def write_manifest(
     return part_digest(create(store, mine, repair=plan.repair))
 
 
-def take_back(store: ObjectStore, pool: PartPool, plan: PersistPlan, stop: threading.Event) -> None:
-    """Delete the manifest that metadata refused if the shards are gone.
+def take_back(
+    store: ObjectStore, pool: PartPool, plan: PersistPlan, digest: bytes, stop: threading.Event
+) -> None:
+    """Delete the manifest with ``digest``, which metadata refused, if the shards are gone.
 
     Whoever was paused between looking for them and creating it may be so late that the checkpoint
     was collected meanwhile, and nobody else would ever look there. If they lie there it stays,
     since a catalogue that was lost refuses good ones too.
 
     Raises:
-        UnavailableError, AccessError: the store.
+        UnavailableError, AccessError, NotFoundError: the store.
     """
     folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
+    key = keys.manifest_key(plan.job, plan.checkpoint)
     try:
         _check_shards(folder, plan.shards, pool, stop)
     except MissingShardsError as error:
-        log.warning("%s came too late and is taken back: %s", folder.prefix, error)
-        store.delete([keys.manifest_key(plan.job, plan.checkpoint)])
+        if part_digest(store.get(key, length_bytes_max=MANIFEST_BYTES_MAX)) == digest:
+            log.warning("%s came too late and is taken back: %s", key, error)
+            store.delete([key])
 
 
 def planned(plan: PersistPlan) -> Manifest:

@@ -150,7 +150,7 @@ class PersistService:
         try:
             self._retrying(lambda: self._metadata.durable(plan.checkpoint, digest))
         except (NotFoundError, PreconditionError, StaleGenerationError):
-            take_back(self._store, self._pool, plan, stop)
+            take_back(self._store, self._pool, plan, digest, stop)
             raise
         log.info("%s is durable: %d shards", _name(plan), len(plan.shards))
 

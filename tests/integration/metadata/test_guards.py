@@ -8,8 +8,11 @@ import pytest
 
 from holdfast.core.facts import DecisionState
 from holdfast.core.ids import CheckpointId
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, NotFoundError
+from holdfast_services.kit.db import write_transaction
 from holdfast_services.metadata.domain.model import Checkpoint, Stored
+from holdfast_services.metadata.persisting import durable
+from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.storage.checkpoints import DURABLE_ROWS_IN_RUN_MAX
 from holdfast_services.metadata.storage.nodes import NODE_SILENT_S_MAX
 
@@ -175,3 +178,32 @@ async def test_a_job_is_active_by_its_newest_attempt_or_while_it_decides(databas
         open_one = replace(run.decision, number=number, state=DecisionState.PENDING)
         await service.write(lambda c: c.save_run(over, replace(over, decision=open_one)))
         assert [kit.JOB] == await service.read(lambda c: c.active_jobs(end_s - 500.0))
+
+
+async def test_a_worker_takes_the_pulse_before_the_job_like_everybody(database_url, kit):
+    """The one order of locks: else its report and a beat wait for each other."""
+    taken = []
+
+    class Watched(Catalogue):
+        def pulse(self):
+            taken.append("pulse")
+            return super().pulse()
+
+        def lock_job(self, job):
+            taken.append("job")
+            return super().lock_job(job)
+
+    async with kit.running(database_url) as service:
+        seat = await service.register(kit.wish(0, "a"))
+        with (
+            pytest.raises(NotFoundError),
+            write_transaction(service._engine) as connection,
+        ):
+            durable(
+                Watched(connection, DecodeCache()),
+                CheckpointId(seat.run, 1, 1),
+                bytes(16),
+                service.limits,
+            )
+
+    assert ["pulse", "job"] == list(dict.fromkeys(taken))

@@ -71,6 +71,7 @@ async def test_after_a_gap_it_listens_again_and_a_clock_set_back_is_no_reason_to
         began_s = await service.write(lambda c: c.now_s())
         first = await pulse(began_s)
         assert await pulse(PULSE_GAP_S_MAX - 0.5) == first
+        assert await pulse(kit.LIMITS.node_lease_s - 0.5) == first, "all who live are known"
         later = await pulse(PULSE_GAP_S_MAX + 3600.0)
         assert later > first + 3600.0
 

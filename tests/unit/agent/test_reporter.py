@@ -1,0 +1,65 @@
+"""How long an agent rests between two reports."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from holdfast.core.facts import Inventory, Peer
+from holdfast.errors import UnavailableError
+from holdfast_services.agent import reporter
+from holdfast_services.agent.reporter import COALESCE_S, RETRY_S_MAX, Reporter, rest_s
+from holdfast_services.metadata.transactions import LISTEN_S
+
+FAILURES_COUNT = 12
+
+
+class Away:
+    """Metadata that never answers; says so to ``rests`` between two reports."""
+
+    address = "nowhere"
+
+    def __init__(self, rests):
+        self.rests = rests
+
+    async def report(self, inventory):
+        self.rests.append(0.0)
+        if len(self.rests) > FAILURES_COUNT:
+            raise asyncio.CancelledError
+        raise UnavailableError("no answer")
+
+
+class Agent:
+    view_version = ""
+
+    def inventory(self, **numbers):
+        peer = Peer(node="a", rpc_address="a:1", data_address="a:2")
+        return Inventory(
+            node=peer, incarnation=numbers["incarnation"], sequence=numbers["sequence"]
+        )
+
+    def metadata_lost(self, reason):
+        pass
+
+
+def test_an_agent_rests_less_than_a_new_catalogue_listens(monkeypatch):
+    """P6: once after each report that failed, not twice; else its checkpoints are told too late."""
+    rests = []
+
+    async def rest(wait_s):
+        if rests:
+            rests[-1] += wait_s
+
+    async def wait(event, wait_s):
+        await rest(wait_s)
+
+    async def main():
+        monkeypatch.setattr(reporter, "_wait", wait)
+        monkeypatch.setattr(reporter.asyncio, "sleep", rest)
+        await Reporter("a", Away(rests), Agent())._report_loop()
+
+    with suppress(asyncio.CancelledError):
+        asyncio.run(main())
+
+    assert [rest_s(n) + COALESCE_S for n in range(1, FAILURES_COUNT + 1)] == rests[:-1]
+    assert max(rests) < RETRY_S_MAX + 0.5 < LISTEN_S
