@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation import checks
 from tests.simulation.checks import Broken, name
+from tests.simulation.plan import NODE_LEASE_S
 from tests.simulation.segments import JOB, moment_of, root
 
 from holdfast.core import keys
@@ -295,18 +296,22 @@ class Ghosts:
         asked = self.store_troubled_s < began_s
         owed = [
             k for k in (self.floor, self.hope)
-            if k and (self.whole(k, there, stored=asked) or self._is_told(k))
+            if k and (self.whole(k, there, stored=asked) or self._is_told(k, began_s))
         ]  # fmt: skip
         if asked:
             at_s = self.manifests
             owed += [k for k in at_s if at_s[k] < began_s and self._is_stored(k)]
         return max(owed, key=_age, default=None)
 
-    def _is_told(self, key: CheckpointId) -> bool:
-        """Tell whether the catalogue knew where all of ``key`` is, and it is there."""
-        found = set()
+    def _is_told(self, key: CheckpointId, began_s: float) -> bool:
+        """Tell whether the catalogue knew where all of ``key`` is, and it is there.
+
+        A node that went away before the attempt began is awaited as long as its lease.
+        """
+        found, now_s = set(), self.world.now_s
         for node, (at_s, item) in self._told.items():
-            if item.leaving or self.world.now_s > at_s + SILENT_S_MAX:
+            here = not item.leaving and now_s <= at_s + SILENT_S_MAX
+            if not here and (at_s >= began_s or now_s >= at_s + NODE_LEASE_S):
                 continue
             good = [file.shard for file in self.nodes[node].files.values() if checks.good(file)]
             found |= {

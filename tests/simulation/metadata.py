@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tests.simulation.catalogue import Database
 from tests.simulation.ghosts import Ghosts
-from tests.simulation.plan import Plan
+from tests.simulation.plan import NODE_LEASE_S, Plan
 from tests.simulation.world import Do, Reply, World
 
 from holdfast.bucket.listing import places
@@ -38,7 +38,6 @@ from holdfast_services.metadata.transactions import Seat, Wish
 T = TypeVar("T")
 Answer = Callable[[T | CheckpointError], None]
 
-NODE_LEASE_S = 5.0
 DECIDE_WAIT_S = 6.0
 OFFER_S = 0.2
 BATCH_S_MAX = 0.02

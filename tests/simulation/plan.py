@@ -19,6 +19,7 @@ GAPS_S = (1.5, 4.0, 8.0)
 SCENES_PART = 0.6
 SCENE_GAPS_S = (1.0, 2.0, 4.0)
 NAMES = "abcd"
+NODE_LEASE_S = 5.0
 RANKS_MAX = 3
 
 
