@@ -388,6 +388,11 @@ MUTANTS = (
          "listens = facts.now_s < facts.listens_until_s", "listens = False"),
     ),
     _mutant(
+        "N12",
+        "what drains by an older catalogue is durable if its manifest is there",
+        ("metadata/domain/adoption.py", "elif row.draining and", "elif False and"),
+    ),
+    _mutant(
         "scrub-revives",
         "no manifest is written again after its checkpoint has expired",
         ("persistence/scrub.py", "        check_kept()\n", ""),

@@ -252,8 +252,13 @@ _SCENES = (
     ("step_queue_clock", "break_store", "stop_store", "kill_worker", "freeze_worker"),
     ("lose_node", "kill_agent", "flip_in_memory", "fill_disk", "stop_database", "restart"),
     ("flip_in_store", "lose_all", "read", "remove", "scrub", "restore_backup"),
-    ("kill_agent", "freeze_node", "stop_agent", "restart", "forget_queue"),
+    ("freeze_node", "freeze_agent", "cut", "forget_queue"),
     ("restart", "kill_rank", "lose_node", "kill_agent", "resize"),
+    ("restore_backup", "lose_all", "restart", "kill_worker"),
+    ("flip_in_memory", "restart", "kill_rank", "update_agent"),
+    ("lose_database", "restore_backup", "take_over", "freeze_rank", "restart"),
+    ("restore_backup", "start_over", "kill_rank"),
+    ("update_agent", "stop_agent", "kill_rank"),
 )
 """Kinds that have to do with each other: where most is drawn from all, they seldom meet."""
 

@@ -293,7 +293,9 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
             job=job,
         )
     mine = [m for m in manifests if m.checkpoint.run == chosen]
-    adopted = adopt(run, catalogue.checkpoints(chosen), mine, now_s, generation_min=newest)
+    rows = catalogue.checkpoints(chosen)
+    drained = {row.id: catalogue.drained_shards(row.id) for row in rows if row.draining}
+    adopted = adopt(run, rows, mine, now_s, drained=drained, generation_min=newest)
     catalogue.save_run(run, adopted.run)
     catalogue.put_checkpoints(adopted.rows)
     written = tuple(found[row.id] for row in adopted.rows)

@@ -8,12 +8,17 @@ from alembic import command
 from alembic.config import Config
 from tests.integration.metadata.tier import tier_over, until
 
-from holdfast.core.facts import DecisionState, PersistRule, RankStatus
+from holdfast.core.facts import DecisionState, PersistPlan, PersistRule, RankStatus
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.keys import manifest_key
+from holdfast.core.manifest import encode
 from holdfast.errors import UnavailableError
+from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.db import make_engine, write_transaction
 from holdfast_services.metadata import migrations, persisting
+from holdfast_services.metadata.adoption import BucketArchive
 from holdfast_services.metadata.migrations import upgrade
+from holdfast_services.persistence.manifest import planned
 
 
 async def test_a_job_restores_from_the_object_store_and_its_rows_are_few(database_url, agents, kit):
@@ -43,6 +48,37 @@ async def test_a_job_restores_from_the_object_store_and_its_rows_are_few(databas
         run = await tier.run()
         assert DecisionState.CONFIRMED is run.decision.state
         assert len(run.checkpoints) <= 16
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["its manifest", "another"])
+async def test_what_drains_by_an_older_catalogue_is_durable_by_its_manifest(
+    database_url, agents, kit, same
+):
+    """P5, P6, A9: the backup is from while it drained; all memory is gone, the bucket has it.
+
+    A manifest of other shards proves nothing of them.
+    """
+    store = MemoryStore()
+    async with tier_over(database_url, kit, offers=False) as tier:
+        tier.service.archive = BucketArchive(tier.service, store)
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        shards = await tier.service.read(lambda c: c.drained_shards(key))
+        if not same:
+            shards = [replace(shard, root_digest=b"x" * 16) for shard in shards]
+        plan = PersistPlan(checkpoint=key, job=kit.JOB, shards=tuple(shards), created_at_s=1.0)
+        store.put(manifest_key(kit.JOB, key), encode(planned(plan)))
+
+        for agent in agents:
+            agent.shards = []
+        await tier.launch(agents, b"second")
+
+        row, decision = await tier.row(key), (await tier.run()).decision
+        assert (row.durable_at_s is not None) is same
+        assert (key if same else None) == decision.checkpoint
+        assert not row.draining, "what cannot be had any more is given up"
+        assert () == await tier.service.read(lambda c: c.drained_shards(key))
 
 
 async def test_a_job_with_nothing_but_damaged_objects_is_lost_not_new(database_url, agents, kit):

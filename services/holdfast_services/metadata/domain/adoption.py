@@ -7,10 +7,12 @@ Pure; times are the database's clock, except what a manifest says of itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.bucket import lineage
+from holdfast.core.facts import Shard
+from holdfast.core.ids import CheckpointId
 from holdfast.core.manifest import Manifest
 from holdfast_services.metadata.domain.model import Checkpoint, Run
 from holdfast_services.metadata.domain.restore import with_rule
@@ -51,18 +53,22 @@ def adopt(
     manifests: Sequence[Manifest],
     now_s: float,
     *,
+    drained: Mapping[CheckpointId, Sequence[Shard]] | None = None,
     generation_min: int = 0,
 ) -> Adopted:
     """Return the run with what ``manifests``, all its own, prove.
 
     Whatever generation a manifest is of is one that was, so the counter goes above it. A
-    checkpoint that the catalogue knows as durable or as draining stays as it is: it knows better.
+    checkpoint that the catalogue knows as durable stays as it is: it knows better. One that drains
+    has come to the end of it if the manifest lists the shards that were to be written: a catalogue
+    from a backup has not heard of it.
 
     Args:
         run: As read under the job's lock.
         known: All rows of the run.
         manifests: Those that lie in the bucket.
         now_s: When they were seen: from here on their ages count.
+        drained: The shards of those that drain.
         generation_min: The newest that left anything in the bucket.
     """
     rows = {row.id: row for row in known}
@@ -71,16 +77,25 @@ def adopt(
         row = rows.get(manifest.checkpoint)
         if row is None or (row.durable_at_s is None and not row.draining):
             found.append(_durable(row or _row(manifest), manifest, now_s))
+        elif row.draining and _is_written(run, manifest, (drained or {}).get(row.id, ())):
+            found.append(_durable(replace(row, drain_at_s=None), manifest, now_s))
     rules = run.rules
     for rule in lineage.rules(manifests):
         rules = with_rule(rules, rule)
     generations = (manifest.checkpoint.generation for manifest in manifests)
     newest_of_all = max((run.generation, generation_min, *generations))
-    changed = replace(run, rules=rules, generation=newest_of_all)
+    over = {row.id for row in found}
+    drains = tuple(drain for drain in run.drains if drain.checkpoint not in over)
+    changed = replace(run, rules=rules, generation=newest_of_all, drains=drains)
     newest = max((row.id for row in found if changed.usable(row.id)), default=None)
     if newest is not None:
         changed = replace(changed, persisted_step=max(run.persisted_step, newest.step))
     return Adopted(run=changed, rows=tuple(found))
+
+
+def _is_written(run: Run, manifest: Manifest, shards: Sequence[Shard]) -> bool:
+    wanted = sorted(shards, key=lambda shard: shard.id)
+    return list(manifest.shards) == wanted and not run.superseded(manifest.checkpoint)
 
 
 def _row(manifest: Manifest) -> Checkpoint:

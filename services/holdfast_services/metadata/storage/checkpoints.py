@@ -100,9 +100,9 @@ class CheckpointStatements(ObjectStatements):
         return checkpoint_id(run, *row) if row else None
 
     def stored_keys(self, run: str) -> Sequence[CheckpointId]:
-        """Return all that is durable, bad and expired ones too, or on its way; a plain read."""
+        """Return all that is durable, bad and expired ones too; a plain read."""
         c = t.checkpoints.c
-        there = c.durable_at_s.is_not(None) | c.drain_at_s.is_not(None)
+        there = c.durable_at_s.is_not(None)
         rows = self._db.execute(select(c.step, c.generation).where(c.run == run, there))
         return [checkpoint_id(run, *row) for row in rows]
 
