@@ -105,12 +105,14 @@ def draw(seed: int) -> Plan:
 
 
 def _troubles(plan: Plan, rng: random.Random, scene: tuple[str, ...]) -> list[Trouble]:
-    most, gaps_s = (len(scene), SCENE_GAPS_S) if scene else (KINDS_COUNT_MAX, GAPS_S)
+    least, most, gaps_s = 0, KINDS_COUNT_MAX, GAPS_S
+    if scene:
+        least, most, gaps_s = 2, len(scene), SCENE_GAPS_S
     kinds = [kind for kind in scene or _DRAWN if plan.workers or kind not in _OF_THE_STORE]
     # What is worth seeing is what happens while something else does.
     moments = [rng.uniform(BEGIN_S, TROUBLE_S - MOMENT_S) for _ in range(MOMENTS_COUNT)]
     found = []
-    for kind in rng.sample(kinds, min(rng.randint(0, most), len(kinds))):
+    for kind in rng.sample(kinds, min(rng.randint(least, most), len(kinds))):
         gap_s = rng.choice(gaps_s)
         at_s = BEGIN_S + rng.expovariate(1 / gap_s)
         while at_s < TROUBLE_S:
@@ -258,7 +260,8 @@ _SCENES = (
     ("flip_in_memory", "restart", "kill_rank", "update_agent"),
     ("lose_database", "restore_backup", "take_over", "freeze_rank", "restart"),
     ("restore_backup", "start_over", "kill_rank"),
-    ("update_agent", "stop_agent", "kill_rank"),
+    ("cut_nodes", "update_agent", "stop_agent", "kill_rank"),
+    ("cut_nodes", "kill_agent", "restart", "kill_rank"),
 )
 """Kinds that have to do with each other: where most is drawn from all, they seldom meet."""
 
