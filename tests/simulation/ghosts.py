@@ -276,6 +276,8 @@ class Ghosts:
         self._rules_known += 1
         if not again:
             self.floor = self.hope = what
+            if self._destroyed_count:  # a moment ago, maybe, and nobody has heard of it yet
+                self.survey()
 
     # -- what P5 owes ------------------------------------------------------------------------------
 

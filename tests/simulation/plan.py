@@ -17,7 +17,7 @@ MOMENTS_COUNT = 3
 MOMENT_S = 0.4
 GAPS_S = (1.5, 4.0, 8.0)
 SCENES_PART = 0.6
-SCENE_GAPS_S = (1.0, 2.0, 4.0)
+SCENE_GAPS_S = (4.0, 8.0)
 NAMES = "abcd"
 NODE_LEASE_S = 5.0
 RANKS_MAX = 3
@@ -114,7 +114,9 @@ def _troubles(plan: Plan, rng: random.Random, scene: tuple[str, ...]) -> list[Tr
     found = []
     for kind in rng.sample(kinds, min(rng.randint(least, most), len(kinds))):
         gap_s = rng.choice(gaps_s)
-        at_s = BEGIN_S + rng.expovariate(1 / gap_s)
+        # Of a scene each kind comes, and seldom often: between them training goes on.
+        first_s = rng.uniform(0.0, TROUBLE_S - BEGIN_S) if scene else rng.expovariate(1 / gap_s)
+        at_s = BEGIN_S + first_s
         while at_s < TROUBLE_S:
             drawn = _DRAWN[kind](plan, rng)
             near_s = rng.choice(moments) + rng.uniform(0.0, MOMENT_S)
