@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Retention,
     )
     from holdfast.state import State
-    from holdfast.state.loader import ResumableLoader
+    from holdfast.state.dataloaders import ResumableLoader
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,7 @@ _HOME = {
     "Checkpointer": "holdfast.checkpointer",
     "Restored": "holdfast.checkpointer",
     "SaveHandle": "holdfast.checkpointer",
-    "ResumableLoader": "holdfast.state.loader",
+    "ResumableLoader": "holdfast.state.dataloaders",
     "State": "holdfast.state",
     "Loaded": "holdfast.oneshot",
     "load": "holdfast.oneshot",

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from holdfast import attempt as launch
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name, step_number
@@ -28,14 +27,15 @@ from holdfast.errors import (
     InvalidRequestError,
     PreconditionError,
 )
-from holdfast.handle import SaveHandle
 from holdfast.policy import EverySteps, Policy, Replicas, Retention, grace_s, persist_rule
-from holdfast.preemption import Preemption
-from holdfast.registration import Attempt
-from holdfast.restore import Part, Restored, restore
-from holdfast.saving import Saver
-from holdfast.session import Session
 from holdfast.state.capture import Capture
+from holdfast.training import launch
+from holdfast.training.handle import SaveHandle
+from holdfast.training.preemption import Preemption
+from holdfast.training.registration import Attempt
+from holdfast.training.restore import Part, Restored, restore
+from holdfast.training.saving import Saver
+from holdfast.training.session import Session
 
 __all__ = ["Checkpointer", "Restored", "SaveHandle"]
 

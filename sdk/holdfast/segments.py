@@ -16,9 +16,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from holdfast.core.boxes import Box, covers, intersect, whole
 from holdfast.core.facts import Shard
-from holdfast.core.segment import SegmentHeader, TensorSpec, parse_header
 from holdfast.errors import (
     InvalidRequestError,
     ManifestError,
@@ -26,6 +24,8 @@ from holdfast.errors import (
     NotReadyError,
     TruncatedShardError,
 )
+from holdfast.format.boxes import Box, covers, intersect, whole
+from holdfast.format.segment import SegmentHeader, TensorSpec, parse_header
 from holdfast.snapshot.plan import blob_name
 from holdfast.state.dtypes import TORCH
 from holdfast.state.transfer import Transfer

@@ -14,7 +14,7 @@ import botocore.session
 import minio
 from botocore.config import Config
 
-from holdfast.core.digest import PART_BYTES
+from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore.s3.client import REGION
 
 ANSWER_S_MAX = 60.0

@@ -16,8 +16,8 @@ from tests.bench.harness import Record, in_turn, share
 from tests.bench.subject import PATIENCE_S, Saving, Subject
 from tests.e2e.stack import Stack, running_stack
 
-from holdfast.core.digest import PART_BYTES, part_digest
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast_services.transport import FetchRequest, ServedSegments
 from holdfast_services.transport.tcp import TcpTransport
 from holdfast_services.transport.tcp_client import STREAMS_COUNT

@@ -27,11 +27,11 @@ from tests.e2e.stack import Stack
 from tests.servers.ceph import running_ceph
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import keys
-from holdfast.core.digest import PART_BYTES
 from holdfast.core.facts import Peer, PersistPlan, Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.core.units import format_bytes
+from holdfast.format import keys
+from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore import ObjectStore, open_store
 from holdfast_services.agent import sidecar
 from holdfast_services.persistence.pace import Pace

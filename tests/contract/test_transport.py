@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core import digest
-from holdfast.core.digest import PART_BYTES, part_digest, part_ranges
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
+from holdfast.format import digest
+from holdfast.format.digest import PART_BYTES, part_digest, part_ranges
 from holdfast_services.transport import (
     FetchRequest,
     InterruptedFetchError,

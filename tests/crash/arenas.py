@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.core.digest import part_digests
-from holdfast.core.segment import header_length, parse_header
+from holdfast.format.digest import part_digests
+from holdfast.format.segment import header_length, parse_header
 from holdfast_services.agent import sidecar
 
 

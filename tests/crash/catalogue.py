@@ -33,11 +33,12 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
 from holdfast_services.kit.db import make_engine
-from holdfast_services.metadata import persisting
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.service import Service, first_run
+from holdfast_services.metadata.transactor import Service
+from holdfast_services.metadata.usecases import workers as persisting
 
 JOB = "sweep"
 RUN = first_run(JOB)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tests.unit.bucket.folders import CHECKPOINT, JOB, make
 
-from holdfast.core import index, keys, manifest, sidecar
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.segment import parse_header
+from holdfast.format import index, keys, manifest, sidecar
+from holdfast.format.segment import parse_header
 
 GOLDEN = Path(__file__).parent / "bucket-v1"
 FIX = "bucket v1 is frozen: undo the change, or make it version 2 and keep reading 1"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from holdfast.core.boxes import Box, whole
 from holdfast.core.ids import ShardId
-from holdfast.core.segment import (
+from holdfast.format.boxes import Box, whole
+from holdfast.format.segment import (
     SegmentIdentity,
     TensorSpec,
     blob_spec,

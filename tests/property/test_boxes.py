@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.boxes import Box, covers, intersect, whole
+from holdfast.format.boxes import Box, covers, intersect, whole
 
 SIDE_MAX = 5
 

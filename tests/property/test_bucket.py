@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tests.golden.attacks.digests import digested
 from tests.unit.bucket.folders import make, segment
 
-from holdfast.core import index, keys, manifest, sidecar
-from holdfast.core.boxes import Box, intersect, whole
-from holdfast.core.digest import parts_count, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.manifest import Manifest
-from holdfast.core.segment import SegmentIdentity, TensorSpec, parse_header
-from holdfast.core.sidecar import Sidecar
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
+from holdfast.format import index, keys, manifest, sidecar
+from holdfast.format.boxes import Box, intersect, whole
+from holdfast.format.digest import parts_count, root_digest
+from holdfast.format.manifest import Manifest
+from holdfast.format.segment import SegmentIdentity, TensorSpec, parse_header
+from holdfast.format.sidecar import Sidecar
 
 REFUSED = (ManifestError, UnsupportedFormatError)
 DECODERS = (manifest.decode, sidecar.decode, index.decode)

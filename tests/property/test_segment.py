@@ -6,16 +6,16 @@ import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.boxes import Box
 from holdfast.core.ids import ShardId
-from holdfast.core.segment import (
+from holdfast.errors import CorruptionError, UnsupportedFormatError
+from holdfast.format.boxes import Box
+from holdfast.format.segment import (
     ITEM_BYTES,
     SegmentIdentity,
     TensorSpec,
     header_template,
     parse_header,
 )
-from holdfast.errors import CorruptionError, UnsupportedFormatError
 
 REFUSED = (CorruptionError, UnsupportedFormatError)
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.tree import decode, encode
 from holdfast.errors import InvalidRequestError, ManifestError
+from holdfast.format.tree import decode, encode
 from holdfast.state.values import make_numpy, merge
 
 DTYPES = [

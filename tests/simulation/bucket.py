@@ -15,9 +15,9 @@ from tests.simulation.ghosts import Ghosts
 from tests.simulation.segments import flipped, root
 from tests.simulation.world import World
 
-from holdfast.core import keys
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import OutcomeUnknownError, UnavailableError
+from holdfast.format import keys
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.queue.sqlite import SqliteQueue
 

@@ -12,10 +12,10 @@ from tests.simulation.segments import root
 from tests.simulation.world import Do
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import keys
 from holdfast.core.facts import OBJECT_STORE, Peer
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError, CorruptionError, NotFoundError
+from holdfast.format import keys
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
 

@@ -16,11 +16,11 @@ from tests.simulation.checks import Broken, name
 from tests.simulation.plan import NODE_LEASE_S
 from tests.simulation.segments import JOB, moment_of, root
 
-from holdfast.core import keys
 from holdfast.core.facts import Decision, DecisionState, HeldState, Inventory, Shard, SupersedeRule
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.errors import NotFoundError
-from holdfast_services.metadata.domain.keeping import Listed
+from holdfast.format import keys
+from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.model import Attempt, Run
 
 if TYPE_CHECKING:

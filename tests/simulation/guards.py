@@ -64,33 +64,37 @@ MUTANTS = (
     _mutant(
         "A7",
         "a durable checkpoint that nobody spoke of for long is no new one (at 2 rows, not 8)",
-        ("metadata/transactions.py", "catalogue.with_rows(run, spoken | told)", "run"),
+        ("metadata/usecases/agents.py", "catalogue.with_rows(run, spoken | told)", "run"),
         ("metadata/storage/checkpoints.py", "DURABLE_ROWS_IN_RUN_MAX = 8",
          "DURABLE_ROWS_IN_RUN_MAX = 2"),
         ("metadata/storage/checkpoints.py",
          'func.coalesce(func.nullif(c.notes, ""), new.notes)', "new.notes"),
-        ("metadata/domain/persist.py", "row.id in new and row.id.step > run.persisted_step",
+        ("metadata/domain/drains.py", "row.id in new and row.id.step > run.persisted_step",
          "row.id in new"),
     ),
     _mutant(
         "A9",
         "the bucket is looked at also for a job that the catalogue knows",
-        ("metadata/adoption.py",
+        ("metadata/bucket.py",
          "listed = [place for place in listed if place.checkpoint.run == here.run]", "listed = []"),
     ),
     _mutant(
         "B1",
         "an attempt that another replaces within one batch keeps its number",
-        ("metadata/transactions.py", "known = catalogue.generation_of(job, wish.nonce)",
+        ("metadata/usecases/agents.py", "known = catalogue.generation_of(job, wish.nonce)",
          ("known = catalogue.generation_of(job, wish.nonce)\n"
           "            if run.attempt and run.attempt.nonce == wish.nonce:\n"
           "                known = run.attempt.generation")),
-        ("metadata/transactions.py", "if known is None:", "if False:"),
+        ("metadata/usecases/agents.py", "if known is None:", "if False:"),
     ),
     _mutant(
         "B2",
         "leases come back to now when the database's clock steps back",
-        ("metadata/transactions.py", "if before_s - now_s > CLOCK_BACK_S_MIN and", "if False and"),
+        (
+            "metadata/usecases/agents.py",
+            "if before_s - now_s > CLOCK_BACK_S_MIN and",
+            "if False and",
+        ),
     ),
     _mutant(
         "Q1",
@@ -215,7 +219,7 @@ MUTANTS = (
         "M4",
         "an inventory is replaced only by a later one",
         ("metadata/storage/nodes.py", "(_N.incarnation < new.incarnation)", "(new.sequence >= 0)"),
-        ("metadata/transactions.py", "item.incarnation < known[0]", "item.incarnation < 0"),
+        ("metadata/usecases/agents.py", "item.incarnation < known[0]", "item.incarnation < 0"),
     ),
     _mutant(
         "view-order",
@@ -226,7 +230,7 @@ MUTANTS = (
     _mutant(
         "pulse-gap",
         "leases hold on when it was the catalogue that was away",
-        ("metadata/transactions.py", "now_s, since_s) and gap:", "now_s, since_s) and False:"),
+        ("metadata/usecases/agents.py", "now_s, since_s) and gap:", "now_s, since_s) and False:"),
     ),
     # -- what is committed, and what is kept -----------------------------------------------------
     _mutant(
@@ -310,14 +314,14 @@ MUTANTS = (
         "what is proposed is pinned, so nobody may expire it",
         ("metadata/domain/restore.py", "decision=proposed, pins=(chosen,))",
          "decision=proposed, pins=())"),
-        ("metadata/domain/keeping.py", "if run.decision and (run.deciding or run.loading) else",
+        ("metadata/domain/holds.py", "if run.decision and (run.deciding or run.loading) else",
          "if False else"),
     ),
     _mutant(
         "pin-loading",
         "what is confirmed stays pinned until all ranks have loaded it",
         ("metadata/domain/restore.py", "and run.pins and not run.loading:", "and run.pins:"),
-        ("metadata/domain/keeping.py", "(run.deciding or run.loading)", "run.deciding"),
+        ("metadata/domain/holds.py", "(run.deciding or run.loading)", "run.deciding"),
     ),
     _mutant(
         "unhashed",
@@ -341,22 +345,22 @@ MUTANTS = (
     _mutant(
         "M6",
         "what a restore has left behind goes no further to the object store",
-        ("metadata/domain/persist.py", "left_behind = not run.usable(drain.checkpoint)",
+        ("metadata/domain/drains.py", "left_behind = not run.usable(drain.checkpoint)",
          "left_behind = False"),
     ),
     _mutant(
         "durable-early",
         "durable comes after all shards: items, plan, worker and claim look at it",
-        ("metadata/domain/persist.py", "if not drain.missing:", "if True:"),
-        ("metadata/domain/persist.py", "row.draining and work.missing_count == 0", "row.draining"),
-        ("metadata/persisting.py", "if drain.missing:", "if False:"),
+        ("metadata/domain/drains.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/drains.py", "row.draining and work.missing_count == 0", "row.draining"),
+        ("metadata/usecases/workers.py", "if drain.missing:", "if False:"),
         ("persistence/manifest.py", "    _check_shards(folder, mine.shards, pool, stop)\n", ""),
     ),
     _mutant(
         "manifest-unchecked",
         "a manifest that is asked for too early is not written: its shards are looked for first",
-        ("metadata/domain/persist.py", "if not drain.missing:", "if True:"),
-        ("metadata/domain/persist.py", "row.draining and work.missing_count == 0", "row.draining"),
+        ("metadata/domain/drains.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/drains.py", "row.draining and work.missing_count == 0", "row.draining"),
         ("persistence/manifest.py", "    _check_shards(folder, mine",
          "    create(store, mine, repair=plan.repair), _check_shards(folder, mine"),
     ),
@@ -379,7 +383,7 @@ MUTANTS = (
     _mutant(
         "N10",
         "what was seen before a registration is there when it is written",
-        ("metadata/transactions.py", "if not _is_there(catalogue, wish)}", "if False}"),
+        ("metadata/usecases/agents.py", "if not _is_there(catalogue, wish)}", "if False}"),
     ),
     _mutant(
         "N11",
@@ -390,7 +394,7 @@ MUTANTS = (
     _mutant(
         "N12",
         "what drains by an older catalogue is durable if its manifest is there",
-        ("metadata/domain/adoption.py", "elif row.draining and", "elif False and"),
+        ("metadata/domain/bucket.py", "elif row.draining and", "elif False and"),
     ),
     _mutant(
         "scrub-revives",
@@ -410,21 +414,21 @@ MUTANTS = (
     _mutant(
         "adopt-rules",
         "what the bucket's manifests have left behind is not chosen by a new catalogue",
-        ("metadata/domain/adoption.py", "in lineage.rules(manifests):", "in lineage.rules(()):"),
+        ("metadata/domain/bucket.py", "in lineage.rules(manifests):", "in lineage.rules(()):"),
     ),
     _mutant(
         "M7-pin",
         "a user's pin is not expired by the policy, nor by the statement",
-        ("metadata/domain/keeping.py",
+        ("metadata/domain/holds.py",
          '() if item.pin is None else (f"pinned: {item.pin}" if item.pin else "pinned",)', "()"),
-        ("metadata/storage/keep.py", "(t.pins, t.user_pins, t.drains)", "(t.pins, t.drains)"),
+        ("metadata/storage/holds.py", "(t.pins, t.user_pins, t.drains)", "(t.pins, t.drains)"),
     ),
     _mutant(
         "M7-read",
         "what somebody reads is not expired by the policy, nor by the statement",
-        ("metadata/domain/keeping.py", 'found = [f"read by {reader}" for reader in item.readers]',
+        ("metadata/domain/holds.py", 'found = [f"read by {reader}" for reader in item.readers]',
          "found = []"),
-        ("metadata/storage/keep.py", "t.reads.c.until_s > now_s", "t.reads.c.until_s < 0"),
+        ("metadata/storage/holds.py", "t.reads.c.until_s > now_s", "t.reads.c.until_s < 0"),
     ),
     _mutant(
         "M7-newest",
@@ -442,6 +446,6 @@ MUTANTS = (
     _mutant(
         "M7-remove",
         "nobody removes the newest that can be restored, but by force",
-        ("metadata/domain/keeping.py", "if item.id == newest:", "if False:"),
+        ("metadata/domain/holds.py", "if item.id == newest:", "if False:"),
     ),
 )  # fmt: skip

@@ -19,21 +19,24 @@ from tests.simulation.world import Do, Reply, World
 from holdfast.bucket.listing import places
 from holdfast.core.facts import Inventory, NodeView
 from holdfast.core.ids import CheckpointId
-from holdfast.core.keys import Place
 from holdfast.errors import CheckpointError, UnavailableError
+from holdfast.format.keys import Place
 from holdfast.objectstore import ObjectStore
 from holdfast_services.kit.queue import Queue
-from holdfast_services.metadata import adoption, keeping, persisting, transactions
+from holdfast_services.metadata import bucket as adoption
 from holdfast_services.metadata.domain.attempts import Registration
+from holdfast_services.metadata.domain.drains import ORPHANS
 from holdfast_services.metadata.domain.model import Limits
-from holdfast_services.metadata.domain.persist import ORPHANS
 from holdfast_services.metadata.domain.view import World as Snapshot
 from holdfast_services.metadata.domain.view import node_view
-from holdfast_services.metadata.persisting import Ages
-from holdfast_services.metadata.reconcile import RECONCILE_S
-from holdfast_services.metadata.service import TICK_S, WATCH_POLL_S, first_run
+from holdfast_services.metadata.loops.offers import RECONCILE_S
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.transactions import Seat, Wish
+from holdfast_services.metadata.transactor import TICK_S, WATCH_POLL_S, first_run
+from holdfast_services.metadata.usecases import agents as transactions
+from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases.agents import Seat, Wish
+from holdfast_services.metadata.usecases.workers import Ages
 
 T = TypeVar("T")
 Answer = Callable[[T | CheckpointError], None]

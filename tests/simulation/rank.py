@@ -26,7 +26,7 @@ from holdfast.errors import CheckpointError
 from holdfast_services.agent.domain import Reservation, Session, admit, rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.transactions import Seat
+from holdfast_services.metadata.usecases.agents import Seat
 
 if TYPE_CHECKING:
     from tests.simulation.job import Attempt

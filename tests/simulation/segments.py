@@ -6,11 +6,11 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from holdfast.core.boxes import whole
-from holdfast.core.digest import part_digests, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.segment import SegmentIdentity, TensorSpec, header_template
+from holdfast.format.boxes import whole
+from holdfast.format.digest import part_digests, root_digest
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 
 JOB = "job"
 _BODY = struct.Struct("<qqqq")

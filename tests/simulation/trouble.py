@@ -17,9 +17,9 @@ from tests.simulation.segments import JOB, flipped
 from tests.simulation.worker import Worker
 
 from holdfast.errors import CheckpointError
-from holdfast_services.metadata import keeping
-from holdfast_services.metadata.keeping import At
 from holdfast_services.metadata.storage import Catalogue
+from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases.users import At
 
 if TYPE_CHECKING:
     from tests.simulation.history import History

@@ -16,13 +16,13 @@ from tests.simulation.node import Node
 from tests.simulation.segments import root
 from tests.simulation.world import Do, World
 
-from holdfast.core.digest import part_digests
 from holdfast.core.facts import Event, Peer, PersistPlan, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.format.digest import part_digests
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.kit.queue import Claim
-from holdfast_services.metadata import persisting
+from holdfast_services.metadata.usecases import workers as persisting
 from holdfast_services.persistence.domain.backoff import rest_s
 from holdfast_services.persistence.domain.items import Item, parse
 from holdfast_services.persistence.domain.parts import Part

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.core.boxes import Box, whole
 from holdfast.core.facts import Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.errors import ManifestError, NotFoundError, NotReadyError, TruncatedShardError
+from holdfast.format.boxes import Box, whole
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.segments import LoadedSegments
 from holdfast.state.capture import Capture
 

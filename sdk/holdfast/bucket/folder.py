@@ -12,20 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from holdfast.core.digest import PART_BYTES, part_digest
 from holdfast.core.facts import Shard
-from holdfast.core.keys import (
-    MANIFEST,
-    SEGMENT_SUFFIX,
-    SIDECAR_SUFFIX,
-    folder_place,
-    shard_stem,
-)
-from holdfast.core.manifest import MANIFEST_BYTES_MAX, Manifest
-from holdfast.core.manifest import decode as decode_manifest
-from holdfast.core.segment import SegmentHeader, header_length, parse_header
-from holdfast.core.sidecar import SIDECAR_BYTES_MAX, Sidecar
-from holdfast.core.sidecar import decode as decode_sidecar
 from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
@@ -33,6 +20,19 @@ from holdfast.errors import (
     TruncatedShardError,
     UnavailableError,
 )
+from holdfast.format.digest import PART_BYTES, part_digest
+from holdfast.format.keys import (
+    MANIFEST,
+    SEGMENT_SUFFIX,
+    SIDECAR_SUFFIX,
+    folder_place,
+    shard_stem,
+)
+from holdfast.format.manifest import MANIFEST_BYTES_MAX, Manifest
+from holdfast.format.manifest import decode as decode_manifest
+from holdfast.format.segment import SegmentHeader, header_length, parse_header
+from holdfast.format.sidecar import SIDECAR_BYTES_MAX, Sidecar
+from holdfast.format.sidecar import decode as decode_sidecar
 from holdfast.objectstore import ObjectStore
 
 HEADER_GUESS_BYTES = 64 << 10

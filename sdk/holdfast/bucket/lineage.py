@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.core.facts import SupersedeRule
-from holdfast.core.manifest import Manifest
+from holdfast.format.manifest import Manifest
 
 
 def rules(manifests: Iterable[Manifest]) -> tuple[SupersedeRule, ...]:

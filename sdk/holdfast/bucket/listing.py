@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.core.ids import job_name, run_id
-from holdfast.core.keys import MANIFEST, Place, folder, folder_place
 from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.format.keys import MANIFEST, Place, folder, folder_place
 from holdfast.objectstore import ObjectStore
 
 

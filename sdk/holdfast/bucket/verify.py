@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.bucket.folder import CheckpointFolder, Pace
-from holdfast.core.digest import PART_BYTES, part_ranges
 from holdfast.core.facts import Shard
-from holdfast.core.keys import SEGMENT_SUFFIX
-from holdfast.core.manifest import Manifest
-from holdfast.core.sidecar import Sidecar
 from holdfast.errors import (
     CorruptionError,
     DigestMismatchError,
     NotFoundError,
     UnsupportedFormatError,
 )
+from holdfast.format.digest import PART_BYTES, part_ranges
+from holdfast.format.keys import SEGMENT_SUFFIX
+from holdfast.format.manifest import Manifest
+from holdfast.format.sidecar import Sidecar
 
 BAD_PARTS_COUNT_MAX = 64
 

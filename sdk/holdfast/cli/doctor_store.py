@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from holdfast.cli.checks import Check, check
 from holdfast.cli.output import Report, counted, waiting
 from holdfast.cli.rest import Rest
-from holdfast.core.keys import MANIFEST, parse_folder
 from holdfast.core.units import format_bytes
 from holdfast.embedded import Stack, drain
 from holdfast.errors import CheckpointError
+from holdfast.format.keys import MANIFEST, parse_folder
 from holdfast.objectstore import ObjectStore, open_store
 
 TIMEOUT_S = 3.0

@@ -11,10 +11,10 @@ from holdfast.cli.export import require_torch
 from holdfast.cli.output import Json, Report, Table, byte_progress, waiting
 from holdfast.cli.rest import Rest
 from holdfast.cli.where import find_rest, find_store
-from holdfast.core.keys import MANIFEST
-from holdfast.core.manifest import Manifest
 from holdfast.core.units import format_bytes
 from holdfast.errors import InvalidRequestError, NotFoundError, PreconditionError
+from holdfast.format.keys import MANIFEST
+from holdfast.format.manifest import Manifest
 from holdfast.objectstore import ObjectStore, open_store
 
 

@@ -11,8 +11,8 @@ from holdfast.bucket.verify import ShardVerdict, strangers, verify
 from holdfast.cli.catalogue import Target
 from holdfast.cli.output import Report, Table, byte_progress
 from holdfast.cli.where import reading
-from holdfast.core.manifest import Manifest
 from holdfast.core.units import format_bytes
+from holdfast.format.manifest import Manifest
 
 
 def verify_objects(place: Target | str, environ: Mapping[str, str]) -> Report:

@@ -12,9 +12,9 @@ from holdfast.cli.catalogue import Target, find_checkpoint, parse_target
 from holdfast.cli.lease import ReadLease
 from holdfast.cli.rest import Record, Rest
 from holdfast.core.ids import CheckpointId, Generation, Step, run_id
-from holdfast.core.keys import MANIFEST, folder
 from holdfast.embedded import home_folder, running_stack
 from holdfast.errors import NotFoundError, PreconditionError
+from holdfast.format.keys import MANIFEST, folder
 from holdfast.objectstore import ObjectStore, open_store
 
 

@@ -16,19 +16,19 @@ from holdfast.bucket.listing import places
 from holdfast.convert.importing import publish
 from holdfast.convert.reading import CheckpointReader
 from holdfast.convert.upload import SegmentUpload, is_there
-from holdfast.core import keys
-from holdfast.core.digest import part_digest, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import job_name, run_id
-from holdfast.core.manifest import Manifest
-from holdfast.core.segment import SegmentHeader, header_template, parse_header
-from holdfast.core.sidecar import Sidecar, encode
 from holdfast.errors import (
     AlreadyExistsError,
     NotFoundError,
     PreconditionError,
     UnsupportedFormatError,
 )
+from holdfast.format import keys
+from holdfast.format.digest import part_digest, root_digest
+from holdfast.format.manifest import Manifest
+from holdfast.format.segment import SegmentHeader, header_template, parse_header
+from holdfast.format.sidecar import Sidecar, encode
 from holdfast.objectstore import ObjectStore
 
 DEPTH_MAX = 12

@@ -16,10 +16,10 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from holdfast.convert.source import STATE_NAME, TensorSource, spec_of, state_rank
-from holdfast.core.boxes import Box, covers, whole
-from holdfast.core.segment import TensorSpec
-from holdfast.core.tree import encode
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
+from holdfast.format.boxes import Box, covers, whole
+from holdfast.format.segment import TensorSpec
+from holdfast.format.tree import encode
 from holdfast.state.dtypes import dtype_name
 
 METADATA = ".metadata"

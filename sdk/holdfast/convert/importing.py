@@ -28,8 +28,6 @@ from holdfast.convert.safetensors_files import (
 from holdfast.convert.source import STATE_NAME, TensorSource, raw
 from holdfast.convert.torch_files import TorchSource
 from holdfast.convert.upload import SegmentUpload
-from holdfast.core import index, keys, manifest, sidecar
-from holdfast.core.digest import part_digest, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import (
     CheckpointId,
@@ -41,15 +39,6 @@ from holdfast.core.ids import (
     job_name,
     run_id,
 )
-from holdfast.core.segment import (
-    HeaderTemplate,
-    SegmentHeader,
-    SegmentIdentity,
-    TensorSpec,
-    blob_spec,
-    header_template,
-    parse_header,
-)
 from holdfast.errors import (
     AlreadyExistsError,
     ExhaustedError,
@@ -57,6 +46,17 @@ from holdfast.errors import (
     NotFoundError,
     OutcomeUnknownError,
     PreconditionError,
+)
+from holdfast.format import index, keys, manifest, sidecar
+from holdfast.format.digest import part_digest, root_digest
+from holdfast.format.segment import (
+    HeaderTemplate,
+    SegmentHeader,
+    SegmentIdentity,
+    TensorSpec,
+    blob_spec,
+    header_template,
+    parse_header,
 )
 from holdfast.objectstore import ObjectStore
 

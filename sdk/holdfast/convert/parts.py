@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.digest import PART_BYTES
-from holdfast.core.sidecar import Sidecar
+from holdfast.format.digest import PART_BYTES
+from holdfast.format.sidecar import Sidecar
 
 WINDOW_PARTS_COUNT_MIN = 8
 WINDOW_PARTS_COUNT_MAX = 64

@@ -17,17 +17,17 @@ import torch
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.convert.parts import PartKey, VerifiedParts, parts_of
 from holdfast.convert.source import spec_of, state_rank
-from holdfast.core.boxes import Box, covers, whole
-from holdfast.core.digest import PART_BYTES
 from holdfast.core.facts import Shard
-from holdfast.core.segment import (
+from holdfast.errors import ManifestError, NotReadyError
+from holdfast.format.boxes import Box, covers, whole
+from holdfast.format.digest import PART_BYTES
+from holdfast.format.segment import (
     SegmentHeader,
     TensorEntry,
     TensorSpec,
     header_length,
     parse_header,
 )
-from holdfast.errors import ManifestError, NotReadyError
 from holdfast.state.dtypes import TORCH
 
 STATE_BYTES_MAX = 256 << 20

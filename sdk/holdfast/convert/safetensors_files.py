@@ -18,19 +18,19 @@ from typing import Any
 import torch
 
 from holdfast.convert.source import TensorSource, raw, spec_of
-from holdfast.core.canonical import strict_object
-from holdfast.core.segment import (
-    HEADER_BYTES_MAX,
-    ITEM_BYTES,
-    TENSORS_COUNT_MAX,
-    TensorSpec,
-    header_length,
-)
 from holdfast.errors import (
     InvalidRequestError,
     ManifestError,
     NotFoundError,
     UnsupportedFormatError,
+)
+from holdfast.format.canonical import strict_object
+from holdfast.format.segment import (
+    HEADER_BYTES_MAX,
+    ITEM_BYTES,
+    TENSORS_COUNT_MAX,
+    TensorSpec,
+    header_length,
 )
 from holdfast.state.dtypes import TORCH
 

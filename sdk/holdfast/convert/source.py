@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from holdfast.core.boxes import whole
-from holdfast.core.segment import TensorSpec
 from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.format.boxes import whole
+from holdfast.format.segment import TensorSpec
 
 STATE_NAME = "holdfast.rank."
 

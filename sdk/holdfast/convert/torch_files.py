@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from holdfast.convert.source import STATE_NAME, TensorSource, raw, spec_of, state_rank
-from holdfast.core.segment import ALIGNMENT_BYTES, TensorSpec
-from holdfast.core.tree import encode
 from holdfast.errors import InvalidRequestError, UnsupportedFormatError
+from holdfast.format.segment import ALIGNMENT_BYTES, TensorSpec
+from holdfast.format.tree import encode
 from holdfast.state.dtypes import TORCH, dtype_name
 
 _ZIP = b"PK\x03\x04"

@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from holdfast.core.digest import PART_BYTES, part_digests
 from holdfast.core.facts import Shard
-from holdfast.core.sidecar import SIDECAR_BYTES_MAX, Sidecar, decode
 from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.format.digest import PART_BYTES, part_digests
+from holdfast.format.sidecar import SIDECAR_BYTES_MAX, Sidecar, decode
 from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX, ObjectStore, UploadedPart
 
 IN_FLIGHT_COUNT_MAX = 3

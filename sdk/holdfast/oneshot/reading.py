@@ -17,12 +17,12 @@ from itertools import groupby, islice
 import torch
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.boxes import Box, covers, whole
-from holdfast.core.digest import PART_BYTES
-from holdfast.core.manifest import Manifest
-from holdfast.core.segment import SegmentHeader, TensorEntry, parse_header
-from holdfast.core.sidecar import Sidecar
 from holdfast.errors import ManifestError, NotReadyError
+from holdfast.format.boxes import Box, covers, whole
+from holdfast.format.digest import PART_BYTES
+from holdfast.format.manifest import Manifest
+from holdfast.format.segment import SegmentHeader, TensorEntry, parse_header
+from holdfast.format.sidecar import Sidecar
 from holdfast.snapshot.plan import blob_name
 from holdfast.state.dtypes import TORCH
 from holdfast.state.transfer import Transfer

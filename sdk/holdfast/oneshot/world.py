@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from holdfast import errors
-from holdfast.core.tree import Json
 from holdfast.errors import CheckpointError, PreconditionError, UnavailableError
+from holdfast.format.tree import Json
 
 MESSAGE_BYTES = 2048
 TEXT_LENGTH_MAX = 300

@@ -19,14 +19,8 @@ import torch
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import manifest as manifests
-from holdfast.core import sidecar as sidecars
-from holdfast.core.digest import PART_BYTES, part_digests, parts_count, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
-from holdfast.core.keys import MANIFEST, SEGMENT_SUFFIX, SIDECAR_SUFFIX, parse_shard_stem
-from holdfast.core.manifest import Manifest
-from holdfast.core.sidecar import Sidecar
 from holdfast.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -37,6 +31,12 @@ from holdfast.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from holdfast.format import manifest as manifests
+from holdfast.format import sidecar as sidecars
+from holdfast.format.digest import PART_BYTES, part_digests, parts_count, root_digest
+from holdfast.format.keys import MANIFEST, SEGMENT_SUFFIX, SIDECAR_SUFFIX, parse_shard_stem
+from holdfast.format.manifest import Manifest
+from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import (
     UPLOAD_PARTS_COUNT_MAX,
     ObjectStore,

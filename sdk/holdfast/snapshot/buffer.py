@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.core.segment import TensorEntry
 from holdfast.core.session import SlotLease
 from holdfast.core.slots import SlotName, SlotState, slot_name
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
+from holdfast.format.segment import TensorEntry
 from holdfast.snapshot.plan import SavePlan
 from holdfast.state.dtypes import TORCH
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from holdfast.core.boxes import whole
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
-from holdfast.core.segment import (
+from holdfast.errors import PreconditionError
+from holdfast.format.boxes import whole
+from holdfast.format.segment import (
     HeaderTemplate,
     SegmentIdentity,
     TensorEntry,
@@ -26,7 +27,6 @@ from holdfast.core.segment import (
     blob_spec,
     header_template,
 )
-from holdfast.errors import PreconditionError
 from holdfast.state.capture import Capture, Live
 from holdfast.state.dtypes import dtype_name
 from holdfast.state.survey import CapturedTensor, Home, Survey

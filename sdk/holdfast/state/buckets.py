@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from holdfast.core.tree import Json
+from holdfast.format.tree import Json
 
 _NEEDED = ("_ddp_init_helper", "_build_params_for_reducer", "_has_rebuilt_buckets", "logger")
 _NEEDED_OF_REDUCER = ("_push_all_rebuilt_params", "get_backward_stats", "_remove_autograd_hooks")

@@ -33,12 +33,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from holdfast.core.tree import Json, decode, encode
 from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.format.tree import Json, decode, encode
 from holdfast.state import State, buckets, modules, optimizers, rng
+from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
+from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
 from holdfast.state.layouts import dims_in_memory
-from holdfast.state.loader import LoaderClock, Resumable, ResumableLoader, StatefulLoader
-from holdfast.state.loader import is_stateful_loader as _is_stateful_loader
 from holdfast.state.loading import Differences, Loading, Segments
 from holdfast.state.survey import Home, Identity, Survey
 

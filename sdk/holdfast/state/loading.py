@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from holdfast.core.tree import Json, decode
 from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.format.tree import Json, decode
 from holdfast.state import State, modules, optimizers
+from holdfast.state.dataloaders import Resumable
 from holdfast.state.layouts import in_layout
-from holdfast.state.loader import Resumable
 from holdfast.state.survey import Survey
 from holdfast.state.transfer import Transfer
 from holdfast.state.values import ABSENT, make_numpy, merge

@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
-from holdfast.core.tree import Json
 from holdfast.errors import InvalidRequestError
+from holdfast.format.tree import Json
 from holdfast.state.layouts import is_expanded
 from holdfast.state.modules import check_mesh
 from holdfast.state.survey import Home, Survey

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch.utils.data import DataLoader
 
-from holdfast.core.tree import decode, encode
 from holdfast.errors import InvalidRequestError
+from holdfast.format.tree import decode, encode
 from holdfast.state.values import make_numpy
 
 DEPTH_MAX = 4

@@ -14,8 +14,8 @@ from enum import Enum
 import torch
 from torch import nn
 
-from holdfast.core.tree import Json
 from holdfast.errors import InvalidRequestError
+from holdfast.format.tree import Json
 
 
 class Home(Enum):

@@ -14,15 +14,15 @@ from holdfast.core.units import format_bytes
 from holdfast.errors import AccessError, UnavailableError
 from holdfast.rpc.channel import unix_target
 from holdfast.v1 import agent_pb2_grpc
-from holdfast_services.agent.adoption import adopt
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient, PeerClients
-from holdfast_services.agent.objects import ObjectTier
-from holdfast_services.agent.replication import Fetcher
+from holdfast_services.agent.fetcher import Fetcher
+from holdfast_services.agent.recovery import adopt
 from holdfast_services.agent.reporter import Reporter
 from holdfast_services.agent.rpc import AgentRpc, ReplicationRpc
 from holdfast_services.agent.service import AgentService
 from holdfast_services.agent.settings import Settings, default_budget_bytes
+from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.kit.server import make_server
 from holdfast_services.transport import ServedSegments
 from holdfast_services.transport.tcp import TcpTransport

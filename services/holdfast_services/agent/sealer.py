@@ -9,11 +9,11 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from holdfast.core.digest import part_digest, part_digests, part_ranges, root_digest
 from holdfast.core.facts import Shard
-from holdfast.core.segment import header_length, parse_header
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError, ConflictError, ExhaustedError, ManifestError
+from holdfast.format.digest import part_digest, part_digests, part_ranges, root_digest
+from holdfast.format.segment import header_length, parse_header
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import Content

@@ -46,7 +46,7 @@ from holdfast_services.agent.domain import (
     session_view,
 )
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.replication import Fetcher
+from holdfast_services.agent.fetcher import Fetcher
 from holdfast_services.transport import ServedSegments, deadline_s
 
 SCAN_S = 0.2

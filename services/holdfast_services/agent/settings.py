@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.core.ids import node_name
 from holdfast.core.units import parse_bytes
 from holdfast.errors import InvalidRequestError
-from holdfast_services.kit.memory import free_bytes
+from holdfast_services.kit.free_memory import free_bytes
 
 BUDGET_SHARE = 0.5
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 
-from holdfast.core.digest import ALGORITHM, DIGEST_BYTES, parts_count, root_digest
 from holdfast.core.facts import HeldState, Shard
 from holdfast.core.ids import job_name, node_name, shard_id
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
+from holdfast.format.digest import ALGORITHM, DIGEST_BYTES, parts_count, root_digest
 from holdfast_services.agent.domain import Content
 
 VERSION = 1

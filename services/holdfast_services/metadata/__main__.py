@@ -25,19 +25,19 @@ from holdfast_services.kit.db import Engine, make_engine, write_transaction
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
-from holdfast_services.metadata import persisting
 from holdfast_services.metadata.domain.model import Limits
-from holdfast_services.metadata.keeper import Keeper
+from holdfast_services.metadata.edges.rest import make_app
+from holdfast_services.metadata.edges.rpc_agents import MetadataRpc
+from holdfast_services.metadata.edges.rpc_workers import PersistenceRpc
+from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.loops.offers import Reconciler
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.persistence_rpc import PersistenceRpc
-from holdfast_services.metadata.persisting import Ages
-from holdfast_services.metadata.reconcile import Reconciler
-from holdfast_services.metadata.rest import make_app
-from holdfast_services.metadata.rpc import MetadataRpc
-from holdfast_services.metadata.service import THREADS, Service
 from holdfast_services.metadata.settings import Settings, host_port
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.transactions import LISTEN_S
+from holdfast_services.metadata.transactor import THREADS, Service
+from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases.agents import LISTEN_S
+from holdfast_services.metadata.usecases.workers import Ages
 
 GRACE_S = 2.0
 OFFERS_LEASE_S = 30.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.core.digest import DIGEST_BYTES, parts_count, root_digest
 from holdfast.core.facts import Event, Peer, PersistPlan, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.errors import DigestMismatchError
+from holdfast.format.digest import DIGEST_BYTES, parts_count, root_digest
 from holdfast.rpc import codec
 from holdfast.rpc.channel import call, sync_channel
 from holdfast.v1 import (

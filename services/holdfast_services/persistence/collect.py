@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from itertools import islice
 
-from holdfast.core import keys
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.format import keys
 from holdfast.objectstore import ObjectStore
 from holdfast_services.transport import InterruptedFetchError
 

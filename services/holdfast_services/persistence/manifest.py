@@ -13,20 +13,8 @@ from collections.abc import Mapping
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import index, keys
-from holdfast.core.canonical import strict_object
-from holdfast.core.digest import part_digest
 from holdfast.core.facts import PersistPlan, Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.manifest import (
-    MANIFEST_BYTES_MAX,
-    NOTES_BYTES_MAX,
-    Manifest,
-    checkpoint_plan,
-    decode,
-    encode,
-)
-from holdfast.core.segment import SegmentHeader
 from holdfast.errors import (
     AlreadyExistsError,
     CheckpointError,
@@ -39,6 +27,18 @@ from holdfast.errors import (
     UnavailableError,
     UnsupportedFormatError,
 )
+from holdfast.format import index, keys
+from holdfast.format.canonical import strict_object
+from holdfast.format.digest import part_digest
+from holdfast.format.manifest import (
+    MANIFEST_BYTES_MAX,
+    NOTES_BYTES_MAX,
+    Manifest,
+    checkpoint_plan,
+    decode,
+    encode,
+)
+from holdfast.format.segment import SegmentHeader
 from holdfast.objectstore import ObjectStore
 from holdfast_services.persistence.domain.found import same_checkpoint
 from holdfast_services.persistence.pool import PartPool

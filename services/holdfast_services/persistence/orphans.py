@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from holdfast.core import keys
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import NotFoundError
+from holdfast.format import keys
 from holdfast.objectstore import ObjectStore
 from holdfast_services.persistence.collect import delete_below, folders_below
 from holdfast_services.transport import InterruptedFetchError

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
-from holdfast.core import keys
 from holdfast.core.facts import PersistPlan
 from holdfast.core.ids import ShardId
-from holdfast.core.manifest import Manifest
 from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.format import keys
+from holdfast.format.manifest import Manifest
 from holdfast.objectstore import ObjectStore
 from holdfast_services.persistence.domain.found import same_checkpoint
 from holdfast_services.persistence.manifest import create, planned

@@ -17,9 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.core.digest import PART_BYTES, part_digest
 from holdfast.core.facts import Peer, Shard
-from holdfast.core.segment import header_length, parse_header
 from holdfast.core.slots import SlotState, slot_name
 from holdfast.errors import (
     AccessError,
@@ -31,6 +29,8 @@ from holdfast.errors import (
     TruncatedShardError,
     UnavailableError,
 )
+from holdfast.format.digest import PART_BYTES, part_digest
+from holdfast.format.segment import header_length, parse_header
 from holdfast_services.persistence.clients import Located, locate, suspect
 from holdfast_services.persistence.domain.parts import Part
 from holdfast_services.persistence.pool import PartPool

@@ -13,12 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import keys
-from holdfast.core.digest import PART_BYTES, part_digest
 from holdfast.core.facts import PersistPlan, Shard
-from holdfast.core.sidecar import SIDECAR_BYTES_MAX, Sidecar
-from holdfast.core.sidecar import decode as decode_sidecar
-from holdfast.core.sidecar import encode as encode_sidecar
 from holdfast.errors import (
     CorruptionError,
     DigestMismatchError,
@@ -27,6 +22,11 @@ from holdfast.errors import (
     TruncatedShardError,
     UnsupportedFormatError,
 )
+from holdfast.format import keys
+from holdfast.format.digest import PART_BYTES, part_digest
+from holdfast.format.sidecar import SIDECAR_BYTES_MAX, Sidecar
+from holdfast.format.sidecar import decode as decode_sidecar
+from holdfast.format.sidecar import encode as encode_sidecar
 from holdfast.objectstore import (
     UPLOAD_PARTS_COUNT_MAX,
     ObjectStore,

@@ -11,9 +11,9 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.core.digest import PART_BYTES
 from holdfast.core.slots import SlotName
 from holdfast.errors import CheckpointError
+from holdfast.format.digest import PART_BYTES
 
 FETCH_S_BASE = 10.0
 FETCH_BYTES_PER_S_MIN = 50 << 20

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from holdfast.core.digest import part_digest
 from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
+from holdfast.format.digest import part_digest
 from holdfast_services.transport import FetchRequest, InterruptedFetchError, SegmentSource
 
 

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from holdfast.core.digest import PartHasher, part_hasher
 from holdfast.errors import (
     CheckpointError,
     DigestMismatchError,
@@ -24,6 +23,7 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
+from holdfast.format.digest import PartHasher, part_hasher
 from holdfast_services.transport import FetchRequest, InterruptedFetchError, deadline_s, wire
 from holdfast_services.transport.wire import Status
 

@@ -30,9 +30,9 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from holdfast.core.digest import PART_BYTES
 from holdfast.core.ids import shard_id
 from holdfast.errors import InvalidRequestError
+from holdfast.format.digest import PART_BYTES
 
 MAGIC = b"HFDP"
 VERSION = 1

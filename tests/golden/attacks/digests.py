@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.core.digest import part_digest
+from holdfast.format.digest import part_digest
 
 OWN = re.compile(rb'"digest": ?"([0-9a-f]{32})"')
 

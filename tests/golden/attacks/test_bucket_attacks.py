@@ -17,9 +17,9 @@ from tests.unit.bucket.folders import make
 
 from holdfast import errors
 from holdfast.bucket.verify import verify
-from holdfast.core import index, manifest, sidecar
-from holdfast.core.digest import part_digests, root_digest
-from holdfast.core.segment import parse_header
+from holdfast.format import index, manifest, sidecar
+from holdfast.format.digest import part_digests, root_digest
+from holdfast.format.segment import parse_header
 from holdfast.objectstore.memory import MemoryStore
 
 ATTACKS = json.loads((Path(__file__).parent / "bucket.json").read_text())

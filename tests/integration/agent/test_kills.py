@@ -8,9 +8,9 @@ import random
 import secrets
 import subprocess
 
-from holdfast.core.digest import part_digests
-from holdfast.core.segment import header_length, parse_header
 from holdfast.core.slots import slot_name
+from holdfast.format.digest import part_digests
+from holdfast.format.segment import header_length, parse_header
 from holdfast.v1 import agent_pb2 as pb
 from holdfast_services.agent import sidecar
 

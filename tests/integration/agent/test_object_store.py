@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core import keys
-from holdfast.core import sidecar as bucket_sidecar
-from holdfast.core.digest import part_digests, root_digest
 from holdfast.core.facts import OBJECT_STORE, DecisionState, StepNote
-from holdfast.core.sidecar import Sidecar
+from holdfast.format import keys
+from holdfast.format import sidecar as bucket_sidecar
+from holdfast.format.digest import part_digests, root_digest
+from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore.directory import DirectoryStore
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb

@@ -12,7 +12,6 @@ import pytest
 
 from holdfast.core.facts import CheckpointId, HeldState
 from holdfast.core.ids import shard_id
-from holdfast.core.segment import SegmentIdentity, blob_spec, header_template
 from holdfast.core.slots import slot_name
 from holdfast.errors import (
     ExhaustedError,
@@ -21,6 +20,7 @@ from holdfast.errors import (
     PreconditionError,
     UnavailableError,
 )
+from holdfast.format.segment import SegmentIdentity, blob_spec, header_template
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.segment import SegmentIdentity, blob_spec, header_template
+from holdfast.format.segment import SegmentIdentity, blob_spec, header_template
 
 arena, session = Path(sys.argv[1]), sys.argv[2]
 fds: dict[int, tuple[int, mmap.mmap]] = {}

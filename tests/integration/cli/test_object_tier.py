@@ -20,8 +20,8 @@ from tests.integration.convert import made
 from holdfast.cli.lease import ReadLease
 from holdfast.cli.main import main
 from holdfast.cli.rest import Rest
-from holdfast.core.keys import parse_folder
 from holdfast.errors import PreconditionError
+from holdfast.format.keys import parse_folder
 from holdfast.objectstore import open_store
 
 ROOT = Path(__file__).parents[3]

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import keys, manifest, sidecar
-from holdfast.core.boxes import Box, whole
-from holdfast.core.digest import part_digests, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
-from holdfast.core.segment import SegmentIdentity, TensorSpec, blob_spec, header_template
+from holdfast.format import keys, manifest, sidecar
+from holdfast.format.boxes import Box, whole
+from holdfast.format.digest import part_digests, root_digest
+from holdfast.format.segment import SegmentIdentity, TensorSpec, blob_spec, header_template
 from holdfast.state.dtypes import TORCH
 
 NAMES = {dtype: name for name, dtype in TORCH.items()}

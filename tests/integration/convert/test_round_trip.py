@@ -16,7 +16,7 @@ from holdfast.convert.importing import open_source, place_for, write_checkpoint
 from holdfast.convert.reading import CheckpointReader
 from holdfast.convert.safetensors_files import write_folder
 from holdfast.convert.source import Chosen, Selection
-from holdfast.core.keys import folder as folder_of
+from holdfast.format.keys import folder as folder_of
 
 # Its file format has the dtype, its Python reader does not know it yet.
 UNREAD_BY_SAFETENSORS = "model.F8_E8M0"

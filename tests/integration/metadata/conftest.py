@@ -13,7 +13,7 @@ from holdfast_services.kit.db import make_engine
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.service import Service
+from holdfast_services.metadata.transactor import Service
 
 JOB = "gpt/small"
 LIMITS = Limits(node_lease_s=30.0, decide_wait_s=60.0)

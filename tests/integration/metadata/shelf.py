@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.core import manifest as manifests
-from holdfast.core.digest import part_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.keys import manifest_key
-from holdfast.core.manifest import Manifest
-from holdfast_services.metadata.adoption import Found, Reading, write
-from holdfast_services.metadata.service import first_run
+from holdfast.format import manifest as manifests
+from holdfast.format.digest import part_digest
+from holdfast.format.keys import manifest_key
+from holdfast.format.manifest import Manifest
+from holdfast_services.metadata.bucket import Found, Reading, write
+from holdfast_services.metadata.domain.start import first_run
 
 JOB = "gpt/small"
 

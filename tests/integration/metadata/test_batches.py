@@ -4,10 +4,10 @@ import asyncio
 
 from holdfast.core.facts import RankStatus
 from holdfast.errors import StaleGenerationError
-from holdfast_services.metadata import transactions
 from holdfast_services.metadata.batch import Batch
 from holdfast_services.metadata.domain.model import Node
-from holdfast_services.metadata.service import first_run
+from holdfast_services.metadata.domain.start import first_run
+from holdfast_services.metadata.usecases import agents as transactions
 
 
 async def together(service, wishes):

@@ -11,7 +11,6 @@ from holdfast.core.facts import AbandonedStep, DecisionState, Event, SupersedeRu
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
-from holdfast_services.metadata import transactions
 from holdfast_services.metadata.domain.model import (
     SUPERSEDE_RULES_PER_RUN_MAX,
     Checkpoint,
@@ -20,6 +19,7 @@ from holdfast_services.metadata.domain.model import (
 )
 from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
+from holdfast_services.metadata.usecases import agents as transactions
 
 
 def run_view(view):

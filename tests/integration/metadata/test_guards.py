@@ -11,10 +11,10 @@ from holdfast.core.ids import CheckpointId
 from holdfast.errors import ConflictError, NotFoundError
 from holdfast_services.kit.db import write_transaction
 from holdfast_services.metadata.domain.model import Checkpoint, Stored
-from holdfast_services.metadata.persisting import durable
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.storage.checkpoints import DURABLE_ROWS_IN_RUN_MAX
 from holdfast_services.metadata.storage.nodes import NODE_SILENT_S_MAX
+from holdfast_services.metadata.usecases.workers import durable
 
 LEASE_S = 30.0  # of the nodes, as the kit's limits have it
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from holdfast.core.facts import DecisionState
-from holdfast_services.metadata import transactions
-from holdfast_services.metadata.transactions import LISTEN_S, PULSE_GAP_S_MAX
+from holdfast_services.metadata.usecases import agents as transactions
+from holdfast_services.metadata.usecases.agents import LISTEN_S, PULSE_GAP_S_MAX
 
 
 def listening(kit):

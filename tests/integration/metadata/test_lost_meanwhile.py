@@ -10,12 +10,12 @@ import pytest
 from holdfast.errors import UnavailableError
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.db import make_engine, write_transaction
-from holdfast_services.metadata import transactions
-from holdfast_services.metadata.adoption import BucketArchive
+from holdfast_services.metadata.bucket import BucketArchive
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.service import first_run
+from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.tables import metadata as schema
-from holdfast_services.metadata.transactions import Wish
+from holdfast_services.metadata.usecases import agents as transactions
+from holdfast_services.metadata.usecases.agents import Wish
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
 shelf = importlib.util.module_from_spec(_spec)

@@ -17,9 +17,10 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.v1 import common_pb2 as common
-from holdfast_services.metadata import persisting, transactions
-from holdfast_services.metadata.domain.persist import ORPHANS
-from holdfast_services.metadata.persisting import Ages
+from holdfast_services.metadata.domain.drains import ORPHANS
+from holdfast_services.metadata.usecases import agents as transactions
+from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases.workers import Ages
 
 
 async def test_a_drain_from_commit_to_durable(database_url, agents, kit):

@@ -7,9 +7,9 @@ from tests.integration.metadata.tier import LIMITS, tier_over, until
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.kit.queue.memory import MemoryQueue
-from holdfast_services.metadata import reconcile
-from holdfast_services.metadata.persisting import Ages
-from holdfast_services.metadata.reconcile import Reconciler
+from holdfast_services.metadata.loops import offers as reconcile
+from holdfast_services.metadata.loops.offers import Reconciler
+from holdfast_services.metadata.usecases.workers import Ages
 
 
 async def test_an_emptied_queue_is_full_again(database_url, agents, kit, monkeypatch):

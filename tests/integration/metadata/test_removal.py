@@ -8,8 +8,8 @@ from tests.integration.metadata.tier import LIMITS, tier_over
 from holdfast.core.facts import DecisionState
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import NotFoundError, PreconditionError
-from holdfast_services.metadata import keeping
-from holdfast_services.metadata.persisting import Ages, keep_items
+from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases.workers import Ages, keep_items
 
 
 async def ended(tier, agents, seat):

@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy
 
 from holdfast.errors import InvalidRequestError
-from holdfast_services.metadata.keeper import Keeper
-from holdfast_services.metadata.rest import make_app
+from holdfast_services.metadata.edges.rest import make_app
+from holdfast_services.metadata.loops.keeper import Keeper
 
 
 @asynccontextmanager

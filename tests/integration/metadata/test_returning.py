@@ -6,7 +6,7 @@ from tests.integration.metadata.tier import tier_over
 
 from holdfast.core.facts import AbandonedStep, Retention, StepNote
 from holdfast.core.ids import CheckpointId
-from holdfast_services.metadata import keeping
+from holdfast_services.metadata.usecases import users as keeping
 
 BEST = Retention(best=1, metric="loss")
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import grpc
 
-from holdfast.core import keys
-from holdfast.core.boxes import whole
-from holdfast.core.digest import part_digests, root_digest
 from holdfast.core.facts import Event, Peer, PersistPlan, Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError, NotFoundError
+from holdfast.format import keys
+from holdfast.format.boxes import whole
+from holdfast.format.digest import part_digests, root_digest
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.objectstore import open_store
 from holdfast.rpc import codec
 from holdfast.rpc.status import TRAILER, to_status

@@ -15,9 +15,9 @@ from tests.servers.proxy import Answer, Delay, Drop, Truncate
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
-from holdfast.core import keys
-from holdfast.core.digest import PART_BYTES
-from holdfast.core.manifest import decode
+from holdfast.format import keys
+from holdfast.format.digest import PART_BYTES
+from holdfast.format.manifest import decode
 from holdfast.objectstore import open_store
 
 BIG = 2 * PART_BYTES + 1000

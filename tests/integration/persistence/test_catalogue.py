@@ -14,7 +14,6 @@ from tests.integration.persistence.process import ROOT, WorkerProcess
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
-from holdfast.core import keys
 from holdfast.core.facts import (
     Decision,
     DecisionState,
@@ -23,6 +22,7 @@ from holdfast.core.facts import (
     Inventory,
     RankStatus,
 )
+from holdfast.format import keys
 from holdfast.v1 import metadata_pb2 as pb
 
 WORLD = 2

@@ -15,8 +15,8 @@ from tests.integration.persistence.harness import (
     until,
 )
 
-from holdfast.core.digest import PART_BYTES
 from holdfast.errors import UnavailableError
+from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.persistence import worker

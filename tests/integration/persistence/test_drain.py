@@ -7,10 +7,10 @@ from tests.integration.persistence.harness import JOB, Wrapped, draining, read, 
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import strangers, verify
-from holdfast.core import index, keys
-from holdfast.core.digest import PART_BYTES, part_digest
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import CheckpointId
+from holdfast.format import index, keys
+from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
 

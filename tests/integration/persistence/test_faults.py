@@ -18,8 +18,6 @@ from tests.integration.persistence.harness import (
 from tests.servers.redis import running_redis
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import keys
-from holdfast.core.digest import PART_BYTES
 from holdfast.errors import (
     AccessError,
     NotFoundError,
@@ -27,6 +25,8 @@ from holdfast.errors import (
     StaleGenerationError,
     UnavailableError,
 )
+from holdfast.format import keys
+from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.persistence.collect import collect

@@ -19,10 +19,10 @@ from tests.integration.persistence.harness import (
 )
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import keys
 from holdfast.core.facts import PersistPlan
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import UnavailableError
+from holdfast.format import keys
 from holdfast.objectstore import open_store
 from holdfast_services.persistence import worker
 from holdfast_services.persistence.collect import collect

@@ -19,9 +19,9 @@ from tests.integration.persistence.harness import (
 )
 from tests.integration.persistence.process import WorkerProcess
 
-from holdfast.core import keys
-from holdfast.core.digest import PART_BYTES
 from holdfast.errors import NotFoundError
+from holdfast.format import keys
+from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
 

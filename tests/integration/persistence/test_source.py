@@ -8,7 +8,6 @@ import threading
 import pytest
 from tests.integration.persistence.harness import segment
 
-from holdfast.core.digest import PART_BYTES, part_digests
 from holdfast.errors import (
     AccessError,
     CheckpointError,
@@ -17,6 +16,7 @@ from holdfast.errors import (
     NotFoundError,
     TruncatedShardError,
 )
+from holdfast.format.digest import PART_BYTES, part_digests
 from holdfast_services.persistence.domain.parts import cut
 from holdfast_services.persistence.source import MappedFile
 

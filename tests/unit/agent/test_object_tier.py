@@ -21,9 +21,9 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.format.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.domain import (
     Content,
@@ -241,7 +241,7 @@ def test_notes_of_rank_0_go_into_the_inventory_within_their_limits():
 @pytest.mark.parametrize("source", ["memory", "peer", "object"])
 def test_where_a_copy_came_from_survives_in_its_sidecar(source):
     """What a restore says of its sources does not depend on whether the agent was restarted."""
-    from holdfast.core.digest import part_digests, root_digest
+    from holdfast.format.digest import part_digests, root_digest
 
     data = bytes(KIB)
     digests = part_digests(data)

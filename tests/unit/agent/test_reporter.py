@@ -9,7 +9,7 @@ from holdfast.core.facts import Inventory, Peer
 from holdfast.errors import UnavailableError
 from holdfast_services.agent import reporter
 from holdfast_services.agent.reporter import COALESCE_S, RETRY_S_MAX, Reporter, rest_s
-from holdfast_services.metadata.transactions import LISTEN_S
+from holdfast_services.metadata.usecases.agents import LISTEN_S
 
 FAILURES_COUNT = 12
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import manifest as manifests
-from holdfast.core import sidecar as sidecars
-from holdfast.core.boxes import Box
-from holdfast.core.digest import part_digests, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.keys import folder
-from holdfast.core.manifest import Manifest
-from holdfast.core.segment import SegmentIdentity, TensorSpec, header_template
-from holdfast.core.sidecar import Sidecar
+from holdfast.format import manifest as manifests
+from holdfast.format import sidecar as sidecars
+from holdfast.format.boxes import Box
+from holdfast.format.digest import part_digests, root_digest
+from holdfast.format.keys import folder
+from holdfast.format.manifest import Manifest
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
+from holdfast.format.sidecar import Sidecar
 
 JOB = "team/gpt"
 CHECKPOINT = CheckpointId("r7", 1200, 3)

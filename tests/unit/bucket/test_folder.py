@@ -9,12 +9,7 @@ import pytest
 from tests.unit.bucket.folders import CHECKPOINT, JOB, Made, make, segment
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core import sidecar as sidecars
-from holdfast.core.boxes import Box
-from holdfast.core.digest import PART_BYTES
 from holdfast.core.ids import CheckpointId
-from holdfast.core.keys import folder
-from holdfast.core.segment import SegmentIdentity, TensorSpec
 from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
@@ -23,6 +18,11 @@ from holdfast.errors import (
     TruncatedShardError,
     UnavailableError,
 )
+from holdfast.format import sidecar as sidecars
+from holdfast.format.boxes import Box
+from holdfast.format.digest import PART_BYTES
+from holdfast.format.keys import folder
+from holdfast.format.segment import SegmentIdentity, TensorSpec
 from holdfast.objectstore.memory import MemoryStore
 
 BIG_ROWS = 5 * PART_BYTES // 2 // 16

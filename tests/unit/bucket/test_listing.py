@@ -7,8 +7,8 @@ from tests.unit.bucket.folders import JOB, make
 
 from holdfast.bucket.listing import places
 from holdfast.core.ids import CheckpointId
-from holdfast.core.keys import Place
 from holdfast.errors import InvalidRequestError
+from holdfast.format.keys import Place
 from holdfast.objectstore.memory import MemoryStore
 
 

@@ -6,8 +6,8 @@ import pytest
 from tests.unit.bucket.folders import make
 
 from holdfast.bucket.verify import BAD_PARTS_COUNT_MAX, ShardState, strangers, verify
-from holdfast.core.digest import PART_BYTES
 from holdfast.errors import UnavailableError
+from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore.memory import MemoryStore
 
 BIG_ROWS = 5 * PART_BYTES // 2 // 16

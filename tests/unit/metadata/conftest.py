@@ -19,8 +19,8 @@ from holdfast.core.facts import (
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.attempts import Registration
+from holdfast_services.metadata.domain.drains import finish
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
-from holdfast_services.metadata.domain.persist import finish
 from holdfast_services.metadata.domain.readmit import seat
 from holdfast_services.metadata.domain.view import node_view, world
 

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast_services.metadata.domain.copies import NODE_AWAITED_S
-from holdfast_services.metadata.queries import job_doc
+from holdfast_services.metadata.edges.documents import job_doc
 
 
 def save(cluster, step, generation, *nodes, copies=True):

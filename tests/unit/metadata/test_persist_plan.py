@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.facts import HeldShard, HeldState, PersistRule
 from holdfast.core.ids import ShardId
 from holdfast.errors import InvalidRequestError
-from holdfast_services.metadata.domain import persist
+from holdfast_services.metadata.domain import drains as persist
 from holdfast_services.metadata.domain.model import Checkpoint
 
 EVERY_TEN = PersistRule(steps=10)

@@ -10,8 +10,6 @@ from torch import nn
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.digest import PART_BYTES
-from holdfast.core.segment import header_length
 from holdfast.errors import (
     AlreadyExistsError,
     DigestMismatchError,
@@ -21,6 +19,8 @@ from holdfast.errors import (
     NotReadyError,
     TruncatedShardError,
 )
+from holdfast.format.digest import PART_BYTES
+from holdfast.format.segment import header_length
 from holdfast.objectstore.directory import DirectoryStore
 
 

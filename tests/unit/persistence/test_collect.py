@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from holdfast.core import keys
 from holdfast.core.ids import CheckpointId
+from holdfast.format import keys
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.persistence.collect import collect
 

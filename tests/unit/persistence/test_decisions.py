@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.manifest import Manifest
 from holdfast.errors import InvalidRequestError
+from holdfast.format.manifest import Manifest
 from holdfast_services.persistence.domain.backoff import REST_S_MAX, rest_s, worth_telling
 from holdfast_services.persistence.domain.found import Verdict, judge, same_checkpoint
 from holdfast_services.persistence.domain.items import Kind, parse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.digest import PART_BYTES, part_digest, parts_count, root_digest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.sidecar import Sidecar
+from holdfast.format.digest import PART_BYTES, part_digest, parts_count, root_digest
+from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX
 from holdfast_services.persistence.domain.parts import (
     SAMPLE_COUNT,

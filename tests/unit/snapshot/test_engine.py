@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.core.boxes import Box
-from holdfast.core.segment import TensorSpec
 from holdfast.core.session import SlotLease
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
+from holdfast.format.boxes import Box
+from holdfast.format.segment import TensorSpec
 from holdfast.snapshot import plan as plan_rules
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine

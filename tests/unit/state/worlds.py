@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from holdfast.core.facts import Shard
-from holdfast.core.segment import header_length, parse_header
 from holdfast.core.session import SlotLease
+from holdfast.format.segment import header_length, parse_header
 from holdfast.segments import LoadedSegments
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot

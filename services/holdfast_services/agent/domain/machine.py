@@ -13,9 +13,9 @@ from typing import Any
 
 from holdfast.core.facts import OBJECT_STORE, BadSource, HeldState, NodeView, StepNote
 from holdfast.core.ids import ShardId
-from holdfast.core.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.format.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import rules
 from holdfast_services.agent.domain.decide import ASK_BACKOFF, FETCH_BACKOFF, decide, say, tell

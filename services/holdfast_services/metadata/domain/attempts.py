@@ -19,8 +19,8 @@ from holdfast.core.facts import (
     Start,
 )
 from holdfast.core.ids import WORLD_SIZE_MAX, CheckpointId
-from holdfast.core.manifest import GENERATION_MAX
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
+from holdfast.format.manifest import GENERATION_MAX
 from holdfast_services.metadata.domain import start
 from holdfast_services.metadata.domain.model import (
     NEVER,

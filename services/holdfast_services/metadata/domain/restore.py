@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from holdfast.core.facts import Decision, DecisionState, Event, SupersedeRule
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast_services.metadata.domain.commit import new_row
+from holdfast_services.metadata.domain.drains import rewind
 from holdfast_services.metadata.domain.evidence import (
     CheckpointCopies,
     Evidence,
@@ -29,7 +30,6 @@ from holdfast_services.metadata.domain.model import (
     Outcome,
     Run,
 )
-from holdfast_services.metadata.domain.persist import rewind
 from holdfast_services.metadata.domain.start import made, unbound, wished
 
 NAMED_IN_REASON_MAX = 8

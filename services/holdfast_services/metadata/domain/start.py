@@ -8,6 +8,7 @@ the newest checkpoint, whatever became of the attempts between.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 from holdfast.core.facts import Event, Start
@@ -71,3 +72,11 @@ def repeated(run: Run, attempt: Attempt) -> tuple[Event, ...]:
     return (
         Event(kind="start_repeated", severity="info", message=text, job=run.job, context=context),
     )
+
+
+def first_run(job: str) -> str:
+    """Return the id of a job's first run: 12 hex digits that follow from the name.
+
+    So a catalogue that was lost finds the run again in what the agents hold (P6).
+    """
+    return hashlib.blake2b(job.encode(), digest_size=6).hexdigest()

@@ -8,7 +8,7 @@ other whichever process takes them; conditions in the statements guard what must
 from __future__ import annotations
 
 from holdfast_services.metadata.storage.base import DecodeCache
-from holdfast_services.metadata.storage.keep import KeepStatements
+from holdfast_services.metadata.storage.holds import KeepStatements
 from holdfast_services.metadata.storage.nodes import NodeStatements
 from holdfast_services.metadata.storage.runs import RunStatements
 

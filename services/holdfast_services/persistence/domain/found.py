@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from holdfast.core.facts import Shard
-from holdfast.core.manifest import Manifest
+from holdfast.format.manifest import Manifest
 
 
 class Verdict(Enum):

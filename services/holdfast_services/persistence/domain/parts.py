@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.digest import PART_BYTES, parts_count
 from holdfast.core.facts import Shard
-from holdfast.core.sidecar import Sidecar
+from holdfast.format.digest import PART_BYTES, parts_count
+from holdfast.format.sidecar import Sidecar
 
 SAMPLE_COUNT = 4
 

@@ -1,0 +1,178 @@
+"""The rank's side of a restore: wait for the decision, load what it names.
+
+Metadata decides and the agent fetches and verifies; a rank only waits, loads, and says that it
+has loaded. See architecture 4.8.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.core.facts import Decision, DecisionState, Event
+from holdfast.core.session import RestoreView, SessionView
+from holdfast.errors import (
+    CorruptionError,
+    InvalidRequestError,
+    NotFoundError,
+    StaleGenerationError,
+    UnavailableError,
+)
+from holdfast.segments import LoadedSegments
+from holdfast.state.capture import Capture
+from holdfast.training.session import Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What of a checkpoint is loaded: names of the state (None: all), and how they must match."""
+
+    strict: bool = True
+    only: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, names: Collection[str], *, strict: bool, only: Collection[str] | None) -> Part:
+        """Return the part that a user asks for, of a state that has ``names``.
+
+        Raises:
+            InvalidRequestError: ``only`` names something else, or is one text.
+        """
+        if isinstance(only, str) or not set(only or ()) <= set(names):
+            raise InvalidRequestError(f"only={only!r}: pass names of state, {sorted(names)}")
+        return cls(strict=strict, only=None if only is None else tuple(only))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What was restored.
+
+    ``sources``: bytes by tier, ``memory``, ``peer`` or ``object``. ``seconds``: ``decide`` (until
+    metadata had chosen), ``fetch`` (until all bytes were here and verified), ``load`` (into the
+    tensors). ``missing`` is state that was left as it is, since it is only here, and ``unexpected``
+    what was left out, since it is only in the checkpoint; with ``strict=False``.
+    """
+
+    step: int
+    generation: int
+    sources: Mapping[str, int]
+    seconds: Mapping[str, float]
+    apply_rng: Callable[[], None]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+def restore(
+    session: Session,
+    capture: Capture,
+    arena: Path,
+    *,
+    timeout_s: float,
+    lost_is_fresh: bool,
+    part: Part,
+) -> Restored | None:
+    """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
+
+    Raises:
+        UnavailableError: no decision within ``timeout_s``.
+        NotFoundError: the step that was asked for cannot be restored.
+        StaleGenerationError: a newer attempt began meanwhile.
+        CorruptionError: checkpoints are known and none can be read, unless ``lost_is_fresh``.
+    """
+    view = session.wait_view(_settled, timeout_s=timeout_s)
+    if view is None:
+        raise UnavailableError(
+            f"no decision what to restore within {timeout_s:.0f} s: {_progress(session.view)}"
+        )
+    if view.fenced:
+        raise StaleGenerationError("a newer attempt of this job has begun: stop this one")
+    chosen = view.restore
+    assert chosen is not None
+    decision = chosen.decision
+    if decision.refused:
+        raise NotFoundError(decision.reason)
+    if decision.state is DecisionState.LOST and not lost_is_fresh:
+        raise CorruptionError(
+            f"the job has checkpoints, none can be read: {decision.reason}; to start over, use "
+            f'another job name or on_failure="warn"'
+        )
+    if decision.fresh or decision.state is DecisionState.LOST:
+        if decision.state is DecisionState.LOST:
+            log.warning("starting over, all checkpoints are lost: %s", decision.reason)
+        elif decision.reason:
+            log.warning("starting over, as asked: %s", decision.reason)
+        session.begun(None)
+        return None
+    return _load(session, capture, arena, decision, chosen, part)
+
+
+def _load(
+    session: Session,
+    capture: Capture,
+    arena: Path,
+    decision: Decision,
+    chosen: RestoreView,
+    part: Part,
+) -> Restored:
+    assert decision.checkpoint is not None
+    step = decision.checkpoint.step
+    started_s = time.monotonic()
+    located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
+    with closing(LoadedSegments(located)) as segments:
+        found = capture.load(
+            segments, step=step, strict=part.strict, only=part.only, streams=part.only is None
+        )
+        for reason in capture.put_orders(segments) if part.only is None else ():
+            _say_order(session, located[0][1].job, reason)
+    session.begun(decision.checkpoint)
+    sources = Counter[str]()
+    for segment in chosen.segments:
+        sources[segment.source] += segment.shard.length_bytes
+    load_s = time.monotonic() - started_s
+    if found.missing:
+        log.warning("only here, so left as it is: %s", ", ".join(found.missing))
+    if found.unexpected:
+        log.warning("only in the checkpoint, so left out: %s", ", ".join(found.unexpected))
+    log.info("restored step %d from %s in %.2f s", step, dict(sources), load_s + chosen.fetch_s)
+    return Restored(
+        step=step,
+        generation=decision.checkpoint.generation,
+        sources=dict(sources),
+        seconds={"decide": chosen.decide_s, "fetch": chosen.fetch_s, "load": load_s},
+        apply_rng=capture.apply_rng,
+        missing=found.missing,
+        unexpected=found.unexpected,
+    )
+
+
+def _say_order(session: Session, job: str, reason: str) -> None:
+    message = f"the first steps may differ in the last bit, DDP's order is not put back: {reason}"
+    log.warning("%s", message)
+    session.post(event=Event(kind="ddp_order_lost", severity="warning", message=message, job=job))
+
+
+def _settled(view: SessionView) -> bool:
+    """Tell whether the wait is over: fenced, lost, or confirmed and all of it here."""
+    if view.fenced:
+        return True
+    if view.restore is None:
+        return False
+    decision = view.restore.decision
+    if decision.state is DecisionState.LOST:
+        return True
+    return decision.state is DecisionState.CONFIRMED and (decision.fresh or view.restore.ready)
+
+
+def _progress(view: SessionView) -> str:
+    """Say how far it got, for the one who reads the error."""
+    if view.restore is None:
+        return "the agent has no decision yet"
+    decision = view.restore.decision
+    where = "all shards are here" if view.restore.ready else "shards are missing here"
+    return f"decision {decision.number} is {decision.state.name.lower()}, {where} {decision.reason}"

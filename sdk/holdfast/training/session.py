@@ -1,0 +1,466 @@
+"""One rank's conversation with the agent of its node.
+
+Owns the channel, the session's lock file and the two rpc threads: *watch* (a long poll that
+keeps ``view`` current) and *update* (sends what the rank has to say). The training thread only
+calls ``post``, which sets fields and returns; it never waits for an answer.
+
+An agent that restarted knows nothing of the session (NotFoundError): it is opened and its slots
+reserved again, under the same session id and nonce, which every party treats as a repeat. A
+catalogue that was lost knows nothing of the attempt (``forgotten``): the session is opened again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.core.budget import MemoryWish
+from holdfast.core.facts import AbandonedStep, Event, StepNote
+from holdfast.core.ids import CheckpointId, run_id
+from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.text import tellable
+from holdfast.errors import (
+    AccessError,
+    CheckpointError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StaleGenerationError,
+    UnavailableError,
+)
+from holdfast.format.notes import NOTES_COUNT_MAX
+from holdfast.rpc.channel import call, sync_channel, unix_target
+from holdfast.rpc.codec import from_message, to_message
+from holdfast.training.registration import Attempt, Begun, Membership, open_request
+from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1.agent_pb2_grpc import AgentStub
+
+CALL_S_MAX = 10.0
+REGISTER_S_MIN = 1.0
+"""Between two registrations of a rank that is told it has no seat: views may change often."""
+WATCH_S = 10.0
+RETRY_S = 0.2
+SOCKET_POLL_S = 0.02
+RETRY_S_MAX = 5.0
+RETRY_FACTOR = 1.5
+PROGRESS_S = 0.1
+RESERVE_BYTES_PER_S_MIN = 200 << 20
+EVENTS_COUNT_MAX = 256
+HINTS_COUNT_MAX = 64
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Slots asked of the agent; ``checkpoint_bytes`` are all ranks' segments of one step."""
+
+    plan_hash: str
+    length_bytes: int
+    slots: int
+    checkpoint_bytes: int
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """What the agent has not been told yet; levels are repeated, lists are sent once.
+
+    Lists are bounded: of what could not be told for long, the oldest is dropped. That costs
+    nothing but news: which steps are lost follows from ``step`` and ``saving``.
+    """
+
+    step: int = 0
+    step_s: float = 0.0
+    save_interval_s: float = 0.0
+    wants_save: bool = False
+    wants_slot: int = 0
+    loaded: bool = False
+    saving: tuple[int, ...] = ()
+    notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=NOTES_COUNT_MAX))
+    abandoned: deque[AbandonedStep] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
+    closed_slots: deque[str] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_COUNT_MAX))
+
+    def message(self, session: str) -> SessionUpdate:
+        """Return everything as one update."""
+        return SessionUpdate(
+            session=session,
+            step=self.step,
+            step_s=self.step_s,
+            save_interval_s=self.save_interval_s,
+            wants_save=self.wants_save,
+            wants_slot=self.wants_slot,
+            loaded=self.loaded,
+            saving=self.saving,
+            notes=tuple(self.notes),
+            abandoned=tuple(self.abandoned),
+            closed_slots=tuple(self.closed_slots),
+            events=tuple(self.events),
+        )
+
+    def delivered(self, update: SessionUpdate) -> None:
+        """Forget what ``update`` carried: what stands at the front, if it still does."""
+        _forget(self.abandoned, update.abandoned)
+        _forget(self.closed_slots, update.closed_slots)
+        _forget(self.events, update.events)
+
+
+class Session:
+    """See the module. Made per process; a forked child must not use it."""
+
+    def __init__(self, path: Path) -> None:
+        self.id = secrets.token_hex(16)
+        self.view = SessionView(version="")
+        self.lost_agent: str = ""
+        self._channel = sync_channel(unix_target(path))
+        self._stub = AgentStub(self._channel)
+        self._socket = path
+        self._attempt: Attempt | None = None
+        self._membership: Membership | None = None
+        self._begun = Begun()
+        self._reservation: Reservation | None = None
+        self._lock_descriptor = -1
+        self._outbox = _Outbox()
+        self._guard = threading.Lock()
+        self._opening = threading.Lock()
+        self._register_after_s = 0.0
+        self._reopened = threading.Event()
+        self._changed = threading.Condition()
+        self._wake = threading.Event()
+        self._urgent = threading.Event()
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def describe(self, timeout_s: float, job: str, wish: MemoryWish) -> pb.DescribeResponse:
+        """Return name, arena and budget of the node, and why ``job`` does not fit there, if so.
+
+        Raises:
+            UnavailableError: nobody answers on the socket within ``timeout_s``.
+        """
+
+        def ask() -> pb.DescribeResponse:
+            return call(self._stub.Describe, request, timeout_s=timeout_s)
+
+        request = pb.DescribeRequest(job=job, wish=to_message(wish, pb.MemoryWish))
+        there = "is there, but nobody answers" if self._socket.exists() else "does not exist"
+        return self._patiently(
+            ask,
+            timeout_s=timeout_s,
+            waiting=f"waiting for the node agent on {self._socket}",
+            failing=f"no node agent: socket {self._socket} {there}; start one (holdfast up), or "
+            f"set HOLDFAST_AGENT to the socket of the one that runs (holdfast status)",
+        )
+
+    def open(self, attempt: Attempt, arena: Path, *, timeout_s: float) -> Membership:
+        """Register this rank; tries again while the agent or the catalogue is unreachable.
+
+        Raises:
+            AlreadyExistsError: another launch trains this job now; the message names it.
+            UnavailableError: not reachable within ``timeout_s``.
+        """
+        self._attempt = attempt
+        return self._patiently(
+            lambda: self._open(arena),
+            timeout_s=timeout_s,
+            waiting=f"job {attempt.job}: waiting for the catalogue",
+            failing=f"job {attempt.job}: the catalogue gave no answer for {timeout_s:.0f} s; see "
+            f"what is wrong with metadata service, object store and agent (holdfast doctor)",
+        )
+
+    def start(self, on_view: Callable[[SessionView], None]) -> None:
+        """Start the rpc threads; ``on_view`` runs on the watch thread for each new view."""
+        for name, target in (("watch", lambda: self._watch(on_view)), ("update", self._update)):
+            thread = threading.Thread(target=target, name=f"holdfast-rpc-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Have the agent make the slots of a plan; leases follow in the view.
+
+        Raises:
+            ExhaustedError: they do not fit the node's budget; the sum is in the message.
+        """
+        self._reservation = reservation
+        try:
+            self._reserve(reservation)
+        except NotFoundError:
+            self._reopen()
+
+    def post(  # noqa: PLR0913 - one name for each thing a rank may have to say
+        self,
+        *,
+        step: int | None = None,
+        step_s: float | None = None,
+        save_interval_s: float | None = None,
+        wants_save: bool | None = None,
+        wants_slot: int | None = None,
+        loaded: bool | None = None,
+        saving: tuple[int, ...] | None = None,
+        note: StepNote | None = None,
+        abandoned: AbandonedStep | None = None,
+        closed_slot: str | None = None,
+        event: Event | None = None,
+    ) -> None:
+        """Note what the agent should know and return; the update thread sends it."""
+        box = self._outbox
+        with self._guard:
+            box.step = box.step if step is None else step
+            box.step_s = box.step_s if step_s is None else step_s
+            if save_interval_s is not None:
+                box.save_interval_s = save_interval_s
+            box.wants_save = box.wants_save if wants_save is None else wants_save
+            box.wants_slot = box.wants_slot if wants_slot is None else wants_slot
+            box.loaded = box.loaded if loaded is None else loaded
+            box.saving = box.saving if saving is None else saving
+            if note is not None:
+                box.notes.append(note)
+            if abandoned is not None:
+                box.abandoned.append(replace(abandoned, reason=tellable(abandoned.reason)))
+            if closed_slot is not None:
+                box.closed_slots.append(closed_slot)
+            if event is not None:
+                box.events.append(replace(event, message=tellable(event.message)))
+        if loaded or wants_save or wants_slot or note or abandoned or closed_slot or event:
+            self._urgent.set()
+        self._wake.set()
+
+    def begun(self, restored: CheckpointId | None) -> None:
+        """Say that training begins: with ``restored`` loaded, None: at step 0."""
+        assert self._membership is not None
+        self._begun = Begun(self._membership.generation, restored)
+        self.post(loaded=True)
+
+    def wait_view(
+        self, accept: Callable[[SessionView], bool], *, timeout_s: float
+    ) -> SessionView | None:
+        """Return the first view that ``accept`` takes, or None after ``timeout_s``."""
+        with self._changed:
+            if self._changed.wait_for(lambda: accept(self.view), timeout_s):
+                return self.view
+        return None
+
+    def close(self, *, timeout_s: float) -> None:
+        """Send what is left, end the session and the threads; bounded by ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        self._stopping.set()
+        self._urgent.set()
+        self._wake.set()
+        updating = [thread for thread in self._threads if thread.name.endswith("update")]
+        for thread in updating:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        try:
+            request = pb.CloseSessionRequest(session=self.id)
+            left_s = max(0.1, deadline - time.monotonic())
+            call(self._stub.CloseSession, request, timeout_s=min(left_s, CALL_S_MAX))
+        except CheckpointError as error:
+            log.info("session %s ended without its agent: %s", self.id, error)
+        self._channel.close()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
+
+    @staticmethod
+    def _patiently(ask: Callable[[], T], *, timeout_s: float, waiting: str, failing: str) -> T:
+        """Return what ``ask`` returns, trying again while the other side is out of reach.
+
+        Raises:
+            UnavailableError: ``failing`` and the last reason, after ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        wait_s, said = RETRY_S, ""
+        while True:
+            try:
+                return ask()
+            except (UnavailableError, OutcomeUnknownError) as error:
+                left_s = deadline - time.monotonic()
+                if left_s < RETRY_S:
+                    raise UnavailableError(f"{failing} ({error.message})") from error
+                if error.message != said:
+                    log.warning("%s, at most %.0f s: %s", waiting, left_s, error.message)
+                    said = error.message
+            time.sleep(min(wait_s, left_s))
+            wait_s = min(RETRY_FACTOR * wait_s, RETRY_S_MAX)
+
+    def _open(self, arena: Path) -> Membership:
+        assert self._attempt is not None
+        attempt = self._attempt
+        self._hold_lock(arena / "sessions" / self.id)
+        request = open_request(self.id, attempt, self._begun)
+        response = call(self._stub.OpenSession, request, timeout_s=CALL_S_MAX, job=attempt.job)
+        answer = Membership(
+            run=run_id(response.run),
+            generation=response.generation,
+            node=response.node,
+            arena=Path(response.arena),
+        )
+        known = self._membership
+        if known and (known.run, known.generation) != (answer.run, answer.generation):
+            raise StaleGenerationError(
+                f"the catalogue was lost, and has numbered this attempt anew: {answer.generation}"
+            )
+        self._membership = answer
+        return answer
+
+    def _hold_lock(self, path: Path) -> None:
+        """Hold the record lock by which the agent knows that this process lives."""
+        if self._lock_descriptor >= 0 and path.exists():
+            return
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(path, flags, 0o600)
+        except FileNotFoundError as cause:
+            raise UnavailableError(f"the agent's arena {path.parent.parent} is gone") from cause
+        except PermissionError as cause:
+            raise AccessError(f"the agent's arena belongs to another user: {cause}") from cause
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        previous, self._lock_descriptor = self._lock_descriptor, descriptor
+        if previous >= 0:
+            os.close(previous)
+
+    def _reserve(self, reservation: Reservation) -> None:
+        request = pb.ReserveRequest(
+            session=self.id,
+            plan_hash=reservation.plan_hash,
+            length_bytes=reservation.length_bytes,
+            slots=reservation.slots,
+            checkpoint_bytes=reservation.checkpoint_bytes,
+        )
+        work = reservation.length_bytes * reservation.slots
+        timeout_s = CALL_S_MAX + work / RESERVE_BYTES_PER_S_MIN
+        call(self._stub.Reserve, request, timeout_s=timeout_s)
+
+    def _reopen(self) -> None:
+        """Introduce this session to an agent that has forgotten it."""
+        with self._opening:
+            node = call(self._stub.Describe, pb.DescribeRequest(), timeout_s=CALL_S_MAX)
+            self._open(Path(node.arena))
+            if self._reservation is not None:
+                self._reserve(self._reservation)
+        self._reopened.set()
+        self._wake.set()  # the agent knows no level of ours any more
+
+    def _watch(self, on_view: Callable[[SessionView], None]) -> None:
+        while not self._stopping.is_set() and not self.view.fenced:
+            if self._reopened.is_set():
+                # Another agent: its views have numbers of their own, its slots are other files.
+                self._reopened.clear()
+                self._take(replace(self.view, version="", leases=()), on_view)
+            request = pb.SessionWatchRequest(
+                session=self.id, version=self.view.version, wait_s=WATCH_S
+            )
+            try:
+                response = call(self._stub.Watch, request, timeout_s=WATCH_S + CALL_S_MAX)
+                view = from_message(response, SessionView)
+            except CheckpointError as error:
+                self._recover(error, on_view)
+                continue
+            self.lost_agent = ""
+            if view.version != self.view.version:
+                self._take(view, on_view)
+            if view.forgotten and time.monotonic() >= self._register_after_s:
+                self._register_after_s = time.monotonic() + REGISTER_S_MIN
+                self._register_again(on_view)
+
+    def _register_again(self, on_view: Callable[[SessionView], None]) -> None:
+        """Tell a catalogue that was lost of this attempt; what fails is tried at the next watch."""
+        assert self._membership is not None
+        try:
+            with self._opening:
+                self._open(self._membership.arena)
+        except StaleGenerationError:
+            self._fence(on_view)
+        except CheckpointError as error:
+            log.warning("the catalogue was lost and does not take this attempt yet: %s", error)
+
+    def _fence(self, on_view: Callable[[SessionView], None]) -> None:
+        """Take that this attempt was replaced, as if told by a view."""
+        self._take(replace(self.view, fenced=True, leases=()), on_view)
+
+    def _take(self, view: SessionView, on_view: Callable[[SessionView], None]) -> None:
+        on_view(view)
+        with self._changed:
+            self.view = view
+            self._changed.notify_all()
+
+    def _recover(self, error: CheckpointError, on_view: Callable[[SessionView], None]) -> None:
+        """After a failed watch: open again if forgotten, else wait before the next try."""
+        if self._stopping.is_set():
+            return
+        if isinstance(error, NotFoundError):
+            try:
+                self._reopen()
+            except StaleGenerationError:
+                self._fence(on_view)
+                return
+            except CheckpointError as again:
+                error = again
+            else:
+                return
+        if not self.lost_agent:
+            log.warning("node agent lost, nothing is saved until it is back: %s", error)
+        self.lost_agent = str(error)
+        if self._listening():
+            self._stopping.wait(RETRY_S)
+            return
+        while not self._listening():
+            if self._stopping.wait(SOCKET_POLL_S):
+                return
+        # The agent is back. The old channel would let its own backoff pass before it looks.
+        before, self._channel = self._channel, sync_channel(unix_target(self._socket))
+        self._stub = AgentStub(self._channel)
+        before.close()
+
+    def _listening(self) -> bool:
+        """Tell whether somebody listens on the agent's socket."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(SOCKET_POLL_S)
+            try:
+                probe.connect(str(self._socket))
+            except OSError:
+                return False
+        return True
+
+    def _update(self) -> None:
+        while True:
+            self._wake.wait()
+            self._urgent.wait(PROGRESS_S)  # progress is coalesced, everything else goes at once
+            self._wake.clear()
+            self._urgent.clear()
+            sent = self._send()
+            if self._stopping.is_set():
+                return
+            if not sent and not self.view.fenced:
+                self._stopping.wait(RETRY_S)
+                self._wake.set()
+
+    def _send(self) -> bool:
+        with self._guard:
+            update = self._outbox.message(self.id)
+        try:
+            call(self._stub.Update, to_message(update, pb.UpdateRequest), timeout_s=CALL_S_MAX)
+        except CheckpointError as error:
+            log.debug("update not delivered: %s", error)
+            return False
+        with self._guard:
+            self._outbox.delivered(update)
+        return True
+
+
+def _forget(waiting: deque[Any], sent: Sequence[object]) -> None:
+    told = {id(item) for item in sent}
+    while waiting and id(waiting[0]) in told:
+        waiting.popleft()

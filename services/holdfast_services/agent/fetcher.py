@@ -1,0 +1,207 @@
+"""Brings copies here: from peers, else from the object store; fetches, verifies, seals.
+
+Blames sources that have bad bytes; those that do not answer are tried again later, unblamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from holdfast.core.facts import OBJECT_STORE, Peer, Shard
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import (
+    CheckpointError,
+    ConflictError,
+    CorruptionError,
+    DigestMismatchError,
+    ManifestError,
+)
+from holdfast_services.agent import sidecar
+from holdfast_services.agent.arena import Arena
+from holdfast_services.agent.clients import Located, PeerClients
+from holdfast_services.agent.domain import Content
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
+from holdfast_services.agent.store_source import ObjectTier
+from holdfast_services.transport import FetchRequest, Transport
+
+STOP_S_MAX = 3.0
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """One fetch over all its sources: parts that are here, whom to blame, what went wrong."""
+
+    done: set[int] = field(default_factory=set)
+    bad: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    advice: str = ""
+
+
+class Fetcher:
+    """Performs ``Fetch`` actions; ``stop`` interrupts those under way."""
+
+    def __init__(
+        self, *, node: str, arena: Arena, transport: Transport, peers: PeerClients, tier: ObjectTier
+    ) -> None:
+        self._node = node
+        self._arena = arena
+        self._transport = transport
+        self._peers = peers
+        self._tier = tier
+        self._stop = threading.Event()
+        self._moving: set[Future[Any]] = set()
+        self._threads = ThreadPoolExecutor(FETCHES_COUNT_MAX, thread_name_prefix="fetch")
+
+    async def fetch(self, action: ev.Fetch) -> list[ev.Event]:
+        """Fill the slot from the first good source and seal it; return what happened.
+
+        A part that one source has given stays when the next one is asked for the rest. The
+        slot's lock is held meanwhile: a writer that wakes up late cannot get it.
+        """
+        file = self._arena.file(action.name.slot)
+        if not file.lock():
+            self._arena.drop(action.name)
+            failed = ev.FetchFailed(action.name, action.shard.id, "slot held by a stale writer")
+            return [ev.Reclaimed(action.name, replaced=True), failed]
+        progress = _Progress()
+        try:
+            content = await self._from_any(action, progress)
+            if content is not None:
+                self._seal(action.name, content)
+                return [ev.FetchDone(action.name, content, tuple(progress.bad))]
+        except CheckpointError as error:
+            progress.reasons.append(str(error))
+        finally:
+            file.unlock()
+        reason = "; ".join(progress.reasons) or "no source is known"
+        bad = tuple(progress.bad)
+        return [ev.FetchFailed(action.name, action.shard.id, reason, bad, progress.advice)]
+
+    async def _from_any(self, action: ev.Fetch, progress: _Progress) -> Content | None:
+        for peer in action.sources:
+            content = await self._from_peer(peer, action, progress)
+            if content is not None:
+                return content
+        return await self._from_store(action, progress) if action.object else None
+
+    async def _from_store(self, action: ev.Fetch, progress: _Progress) -> Content | None:
+        """Fetch what is missing from the object store; None when it did not give all of it."""
+        view = self._arena.file(action.name.slot).view
+
+        def transfer() -> bytes:
+            return self._tier.fetch(action.shard, view, done=progress.done, stop=self._stop)
+
+        try:
+            digests = await self._in_thread(transfer)
+        except CorruptionError as error:
+            log.warning("object store: %s", error)
+            progress.bad.append(OBJECT_STORE)
+            progress.reasons.append(f"object store: {error}")
+            return None
+        except CheckpointError as error:
+            progress.advice = self._tier.advice(error)
+            progress.reasons.append(progress.advice)
+            return None
+        owner = action.owner or self._node
+        return Content(shard=action.shard, owner=owner, digests=digests, source="object")
+
+    async def _from_peer(self, peer: Peer, action: ev.Fetch, progress: _Progress) -> Content | None:
+        """Fetch what is missing from one peer; None when it did not give all of it."""
+        located: Located | None = None
+        try:
+            located = await self._peers.locate(peer, action.shard.id)
+            _check(located, action.shard)
+            await self._transfer(peer, action, located, progress)
+        except CorruptionError as error:
+            log.warning("source %s is bad: %s", peer.node, error)
+            progress.bad.append(peer.node)
+            progress.reasons.append(f"{peer.node}: {error}")
+            await self._tell(peer, action.shard, located)
+            return None
+        except CheckpointError as error:
+            progress.reasons.append(f"{peer.node}: {error}")
+            return None
+        return Content(
+            shard=action.shard,
+            owner=action.owner or peer.node,
+            digests=located.digests,
+            # A copy held for its owner was here before anything failed: memory, to a restore.
+            source="memory" if action.owner else "peer",
+        )
+
+    async def _transfer(
+        self, peer: Peer, action: ev.Fetch, located: Located, progress: _Progress
+    ) -> None:
+        request = FetchRequest(
+            key=action.shard.id.key,
+            incarnation=located.incarnation,
+            length_bytes=action.shard.length_bytes,
+            digests=tuple(sidecar.split(located.digests)),
+        )
+        view = self._arena.file(action.name.slot).view
+
+        def transfer() -> None:
+            self._transport.fetch(
+                peer.data_address, request, view, done=progress.done, stop=self._stop
+            )
+
+        await self._in_thread(transfer)
+
+    async def _tell(self, peer: Peer, shard: Shard, located: Located | None) -> None:
+        if located is None:
+            return
+        try:
+            await self._peers.suspect(peer, shard.id, located.incarnation, shard.length_bytes)
+        except CheckpointError as error:
+            log.info("could not tell %s: %s", peer.node, error)
+
+    def _seal(self, opened: SlotName, content: Content) -> None:
+        """Sidecar first, then the two renames: a crash between leaves a slot that is hashed."""
+        if self._stop.is_set():
+            raise ConflictError("agent stops")
+        closed = opened.to(SlotState.CLOSED)
+        self._arena.write_sidecar(opened, sidecar.encode(content))
+        if not self._arena.rename(opened, closed):
+            raise ConflictError(f"slot {opened.file_name} was taken away")
+        self._arena.rename(closed, closed.to(SlotState.SEALED))
+
+    async def _in_thread(self, transfer: Callable[[], T]) -> T:
+        moving = self._threads.submit(transfer)
+        self._moving.add(moving)
+        moving.add_done_callback(self._moving.discard)
+        return await asyncio.wrap_future(moving)
+
+    def stop(self) -> None:
+        """Interrupt all fetches; those interrupted leave an open slot, freed at the next start.
+
+        A read that hangs in an object store is left behind after ``STOP_S_MAX``.
+        """
+        self._stop.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        wait(list(self._moving), STOP_S_MAX)
+        self._tier.close()
+
+
+def _check(located: Located, shard: Shard) -> None:
+    """Check that what a peer has is what is wanted, before a byte of it is fetched.
+
+    Raises:
+        DigestMismatchError: another root, length or identity under the same id.
+    """
+    if located.shard != shard:
+        raise DigestMismatchError(f"{shard.id.key} is another segment there")
+    try:
+        sidecar.check_digests(shard, located.digests)
+    except ManifestError as cause:
+        raise DigestMismatchError(str(cause)) from cause

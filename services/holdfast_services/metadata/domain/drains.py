@@ -1,0 +1,370 @@
+"""Persisting (G10): which checkpoint becomes due, when a drain is given up, what workers do for it.
+
+One checkpoint of a run is on its way at a time. While it is, another that becomes due is
+*postponed*: memory-tier saves never wait, the object tier gets the next committed one instead.
+The queue carries names of items only; what an item stands for now is planned when it is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from holdfast.core.facts import Event, HeldState, Peer, PersistPlan, PersistRule, Shard
+from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step, run_id, shard_id
+from holdfast.errors import InvalidRequestError, ManifestError
+from holdfast.format.canonical import strict_object
+from holdfast.format.manifest import check_notes
+from holdfast_services.metadata.domain.attempts import status_by_rank
+from holdfast_services.metadata.domain.evidence import Copies, Evidence, shards_of, whole
+from holdfast_services.metadata.domain.model import Checkpoint, Drain, Node, Outcome, Run
+
+NOTES_BYTES_MAX = 4096
+EARLIER_IN_PLAN_MAX = 4
+SOURCES_IN_PLAN_MAX = 8
+HOLDER_AWAY_S_MAX = 600.0
+"""How long a drain waits for a holder that was lost: its node may be only cut off."""
+
+SHARD, MANIFEST, COLLECT, SCRUB = "shard", "manifest", "collect", "scrub"
+ORPHANS = "orphans/all"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a name in the queue asks for; ``shard`` is None unless it is about one."""
+
+    kind: str
+    checkpoint: CheckpointId
+    shard: ShardId | None = None
+
+
+def item_of(kind: str, checkpoint: CheckpointId) -> str:
+    """Return the name in the queue of what is done to a whole checkpoint."""
+    return f"{kind}/{checkpoint.run}/{checkpoint.step}/{checkpoint.generation}"
+
+
+def shard_item(shard: ShardId) -> str:
+    """Return the name in the queue of one shard's upload."""
+    return f"{SHARD}/{shard.key}"
+
+
+def parse(text: str) -> Item:
+    """Return what ``text`` asks for; ``ORPHANS`` is about no checkpoint and not parsed here.
+
+    Raises:
+        InvalidRequestError: it is no name of an item.
+    """
+    kind, _, rest = text.partition("/")
+    if kind == SHARD:
+        shard = shard_id(rest)
+        return Item(kind, shard.checkpoint, shard)
+    parts = rest.split("/")
+    numbers = len(parts) == 3 and all(p.isascii() and p.isdigit() for p in parts[1:])
+    if kind not in (MANIFEST, COLLECT, SCRUB) or not numbers or len(rest) > 80:
+        raise InvalidRequestError(f"item {text[:80]!r} is none of the queue's")
+    key = CheckpointId(run_id(parts[0]), Step(int(parts[1])), Generation(int(parts[2])))
+    return Item(kind, key)
+
+
+# -- which checkpoints go --------------------------------------------------------------------
+
+
+def persist(
+    run: Run,
+    committed: Sequence[Checkpoint],
+    evidence: Evidence,
+    nodes: Mapping[str, Node],
+    now_s: float,
+) -> Outcome:
+    """Return the run with drains begun and given up as the facts ask, and the news.
+
+    Args:
+        run: As the commit rule has left it.
+        committed: Its rows that were not there before, in any order.
+        evidence: Where copies lie.
+        nodes: Who reported them, by name.
+        now_s: The database's clock; it may have stepped back since the last call.
+    """
+    outcome = _give_up(_on_this_clock(run, now_s), evidence, nodes, now_s)
+    run, events = outcome.run, list(outcome.events)
+    rule = run.current.persist if run.current else PersistRule()
+    if not rule.on:
+        return Outcome(run=replace(run, persist_owed=False), events=tuple(events))
+    for row in _candidates(run, committed, evidence):
+        if not (run.persist_owed or due(rule, run, row.id.step, now_s)):
+            continue
+        if not run.drains:
+            run = begin(run, row, shards_of(evidence.live[row.id]), now_s)
+        elif not run.persist_owed:
+            run = replace(run, persist_owed=True)
+            events.append(_postponed(run, row))
+    return Outcome(run=run, events=tuple(events))
+
+
+def persist_off(run: Run) -> Outcome:
+    """Return the run without drains: there is no object store any more, so none of them ends."""
+    events = []
+    for drain in run.drains:
+        run = _end(run, drain.checkpoint, None)
+        events.append(_lost(run, drain, "the metadata service has no HOLDFAST_STORE"))
+    return Outcome(run=run, events=tuple(events))
+
+
+def stop(run: Run, key: CheckpointId) -> Outcome:
+    """Return the run without the drain of ``key``, as somebody asked: the next due one goes."""
+    events = [
+        _lost(run, drain, "it was removed by hand")
+        for drain in run.drains
+        if drain.checkpoint == key
+    ]
+    return Outcome(run=_end(run, key, None), events=tuple(events))
+
+
+def due(rule: PersistRule, run: Run, step: int, now_s: float) -> bool:
+    """Tell whether ``step``, just committed, is one that goes to the object store.
+
+    It is the first at or after a multiple of ``steps``, or ``seconds`` have gone by.
+    """
+    by_step = rule.steps > 0 and run.persisted_step // rule.steps < step // rule.steps
+    return by_step or 0 < rule.seconds <= now_s - run.persisted_at_s
+
+
+def begin(run: Run, row: Checkpoint, shards: Sequence[Shard], now_s: float) -> Run:
+    """Return the run with ``row`` draining: every one of ``shards`` is to go."""
+    changed = replace(row, drain_at_s=now_s)
+    return replace(
+        run,
+        checkpoints=tuple(changed if one.id == row.id else one for one in run.checkpoints),
+        drains=(*run.drains, Drain(checkpoint=row.id, missing=tuple(shards))),
+        persisted_step=max(run.persisted_step, row.id.step),
+        persisted_at_s=now_s,
+        persist_owed=False,
+    )
+
+
+def finish(run: Run, key: CheckpointId, now_s: float) -> Run:
+    """Return the run with ``key`` durable and no longer draining."""
+    return _end(run, key, now_s)
+
+
+def rewind(run: Run, step: int) -> Run:
+    """Return the run after a restore of ``step``: later multiples come again."""
+    return replace(run, persisted_step=min(run.persisted_step, step))
+
+
+def _end(run: Run, key: CheckpointId, durable_at_s: float | None) -> Run:
+    return replace(
+        run,
+        checkpoints=tuple(
+            replace(row, drain_at_s=None, durable_at_s=row.durable_at_s or durable_at_s)
+            if row.id == key
+            else row
+            for row in run.checkpoints
+        ),
+        drains=tuple(drain for drain in run.drains if drain.checkpoint != key),
+    )
+
+
+def _on_this_clock(run: Run, now_s: float) -> Run:
+    """Return the run without a time of the future: a clock that stepped back stops nothing."""
+    return replace(run, persisted_at_s=min(run.persisted_at_s, now_s))
+
+
+def _candidates(
+    run: Run, committed: Sequence[Checkpoint], evidence: Evidence
+) -> Sequence[Checkpoint]:
+    """Return what may begin to drain, oldest first: the newly committed, or the one postponed.
+
+    That one is the newest there is, so that a run's last step goes too. A copy that comes back
+    may make a row of a step older than the last one that went: that is none of them.
+    """
+    mine = [
+        row
+        for row in run.checkpoints
+        if row.id.generation == run.generation
+        and row.durable_at_s is None
+        and not row.draining
+        and run.usable(row.id)
+        and whole(evidence.live.get(row.id, {}))
+    ]
+    new = {row.id for row in committed}
+    later = (row for row in mine if row.id in new and row.id.step > run.persisted_step)
+    fresh = sorted(later, key=lambda row: row.id)
+    if fresh or not run.persist_owed or run.drains:
+        return fresh
+    newest = max((row.id for row in run.checkpoints if run.usable(row.id)), default=None)
+    return [row for row in mine if row.id == newest]
+
+
+def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: float) -> Outcome:
+    """Return the run without drains that cannot end; a lost one is postponed again."""
+    if not run.drains:
+        return Outcome(run=run)
+    events = []
+    there = {node.name for node in nodes.values() if _awaited(node, now_s)}
+    for drain in run.drains:
+        left_behind = not run.usable(drain.checkpoint)
+        held = evidence.known.get(drain.checkpoint, {})
+        gone = [shard for shard in drain.missing if not _held(held.get(shard.id), shard, there)]
+        if left_behind or gone:
+            run = replace(_end(run, drain.checkpoint, None), persist_owed=not left_behind)
+            why = "it was left behind" if left_behind else f"nobody holds {gone[0].id.key} any more"
+            events.append(_lost(run, drain, why))
+    return Outcome(run=run, events=tuple(events))
+
+
+def _awaited(node: Node, now_s: float) -> bool:
+    """Tell whether the node is there, or went so lately that it may come back with what it held."""
+    return max(node.lease_until_s, node.reported_at_s) + HOLDER_AWAY_S_MAX > now_s
+
+
+def _held(copies: Copies | None, shard: Shard, there: set[str]) -> bool:
+    return copies is not None and copies.shard == shard and not there.isdisjoint(copies.nodes)
+
+
+def _postponed(run: Run, row: Checkpoint) -> Event:
+    return Event(
+        kind="persist_postponed",
+        severity="warning",
+        message=f"step {row.id.step} of {run.job} is due for the object store while step "
+        f"{run.drains[0].checkpoint.step} is still on its way: a later one goes instead",
+        job=run.job,
+        context={"run": run.id, "step": str(row.id.step), "generation": str(row.id.generation)},
+    )
+
+
+def _lost(run: Run, drain: Drain, why: str) -> Event:
+    key = drain.checkpoint
+    return Event(
+        kind="persist_lost",
+        severity="warning",
+        message=f"step {key.step} of {run.job} will not reach the object store: {why}",
+        job=run.job,
+        context={"run": run.id, "step": str(key.step), "generation": str(key.generation)},
+    )
+
+
+# -- what is known of a row ------------------------------------------------------------------
+
+
+def annotate(run: Run, nodes: Mapping[str, Node]) -> Run:
+    """Return the run whose rows have the notes that rank 0 of their attempt said."""
+    said = status_by_rank(run, nodes).get(0)
+    notes = {note.step: note.json for note in said.notes} if said else {}
+    bare = [
+        row
+        for row in run.checkpoints
+        if not row.notes and row.id.generation == run.generation and row.id.step in notes
+    ]
+    known = {row.id: notes[row.id.step] for row in bare if usable_notes(notes[row.id.step])}
+    if not known:
+        return run
+    rows = (replace(r, notes=known[r.id]) if r.id in known else r for r in run.checkpoints)
+    return replace(run, checkpoints=tuple(rows))
+
+
+def usable_notes(text: str) -> bool:
+    """Tell whether ``text`` can stand in a manifest: else it is dropped.
+
+    What a manifest refuses would keep the checkpoint from ever becoming durable.
+    """
+    try:
+        check_notes(strict_object(text.encode(), what="notes", bytes_max=NOTES_BYTES_MAX))
+    except ManifestError:
+        return False
+    return True
+
+
+# -- what workers do -------------------------------------------------------------------------
+
+
+def items(run: Run) -> tuple[str, ...]:
+    """Return the names of all that is still to be done for the run's drains."""
+    found: list[str] = []
+    for drain in run.drains:
+        found += [shard_item(shard.id) for shard in drain.missing]
+        if not drain.missing:
+            found.append(item_of(MANIFEST, drain.checkpoint))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the catalogue knows of an item's checkpoint.
+
+    ``shards`` are those that the item is about: the one that is awaited or lies there wrong, or
+    all of the checkpoint. ``missing_count`` of a drain's are still to come. ``earlier`` are
+    durable rows of the run, newest first.
+    """
+
+    job: str
+    row: Checkpoint
+    shards: tuple[Shard, ...]
+    missing_count: int = 0
+    repair: bool = False
+    replicas: int = 0
+    earlier: tuple[Checkpoint, ...] = ()
+
+
+def plan(item: Item, work: Work, nodes: Mapping[str, Node], now_s: float) -> PersistPlan | None:
+    """Return what a worker does for ``item`` now, None: nothing any more.
+
+    The sources of a shard may be empty: then who holds it is away.
+    """
+    row = work.row
+    wanted = {
+        SHARD: True,
+        MANIFEST: row.draining and work.missing_count == 0,
+        COLLECT: row.expired,
+        SCRUB: row.durable_at_s is not None and not row.expired,
+    }
+    if not work.shards or not wanted[item.kind]:
+        return None
+    earlier = [one.id for one in work.earlier if one.id != row.id]
+    return PersistPlan(
+        checkpoint=row.id,
+        job=work.job,
+        shards=work.shards,
+        sources=holders(work.shards[0], nodes, now_s) if item.kind == SHARD else (),
+        earlier=tuple(earlier[:EARLIER_IN_PLAN_MAX]),
+        parent=row.parent,
+        notes=row.notes,
+        replicas=work.replicas,
+        created_at_s=row.local_at_s,
+        repair=work.repair,
+    )
+
+
+def orphans(draining: Iterable[CheckpointId], before_s: float) -> PersistPlan:
+    """Return the plan of ``ORPHANS``: what is older than its time goes, ``earlier`` stays."""
+    nothing = CheckpointId(RunId(""), Step(0), Generation(0))
+    return PersistPlan(
+        checkpoint=nothing, job="", earlier=tuple(draining), created_at_s=max(0.0, before_s)
+    )
+
+
+def holders(shard: Shard, nodes: Mapping[str, Node], now_s: float) -> tuple[Peer, ...]:
+    """Return the live nodes that hold exactly ``shard``, a bounded number."""
+    found = (
+        nodes[name].inventory.node
+        for name in sorted(nodes)
+        if nodes[name].live(now_s)
+        and any(
+            held.shard == shard and held.state is HeldState.SEALED
+            for held in nodes[name].inventory.shards
+        )
+    )
+    return tuple(islice(found, SOURCES_IN_PLAN_MAX))
+
+
+def repairs(bad: Iterable[ShardId], nodes: Mapping[str, Node], now_s: float) -> tuple[str, ...]:
+    """Return the names of shards that lie there wrong and that a live node could replace."""
+    there = {
+        held.shard.id
+        for node in nodes.values()
+        if node.live(now_s)
+        for held in node.inventory.shards
+        if held.state is HeldState.SEALED
+    }
+    return tuple(shard_item(key) for key in bad if key in there)

@@ -1,0 +1,1 @@
+"""Who calls: agents and workers over gRPC, people and scripts over REST, Prometheus."""

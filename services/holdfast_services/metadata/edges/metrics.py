@@ -1,0 +1,61 @@
+"""Figures for Prometheus: of the catalogue, the object tier and this process (F110)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.transactor import Service
+
+_Figure = tuple[str, str, float]
+
+
+async def text(service: Service, keeper: Keeper) -> str:
+    """Return the figures in the text format; each name has its unit last."""
+    world = await service.world()
+    figures = [*_memory(world), *await _objects(service, keeper), *_process(service)]
+    return "".join(f"# TYPE {name} {kind}\n{name} {value:.15g}\n" for name, kind, value in figures)
+
+
+def _memory(world: World) -> Iterator[_Figure]:
+    rows = [row for run in world.runs for row in run.checkpoints]
+    used_bytes = sum(node.inventory.used_bytes for node in world.live.values())
+    replicated = sum(row.replicated_at_s is not None for row in rows)
+    yield "holdfast_nodes_live", "gauge", len(world.live)
+    yield "holdfast_nodes_known", "gauge", len(world.nodes)
+    yield "holdfast_jobs_active", "gauge", len(world.runs)
+    yield "holdfast_checkpoints", "gauge", len(rows)
+    yield "holdfast_checkpoints_replicated", "gauge", replicated
+    yield "holdfast_arena_used_bytes", "gauge", used_bytes
+
+
+async def _objects(service: Service, keeper: Keeper) -> list[_Figure]:
+    now_s, tier = await service.read(lambda c: (c.now_s(), c.tier_counts()))
+    age_s = max(0.0, now_s - tier.draining_since_s) if tier.draining else 0.0
+    found: list[_Figure] = [
+        ("holdfast_checkpoints_durable", "gauge", tier.durable),
+        ("holdfast_checkpoints_draining", "gauge", tier.draining),
+        ("holdfast_draining_oldest_seconds", "gauge", age_s),
+        ("holdfast_draining_stored_bytes", "gauge", tier.draining_stored_bytes),
+        ("holdfast_draining_bytes", "gauge", tier.draining_bytes),
+        ("holdfast_durable_bytes", "gauge", tier.durable_bytes),
+        ("holdfast_checkpoints_expired", "gauge", tier.expired),
+        ("holdfast_checkpoints_bad", "gauge", tier.bad),
+        ("holdfast_scrubs_asked", "gauge", tier.scrub_asked),
+    ]
+    if tier.scrubbed_since_s:
+        oldest_s = max(0.0, now_s - tier.scrubbed_since_s)
+        found.append(("holdfast_scrubbed_oldest_seconds", "gauge", oldest_s))
+    waiting = await keeper.queue_waiting()
+    if waiting is not None:
+        found.append(("holdfast_queue_waiting", "gauge", waiting))
+    state = await keeper.store_state()
+    if state.url is not None:
+        found.append(("holdfast_store_up", "gauge", state.ok))
+    return found
+
+
+def _process(service: Service) -> Iterator[_Figure]:
+    yield "holdfast_report_seconds_sum", "counter", service.report_s_sum
+    yield "holdfast_report_seconds_count", "counter", service.reports_count

@@ -1,0 +1,286 @@
+"""The REST edge and the status page: for people and scripts; agents speak gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.exceptions import HTTPException
+
+import holdfast
+from holdfast.core.ids import STEP_MAX, job_name
+from holdfast.errors import (
+    AccessError,
+    CheckpointError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+)
+from holdfast.format.manifest import GENERATION_MAX
+from holdfast.rpc.status import http_code
+from holdfast_services.metadata.domain.model import Run
+from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.edges import documents as queries
+from holdfast_services.metadata.edges import metrics
+from holdfast_services.metadata.edges.rest_users import OneOf, Step, keep_router
+from holdfast_services.metadata.edges.visitors import refusal
+from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.storage import Catalogue
+from holdfast_services.metadata.transactor import Service
+from holdfast_services.metadata.usecases import agents as transactions
+from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases.users import At
+
+EVENT_ID_DIGITS_MAX = 18
+EVENTS_PER_ANSWER_MAX = 1000
+EVENTS_AT_START = 50
+CHECKPOINTS_PER_ANSWER_MAX = 1000
+STREAM_POLL_S = 1.0
+PROBLEM = "application/problem+json"
+
+Limit = Annotated[int, Query(ge=1, le=EVENTS_PER_ANSWER_MAX)]
+Rows = Annotated[int, Query(ge=1, le=CHECKPOINTS_PER_ANSWER_MAX, description="At most so many")]
+Before = Annotated[
+    int | None,
+    Query(ge=0, le=STEP_MAX, description="Only what comes after this row: its step"),
+]
+BeforeGeneration = Annotated[
+    int, Query(ge=0, le=GENERATION_MAX, description="And its generation, beside `before`")
+]
+Durable = Annotated[
+    bool, Query(description="Only what is in the object store, or on its way there")
+]
+
+
+def make_app(
+    service: Service, keeper: Keeper, stopping: asyncio.Event, names: Collection[str] = ()
+) -> FastAPI:
+    """Return the application; event streams end when ``stopping`` is set.
+
+    ``names`` are what browsers know it by besides this machine's own; see ``visitors``.
+    """
+
+    def known(request: Request) -> None:
+        reason = refusal(
+            host=request.headers.get("host", ""),
+            origin=request.headers.get("origin"),
+            reached=(request.scope.get("server") or ("",))[0],
+            names=names,
+        )
+        if reason:
+            raise AccessError(reason)
+
+    app = FastAPI(
+        title="Holdfast metadata",
+        version=holdfast.__version__,
+        redoc_url=None,
+        dependencies=[Depends(known)],
+    )
+    app.add_exception_handler(CheckpointError, _problem)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _unrouted)
+    app.add_exception_handler(Exception, _failed)
+    _add_health(app, service, keeper)
+    app.include_router(keep_router(keeper))
+    _add_checkpoints(app, service)
+    _add_jobs(app, service)
+    _add_events(app, service, stopping)
+    return app
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    if not isinstance(error, CheckpointError):
+        raise error
+    return _answer(request, error, http_code(error))
+
+
+def _answer(
+    request: Request, error: CheckpointError, code: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    body = {
+        "type": f"urn:holdfast:error:{error.kind}",
+        "title": error.kind.replace("_", " "),
+        "status": code,
+        "detail": error.message,
+        "kind": error.kind,
+        "instance": request.url.path,
+        **({"context": error.context} if error.context else {}),
+    }
+    return JSONResponse(body, status_code=code, headers=headers, media_type=PROBLEM)
+
+
+async def _malformed(request: Request, error: Exception) -> Response:
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
+    where = ".".join(map(str, first.get("loc", ())))
+    return await _problem(request, InvalidRequestError(f"{where}: {first.get('msg', 'malformed')}"))
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return await _problem(request, NotFoundError(f"nothing is at {request.url.path}"))
+    reason = InvalidRequestError(f"{request.method} is not served here")
+    return _answer(request, reason, error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A bug; the server logs the exception, which is raised to it all the same."""
+    del error
+    return await _problem(request, InternalError("unexpected failure; see the service's log"))
+
+
+def _add_health(app: FastAPI, service: Service, keeper: Keeper) -> None:
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> str:
+        return (files(__package__) / "page" / "index.html").read_text(encoding="utf-8")
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Answer while the process runs."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        """Answer while the catalogue can be read and was written lately: a disk may be full."""
+        await service.read(transactions.check_written)
+        return {"status": "ready"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def figures() -> str:
+        """Answer with the figures of this process and the catalogue, for Prometheus."""
+        return await metrics.text(service, keeper)
+
+
+# A job's name may hold slashes, so the longer paths come first: "{job:path}" takes them all.
+def _add_checkpoints(app: FastAPI, service: Service) -> None:
+    @app.get("/api/v1/jobs/{job:path}/checkpoints/{step}")
+    async def checkpoint(
+        job: str, step: Step, generation: OneOf = None
+    ) -> queries.CheckpointDetailDoc:
+        """Show one checkpoint with its shards; of several generations the one that counts."""
+        world = await service.world()
+        run = await _run(service, job, world)
+        at = At(run.job, step, generation)
+        item, stored = await service.read(lambda c: keeping.one(c, run, at))
+        return queries.checkpoint_detail_doc(run, item, stored, world)
+
+    @app.get("/api/v1/jobs/{job:path}/checkpoints", response_model=list[queries.CheckpointDoc])
+    async def checkpoints(
+        job: str,
+        limit: Rows = CHECKPOINTS_PER_ANSWER_MAX,
+        before: Before = None,
+        before_generation: BeforeGeneration = 0,
+        durable: Durable = False,
+    ) -> Response:
+        """List a job's checkpoints, newest first; page on with the last row's step."""
+        world = await service.world()
+        run = await _run(service, job, world)
+        below = None if before is None else (before, before_generation)
+
+        def rows(catalogue: Catalogue) -> bytes:
+            now_s = catalogue.now_s()
+            found = catalogue.listed(run.id, now_s, below=below, durable=durable, limit=limit)
+            return queries.checkpoints_json(run, found, world)
+
+        # Made in the thread that reads: a thousand rows would hold up the loop.
+        return Response(await service.read(rows), media_type="application/json")
+
+
+def _add_jobs(app: FastAPI, service: Service) -> None:
+    @app.get("/api/v1/jobs")
+    async def jobs() -> list[queries.JobDoc]:
+        """List the jobs by name."""
+        world = await service.world()
+        names = await service.read(lambda c: [row["name"] for row in c.job_rows()])
+        runs = [await _known(service, name, world) for name in names]
+        return [queries.job_doc(run, world) for run in runs if run and not run.removed]
+
+    @app.get("/api/v1/jobs/{job:path}")
+    async def one_job(job: str) -> queries.JobDoc:
+        """Show one job."""
+        world = await service.world()
+        return queries.job_doc(await _run(service, job, world), world)
+
+    @app.get("/api/v1/nodes")
+    async def nodes() -> list[queries.NodeDoc]:
+        """List the nodes, live and lost."""
+        world = await service.world()
+        return [queries.node_doc(world.nodes[name], world) for name in sorted(world.nodes)]
+
+
+async def _run(service: Service, job: str, world: World) -> Run:
+    """Return a job's run.
+
+    Raises:
+        NotFoundError: there is none, or it was removed.
+    """
+    name = job_name(job)
+    run = await _known(service, name, world)
+    if run is None or run.removed:
+        raise NotFoundError(f"no job {name}", job=name)
+    return run
+
+
+async def _known(service: Service, name: str, world: World) -> Run | None:
+    """Return a job's run from the snapshot, or from the catalogue when nothing moves it."""
+    run = next((run for run in world.runs if run.job == name), None)
+    return run or await service.read(lambda c: c.load_run(c.run_of(name) or ""))
+
+
+def _add_events(app: FastAPI, service: Service, stopping: asyncio.Event) -> None:
+    @app.get(
+        "/api/v1/events",
+        response_model=list[queries.EventDoc],
+        responses={200: {"content": {"text/event-stream": {}}}},
+    )
+    async def events(
+        accept: Annotated[str, Header()] = "*/*",
+        last_event_id: Annotated[str | None, Header()] = None,
+        limit: Limit = 100,
+    ) -> Response:
+        """Stream events; with Accept: application/json list the newest, newest first."""
+        if "application/json" in accept and "text/event-stream" not in accept:
+            rows = await service.read(lambda c: c.last_events(limit))
+            return JSONResponse([queries.event_doc(row).model_dump() for row in rows])
+        first = await _start(service) if last_event_id is None else _event_id(last_event_id)
+        stream = _stream(service, stopping, first)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+
+
+def _event_id(text: str) -> int:
+    if not text.isdecimal() or len(text) > EVENT_ID_DIGITS_MAX:
+        raise InvalidRequestError(f"Last-Event-ID {text[:40]!r} is not the number of an event")
+    return int(text)
+
+
+async def _start(service: Service) -> int:
+    rows = await service.read(lambda c: c.last_events(EVENTS_AT_START))
+    return int(rows[-1]["id"]) - 1 if rows else 0
+
+
+async def _stream(service: Service, stopping: asyncio.Event, last: int) -> AsyncIterator[str]:
+    yield "retry: 1000\n\n"
+    while not stopping.is_set():
+        after = last
+        rows = await service.read(lambda c: c.events_after(after, EVENTS_PER_ANSWER_MAX))  # noqa: B023
+        for row in rows:
+            last = int(row["id"])
+            yield f"id: {last}\ndata: {queries.event_doc(row).model_dump_json()}\n\n"
+        if not rows:
+            yield ": still here\n\n"  # finds out that the reader has gone
+            await service.changed(STREAM_POLL_S)

@@ -1,0 +1,71 @@
+"""The gRPC edge: decode, call, encode. No rule, no SQL, no status codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+import holdfast
+from holdfast.core.facts import Event, Inventory
+from holdfast.rpc.codec import from_message, to_message
+from holdfast.rpc.protocol import PROTOCOL, PROTOCOL_MIN
+from holdfast.v1 import common_pb2 as common
+from holdfast.v1 import metadata_pb2 as pb
+from holdfast.v1.metadata_pb2_grpc import MetadataServicer
+from holdfast_services.metadata.domain.attempts import Registration
+from holdfast_services.metadata.transactor import Service
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class MetadataRpc(MetadataServicer):
+    """Serves ``holdfast.v1.Metadata``; ``rest_url`` is what a handshake answers."""
+
+    def __init__(self, service: Service, rest_url: str) -> None:
+        self._service = service
+        self._rest_url = rest_url
+
+    async def Handshake(
+        self, request: common.HandshakeRequest, context: Context
+    ) -> common.HandshakeResponse:
+        """Say who is here and where REST is."""
+        del request, context
+        return greeting(self._rest_url)
+
+    async def RegisterRank(
+        self, request: pb.RegisterRankRequest, context: Context
+    ) -> pb.RegisterRankResponse:
+        """Seat one rank of an attempt."""
+        del context
+        seat = await self._service.register(from_message(request, Registration))
+        return pb.RegisterRankResponse(run=seat.run, generation=seat.generation)
+
+    async def Report(self, request: pb.Inventory, context: Context) -> pb.NodeView:
+        """Take an inventory, answer with the node's view."""
+        del context
+        view = await self._service.report(from_message(request, Inventory))
+        return to_message(view, pb.NodeView)
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> pb.NodeView:
+        """Answer when the node's view has changed, or at the deadline."""
+        del context
+        view = await self._service.watch(request.node, request.version, request.wait_s)
+        return to_message(view, pb.NodeView)
+
+    async def Record(self, request: pb.RecordRequest, context: Context) -> pb.RecordResponse:
+        """Take a node's news."""
+        del context
+        events = [from_message(event, Event) for event in request.events]
+        await self._service.record(request.node, events)
+        return pb.RecordResponse()
+
+
+def greeting(rest_url: str) -> common.HandshakeResponse:
+    """Return the answer to a handshake."""
+    return common.HandshakeResponse(
+        software_version=holdfast.__version__,
+        protocol_min=PROTOCOL_MIN,
+        protocol_max=PROTOCOL,
+        rest_url=rest_url,
+    )

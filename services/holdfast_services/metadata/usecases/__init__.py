@@ -1,0 +1,1 @@
+"""What agents, workers and users ask of the catalogue, each one transaction."""

@@ -1,0 +1,421 @@
+"""What holds a durable checkpoint and what expires it, over real databases and real races."""
+
+import asyncio
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.facts import DecisionState, Retention
+from holdfast.core.ids import CheckpointId
+from holdfast.errors import (
+    CheckpointError,
+    ExhaustedError,
+    InvalidRequestError,
+    NotFoundError,
+    PreconditionError,
+)
+from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.storage.holds import Read
+from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases.users import At
+
+_spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
+shelf = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(shelf)
+
+JOB, manifest, shelve = shelf.JOB, shelf.manifest, shelf.shelve
+LAST_1 = Retention(last=1)
+
+
+async def shelved(service, *steps):
+    """Durable steps and a keeper of theirs."""
+    await shelve(service, *(manifest(step) for step in steps))
+    return Keeper(service)
+
+
+def test_a_policy_expires_what_it_does_not_keep_and_says_so(kit, database_url):
+    """F87: the dry run and the deed say the same; expired ones wait for a worker."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 10, 20, 30)
+            await keeper.set_policy(JOB, LAST_1)
+            dry = await keeper.verdicts(JOB)
+            before = await shelf.expired(service)
+            done = await keeper.collect(JOB)
+            again = await keeper.collect(JOB)
+            items = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            return dry, before, done, again, items, await shelf.kinds(service)
+
+    dry, before, done, again, items, kinds = asyncio.run(main())
+
+    assert dry == done
+    assert [(30, True), (20, False), (10, False)] == [(v.id.step, v.keep) for v in done]
+    assert [] == before
+    assert ["expired already"] * 2 == [v.why for v in again if not v.keep]
+    assert 2 == len([item for item in items if item.startswith("collect/")])
+    assert 1 == kinds.count("checkpoint_expired")
+
+
+def test_without_a_policy_nothing_expires(kit, database_url):
+    """F87: also an age alone takes nothing."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 10, 20)
+            await keeper.collect(JOB)
+            await keeper.set_policy(JOB, Retention(age_s_min=0.001))
+            await keeper.collect(JOB)
+            return await shelf.expired(service), await keeper.sweep()
+
+    assert ([], 0) == asyncio.run(main())
+
+
+def test_the_sweep_looks_again_when_something_has_changed(kit, database_url):
+    """The clock's own loop: a policy set, and then a newer durable checkpoint."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 10, 20)
+            counts = [await keeper.sweep()]
+            await keeper.set_policy(JOB, LAST_1)
+            counts += [await keeper.sweep(), await keeper.sweep()]
+            await shelve(service, manifest(30))
+            counts += [await keeper.sweep(), await keeper.sweep()]
+            return counts
+
+    assert [0, 1, 0, 1, 0] == asyncio.run(main())
+
+
+def test_a_policy_goes_by_the_metric_of_the_notes(kit, database_url):
+    """F87: best by a key of the user's metadata."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            made = [manifest(s, notes={"loss": loss}) for s, loss in ((1, 0.9), (2, 0.1), (3, 0.5))]
+            await shelve(service, *made, manifest(4))
+            keeper = Keeper(service)
+            await keeper.set_policy(JOB, Retention(best=1, metric="loss"))
+            await keeper.collect(JOB)
+            return await shelf.expired(service)
+
+    assert [3, 1] == asyncio.run(main())
+
+
+def test_what_was_left_behind_and_what_is_bad_neither_counts_nor_goes(kit, database_url):
+    """F70, F87: last=1 is the newest that can be restored."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            old = [manifest(step, 3, parent=(50, 1)) for step in (100, 200)]
+            made = [*old, manifest(150, 4, parent=(100, 3))]
+            keeper = await shelved(service, 50)
+            await shelve(service, *made)
+            bad = made[2].shards[0].id
+            await service.write(lambda c: persisting.scrubbed(c, bad.checkpoint, [bad]))
+            await keeper.set_policy(JOB, LAST_1)
+            with_bad = await keeper.collect(JOB)
+            await service.write(lambda c: persisting.scrubbed(c, bad.checkpoint, []))
+            return with_bad, await keeper.collect(JOB)
+
+    with_bad, mended = asyncio.run(main())
+
+    kept = {v.id.step: v.why for v in with_bad if v.keep}
+    assert {200, 150, 100} == set(kept)
+    assert kept[200] == "superseded"
+    assert kept[150].startswith("bad")
+    assert "newest that can be restored" in kept[100]
+    assert [200, 150] == [v.id.step for v in mended if v.keep]
+
+
+@pytest.mark.parametrize("hold", ["pin", "read"])
+def test_a_hold_and_an_expiry_that_race_never_both_win(kit, database_url, hold):
+    """F87, G11: two connections at once, many times; what is held is there, else it was refused."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, *range(1, 41))
+            await keeper.set_policy(JOB, LAST_1)
+
+            async def held(step):
+                at = At(JOB, step)
+                one = keeper.pin(at, "") if hold == "pin" else keeper.begin_read(at, "me", 60.0)
+                try:
+                    await one
+                except PreconditionError:
+                    return False
+                return True
+
+            # Two holds before and two after the expiry is asked for: some win, some lose.
+            steps = list(range(1, 40))
+            holds = [asyncio.create_task(held(step)) for step in steps[:20]]
+            expiry = asyncio.create_task(keeper.collect(JOB))
+            holds += [asyncio.create_task(held(step)) for step in steps[20:]]
+            won = {step for step, ok in zip(steps, await asyncio.gather(*holds), strict=True) if ok}
+            await expiry
+            return won, set(await shelf.expired(service))
+
+    won, expired = asyncio.run(main())
+
+    assert not won & expired
+    assert won | expired == set(range(1, 40))
+
+
+def test_the_expiry_statement_itself_asks_who_holds(kit, database_url):
+    """Architecture 4.7: a caller that forgot to look deletes nothing that is held."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 1, 2, 3, 4)
+            await keeper.pin(At(JOB, 1), "paper")
+            await keeper.begin_read(At(JOB, 2), "export", 60.0)
+            run = (await shelf.rows(service))[0].id.run
+
+            def expire_all(catalogue):
+                now_s = catalogue.now_s()
+                keys = [CheckpointId(run, step, 1) for step in (1, 2, 3)]
+                return [catalogue.expire(key, now_s) for key in (*keys, keys[2])]
+
+            return await service.write(expire_all)
+
+    assert [False, False, True, False] == asyncio.run(main())
+
+
+def test_a_lease_that_ran_out_holds_nothing_and_cannot_be_renewed(kit, database_url):
+    """G11: a reader that was silent too long is told, not lied to."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 1, 2)
+            key = (await shelf.rows(service))[-1].id
+            late = Read("0" * 32, key, "export", 0.0)
+            await service.write(lambda c: c.put_read(replace(late, until_s=c.now_s() - 0.001)))
+            with pytest.raises(PreconditionError, match="ran out"):
+                await keeper.renew_read(late.id, 60.0)
+            await keeper.set_policy(JOB, LAST_1)
+            await keeper.collect(JOB)
+            return await shelf.expired(service)
+
+    assert [1] == asyncio.run(main())
+
+
+def test_a_lease_that_is_renewed_holds_until_it_is_ended(kit, database_url):
+    """G11: neither policy nor force takes what an export reads."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 1, 2)
+            await keeper.set_policy(JOB, LAST_1)
+            lease = await keeper.begin_read(At(JOB, 1), "export", 30.0)
+            longer = await keeper.renew_read(lease.id, 60.0)
+            held = await keeper.collect(JOB)
+            with pytest.raises(PreconditionError, match="read by export"):
+                await keeper.remove(At(JOB, 1), force=True)
+            await keeper.end_read(lease.id)
+            await keeper.end_read(lease.id)
+            with pytest.raises(NotFoundError):
+                await keeper.renew_read(lease.id, 60.0)
+            return lease, longer, held, await keeper.collect(JOB)
+
+    lease, longer, held, after = asyncio.run(main())
+
+    assert longer.until_s > lease.until_s
+    assert [True, True] == [v.keep for v in held]
+    assert "read by export" == held[1].why
+    assert [True, False] == [v.keep for v in after]
+
+
+def test_readers_are_bounded(kit, database_url, monkeypatch):
+    monkeypatch.setattr(keeping, "READS_PER_RUN_MAX", 2)
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 1)
+            for _ in range(2):
+                await keeper.begin_read(At(JOB, 1), "me", 60.0)
+            with pytest.raises(ExhaustedError):
+                await keeper.begin_read(At(JOB, 1), "me", 60.0)
+
+    asyncio.run(main())
+
+
+def test_what_a_restore_names_cannot_be_expired(kit, database_url, agents):
+    """Interleaving 7: the decision's pin wins over force, until every rank has loaded."""
+
+    async def main():
+        async with kit.running(database_url, replace(kit.LIMITS, object_tier=True)) as service:
+            keeper = await shelved(service, 10, 20)
+            seat = await kit.launch(service, agents)
+            view = await service.report(agents[0].inventory())
+            decision = next(run for run in view.runs if run.run == seat.run).decision
+            with pytest.raises(PreconditionError, match="being restored"):
+                await keeper.remove(At(JOB, 20), force=True)
+            expiries = await service.write(lambda c: c.expire(decision.checkpoint, c.now_s()))
+            return decision, expiries
+
+    decision, expired = asyncio.run(main())
+
+    assert (DecisionState.PROPOSED, 20) == (decision.state, decision.checkpoint.step)
+    assert not expired
+
+
+def test_the_last_one_that_can_be_restored_goes_by_force_alone(kit, database_url):
+    """G11: and a pinned one too."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 10, 20)
+            await keeper.pin(At(JOB, 10), "paper")
+            refusals = []
+            for step in (10, 20):
+                with pytest.raises(PreconditionError) as refused:
+                    await keeper.remove(At(JOB, step), force=False)
+                refusals.append(refused.value.message)
+            await keeper.remove(At(JOB, 20), force=True)
+            await keeper.remove(At(JOB, 20), force=False)  # a repeat is harmless
+            await keeper.remove(At(JOB, 10), force=True)
+            return refusals, await shelf.rows(service)
+
+    refusals, rows = asyncio.run(main())
+
+    assert "is pinned" in refusals[0]
+    assert "newest that can be restored" in refusals[1]
+    assert [True, True] == [item.row.expired for item in rows]
+    assert [None, None] == [item.pin for item in rows]
+
+
+def test_what_has_expired_can_neither_be_pinned_nor_read(kit, database_url):
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 10, 20)
+            await keeper.remove(At(JOB, 10), force=False)
+            for refused in (
+                keeper.pin(At(JOB, 10), ""),
+                keeper.begin_read(At(JOB, 10), "me", 60.0),
+            ):
+                with pytest.raises(PreconditionError, match="expired"):
+                    await refused
+
+    asyncio.run(main())
+
+
+def test_of_a_step_that_is_there_twice_the_one_that_counts_is_meant(kit, database_url):
+    """Without a generation: the one that was not left behind."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            await shelve(service, manifest(10, 1), manifest(20, 1), manifest(20, 2, parent=(10, 1)))
+            keeper = Keeper(service)
+            meant = await keeper.pin(At(JOB, 20), "")
+            other = await keeper.pin(At(JOB, 20, 1), "")
+            with pytest.raises(NotFoundError):
+                await keeper.pin(At(JOB, 20, 3), "")
+            return meant.id.generation, other.id.generation
+
+    assert (2, 1) == asyncio.run(main())
+
+
+def test_a_pin_brings_a_step_in_memory_to_the_object_store(kit, database_url, agents):
+    """F87: or says why it cannot: no store, something else on its way, nothing left of it. By
+    force it goes no further: a drain that cannot end has a way out."""
+    tiered = replace(kit.LIMITS, object_tier=True)
+
+    async def main():
+        async with kit.running(database_url, tiered) as service:
+            seat = await kit.launch(service, agents)
+            for step in (1, 2):
+                for rank, agent in enumerate(agents):
+                    agent.hold(seat.run, step, seat.generation, rank)
+                    agent.serve(seat, rank, loaded=True)
+                for agent in agents:
+                    await service.report(agent.inventory())
+            keeper = Keeper(service)
+            service.limits = kit.LIMITS
+            with pytest.raises(PreconditionError, match="no object store"):
+                await keeper.pin(At(JOB, 2), "")
+            service.limits = tiered
+            pinned = await keeper.pin(At(JOB, 2), "paper")
+            with pytest.raises(PreconditionError, match="goes first"):
+                await keeper.pin(At(JOB, 1), "")
+            with pytest.raises(PreconditionError, match="on its way"):
+                await keeper.remove(At(JOB, 2), force=False)
+            with pytest.raises(PreconditionError, match="in memory"):
+                await keeper.remove(At(JOB, 1), force=True)
+            items = await service.read(persisting.drain_items)
+            stopped = await keeper.remove(At(JOB, 2), force=True)
+            with pytest.raises(NotFoundError):
+                await service.read(lambda c: persisting.plan(c, items[0], persisting.Ages()))
+            return pinned, items, stopped, await shelf.kinds(service)
+
+    pinned, items, stopped, kinds = asyncio.run(main())
+
+    assert ("paper", 0, True) == (pinned.pin, pinned.stored_shards, pinned.row.draining)
+    assert 2 == len(items)
+    assert (None, False, None) == (stopped.pin, stopped.row.draining, stopped.row.durable_at_s)
+    assert "persist_lost" in kinds
+
+
+def test_unpinning_what_is_not_pinned_is_not_found(kit, database_url):
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 10)
+            await keeper.pin(At(JOB, 10), "a")
+            await keeper.pin(At(JOB, 10), "b")
+            note = (await shelf.rows(service))[0].pin
+            await keeper.unpin(At(JOB, 10))
+            with pytest.raises(NotFoundError):
+                await keeper.unpin(At(JOB, 10))
+            return note
+
+    assert "b" == asyncio.run(main())
+
+
+def test_a_scrub_that_is_asked_for_is_due_until_it_was_done(kit, database_url):
+    """G20."""
+
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 10, 20)
+            count = await keeper.scrub(JOB)
+            due = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            key = (await shelf.rows(service))[0].id
+            await service.write(lambda c: persisting.scrubbed(c, key, []))
+            left = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            return count, due, left
+
+    count, due, left = asyncio.run(main())
+
+    assert (2, 2, 1) == (count, len(due), len(left))
+    assert all(item.startswith("scrub/") for item in due)
+
+
+def test_jobs_that_nobody_knows_are_not_found(kit, database_url):
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = Keeper(service)
+            calls = [
+                keeper.verdicts("x"),
+                keeper.collect("x"),
+                keeper.policy("x"),
+                keeper.set_policy("x", LAST_1),
+                keeper.pin(At("x", 1), ""),
+                keeper.scrub("x"),
+            ]
+            found = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(one, CheckpointError) for one in found)
+            return [type(one) for one in found]
+
+    assert [NotFoundError] * 6 == asyncio.run(main())
+
+
+def test_a_policy_out_of_bounds_is_refused(kit, database_url):
+    async def main():
+        async with kit.running(database_url) as service:
+            keeper = await shelved(service, 10)
+            with pytest.raises(InvalidRequestError):
+                await keeper.set_policy(JOB, Retention(last=1, spaced_s=0.01))
+
+    asyncio.run(main())

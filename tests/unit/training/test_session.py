@@ -1,0 +1,200 @@
+"""A rank's session against an agent that forgets, with real sockets and threads."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from holdfast.core.facts import AbandonedStep
+from holdfast.core.ids import CheckpointId, Generation, RunId, Step
+from holdfast.core.session import SessionView
+from holdfast.errors import NotFoundError, StaleGenerationError
+from holdfast.rpc.channel import unix_target
+from holdfast.rpc.codec import from_message
+from holdfast.rpc.status import TRAILER, to_status
+from holdfast.training.registration import Attempt
+from holdfast.training.session import HINTS_COUNT_MAX, Session, _Outbox
+from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1 import agent_pb2_grpc
+
+WAIT_S = 20.0
+
+
+class Agent(agent_pb2_grpc.AgentServicer):
+    """Knows a session until it is told to forget; numbers its views from 1 each time."""
+
+    def __init__(self, arena):
+        self.arena = arena
+        self.known = False
+        self.stale = False
+        self.lease = pb.SlotLease(slot="s1", incarnation=7, length_bytes=1, plan_hash="p")
+        self.forgotten = threading.Event()
+        self.lost = threading.Event()
+        self.generation = 1
+        self.flaps = False
+        self.opened = []
+
+    def Describe(self, request, context):
+        return pb.DescribeResponse(node="a", arena=str(self.arena))
+
+    def OpenSession(self, request, context):
+        if self.stale:
+            refuse(context, StaleGenerationError("replaced by generation 2"))
+        self.known = True
+        self.opened.append(request)
+        self.lost.clear()
+        return pb.OpenSessionResponse(
+            run="r1", generation=self.generation, node="a", arena=str(self.arena)
+        )
+
+    def Update(self, request, context):
+        if not self.known:
+            refuse(context, NotFoundError("not open here"))
+        return pb.UpdateResponse()
+
+    def Watch(self, request, context):
+        if not self.known:
+            refuse(context, NotFoundError("not open here"))
+        if request.version == "1":
+            self.forgotten.wait(1.0)
+        if self.forgotten.is_set():
+            self.forgotten.clear()
+            self.known = False
+            refuse(context, NotFoundError("not open here"))
+        if self.flaps:
+            number = int(request.version or 1) + 1
+            return pb.SessionView(version=str(number), leases=[self.lease], forgotten=True)
+        if self.lost.is_set():
+            return pb.SessionView(version="2", leases=[self.lease], forgotten=True)
+        return pb.SessionView(version="1", leases=[self.lease])
+
+    def CloseSession(self, request, context):
+        return pb.CloseSessionResponse()
+
+
+def refuse(context, error):
+    code, detail = to_status(error)
+    context.set_trailing_metadata(((TRAILER, detail.SerializeToString()),))
+    context.abort(code, detail.message)
+
+
+@pytest.fixture
+def agent(tmp_path):
+    made = Agent(tmp_path / "arena")
+    (tmp_path / "arena").mkdir()
+    server = grpc.server(ThreadPoolExecutor(8))
+    agent_pb2_grpc.add_AgentServicer_to_server(made, server)
+    server.add_insecure_port(unix_target(tmp_path / "agent"))
+    server.start()
+    yield made
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def session(agent, tmp_path):
+    made = Session(tmp_path / "agent")
+    attempt = Attempt(
+        job="job",
+        nonce=b"n",
+        launcher="l",
+        holder="h",
+        takeover=False,
+        rank=0,
+        world_size=1,
+        local_world_size=1,
+        replicas=0,
+        replica_domain="",
+    )
+    made.open(attempt, agent.arena, timeout_s=WAIT_S)
+    yield made
+    made.close(timeout_s=5.0)
+
+
+def test_the_slots_of_an_agent_that_forgot_are_forgotten_with_it(agent, session):
+    """Its successor numbers views and incarnations anew: the same numbers mean other things."""
+    views: list[SessionView] = []
+    seen_twice = threading.Event()
+
+    def on_view(view):
+        views.append(view)
+        if sum(bool(view.leases) for view in views) == 2:
+            seen_twice.set()
+
+    session.start(on_view)
+    assert session.wait_view(lambda view: bool(view.leases), timeout_s=WAIT_S)
+    agent.forgotten.set()
+
+    assert seen_twice.wait(WAIT_S)
+    assert [("1", 1), ("", 0), ("1", 1)] == [(view.version, len(view.leases)) for view in views]
+
+
+def test_a_catalogue_that_was_lost_is_told_of_the_attempt_that_trains(agent, session):
+    """P6: under its generation, with what it restored; its slots stay what they are."""
+    views: list[SessionView] = []
+    restored = CheckpointId(RunId("r1"), Step(7), Generation(1))
+    agent.generation = 3
+    session._membership = replace(session._membership, generation=3)
+    session.begun(restored)
+    session.start(views.append)
+    assert session.wait_view(lambda view: bool(view.leases), timeout_s=WAIT_S)
+    agent.lost.set()
+
+    assert session.wait_view(lambda view: view.forgotten, timeout_s=WAIT_S)
+    assert session.wait_view(lambda view: not view.forgotten, timeout_s=WAIT_S)
+    first, second = agent.opened
+    assert (first.generation, first.HasField("restored")) == (0, False)
+    assert second.nonce == first.nonce
+    assert second.generation == 3
+    assert from_message(second.restored, CheckpointId) == restored
+    assert all(view.leases for view in views)
+
+
+@pytest.mark.parametrize("least_s", [3600.0, 0.0])
+def test_a_rank_that_stays_unknown_registers_at_a_pace(agent, session, monkeypatch, least_s):
+    """Each registration is a write of the catalogue, and views may change many times a second."""
+    monkeypatch.setattr("holdfast.training.session.REGISTER_S_MIN", least_s)
+    agent.flaps = True
+    session.start(lambda view: None)
+
+    assert session.wait_view(lambda view: int(view.version or 0) >= 10, timeout_s=WAIT_S)
+    again = len(agent.opened) - 1
+    assert again == 1 if least_s else again > 1
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_an_attempt_that_a_new_catalogue_does_not_take_is_fenced(agent, session, refused):
+    """P2: refused, or numbered anew, since it had not begun: its segments name the old number."""
+    session.start(lambda view: None)
+    assert session.wait_view(lambda view: bool(view.leases), timeout_s=WAIT_S)
+    agent.stale, agent.generation = refused, 2
+    agent.lost.set()
+
+    assert session.wait_view(lambda view: view.fenced, timeout_s=WAIT_S)
+
+
+def test_a_rank_replaced_while_its_agent_was_away_learns_that_it_is_fenced(agent, session):
+    """P2: it stops, and asks no more."""
+    session.start(lambda view: None)
+    assert session.wait_view(lambda view: bool(view.leases), timeout_s=WAIT_S)
+    agent.stale = True
+    agent.forgotten.set()
+
+    view = session.wait_view(lambda view: view.fenced, timeout_s=WAIT_S)
+    assert view is not None
+    assert view.leases == ()
+
+
+def test_what_cannot_be_told_for_long_is_bounded_and_what_comes_meanwhile_is_kept():
+    box = _Outbox()
+    for step in range(2 * HINTS_COUNT_MAX):
+        box.abandoned.append(AbandonedStep(run="r1", step=step, generation=1))
+    sent = box.message("s")
+    box.abandoned.append(AbandonedStep(run="r1", step=10_000, generation=1))
+    box.delivered(sent)
+
+    assert HINTS_COUNT_MAX == len(sent.abandoned)
+    assert [10_000] == [item.step for item in box.abandoned]
