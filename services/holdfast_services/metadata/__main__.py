@@ -35,7 +35,7 @@ from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.settings import Settings, host_port
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.transactor import THREADS, Service
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.agents import LISTEN_S
 from holdfast_services.metadata.usecases.workers import Ages
 
@@ -126,7 +126,7 @@ async def forget_memory(settings: Settings) -> None:
 def _forget_memory(engine: Engine) -> None:
     upgrade(engine)
     with write_transaction(engine) as connection:
-        persisting.forget_memory(Catalogue(connection, DecodeCache()))
+        workers.forget_memory(Catalogue(connection, DecodeCache()))
 
 
 def _bind(listen: str) -> socket.socket:

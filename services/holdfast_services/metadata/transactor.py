@@ -33,7 +33,7 @@ from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.domain.view import World, node_view
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.usecases import agents as transactions
+from holdfast_services.metadata.usecases import agents
 from holdfast_services.metadata.usecases.agents import Seat, Wish
 from holdfast_services.metadata.usecases.archive import Archive
 
@@ -148,7 +148,7 @@ class Service:
         if len(events) > EVENTS_PER_CALL_MAX:
             raise InvalidRequestError(f"{len(events)} events, at most {EVENTS_PER_CALL_MAX}")
         short = [replace(e, message=e.message[:EVENT_TEXT_LENGTH_MAX]) for e in events]
-        await self.change(lambda catalogue: transactions.record(catalogue, node, short))
+        await self.change(lambda catalogue: agents.record(catalogue, node, short))
 
     async def _look_up(self, archive: Archive, item: Wish) -> Wish:
         """Ask the archive once for each attempt: the catalogue may be new, or from a backup.
@@ -157,7 +157,7 @@ class Service:
         that is known.
         """
         wish = item.registration
-        if await self.read(lambda c: transactions.begun(c, wish.job, wish.nonce)):
+        if await self.read(lambda c: agents.begun(c, wish.job, wish.nonce)):
             return replace(item, begun=True)
         asking = self._asking.get(wish.job)
         if asking is None:
@@ -171,7 +171,7 @@ class Service:
 
         A job that trains, or has a checkpoint here, goes on without an answer too (P5).
         """
-        newest = await self.read(lambda c: transactions.known(c, job))
+        newest = await self.read(lambda c: agents.known(c, job))
         known = trains or newest is not None
         limit_s = ARCHIVE_KNOWN_S_MAX if known else ARCHIVE_S_MAX
         try:
@@ -181,7 +181,7 @@ class Service:
             late = f"the object store did not say within {limit_s:.0f} s what it has of {job}"
             reason = cause.message if isinstance(cause, CheckpointError) else late
             if known:
-                await self.change(lambda c: transactions.note_unasked(c, job, reason))
+                await self.change(lambda c: agents.note_unasked(c, job, reason))
                 return newest
             if isinstance(cause, CheckpointError):
                 raise
@@ -244,23 +244,21 @@ class Service:
             # Who asks from here on needs a later snapshot, unless this one is late enough.
             self._world, self._next_world = self._next_world, None
             self._world_s = asyncio.get_running_loop().time()
-            return await self.read(lambda c: transactions.snapshot(c, self.limits))
+            return await self.read(lambda c: agents.snapshot(c, self.limits))
 
     async def _view(self, node: str, since_s: float | None = None) -> NodeView:
         world = await self.world(since_s)
         return await self._in_thread(lambda: _versioned(node_view(world, node)))
 
     async def _report_all(self, inventories: Sequence[Inventory]) -> Sequence[Taken]:
-        answers, changed = await self.write(
-            lambda c: transactions.report(c, inventories, self.limits)
-        )
+        answers, changed = await self.write(lambda c: agents.report(c, inventories, self.limits))
         since_s = asyncio.get_running_loop().time()
         if changed:
             self.tell()
         return [Taken(incarnation_min, since_s) for incarnation_min in answers]
 
     async def _register_all(self, wishes: Sequence[Wish]) -> Sequence[Seat | CheckpointError]:
-        return await self.write(lambda c: transactions.register(c, wishes, self.limits))
+        return await self.write(lambda c: agents.register(c, wishes, self.limits))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -275,7 +273,7 @@ class Service:
         silent = False
         while True:
             try:
-                if await self.write(lambda c: transactions.tick(c, self.limits)):
+                if await self.write(lambda c: agents.tick(c, self.limits)):
                     self.tell()
                 silent = False
             except CheckpointError as error:

@@ -18,7 +18,7 @@ from holdfast_services.kit.db import make_engine, write_transaction
 from holdfast_services.metadata import migrations
 from holdfast_services.metadata.bucket import BucketArchive
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import workers
 from holdfast_services.persistence.manifest import planned
 
 
@@ -207,7 +207,7 @@ async def test_forgetting_memory_leaves_what_is_durable_and_its_lineage(database
         await tier.durable(key)
         await tier.commit(agents, seat, 20)
         await tier.commit(agents, seat, 25)
-        await tier.service.write(persisting.forget_memory)
+        await tier.service.write(workers.forget_memory)
         rows = await tier.service.read(lambda c: c.checkpoints(seat.run))
         assert [(10, True)] == [(row.id.step, row.stored) for row in rows]
 

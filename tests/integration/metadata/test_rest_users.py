@@ -17,7 +17,7 @@ from holdfast_services.kit.queue.memory import MemoryQueue
 from holdfast_services.metadata.edges.rest import make_app
 from holdfast_services.metadata.loops import keeper as keeper_module
 from holdfast_services.metadata.loops.keeper import Keeper
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import workers
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
 shelf = importlib.util.module_from_spec(_spec)
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_shown_with_all_that_is_known_of_it(kit, tmp_path):
             await http.post(f"{one}/pin", json={"note": "paper"})
             await http.post(f"{one}/reads", json={"holder": "me", "ttl_s": 60})
             bad = manifest(10).shards[1].id
-            await service.write(lambda c: persisting.scrubbed(c, bad.checkpoint, [bad]))
+            await service.write(lambda c: workers.scrubbed(c, bad.checkpoint, [bad]))
             return (await http.get(one)).json()
 
     found = run(main)
@@ -295,7 +295,7 @@ def test_figures_of_the_object_tier_are_served(kit, tmp_path):
             await http.delete(f"{BASE}/checkpoints/10")
             bad = manifest(20).shards[0].id
             key = CheckpointId(bad.run, bad.step, bad.generation)
-            await service.write(lambda c: persisting.scrubbed(c, key, [bad]))
+            await service.write(lambda c: workers.scrubbed(c, key, [bad]))
             await http.post(f"{BASE}/scrub")
             return (await http.get("/metrics")).text
 

@@ -18,8 +18,7 @@ from holdfast.errors import (
 )
 from holdfast_services.metadata.loops.keeper import Keeper
 from holdfast_services.metadata.storage.holds import Read
-from holdfast_services.metadata.usecases import users as keeping
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import users, workers
 from holdfast_services.metadata.usecases.users import At
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
@@ -47,7 +46,7 @@ def test_a_policy_expires_what_it_does_not_keep_and_says_so(kit, database_url):
             before = await shelf.expired(service)
             done = await keeper.collect(JOB)
             again = await keeper.collect(JOB)
-            items = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            items = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
             return dry, before, done, again, items, await shelf.kinds(service)
 
     dry, before, done, again, items, kinds = asyncio.run(main())
@@ -115,10 +114,10 @@ def test_what_was_left_behind_and_what_is_bad_neither_counts_nor_goes(kit, datab
             keeper = await shelved(service, 50)
             await shelve(service, *made)
             bad = made[2].shards[0].id
-            await service.write(lambda c: persisting.scrubbed(c, bad.checkpoint, [bad]))
+            await service.write(lambda c: workers.scrubbed(c, bad.checkpoint, [bad]))
             await keeper.set_policy(JOB, LAST_1)
             with_bad = await keeper.collect(JOB)
-            await service.write(lambda c: persisting.scrubbed(c, bad.checkpoint, []))
+            await service.write(lambda c: workers.scrubbed(c, bad.checkpoint, []))
             return with_bad, await keeper.collect(JOB)
 
     with_bad, mended = asyncio.run(main())
@@ -229,7 +228,7 @@ def test_a_lease_that_is_renewed_holds_until_it_is_ended(kit, database_url):
 
 
 def test_readers_are_bounded(kit, database_url, monkeypatch):
-    monkeypatch.setattr(keeping, "READS_PER_RUN_MAX", 2)
+    monkeypatch.setattr(users, "READS_PER_RUN_MAX", 2)
 
     async def main():
         async with kit.running(database_url) as service:
@@ -344,10 +343,10 @@ def test_a_pin_brings_a_step_in_memory_to_the_object_store(kit, database_url, ag
                 await keeper.remove(At(JOB, 2), force=False)
             with pytest.raises(PreconditionError, match="in memory"):
                 await keeper.remove(At(JOB, 1), force=True)
-            items = await service.read(persisting.drain_items)
+            items = await service.read(workers.drain_items)
             stopped = await keeper.remove(At(JOB, 2), force=True)
             with pytest.raises(NotFoundError):
-                await service.read(lambda c: persisting.plan(c, items[0], persisting.Ages()))
+                await service.read(lambda c: workers.plan(c, items[0], workers.Ages()))
             return pinned, items, stopped, await shelf.kinds(service)
 
     pinned, items, stopped, kinds = asyncio.run(main())
@@ -380,10 +379,10 @@ def test_a_scrub_that_is_asked_for_is_due_until_it_was_done(kit, database_url):
         async with kit.running(database_url) as service:
             keeper = await shelved(service, 10, 20)
             count = await keeper.scrub(JOB)
-            due = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            due = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
             key = (await shelf.rows(service))[0].id
-            await service.write(lambda c: persisting.scrubbed(c, key, []))
-            left = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            await service.write(lambda c: workers.scrubbed(c, key, []))
+            left = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
             return count, due, left
 
     count, due, left = asyncio.run(main())

@@ -32,15 +32,13 @@ from holdfast.format.manifest import GENERATION_MAX
 from holdfast.rpc.status import http_code
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.view import World
-from holdfast_services.metadata.edges import documents as queries
-from holdfast_services.metadata.edges import metrics
+from holdfast_services.metadata.edges import documents, metrics
 from holdfast_services.metadata.edges.rest_users import OneOf, Step, keep_router
 from holdfast_services.metadata.edges.visitors import refusal
 from holdfast_services.metadata.loops.keeper import Keeper
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.transactor import Service
-from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases import agents, users
 from holdfast_services.metadata.usecases.users import At
 
 EVENT_ID_DIGITS_MAX = 18
@@ -155,7 +153,7 @@ def _add_health(app: FastAPI, service: Service, keeper: Keeper) -> None:
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
         """Answer while the catalogue can be read and was written lately: a disk may be full."""
-        await service.read(transactions.check_written)
+        await service.read(agents.check_written)
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -169,15 +167,15 @@ def _add_checkpoints(app: FastAPI, service: Service) -> None:
     @app.get("/api/v1/jobs/{job:path}/checkpoints/{step}")
     async def checkpoint(
         job: str, step: Step, generation: OneOf = None
-    ) -> queries.CheckpointDetailDoc:
+    ) -> documents.CheckpointDetailDoc:
         """Show one checkpoint with its shards; of several generations the one that counts."""
         world = await service.world()
         run = await _run(service, job, world)
         at = At(run.job, step, generation)
-        item, stored = await service.read(lambda c: keeping.one(c, run, at))
-        return queries.checkpoint_detail_doc(run, item, stored, world)
+        item, stored = await service.read(lambda c: users.one(c, run, at))
+        return documents.checkpoint_detail_doc(run, item, stored, world)
 
-    @app.get("/api/v1/jobs/{job:path}/checkpoints", response_model=list[queries.CheckpointDoc])
+    @app.get("/api/v1/jobs/{job:path}/checkpoints", response_model=list[documents.CheckpointDoc])
     async def checkpoints(
         job: str,
         limit: Rows = CHECKPOINTS_PER_ANSWER_MAX,
@@ -193,7 +191,7 @@ def _add_checkpoints(app: FastAPI, service: Service) -> None:
         def rows(catalogue: Catalogue) -> bytes:
             now_s = catalogue.now_s()
             found = catalogue.listed(run.id, now_s, below=below, durable=durable, limit=limit)
-            return queries.checkpoints_json(run, found, world)
+            return documents.checkpoints_json(run, found, world)
 
         # Made in the thread that reads: a thousand rows would hold up the loop.
         return Response(await service.read(rows), media_type="application/json")
@@ -201,24 +199,24 @@ def _add_checkpoints(app: FastAPI, service: Service) -> None:
 
 def _add_jobs(app: FastAPI, service: Service) -> None:
     @app.get("/api/v1/jobs")
-    async def jobs() -> list[queries.JobDoc]:
+    async def jobs() -> list[documents.JobDoc]:
         """List the jobs by name."""
         world = await service.world()
         names = await service.read(lambda c: [row["name"] for row in c.job_rows()])
         runs = [await _known(service, name, world) for name in names]
-        return [queries.job_doc(run, world) for run in runs if run and not run.removed]
+        return [documents.job_doc(run, world) for run in runs if run and not run.removed]
 
     @app.get("/api/v1/jobs/{job:path}")
-    async def one_job(job: str) -> queries.JobDoc:
+    async def one_job(job: str) -> documents.JobDoc:
         """Show one job."""
         world = await service.world()
-        return queries.job_doc(await _run(service, job, world), world)
+        return documents.job_doc(await _run(service, job, world), world)
 
     @app.get("/api/v1/nodes")
-    async def nodes() -> list[queries.NodeDoc]:
+    async def nodes() -> list[documents.NodeDoc]:
         """List the nodes, live and lost."""
         world = await service.world()
-        return [queries.node_doc(world.nodes[name], world) for name in sorted(world.nodes)]
+        return [documents.node_doc(world.nodes[name], world) for name in sorted(world.nodes)]
 
 
 async def _run(service: Service, job: str, world: World) -> Run:
@@ -243,7 +241,7 @@ async def _known(service: Service, name: str, world: World) -> Run | None:
 def _add_events(app: FastAPI, service: Service, stopping: asyncio.Event) -> None:
     @app.get(
         "/api/v1/events",
-        response_model=list[queries.EventDoc],
+        response_model=list[documents.EventDoc],
         responses={200: {"content": {"text/event-stream": {}}}},
     )
     async def events(
@@ -254,7 +252,7 @@ def _add_events(app: FastAPI, service: Service, stopping: asyncio.Event) -> None
         """Stream events; with Accept: application/json list the newest, newest first."""
         if "application/json" in accept and "text/event-stream" not in accept:
             rows = await service.read(lambda c: c.last_events(limit))
-            return JSONResponse([queries.event_doc(row).model_dump() for row in rows])
+            return JSONResponse([documents.event_doc(row).model_dump() for row in rows])
         first = await _start(service) if last_event_id is None else _event_id(last_event_id)
         stream = _stream(service, stopping, first)
         return StreamingResponse(
@@ -280,7 +278,7 @@ async def _stream(service: Service, stopping: asyncio.Event, last: int) -> Async
         rows = await service.read(lambda c: c.events_after(after, EVENTS_PER_ANSWER_MAX))  # noqa: B023
         for row in rows:
             last = int(row["id"])
-            yield f"id: {last}\ndata: {queries.event_doc(row).model_dump_json()}\n\n"
+            yield f"id: {last}\ndata: {documents.event_doc(row).model_dump_json()}\n\n"
         if not rows:
             yield ": still here\n\n"  # finds out that the reader has gone
             await service.changed(STREAM_POLL_S)

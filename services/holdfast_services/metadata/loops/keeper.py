@@ -21,7 +21,7 @@ from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.retention import Verdict
 from holdfast_services.metadata.storage.holds import Read, TierCounts
 from holdfast_services.metadata.transactor import Service
-from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.users import At
 
 KEEP_S = 2.0
@@ -78,19 +78,19 @@ class Keeper:
 
     async def verdicts(self, job: str) -> tuple[Verdict, ...]:
         """Return what the job's policy says of each durable checkpoint; changes nothing."""
-        return await self._service.read(lambda c: keeping.verdicts(c, job))
+        return await self._service.read(lambda c: users.verdicts(c, job))
 
     async def collect(self, job: str) -> tuple[Verdict, ...]:
         """Expire what the policy does not keep; workers delete it."""
-        return await self._service.change(lambda c: keeping.collect(c, job))
+        return await self._service.change(lambda c: users.collect(c, job))
 
     async def policy(self, job: str) -> Retention:
         """Return the job's policy."""
-        return await self._service.read(lambda c: keeping.policy(c, job))
+        return await self._service.read(lambda c: users.policy(c, job))
 
     async def set_policy(self, job: str, wish: Retention) -> Retention:
         """Give the job another policy."""
-        return await self._service.change(lambda c: keeping.set_policy(c, job, wish))
+        return await self._service.change(lambda c: users.set_policy(c, job, wish))
 
     async def sweep(self) -> int:
         """Expire what policies no longer keep, where something has changed; return how many.
@@ -126,39 +126,39 @@ class Keeper:
     # -- single checkpoints --------------------------------------------------------------------
 
     async def pin(self, at: At, note: str) -> Listed:
-        """Keep a checkpoint until it is unpinned; see ``keeping.pin``."""
-        return await self._service.change(lambda c: keeping.pin(c, at, note, self._service.limits))
+        """Keep a checkpoint until it is unpinned; see ``users.pin``."""
+        return await self._service.change(lambda c: users.pin(c, at, note, self._service.limits))
 
     async def unpin(self, at: At) -> Listed:
         """Take a user's pin away."""
-        return await self._service.change(lambda c: keeping.unpin(c, at))
+        return await self._service.change(lambda c: users.unpin(c, at))
 
     async def remove(self, at: At, *, force: bool) -> Listed:
-        """Expire one checkpoint by hand; see ``keeping.remove``."""
-        return await self._service.change(lambda c: keeping.remove(c, at, force=force))
+        """Expire one checkpoint by hand; see ``users.remove``."""
+        return await self._service.change(lambda c: users.remove(c, at, force=force))
 
     async def remove_job(self, job: str) -> int:
-        """Remove a whole job; see ``keeping.remove_job``."""
-        return await self._service.change(lambda c: keeping.remove_job(c, job))
+        """Remove a whole job; see ``users.remove_job``."""
+        return await self._service.change(lambda c: users.remove_job(c, job))
 
     async def begin_read(self, at: At, holder: str, ttl_s: float) -> Read:
-        """Hold a checkpoint for a reader; see ``keeping.begin_read``."""
+        """Hold a checkpoint for a reader; see ``users.begin_read``."""
         number = secrets.token_hex(16)
         return await self._service.write(
-            lambda c: keeping.begin_read(c, at, number=number, holder=holder, ttl_s=ttl_s)
+            lambda c: users.begin_read(c, at, number=number, holder=holder, ttl_s=ttl_s)
         )
 
     async def renew_read(self, number: str, ttl_s: float) -> Read:
         """Let a reader's lease hold longer."""
-        return await self._service.write(lambda c: keeping.renew_read(c, number, ttl_s))
+        return await self._service.write(lambda c: users.renew_read(c, number, ttl_s))
 
     async def end_read(self, number: str) -> None:
         """End a reader's lease; repeats are harmless."""
-        await self._service.write(lambda c: keeping.end_read(c, number))
+        await self._service.write(lambda c: users.end_read(c, number))
 
     async def scrub(self, job: str) -> int:
         """Ask that all that a job has in the object store is read back; return how many."""
-        return await self._service.change(lambda c: keeping.scrub(c, job))
+        return await self._service.change(lambda c: users.scrub(c, job))
 
     # -- the store -----------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Keeper:
         store = self._store
         if store is None:
             raise PreconditionError("the metadata service has no HOLDFAST_STORE")
-        shards = await self._service.read(lambda c: keeping.shards(c, at))
+        shards = await self._service.read(lambda c: users.shards(c, at))
         keys = [manifest_key(at.job, shards[0].id.checkpoint), *map(_segment, shards)]
         keys += map(_sidecar, shards)
         if len(keys) > LINKS_COUNT_MAX:

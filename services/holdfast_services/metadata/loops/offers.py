@@ -19,8 +19,7 @@ from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.kit.queue import Queue
 from holdfast_services.metadata.domain.drains import ORPHANS
 from holdfast_services.metadata.transactor import Service
-from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import agents, workers
 from holdfast_services.metadata.usecases.workers import Ages
 
 RECONCILE_S = 5.0
@@ -95,9 +94,9 @@ class Reconciler:
         """Return what was not offered since everything was; at times, everything."""
         everything = time.monotonic() >= self._all_at_s
         try:
-            items = await self._service.read(persisting.drain_items)
+            items = await self._service.read(workers.drain_items)
             if everything:
-                items += await self._service.read(lambda c: persisting.keep_items(c, self._ages))
+                items += await self._service.read(lambda c: workers.keep_items(c, self._ages))
         except CheckpointError as cause:
             raise _CatalogueError(cause.message) from cause
         if not everything:
@@ -143,6 +142,6 @@ class Reconciler:
 
     async def _record(self, event: Event) -> None:
         try:
-            await self._service.change(lambda c: transactions.record(c, "", [event]))
+            await self._service.change(lambda c: agents.record(c, "", [event]))
         except CheckpointError as error:
             log.info("%s was not recorded: %s", event.kind, error)

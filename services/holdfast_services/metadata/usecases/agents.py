@@ -1,6 +1,6 @@
-"""The use cases of the catalogue, each one transaction: read, let the domain decide, write.
+"""The use cases of agents, each one transaction: read, let the domain decide, write.
 
-Synchronous: ``service`` runs them in its threads and redoes one that lost a race. Locks are
+Synchronous: ``transactor`` runs them in its threads and redoes one that lost a race. Locks are
 taken in one order, the pulse, jobs by name, nodes by name, so that no two wait for each other.
 """
 

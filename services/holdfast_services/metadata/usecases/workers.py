@@ -1,4 +1,4 @@
-"""The use cases of persisting, each one transaction; see ``transactions`` for how they run.
+"""The use cases of persistence workers, each one transaction; see ``agents`` for how they run.
 
 What workers say is a claim: it counts while the checkpoint is on its way and may still be chosen
 (P2), and every one may be said again.
@@ -21,7 +21,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format.digest import DIGEST_BYTES
-from holdfast_services.metadata.domain import drains as persist
+from holdfast_services.metadata.domain import drains
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.model import Checkpoint, Limits, Run, Stored
 from holdfast_services.metadata.storage import Catalogue
@@ -44,17 +44,17 @@ class Ages:
 def drain_items(catalogue: Catalogue) -> list[str]:
     """Return the items of all drains, whatever a queue knows of them."""
     runs = (catalogue.load_run(name) for name in catalogue.draining_runs())
-    return [item for run in runs if run for item in persist.items(run)]
+    return [item for run in runs if run for item in drains.items(run)]
 
 
 def keep_items(catalogue: Catalogue, ages: Ages) -> list[str]:
     """Return the items of what lies in the object store: to collect, to scrub, to repair."""
     now_s = catalogue.now_s()
     before_s = now_s - ages.scrub_s if ages.scrub_s > 0 else None
-    found = [persist.item_of(persist.COLLECT, key) for key in catalogue.expired()]
-    found += [persist.item_of(persist.SCRUB, key) for key in catalogue.to_scrub(before_s)]
+    found = [drains.item_of(drains.COLLECT, key) for key in catalogue.expired()]
+    found += [drains.item_of(drains.SCRUB, key) for key in catalogue.to_scrub(before_s)]
     bad = [shard for _, shards in catalogue.bad() for shard in shards]
-    return [*found, *(persist.repairs(bad, catalogue.nodes(), now_s) if bad else ())]
+    return [*found, *(drains.repairs(bad, catalogue.nodes(), now_s) if bad else ())]
 
 
 def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
@@ -66,11 +66,11 @@ def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
         InvalidRequestError: no item.
     """
     now_s = catalogue.now_s()
-    if text == persist.ORPHANS:
-        return persist.orphans(catalogue.draining(), now_s - ages.orphan_s)
-    item = persist.parse(text)
+    if text == drains.ORPHANS:
+        return drains.orphans(catalogue.draining(), now_s - ages.orphan_s)
+    item = drains.parse(text)
     work = _work(catalogue, item)
-    found = persist.plan(item, work, catalogue.nodes(), now_s) if work else None
+    found = drains.plan(item, work, catalogue.nodes(), now_s) if work else None
     if found is None:
         raise NotFoundError(f"nothing is to be done for {text}", item=text)
     if item.shard and not found.sources:
@@ -78,25 +78,25 @@ def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
     return found
 
 
-def _work(catalogue: Catalogue, item: persist.Item) -> persist.Work | None:
+def _work(catalogue: Catalogue, item: drains.Item) -> drains.Work | None:
     row, job = catalogue.checkpoint(item.checkpoint), catalogue.job_of(item.checkpoint.run)
     if row is None or job is None:
         return None
     attempt = catalogue.newest_attempt(row.id.run)
     shards, repair = _shards(catalogue, row, item)
-    return persist.Work(
+    return drains.Work(
         job=job,
         row=row,
         shards=shards,
         missing_count=catalogue.drain_counts(row.id)[1],
         repair=repair,
         replicas=attempt.replicas if attempt else 0,
-        earlier=tuple(catalogue.durable(row.id.run, limit=persist.EARLIER_IN_PLAN_MAX + 1)),
+        earlier=tuple(catalogue.durable(row.id.run, limit=drains.EARLIER_IN_PLAN_MAX + 1)),
     )
 
 
 def _shards(
-    catalogue: Catalogue, row: Checkpoint, item: persist.Item
+    catalogue: Catalogue, row: Checkpoint, item: drains.Item
 ) -> tuple[tuple[Shard, ...], bool]:
     """Return the shards that the item is about, and whether they lie there wrong."""
     if row.draining:
@@ -178,7 +178,7 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
     catalogue.put_object(stored, manifest_digest=digest, verified_at_s=now_s)
     # What waited for this one may go now: nobody else would look before the next report.
     before = informed(catalogue, before, nodes)
-    finished = persist.finish(before, key, now_s)
+    finished = drains.finish(before, key, now_s)
     outcome = advance(finished, nodes, now_s, limits, listens_until_s)
     catalogue.save_run(before, outcome.run)
     text = f"step {key.step} of {job} is durable"
