@@ -21,6 +21,7 @@ from typing import Any
 
 from sqlalchemy import event
 from tests.crash.operations import Point, Sweep
+from tests.integration.metadata.service import Service
 
 from holdfast.core.facts import (
     HeldShard,
@@ -37,7 +38,6 @@ from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.transactor import Service
 from holdfast_services.metadata.usecases import workers
 
 JOB = "sweep"

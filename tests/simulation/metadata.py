@@ -27,11 +27,14 @@ from holdfast_services.metadata import bucket
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.drains import ORPHANS
 from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.domain.view import World as Snapshot
 from holdfast_services.metadata.domain.view import node_view
 from holdfast_services.metadata.loops.offers import RECONCILE_S
+from holdfast_services.metadata.loops.retention import SWEEP_S
+from holdfast_services.metadata.loops.tick import TICK_S
+from holdfast_services.metadata.reports import WATCH_POLL_S
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.transactor import TICK_S, WATCH_POLL_S, first_run
 from holdfast_services.metadata.usecases import agents, users, workers
 from holdfast_services.metadata.usecases.agents import Seat, Wish
 from holdfast_services.metadata.usecases.workers import Ages
@@ -42,7 +45,6 @@ Answer = Callable[[T | CheckpointError], None]
 DECIDE_WAIT_S = 6.0
 OFFER_S = 0.2
 BATCH_S_MAX = 0.02
-KEEP_S = 2.0
 AGES = Ages(orphan_s=20.0)
 
 
@@ -74,7 +76,7 @@ class Metadata:
         self._loop(TICK_S, self._tick)
         if self._store:
             self._loop(RECONCILE_S, self._offer_all)
-            self._loop(KEEP_S, self._retain)
+            self._loop(SWEEP_S, self._retain)
 
     def kill(self) -> None:
         """End at once."""
@@ -128,7 +130,7 @@ class Metadata:
             answer(seat)
 
     def _look_up(self, store: ObjectStore, wish: Registration) -> CheckpointId | None:
-        """What ``Service._ask`` and ``BucketArchive`` do, in one turn."""
+        """What ``Registrations._ask`` and ``BucketArchive`` do, in one turn."""
         newest = self.read(lambda c: agents.known(c, wish.job))
         try:
             here = self.read(lambda c: bucket.known(c, wish.job))
@@ -206,7 +208,7 @@ class Metadata:
     def _retain(self) -> None:
         for policed in self.read(lambda c: c.policed()):
             job = policed.job
-            self.write(lambda c, job=job: users.collect(c, job))  # type: ignore[misc]
+            self.write(lambda c, job=job: users.expire(c, job))  # type: ignore[misc]
 
     # -- transactions ------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from holdfast.core.ids import CheckpointId
 from holdfast.errors import UnavailableError
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.queue.memory import MemoryQueue
+from holdfast_services.metadata import health
+from holdfast_services.metadata.bucket import BucketArchive
+from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest import make_app
-from holdfast_services.metadata.loops import keeper as keeper_module
-from holdfast_services.metadata.loops.keeper import Keeper
 from holdfast_services.metadata.usecases import workers
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
@@ -42,7 +43,12 @@ async def serving(kit, folder, store=None):
     async with kit.running(url, limits) as service:
         queue = MemoryQueue(lease_s=30.0)
         queue.offer(["collect/r/1/1"])
-        app = make_app(service, Keeper(service, store, queue), asyncio.Event())
+        objects = ObjectTier(
+            health=health.StoreHealth(store),
+            archive=BucketArchive(service, store) if store else None,
+            queue=queue,
+        )
+        app = make_app(service, service.reports, objects, asyncio.Event())
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield service, client
@@ -268,7 +274,7 @@ def test_the_state_of_the_store_is_shown(kit, tmp_path, store, expected):
 
 def test_a_store_that_hangs_is_said_to_and_holds_up_nobody(kit, tmp_path, monkeypatch):
     """Every wait has a deadline; the next look finds out that it is back."""
-    monkeypatch.setattr(keeper_module, "CHECK_S_MAX", 0.05)
+    monkeypatch.setattr(health, "CHECK_S_MAX", 0.05)
     answers = threading.Event()
 
     class Hanging(MemoryStore):

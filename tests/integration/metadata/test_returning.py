@@ -47,7 +47,7 @@ async def test_an_old_copy_that_comes_back_takes_no_notes_away(database_url, age
         assert '{"loss":0.01}' == before.notes
         assert before == replace(await tier.row(key), replicated_at_s=before.replicated_at_s)
         await tier.service.change(lambda c: users.set_policy(c, kit.JOB, BEST))
-        verdicts = await tier.service.change(lambda c: users.collect(c, kit.JOB))
+        verdicts = await tier.service.change(lambda c: users.expire(c, kit.JOB))
         assert {120, 10} == {verdict.id.step for verdict in verdicts if verdict.keep}
 
 

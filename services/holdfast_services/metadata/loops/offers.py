@@ -18,8 +18,8 @@ from holdfast.core.facts import Event
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.kit.queue import Queue
 from holdfast_services.metadata.domain.drains import ORPHANS
-from holdfast_services.metadata.transactor import Service
-from holdfast_services.metadata.usecases import agents, workers
+from holdfast_services.metadata.transactor import Transactor
+from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.workers import Ages
 
 RECONCILE_S = 5.0
@@ -39,8 +39,8 @@ class _CatalogueError(CheckpointError):
 class Reconciler:
     """Keeps the queue in step with the catalogue; owns a thread and, from ``start``, the queue."""
 
-    def __init__(self, service: Service, queue: Queue, ages: Ages) -> None:
-        self._service = service
+    def __init__(self, transactor: Transactor, queue: Queue, ages: Ages) -> None:
+        self._transactor = transactor
         self._queue = queue
         self._ages = ages
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-offers")
@@ -69,7 +69,7 @@ class Reconciler:
     async def _for_ever(self) -> None:
         while True:
             # Asked for before the catalogue is read: what changes meanwhile is not missed.
-            news = asyncio.create_task(self._service.changed(RECONCILE_S))
+            news = asyncio.create_task(self._transactor.changed(RECONCILE_S))
             try:
                 await self._round()
                 await asyncio.sleep(GAP_S)
@@ -94,9 +94,9 @@ class Reconciler:
         """Return what was not offered since everything was; at times, everything."""
         everything = time.monotonic() >= self._all_at_s
         try:
-            items = await self._service.read(workers.drain_items)
+            items = await self._transactor.read(workers.drain_items)
             if everything:
-                items += await self._service.read(lambda c: workers.keep_items(c, self._ages))
+                items += await self._transactor.read(lambda c: workers.keep_items(c, self._ages))
         except CheckpointError as cause:
             raise _CatalogueError(cause.message) from cause
         if not everything:
@@ -142,6 +142,6 @@ class Reconciler:
 
     async def _record(self, event: Event) -> None:
         try:
-            await self._service.change(lambda c: agents.record(c, "", [event]))
+            await self._transactor.change(lambda c: workers.note(c, event))
         except CheckpointError as error:
             log.info("%s was not recorded: %s", event.kind, error)

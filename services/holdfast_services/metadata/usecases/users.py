@@ -41,7 +41,7 @@ def verdicts(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
     return holds.verdicts(run, catalogue.listed(run.id, now_s, durable=True), now_s)
 
 
-def collect(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
+def expire(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
     """Expire what the job's policy does not keep; return the verdicts that were carried out."""
     run = _locked(catalogue, job)
     now_s = catalogue.now_s()

@@ -57,6 +57,11 @@ def keep_items(catalogue: Catalogue, ages: Ages) -> list[str]:
     return [*found, *(drains.repairs(bad, catalogue.nodes(), now_s) if bad else ())]
 
 
+def note(catalogue: Catalogue, event: Event) -> None:
+    """Append news of the queue."""
+    catalogue.add_events([event], "", catalogue.now_s())
+
+
 def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
     """Return what is to be done for an item of the queue now.
 
