@@ -396,6 +396,12 @@ MUTANTS = (
         "what drains by an older catalogue is durable if its manifest is there",
         ("metadata/domain/bucket.py", "elif row.draining and", "elif False and"),
     ),
+    Mutant(
+        "N13",
+        "a rank takes a decision for its own attempt's number only",
+        (Change("sdk/holdfast/core/session.py",
+                "return self.decision.generation == generation", "return True"),),
+    ),
     _mutant(
         "scrub-revives",
         "no manifest is written again after its checkpoint has expired",
