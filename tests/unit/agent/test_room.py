@@ -25,7 +25,7 @@ from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError
 from holdfast_services.agent.domain import Slot, Work, handle, room, rules, session_view
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain.state import Attempt
+from holdfast_services.agent.domain.state import Tries
 
 
 def full(*slots):
@@ -199,7 +199,7 @@ def test_room_that_a_restore_waits_for_is_not_leased_to_the_rank_that_waits_for_
     """P8: its fetch failed and is tried again later; a rank that trains saves meanwhile."""
     before = begun(free("s1", KIB))
     before.view = told(wants=wanted(9)).view
-    before.fetches = {shard(9).id: Attempt(next_s=100.0)}
+    before.fetches = {shard(9).id: Tries(next_s=100.0)}
     now, _ = handle(before, ev.Tick(1.0))
     assert "" == now.slots["s1"].session
 

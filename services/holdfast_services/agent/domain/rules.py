@@ -379,6 +379,15 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     )
 
 
+def reserved_bytes(state: State) -> int:
+    """Return what the ranks that train here have reserved."""
+    return sum(
+        session.reservation.slots * session.reservation.length_bytes
+        for session in state.sessions.values()
+        if session.active and session.reservation
+    )
+
+
 def nodes_known(state: State) -> int:
     """Return how many nodes are live: any of them may get copies, whatever the job's own are."""
     return len(state.view.nodes) if state.view else 0
