@@ -30,9 +30,13 @@ class Mutant:
 
 
 def _mutant(name: str, takes: str, *changes: tuple[str, str, str]) -> Mutant:
-    """Return a mutant of services; a change is (file, old, new)."""
-    made = (Change(f"{SERVICES}/{path}", old, new) for path, old, new in changes)
+    """Return a mutant; a change is (file below the services, or from ``sdk/`` on, old, new)."""
+    made = (Change(_from_root(path), old, new) for path, old, new in changes)
     return Mutant(name, takes, tuple(made))
+
+
+def _from_root(path: str) -> str:
+    return path if path.startswith("sdk/") else f"{SERVICES}/{path}"
 
 
 MUTANTS = (
@@ -362,12 +366,13 @@ MUTANTS = (
         ("metadata/domain/drains.py", "if not drain.missing:", "if True:"),
         ("metadata/domain/drains.py", "row.draining and work.missing_count == 0", "row.draining"),
         ("persistence/manifest.py", "    _check_shards(folder, mine",
-         "    create(store, mine, repair=plan.repair), _check_shards(folder, mine"),
+         "    publish(folder, mine, repair=plan.repair), _check_shards(folder, mine"),
     ),
     _mutant(
         "manifest-again",
         "a manifest that is there is not written over",
-        ("persistence/manifest.py", "store.put(key, data, if_absent=True)", "store.put(key, data)"),
+        ("sdk/holdfast/bucket/writing.py",
+         "store.put(key, data, if_absent=True)", "store.put(key, data)"),
     ),
     _mutant(
         "unproven",
