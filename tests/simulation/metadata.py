@@ -25,12 +25,11 @@ from holdfast.objectstore import ObjectStore
 from holdfast_services.kit.queue import Queue
 from holdfast_services.metadata import bucket
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.domain.drains import ORPHANS
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.domain.view import World as Snapshot
 from holdfast_services.metadata.domain.view import node_view
-from holdfast_services.metadata.loops.offers import RECONCILE_S
+from holdfast_services.metadata.loops.offers import ORPHANS, RECONCILE_S
 from holdfast_services.metadata.loops.retention import SWEEP_S
 from holdfast_services.metadata.loops.tick import TICK_S
 from holdfast_services.metadata.reports import WATCH_POLL_S

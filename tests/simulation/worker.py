@@ -18,13 +18,13 @@ from tests.simulation.world import Do, World
 
 from holdfast.core.facts import Event, Peer, PersistPlan, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.queue_items import Item, parse
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
 from holdfast.format.digest import part_digests
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.kit.queue import Claim
 from holdfast_services.metadata.usecases import workers
 from holdfast_services.persistence.domain.backoff import rest_s
-from holdfast_services.persistence.domain.items import Item, parse
 from holdfast_services.persistence.domain.parts import Part
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.service import PersistService

@@ -17,7 +17,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.v1 import common_pb2 as common
-from holdfast_services.metadata.domain.drains import ORPHANS
+from holdfast_services.metadata.loops.offers import ORPHANS
 from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.agents import tick
 from holdfast_services.metadata.usecases.workers import Ages

@@ -12,6 +12,7 @@ from holdfast.core.facts import (
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain import drains
 from holdfast_services.metadata.domain.model import MEMORY_ROWS_PER_RUN_MAX
+from holdfast_services.metadata.domain.work import items
 
 EVERY_TEN = PersistRule(steps=10)
 
@@ -212,7 +213,7 @@ def test_what_is_stored_already_needs_no_holder(tier):
     tier.report("a", "b")
 
     assert [10] == tier.draining()
-    assert ("manifest/0123456789ab/10/1",) == drains.items(tier.run)
+    assert ("manifest/0123456789ab/10/1",) == items(tier.run)
 
 
 def test_a_silent_holder_is_waited_for(tier):

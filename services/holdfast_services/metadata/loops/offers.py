@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from holdfast.core import queue_items
 from holdfast.core.facts import Event
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.kit.queue import Queue
-from holdfast_services.metadata.domain.drains import ORPHANS
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.workers import Ages
@@ -28,6 +28,7 @@ OFFER_S_MAX = 5.0
 STOP_S_MAX = 2.0
 ITEMS_PER_OFFER_MAX = 500
 ORPHANS_S_MAX = 3600.0
+ORPHANS = queue_items.text(queue_items.ORPHANS)
 
 log = logging.getLogger(__name__)
 
