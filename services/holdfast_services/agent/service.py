@@ -7,6 +7,7 @@ Rules are in ``domain``; decoding and encoding are the edges' part. Units: bytes
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from holdfast.core.budget import MemoryWish, memory_need
@@ -213,23 +214,28 @@ class AgentService:
             ExhaustedError, PreconditionError: see ``room.check_holdable``.
             UnavailableError: it could not be fetched.
         """
-        if self._state.held(shard.id) is not None:
-            return
-        room.check_holdable(self._state, shard)
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def ended(reason: str) -> None:
             if not future.done():
                 future.set_result(reason)
 
-        self._shell.when_fetched(shard.id, ended)
-        self._shell.dispatch(ev.HoldAsked(shard, source))
+        self.begin_hold(shard, source, ended)
         try:
             reason = await asyncio.wait_for(future, deadline_s(shard.length_bytes))
         except TimeoutError as cause:
             raise UnavailableError(f"copy of {shard.id.key} takes too long") from cause
         if reason:
             raise UnavailableError(reason, node=self.node)
+
+    def begin_hold(self, shard: Shard, source: Peer, hear: Callable[[str], None]) -> None:
+        """See ``hold``; ``hear`` is called with "" once the copy is here, else with why not."""
+        if self._state.held(shard.id) is not None:
+            hear("")
+            return
+        room.check_holdable(self._state, shard)
+        self._shell.when_fetched(shard.id, hear)
+        self._shell.dispatch(ev.HoldAsked(shard, source))
 
     def locate(self, shard: ShardId) -> Located:
         """Return where a sealed copy is.

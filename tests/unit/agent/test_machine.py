@@ -364,34 +364,6 @@ def test_what_may_be_freed_and_what_the_job_itself_has_left_does_not_count():
     admit(now, session(), asked(8 * KIB))
 
 
-def two_that_reserve(*answers):
-    """Two ranks reserve a slot each, one after the other; return why each was refused, and all."""
-    now = state()
-    for number, (length, refused) in enumerate(answers, 1):
-        one = replace(session(), id=str(number) * 32, rank=number)
-        now.sessions[one.id] = one
-        now, actions = handle(now, ev.Reserved(one.id, asked(length, slots=1)))
-        made = kinds(actions, ev.CreateSlot)[0].name.slot
-        event = ev.SlotRefused(made, refused) if refused else ev.SlotCreated(made)
-        now, _ = handle(now, event)
-    return [one.refused for one in now.sessions.values()], now
-
-
-def test_a_slot_that_the_file_system_refused_is_a_fact_of_the_rank_that_lacks_it():
-    """Two ranks that reserve at once: neither raises the other's refusal."""
-    assert ["full", ""] == two_that_reserve((2 * KIB, "full"), (3 * KIB, ""))[0]
-    assert ["", "full"] == two_that_reserve((KIB, ""), (KIB, "full"))[0]
-
-
-def test_a_refusal_stands_until_its_rank_reserves_again():
-    """Nor does one clear the other's: the first to ask would wait for its deadline."""
-    refused, now = two_that_reserve((2 * KIB, "full"), (2 * KIB, "full, too"))
-    assert ["full, too", "full, too"] == refused
-
-    now, _ = handle(now, ev.Reserved("2" * 32, asked(2 * KIB, slots=1)))
-    assert ["full, too", ""] == [one.refused for one in now.sessions.values()]
-
-
 @pytest.mark.parametrize(("length", "slots"), [(0, 2), (-1, 2), (KIB, 0), (KIB, 17)])
 def test_a_reservation_without_sense_is_refused(length, slots):
     with pytest.raises(InvalidRequestError):
