@@ -123,6 +123,17 @@ MUTANTS = (
         ("agent/domain/room.py", "+ coming >= SLOTS_PER_RANK:", "+ coming >= 99:"),
     ),
     _mutant(
+        "N14",
+        "through an outage that began as a commit was told backups go on as its owners do",
+        ("agent/domain/room.py", "more = bool(state.lost) and any(", "more = False and any("),
+    ),
+    _mutant(
+        "N15",
+        "a step that its owner has replaced gives its slot up to a later one that is firm",
+        ("metadata/domain/commit.py",
+         "return any(item.owner not in item.nodes for item in copies.values())", "return False"),
+    ),
+    _mutant(
         "N2 room: spares",
         "copies beyond the policy make room",
         ("metadata/domain/view.py", "        if run.id in held:\n            spared",
