@@ -58,7 +58,7 @@ class Attempt:
     def _can_step(self) -> bool:
         frozen = self.job.world.frozen
         return not self.over and all(
-            r.alive and r.begun and not r.copying and not frozen(r.party) for r in self.ranks
+            r.alive and r.begun and not r.busy and not frozen(r.party) for r in self.ranks
         )
 
     def _step(self) -> None:

@@ -1,4 +1,4 @@
-"""A rank: the rules of the SDK as a small model, from the session to the copy of a step."""
+"""A rank: the SDK's session as a small model, and the copies of its steps; what is saved: saves."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.checks import Broken, intact
 from tests.simulation.node import File, Node
+from tests.simulation.saves import Saves
 from tests.simulation.segments import JOB, Moment, plan_hash, segment
 from tests.simulation.world import Do
 
 from holdfast.core.budget import slots_per_rank
 from holdfast.core.facts import (
-    AbandonedStep,
     Decision,
     DecisionState,
     PersistRule,
     Retention,
-    StepNote,
 )
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
+from holdfast.training.save_events import Restored
 from holdfast_services.agent.domain import Reservation, Session, admit, rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.attempts import Registration
@@ -37,7 +37,6 @@ OPEN_S_MAX = 6.0
 COPY_S_MAX = 0.04
 TELL_S = 0.0005
 LOOK_S = 0.5
-ABANDONED_TOLD_MAX = 64
 MISSED_COUNT_MAX = 4
 
 Over = Callable[[Do], None]
@@ -60,11 +59,8 @@ class Process:
         self._run = ""
         self._view = SessionView(version="")
         self._opening = 0
-        self._saving: set[int] = set()
-        self._abandoned: list[AbandonedStep] = []
-        self._owed = 0
+        self.saves: Saves | None = None
         self._missed_count = 0
-        self._saved: list[int] = []
         node.locks.add(self.session)
         self._open()
         self._watch()
@@ -84,7 +80,8 @@ class Process:
             self.kill()
             self.attempt.end()
 
-    def _later(self, delay_s: float, do: Do) -> None:
+    def later(self, delay_s: float, do: Do) -> None:
+        """Have something happen in a while, if this process lives then."""
         self.world.later(delay_s, lambda: do() if self.alive else None, self.party)
 
     # -- the session ---------------------------------------------------------------------------
@@ -101,10 +98,10 @@ class Process:
                     self._opening = 0
                     then()
 
-            self._later(delay_s, once)
+            self.later(delay_s, once)
 
         def again() -> None:
-            self._later(RETRY_S, self._open)
+            self.later(RETRY_S, self._open)
 
         def refused(error: CheckpointError) -> None:
             over(again if error.retryable else lambda: self._refused(error))
@@ -183,7 +180,9 @@ class Process:
             self.fail("the catalogue was lost and has numbered the attempt anew")
             return
         self._run, self._generation = seat.run, seat.generation
-        self._tell()
+        if self.saves is None:
+            self.saves = Saves(self, seat.run, seat.generation)
+        self.tell()
         told = self.node.told(self.session)
         if told is not None:
             self.on_view(told)
@@ -191,26 +190,30 @@ class Process:
     def _watch(self) -> None:
         """Every now and then: see an agent that has forgotten this session, say all again."""
         if not self._opening and self._run:
-            self._tell()
-        self._later(LOOK_S, self._watch)
+            self.tell()
+        self.later(LOOK_S, self._watch)
 
-    def _tell(self, closed: tuple[str, ...] = ()) -> None:
+    def tell(self, closed: tuple[str, ...] = ()) -> None:
+        """Say all again to the agent, and which slots were closed."""
+        saves = self.saves
+        if saves is None:
+            return
         update = SessionUpdate(
             session=self.session, step=self.step, step_s=self.attempt.step_s, loaded=self.begun,
-            save_interval_s=self.attempt.step_s, saving=tuple(sorted(self._saving)),
-            wants_slot=self._owed, abandoned=tuple(self._abandoned), closed_slots=closed,
-            notes=tuple(StepNote(step=s, json=f'{{"loss":{s}}}') for s in self._saved[-8:]),
+            save_interval_s=self.attempt.step_s, saving=saves.state.steps_saving,
+            wants_slot=saves.wants_slot, abandoned=tuple(saves.abandoned), closed_slots=closed,
+            notes=tuple(saves.notes),
         )  # fmt: skip
 
         def take() -> None:
             if self.node.state is not None and not self.node.update(update):
-                self._later(TELL_S, self._open)
+                self.later(TELL_S, self._open)
 
         self.world.later(TELL_S, take, self.node.name)
 
     def on_view(self, view: SessionView) -> None:
         """Take the agent's news."""
-        self._later(TELL_S, lambda: self._take(view))
+        self.later(TELL_S, lambda: self._take(view))
 
     def _take(self, view: SessionView) -> None:
         if not self._run:
@@ -221,13 +224,10 @@ class Process:
             return
         if view.forgotten:
             self._open()
-        for levels in view.steps:
-            if levels.sealed or levels.abandoned:
-                self._saving.discard(levels.step)
+        assert self.saves is not None
+        self.saves.learn(view)
         if not self.begun and view.restore is not None:
             self._restore(view)
-        elif self._owed and self._owed == self.step:
-            self._save_owed()
 
     # -- restoring -----------------------------------------------------------------------------
 
@@ -266,25 +266,29 @@ class Process:
         self.begun, self.step = True, step
         self.restored = None if decision.fresh else decision.checkpoint
         self.ghosts.begin(self.attempt.nonce, decision)
+        if self.restored is not None:
+            assert self.saves is not None
+            self.saves.handle(Restored(int(self.restored.step), int(self.restored.generation)))
         self.world.say(f"rank {self.rank} on {self.node.name} begins after step {step} "
                        f"(generation {self._generation})")  # fmt: skip
-        self._tell()
+        self.tell()
         self.attempt.try_step()
 
     # -- saving --------------------------------------------------------------------------------
 
+    @property
+    def busy(self) -> bool:
+        """Whether training waits for a slot or a copy."""
+        return self.copying is not None or (self.saves is not None and self.saves.busy)
+
     def stepped(self, step: int, *, save: bool) -> None:
         """A step of training is done."""
-        if self._owed:
+        assert self.saves is not None
+        if self.saves.state.owed is not None:
             self._miss()
-            self._abandon(self._owed, "no free slot")
         self.step = step
-        if save:
-            self._saved.append(step)
-            self._saving.add(step)
-            if not self._copy(step):
-                self._owed = step
-        self._tell()
+        self.saves.stepped(step, save=save)
+        self.tell()
 
     def _miss(self) -> None:
         """X0: while metadata is out saves go on, in the slots of what nobody committed."""
@@ -296,54 +300,41 @@ class Process:
         if self._missed_count > MISSED_COUNT_MAX:
             raise Broken(f"P5: while metadata is out rank {self.rank} saves nothing any more")
 
-    def _save_owed(self) -> None:
-        if self.copying is None and self._copy(self._owed):
-            self._owed = 0
-            self._tell()
-
-    def _abandon(self, step: int, reason: str) -> None:
-        self._owed = 0
-        self._saving.discard(step)
-        given_up = AbandonedStep(
-            run=self._run, step=step, generation=self._generation, reason=reason
-        )
-        self._abandoned = [*self._abandoned, given_up][-ABANDONED_TOLD_MAX:]
-
-    def _copy(self, step: int) -> bool:
-        if self._opening:
-            return False
-        for lease in self._view.leases:
+    def free_slot(self) -> tuple[File, SlotName] | None:
+        """Return a leased slot that nobody writes."""
+        for lease in () if self._opening else self._view.leases:
             name = SlotName(lease.slot, lease.incarnation, SlotState.WRITING)
             file = self.node.files.get(lease.slot)
             if file is not None and file.name == name and file.holder is None:
-                self._copy_into(file, name, step)
-                return True
-        return False
+                return file, name
+        return None
 
-    def _copy_into(self, file: File, name: SlotName, step: int) -> None:
+    def copy_into(self, file: File, name: SlotName, step: int) -> None:
+        """Begin to copy ``step`` into a slot."""
         file.holder, file.data, file.key, self.copying = self, b"half-written", None, file
         wait_s = self.world.rng.uniform(0, COPY_S_MAX)
-        self._later(wait_s, lambda: self._copied(step, file, name))
+        self.later(wait_s, lambda: self._copied(step, file))
 
-    def _copied(self, step: int, file: File, name: SlotName) -> None:
+    def _copied(self, step: int, file: File) -> None:
+        assert self.saves is not None
         self.copying = None
         file.holder = None
-        if self.node.files.get(name.slot) is not file or file.name != name:
-            self._abandon(step, "the slot was taken away")
-            self._tell()
-        else:
-            self._close(step, file, name)
+        self.saves.copied(step)
+        self.tell()
         self.attempt.try_step()
 
-    def _close(self, step: int, file: File, name: SlotName) -> None:
-        """Write the last bytes and rename; S2: nothing is written afterwards."""
+    def close(
+        self, step: int, file: File, name: SlotName, parent: tuple[int, int] | None
+    ) -> SlotName | None:
+        """Write the last bytes and rename; S2: nothing is written afterwards. None: it is gone."""
+        if self.node.files.get(name.slot) is not file or file.name != name:
+            return None
         key = ShardId(RunId(self._run), Step(step), Generation(self._generation), Rank(self.rank))
-        size, past = self.attempt.world_size, self.restored
+        size = self.attempt.world_size
         moment = Moment(self.attempt.number, step, self.rank)
-        parent = (int(past.step), int(past.generation)) if past else None
         file.data, file.key = segment(key, size, moment, parent), key
         file.world_size = size
         file.name = name.to(SlotState.CLOSED)
         self.ghosts.close(key, size, self.attempt.number)
         self._missed_count = 0
-        self._tell(closed=(name.slot,))
+        return file.name
