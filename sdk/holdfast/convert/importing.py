@@ -25,7 +25,7 @@ from holdfast.convert.safetensors_files import (
     open_folder,
     state_path,
 )
-from holdfast.convert.source import STATE_NAME, TensorSource, raw
+from holdfast.convert.source import TensorSource, raw
 from holdfast.convert.torch_files import TorchSource
 from holdfast.core.facts import Shard
 from holdfast.core.ids import (
@@ -47,6 +47,7 @@ from holdfast.errors import (
 from holdfast.format import keys
 from holdfast.format.digest import part_digest, root_digest
 from holdfast.format.manifest import Manifest, decode
+from holdfast.format.names import RESERVED, blob_name
 from holdfast.format.segment import (
     HeaderTemplate,
     SegmentIdentity,
@@ -175,7 +176,7 @@ def _blobs(source: TensorSource) -> dict[TensorSpec, bytes]:
     for rank, value in state.items():
         text = json.dumps(value, separators=(",", ":")).encode()
         text = text.ljust(len(text) + -len(text) % STATE_ALIGN_BYTES)
-        blobs[blob_spec(f"{STATE_NAME}{rank}", len(text))] = text
+        blobs[blob_spec(blob_name(rank), len(text))] = text
     return blobs
 
 
@@ -192,7 +193,7 @@ def _state(source: TensorSource) -> dict[str, Any]:
     tree: dict[str, Any] = {name: {"$ref": name} for name in modules}
     tree |= {name: value for name, value in values.items() if "." not in name and name != clash}
     for name in tree:
-        if name in ("holdfast", "rank"):
+        if name in RESERVED:
             raise InvalidRequestError(f"a tensor's name begins with {name!r}: use --as or --strip")
     return {
         "static": {

@@ -19,6 +19,7 @@ from torch import nn
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.errors import PreconditionError
 from holdfast.format.boxes import whole
+from holdfast.format.names import blob_name, own_name
 from holdfast.format.segment import (
     HeaderTemplate,
     SegmentIdentity,
@@ -27,8 +28,8 @@ from holdfast.format.segment import (
     blob_spec,
     header_template,
 )
+from holdfast.reading.dtypes import dtype_name
 from holdfast.state.capture import Capture, Live
-from holdfast.state.dtypes import dtype_name
 from holdfast.state.survey import CapturedTensor, Home, Survey
 
 BLOB_BYTES_MIN = 16 << 10
@@ -87,7 +88,7 @@ class SavePlan:
         later = [t for t in mine if _is_deferred(t)]
         self.deferred = _pieces(later, entries, capture.rank)
         self.eager = _pieces([t for t in mine if not _is_deferred(t)], entries, capture.rank)
-        self.live_entries = {name: entries[_ranked(name, capture.rank)] for name in live.tensors}
+        self.live_entries = {name: entries[own_name(name, capture.rank)] for name in live.tensors}
         self.chunks = _chunks(self.deferred)
         self._parameters = {t.fqn: t.tensor for t in later if isinstance(t.tensor, nn.Parameter)}
         self._places: list[torch.Tensor] = []
@@ -195,7 +196,7 @@ def make_plan(
         _spec(t.fqn, _stored_name(t, rank), t.tensor)
         for t in _own_tensors(survey, rank, world_size)
     ]
-    specs += [_spec(name, _ranked(name, rank), tensor) for name, tensor in live.tensors.items()]
+    specs += [_spec(name, own_name(name, rank), tensor) for name, tensor in live.tensors.items()]
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = _plan_hash(specs, rank, world_size)
     identity = SegmentIdentity(
@@ -227,11 +228,6 @@ def balance(sizes: Sequence[tuple[str, int]], loads: Sequence[int]) -> dict[str,
     return owners
 
 
-def blob_name(rank: int) -> str:
-    """Return the name of the text that ``rank`` saves."""
-    return f"holdfast.rank.{rank}"
-
-
 def _blob(static: bytes, live: bytes) -> bytes:
     return b'{"static":' + static + b',"live":' + live + b"}"
 
@@ -256,11 +252,7 @@ def _is_deferred(captured: CapturedTensor) -> bool:
 
 
 def _stored_name(captured: CapturedTensor, rank: int) -> str:
-    return _ranked(captured.fqn, rank) if captured.home is Home.RANK else captured.fqn
-
-
-def _ranked(name: str, rank: int) -> str:
-    return f"rank.{rank}.{name}"
+    return own_name(captured.fqn, rank) if captured.home is Home.RANK else captured.fqn
 
 
 def _spec(fqn: str, name: str, tensor: torch.Tensor) -> TensorSpec:

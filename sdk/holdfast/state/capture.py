@@ -34,15 +34,16 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast.errors import CheckpointError, InvalidRequestError
-from holdfast.format.tree import Json, decode, encode
+from holdfast.format.names import RESERVED
+from holdfast.format.tree import Json, encode
+from holdfast.reading.reader import Segments
 from holdfast.state import State, buckets, modules, optimizers, rng
 from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
 from holdfast.state.layouts import dims_in_memory
-from holdfast.state.loading import Differences, Loading, Segments
+from holdfast.state.loading import Differences, Loading
 from holdfast.state.survey import Home, Identity, Survey
 
-_RESERVED = frozenset({"holdfast", "rank"})
 _HEADER_BYTES_PER_TENSOR = 320
 _BLOB_BYTES_MIN = 16 << 10
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
@@ -287,11 +288,14 @@ class Capture:
         blob = json.loads(segments.blob(source))
         loading = Loading(self.state, segments, blob, source, strict=strict, only=only)
         survey = self.survey()
-        loading.run(survey, self._objects, self._loaders, _kind)
+        restored = None
         if streams and self._rng and "rng" in blob["live"]:
-            self._restored = self._rng_setter(segments, blob, source, step)
-            self._clock.arm(self._restored)
-            self._restored()
+            restored = self._rng_setter(segments, blob, loading, step)
+        loading.run(survey, self._objects, self._loaders, _kind)
+        if restored is not None:
+            self._restored = restored
+            self._clock.arm(restored)
+            restored()
         return loading.differences
 
     def apply_rng(self) -> None:
@@ -306,19 +310,13 @@ class Capture:
                 loader.release()
 
     def _rng_setter(
-        self, segments: Segments, blob: dict[str, Any], source: int, step: int
+        self, segments: Segments, blob: dict[str, Any], loading: Loading, step: int
     ) -> Callable[[], None]:
         if segments.world_size != self.world_size:
             first = json.loads(segments.blob(0))["live"].get("rng", {})
             seed = int(first.get("seed", 0))
             return lambda: rng.put_derived(seed=seed, step=step, rank=self.rank)
-        stream = cast(
-            "rng.Stream",
-            decode(
-                blob["live"]["rng"],
-                leaf=lambda name: segments.tensor(f"rank.{source}.{name}").clone(),
-            ),
-        )
+        stream = cast("rng.Stream", loading.decode(blob["live"]["rng"]))
         return lambda: rng.put(stream)
 
     def _kind(self, value: object) -> str:
@@ -328,7 +326,7 @@ class Capture:
     def _walk(self) -> _Walk:
         walk = _Walk(self._known)
         for key, value in self.state.items():
-            if type(key) is not str or key in _RESERVED or not key:
+            if type(key) is not str or key in RESERVED or not key:
                 raise InvalidRequestError(f"state key {key!r} cannot be used", key=key)
             walk.tree[key] = walk.encode(value, key)
         for path, value in walk.objects.items():
