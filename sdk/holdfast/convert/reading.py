@@ -5,7 +5,6 @@ Every part is verified while it is read (P3), headers too before anything of the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
@@ -14,7 +13,7 @@ import torch
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.convert.source import spec_of
-from holdfast.errors import ManifestError
+from holdfast.format import blob
 from holdfast.format.names import blob_rank
 from holdfast.format.segment import SegmentHeader, TensorSpec
 from holdfast.reading.folder import FolderBytes
@@ -72,7 +71,8 @@ class CheckpointReader:
     def state(self) -> Mapping[int, Any]:
         """Return what each rank saved besides tensors, as the JSON of format-v1 section 4."""
         ranks = map(blob_rank, self._reader.specs())
-        return {rank: self._read_state(rank) for rank in sorted(r for r in ranks if r is not None)}
+        known = sorted(rank for rank in ranks if rank is not None)
+        return {rank: blob.parse(self._reader.blob(rank)) for rank in known}
 
     def values(self) -> Mapping[str, Any]:
         """Return nothing: all a checkpoint says is in tensors and state."""
@@ -85,9 +85,3 @@ class CheckpointReader:
     def head(self, file: int) -> bytes:
         """Return prefix and header of one segment."""
         return self._bytes.head(file)
-
-    def _read_state(self, rank: int) -> Any:
-        try:
-            return json.loads(self._reader.blob(rank))
-        except (ValueError, RecursionError) as cause:
-            raise ManifestError(f"the state of rank {rank} is not JSON: {cause}") from cause

@@ -15,13 +15,12 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from holdfast.errors import InvalidRequestError, ManifestError
+from holdfast.format.blob import BLOB_BYTES_MAX
 from holdfast.format.boxes import Box, whole
 from holdfast.format.names import blob_name
 from holdfast.format.segment import SegmentHeader, TensorSpec
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part, Pieces
-
-BLOB_BYTES_MAX = 256 << 20
 
 
 class Want(NamedTuple):

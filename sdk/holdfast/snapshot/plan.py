@@ -18,6 +18,7 @@ from torch import nn
 
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.errors import PreconditionError
+from holdfast.format import blob as blobs
 from holdfast.format.boxes import whole
 from holdfast.format.names import blob_name, own_name
 from holdfast.format.segment import (
@@ -121,7 +122,7 @@ class SavePlan:
             live = self.capture.live(self._survey)
             if not self._fits(live):
                 raise PreconditionError("the state has changed since the save plan was made")
-        text = _blob(self._static, live.text)
+        text = blobs.join(self._static, live.text)
         return text.ljust(self.blob_capacity_bytes), live.tensors
 
     def moment(self) -> Moment:
@@ -162,7 +163,7 @@ class SavePlan:
         self._broken = True
 
     def _fits(self, live: Live) -> bool:
-        length_bytes = len(_blob(self._static, b"")) + len(live.text)
+        length_bytes = len(blobs.join(self._static, b"")) + len(live.text)
         if length_bytes > self.blob_capacity_bytes or len(live.tensors) != len(self.live_entries):
             return False
         for name, tensor in live.tensors.items():
@@ -189,7 +190,7 @@ def make_plan(
     """
     survey = capture.survey()
     live = capture.live(survey)
-    text_bytes = len(_blob(capture.static_text(survey), live.text))
+    text_bytes = len(blobs.join(capture.static_text(survey), live.text))
     capacity = max(BLOB_BYTES_MIN, int(text_bytes * BLOB_GROWTH))
     capacity += -capacity % 4096
     specs = [
@@ -226,10 +227,6 @@ def balance(sizes: Sequence[tuple[str, int]], loads: Sequence[int]) -> dict[str,
         owners[name] = rank
         heapq.heapreplace(heap, (load + length_bytes, rank))
     return owners
-
-
-def _blob(static: bytes, live: bytes) -> bytes:
-    return b'{"static":' + static + b',"live":' + live + b"}"
 
 
 def _own_tensors(survey: Survey, rank: int, world_size: int) -> list[CapturedTensor]:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.format.blob import SavedModule, SavedOptimizer, StateBlob
 from holdfast.format.names import name_for, own_name
 from holdfast.format.tree import Json, decode
 from holdfast.reading.reader import Segments
@@ -24,6 +25,8 @@ from holdfast.state.dataloaders import Resumable
 from holdfast.state.survey import Survey
 from holdfast.state.values import ABSENT, make_numpy, merge
 from holdfast.state.wants import Wants
+
+_KINDS = {SavedModule: "module", SavedOptimizer: "optimizer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class Loading:
         self,
         state: MutableMapping[str, object],
         segments: Segments,
-        blob: dict[str, Any],
+        blob: StateBlob,
         source: int,
         *,
         strict: bool,
@@ -57,9 +60,9 @@ class Loading:
         self._source = source
         self._strict = strict
         self._only = only
-        self._static: dict[str, Any] = blob["static"]["objects"]
-        self._aliases: dict[str, str] = blob["static"]["aliases"]
-        self._live: dict[str, Any] = blob["live"]
+        self._static = blob.static.objects
+        self._aliases = blob.static.aliases
+        self._live = blob.live
         self._objects: Mapping[str, Any] = {}
         self._loaders: Mapping[int, Resumable] = {}
         self._missing: list[str] = []
@@ -97,8 +100,8 @@ class Loading:
         self._load_tensors(found["module"], found["optimizer"], survey)
         for path, module in found["module"].items():
             for name, part in modules.extra_states(path, module):
-                if name in self._live["extra"]:
-                    held = self.decode(self._live["extra"][name])
+                if name in self._live.extra:
+                    held = self.decode(self._live.extra[name])
                     self._wants.then(partial(part.set_extra_state, held))
                 else:
                     self._only_here(f"{name}.extra_state")
@@ -106,14 +109,14 @@ class Loading:
             if id(getattr(value, "optimizer", None)) in self._passed_over:
                 self._pass_over(path)  # a scheduler counts for the groups of its optimizer
                 continue
-            held = self.decode(self._live["objects"][path])
+            held = self.decode(self._live.objects[path])
             self._wants.then(partial(self._load_other, value, held))
         self._load_tree()
         self._wants.run()
 
     def _load_tree(self) -> None:
         stay = frozenset() if self._strict else frozenset(map(id, self._objects.values()))
-        saved = {key: tree for key, tree in self._live["tree"].items() if self._chosen(key)}
+        saved = {key: tree for key, tree in self._live.tree.items() if self._chosen(key)}
         for key, tree in saved.items():
             if self._strict or key in self._state:
                 self._wants.then(partial(self._merge, key, self.decode(tree), stay))
@@ -134,7 +137,7 @@ class Loading:
 
     def _both(self, objects: Mapping[str, object]) -> dict[str, object]:
         """Return the chosen objects that are here and in the checkpoint; note the others."""
-        known = dict.fromkeys(filter(self._chosen, [*self._static, *self._live["objects"]]))
+        known = dict.fromkeys(filter(self._chosen, [*self._static, *self._live.objects]))
         here = {path: value for path, value in objects.items() if self._chosen(path)}
         lost = [path for path in here if path not in known]
         extra = [path for path in known if path not in here]
@@ -191,16 +194,16 @@ class Loading:
 
     def _load_optimizer(self, path: str, optimizer: Optimizer, survey: Survey) -> None:
         saved = self._static[path]
-        if not self._strict and (
-            optimizers.parameter_names(optimizer, survey.fqn_of) != saved["params"]
-        ):
+        assert isinstance(saved, SavedOptimizer), "objects of another kind were refused"
+        names = optimizers.parameter_names(optimizer, survey.fqn_of)
+        if not self._strict and names != saved.params:
             self._pass_over(path)
             self._passed_over.add(id(optimizer))
             return
         loose = None
-        if not saved["strict"]:
-            loose = cast("dict[str, dict[str, object]]", self.decode(self._live["loose"][path]))
-        groups = cast("list[dict[str, object]]", self.decode(self._live["groups"][path]))
+        if not saved.strict:
+            loose = cast("dict[str, dict[str, object]]", self.decode(self._live.loose[path]))
+        groups = cast("list[dict[str, object]]", self.decode(self._live.groups[path]))
         optimizers.load_optimizer(
             path,
             optimizer,
@@ -233,13 +236,13 @@ class Loading:
         held = self._objects.get(name)
         if held is not None:
             return held
-        if name in self._static or name in self._live["objects"]:
+        if name in self._static or name in self._live.objects:
             return ABSENT
-        return self._wants.new(self._ranked(name), self._live.get("layouts", {}).get(name))
+        return self._wants.new(self._ranked(name), (self._live.layouts or {}).get(name))
 
     def _same_kind(self, path: str, value: object, kind: str | None) -> str:
         """Return ``kind``; the value was saved in the same way."""
-        saved = self._static[path]["kind"] if path in self._static else None
+        saved = _KINDS[type(self._static[path])] if path in self._static else None
         if (kind if kind in ("module", "optimizer") else None) != saved:
             raise InvalidRequestError(
                 f"state {path!r} is a {type(value).__name__} now and was saved as "

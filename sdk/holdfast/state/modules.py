@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import InvalidRequestError
+from holdfast.format.blob import SavedModule
 from holdfast.state.survey import Home, Survey
 
 _INNER = {
@@ -124,7 +125,7 @@ def survey_module(
     for module in root.modules():
         tables += (module._parameters, module._buffers, module._modules)  # noqa: SLF001
     survey.sources.append(lambda: chain.from_iterable(map(dict.values, tables)))
-    survey.static[path] = {"kind": "module"}
+    survey.static[path] = SavedModule()
     survey.extras += extra_states(path, root)
 
 

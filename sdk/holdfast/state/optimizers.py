@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError
-from holdfast.format.tree import Json
+from holdfast.format.blob import SavedOptimizer
 from holdfast.reading.dtypes import TORCH
 from holdfast.state.layouts import is_expanded
 from holdfast.state.modules import check_mesh
@@ -92,12 +92,8 @@ def survey_optimizer(
                 survey.add(fqn, tensor, home=home, deferred=True)
     if not strict:
         survey.loose.add(path)
-    survey.static[path] = {
-        "kind": "optimizer",
-        "strict": strict,
-        "params": cast("Json", names),
-        "state": [[list(held), cast("Json", of)] for held, of in keys.items()],
-    }
+    pairs = [[list(held), of] for held, of in keys.items()]
+    survey.static[path] = SavedOptimizer(strict, names, pairs)
     survey.sources.append(lambda: _identities(optimizer, strict=strict))
 
 
@@ -122,7 +118,7 @@ def loose_state(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> dict[str, ob
 def load_optimizer(
     path: str,
     optimizer: Optimizer,
-    saved: Mapping[str, Any],
+    saved: SavedOptimizer,
     groups: list[dict[str, object]],
     loose: Mapping[str, dict[str, object]] | None,
     *,
@@ -147,16 +143,16 @@ def load_optimizer(
         InvalidRequestError: the groups hold other parameters than the saved ones did.
     """
     names = parameter_names(optimizer, fqn_of)
-    if names != saved["params"] or len(groups) != len(optimizer.param_groups):
+    if names != saved.params or len(groups) != len(optimizer.param_groups):
         raise InvalidRequestError(
             f"optimizer {path!r} has other parameters than the saved one: "
-            f"{_difference(names, saved['params'])}"
+            f"{_difference(names, saved.params)}"
         )
     by_name = dict(zip(chain.from_iterable(names), parameters(optimizer), strict=True))
     wanted: dict[str, Mapping[str, object]] = {}
     if loose is None:
         on_device = _steps_on_device(optimizer)
-        for keys, of in saved["state"]:
+        for keys, of in saved.state:
             for name in of:
                 p = by_name[name]
                 before = optimizer.state.get(p, {})
@@ -285,7 +281,7 @@ def _fit(
         return into.copy_(value)
 
 
-def _difference(here: list[list[str]], there: list[list[str]]) -> str:
+def _difference(here: Sequence[Sequence[str]], there: Sequence[Sequence[str]]) -> str:
     now, then = set(chain.from_iterable(here)), set(chain.from_iterable(there))
     if now == then:
         return "the same parameters in another order or in other groups"
