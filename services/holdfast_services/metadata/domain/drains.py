@@ -17,7 +17,7 @@ from holdfast.errors import InvalidRequestError, ManifestError
 from holdfast.format.canonical import strict_object
 from holdfast.format.manifest import check_notes
 from holdfast_services.metadata.domain.attempts import status_by_rank
-from holdfast_services.metadata.domain.evidence import Copies, Evidence, shards_of, whole
+from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, shards_of, whole
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Node, Outcome, Run
 
 NOTES_BYTES_MAX = 4096
@@ -219,7 +219,7 @@ def _awaited(node: Node, now_s: float) -> bool:
     return max(node.lease_until_s, node.reported_at_s) + HOLDER_AWAY_S_MAX > now_s
 
 
-def _held(copies: Copies | None, shard: Shard, there: set[str]) -> bool:
+def _held(copies: ShardCopies | None, shard: Shard, there: set[str]) -> bool:
     return copies is not None and copies.shard == shard and not there.isdisjoint(copies.nodes)
 
 
