@@ -235,10 +235,15 @@ class Session:
             self._urgent.set()
         self._wake.set()
 
+    @property
+    def generation(self) -> int:
+        """The attempt's number, as this rank was answered when it registered."""
+        assert self._membership is not None
+        return self._membership.generation
+
     def begun(self, restored: CheckpointId | None) -> None:
         """Say that training begins: with ``restored`` loaded, None: at step 0."""
-        assert self._membership is not None
-        self._begun = Begun(self._membership.generation, restored)
+        self._begun = Begun(self.generation, restored)
         self.post(loaded=True)
 
     def wait_view(

@@ -93,6 +93,28 @@ def test_a_copy_that_a_later_one_replaces_is_no_hindrance_to_it():
     assert [2] == [slot.content.shard.id.step for slot in rules.passed_copies(now, shard(3).id)]
 
 
+@pytest.mark.parametrize(
+    ("held", "lost", "fits"),
+    [((1, 2), "no answer", True), ((1, 2), "", False), ((1, 2, 3), "no answer", False)],
+    ids=["out", "answers", "three"],
+)
+def test_a_commit_that_metadata_does_not_know_was_heard_costs_a_backup_one_more_step(
+    held, lost, fits
+):
+    """P5; 4.5: neither 2 nor 1 may go while metadata is out, so the owner has a third slot too."""
+    kept = CheckpointId("r1", 1, 1)
+    committed = tuple(Committed(checkpoint=CheckpointId("r1", step, 1)) for step in held)
+    copies = state(*(sealed(f"s{step}", step, owner="b") for step in held))
+    now, _ = handle(copies, told(keep_from=kept, committed=committed))
+    now = replace(now, lost=lost)
+
+    if fits:
+        room.check_holdable(now, shard(9))
+        return
+    with pytest.raises(ExhaustedError, match="2 steps of rank 0 are held here"):
+        room.check_holdable(now, shard(9))
+
+
 @pytest.mark.parametrize("bad", [False, True], ids=["spare", "quarantined"])
 def test_what_others_keep_or_nobody_can_use_gives_its_slot_when_room_is_wanted(bad):
     """P8: restores and repairs leave such copies; before the next one nothing else lets them go."""

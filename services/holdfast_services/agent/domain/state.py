@@ -216,7 +216,7 @@ class State:
         return next((peer for peer in nodes if peer.node == node), None)
 
     def held(self, shard: ShardId) -> Slot | None:
-        """The slot with a servable copy of ``shard``."""
+        """The slot with a servable copy of ``shard``; who asks for many takes ``copies``."""
         return next(
             (
                 slot
@@ -227,3 +227,15 @@ class State:
             ),
             None,
         )
+
+    def copies(self) -> dict[ShardId, Slot]:
+        """Return what ``held`` answers for each shard that is here, as it is now.
+
+        Made anew for each question: a checkpoint has as many shards as ranks, and ``held`` looks
+        at all slots for each of them.
+        """
+        found: dict[ShardId, Slot] = {}
+        for slot in self.slots.values():
+            if slot.content and slot.content.held is HeldState.SEALED:
+                found.setdefault(slot.content.shard.id, slot)
+        return found
