@@ -113,8 +113,8 @@ MUTANTS = (
     _mutant(
         "X9",
         "replicated means as many copies as were asked for, not as nodes allow",
-        ("metadata/domain/commit.py", "spread(attempt, copies, places, attempt.replicas)",
-         "spread(attempt, copies, places, attempt.replicas_allowed)"),
+        ("metadata/domain/commit.py", "spread(attempt.protection, copies, places)",
+         "spread(attempt.allowed, copies, places)"),
     ),
     # -- defects that the simulator found ---------------------------------------------------------
     _mutant(
@@ -263,7 +263,7 @@ MUTANTS = (
     _mutant(
         "unacknowledged",
         "copies count as safe only with holders that know of the commit",
-        ("metadata/domain/commit.py", "if not spread(run.attempt, _firm(copies, seen),",
+        ("metadata/domain/commit.py", "if not spread(run.attempt.allowed, _firm(copies, seen),",
          "if not spread(run.attempt, copies,"),
     ),
     _mutant(

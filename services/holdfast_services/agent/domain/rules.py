@@ -18,7 +18,6 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.placement import backups
 from holdfast.core.slots import SlotState
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
@@ -375,7 +374,7 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     return memory_need(
         own_bytes=own,
         checkpoint_bytes=max(asked.checkpoint_bytes, own),
-        replicas=session.replicas,
+        protection=session.protection,
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,
     )
@@ -470,12 +469,7 @@ def _sources(state: State, want: Want) -> tuple[Peer, ...]:
 def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:
     """The peers that should hold copies of this node's shards of a run."""
     domains = {p.node: p.domain for p in state.view.nodes} if state.view else {}
-    names = backups(
-        state.me.node,
-        view.ring,
-        replicas=min(view.replicas, max(len(view.ring) - 1, 0)),
-        domains=domains if view.domain_spread else None,
-    )
+    names = view.copies.targets(state.me.node, view.ring, domains)
     peers = (state.peer(name) for name in names)
     return tuple(peer for peer in peers if peer is not None)
 
