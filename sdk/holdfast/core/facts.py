@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.protection import NO_COPIES, Copies
 
 OBJECT_STORE = "@object"
 """Stands where a source's node name stands; no node can have it."""
@@ -282,9 +283,9 @@ class RunView:
 
     ``ring`` lists the nodes of the attempt in placement order. ``keep_from`` is the newest
     checkpoint of which all copies that could be made lie with holders that have said that they know
-    of the commit: slots of older ones may be freed. ``replicas`` is how many copies the live nodes
-    allow; ``shortage`` why that is fewer than asked for, if no node that was lost may still come
-    back. ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none;
+    of the commit: slots of older ones may be freed. ``copies`` are those that the live nodes allow;
+    ``shortage`` why that is fewer than asked for, if no node that was lost may still come back.
+    ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none;
     ``nonce`` names it: after a lost catalogue another attempt may have had the same generation.
     ``seats`` are those of its ranks that are registered from this node: each must be known again.
     """
@@ -294,8 +295,7 @@ class RunView:
     generation: int
     world_size: int
     ring: tuple[str, ...] = ()
-    replicas: int = 0
-    domain_spread: bool = False
+    copies: Copies = NO_COPIES
     committed: tuple[Committed, ...] = ()
     keep_from: CheckpointId | None = None
     pinned: tuple[CheckpointId, ...] = ()

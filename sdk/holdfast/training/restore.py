@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.format.canonical import strict_object
 from holdfast.format.manifest import NOTES_BYTES_MAX
-from holdfast.segments import LoadedSegments
+from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
 from holdfast.training.session import Session
 
@@ -209,7 +208,7 @@ def _load(
     step = decision.checkpoint.step
     started_s = time.monotonic()
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
-    with closing(LoadedSegments(located)) as segments:
+    with open_files(located) as segments:
         found = capture.load(
             segments, step=step, strict=part.strict, only=part.only, streams=part.only is None
         )

@@ -97,7 +97,7 @@ def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> work.Work | N
         shards=shards,
         missing_count=catalogue.drain_counts(row.id)[1],
         repair=repair,
-        replicas=attempt.replicas if attempt else 0,
+        replicas=attempt.protection.n if attempt else 0,
         earlier=tuple(catalogue.durable(row.id.run, limit=work.EARLIER_IN_PLAN_MAX + 1)),
     )
 
