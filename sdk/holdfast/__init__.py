@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from holdfast.state import State
     from holdfast.state.dataloaders import ResumableLoader
+    from holdfast.state.kinds import register_handler
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "SaveHandle",
     "State",
     "load",
+    "register_handler",
     "save",
 ]
 
@@ -58,6 +60,7 @@ _HOME = {
     "Loaded": "holdfast.oneshot",
     "load": "holdfast.oneshot",
     "save": "holdfast.oneshot",
+    "register_handler": "holdfast.state.kinds",
 }
 
 
