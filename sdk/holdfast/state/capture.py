@@ -120,6 +120,14 @@ class Capture:
         self._known: dict[int, tuple[object, Kind]] = {}
         self._written: set[str] = set()
         self._orders: dict[str, buckets.BucketOrder] = {}
+        self.check()
+
+    def check(self) -> None:
+        """Take the mapping as it is now.
+
+        Raises:
+            InvalidRequestError: as the class says.
+        """
         _check_names(self._walk().objects)
         self.survey()
 

@@ -1,4 +1,4 @@
-"""Items, verdicts, rests and rates: the worker's small rules."""
+"""Verdicts, rests and rates: the worker's small rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from holdfast.core.ids import ShardId
 from holdfast.errors import InvalidRequestError
 from holdfast_services.persistence.domain.backoff import REST_S_MAX, rest_s, worth_telling
 from holdfast_services.persistence.domain.found import Verdict, judge
-from holdfast_services.persistence.domain.items import Kind, parse
 from holdfast_services.persistence.domain.pacing import BURST_S, Bucket, take
 from holdfast_services.persistence.settings import Settings
 
@@ -29,18 +28,6 @@ ENVIRON = {
     "HOLDFAST_STORE": "file:///s",
     "HOLDFAST_QUEUE": "sqlite:////q.db",
 }
-
-
-@pytest.mark.parametrize("kind", list(Kind))
-def test_an_item_is_read_as_it_is_written(kind):
-    assert f"{kind}/r1/10/1" == parse(f"{kind}/r1/10/1").text
-    assert kind is parse(f"{kind}/r1/10/1").kind
-
-
-@pytest.mark.parametrize("text", ["", "shard", "shard/", "paint/r1", "/", "SHARD/r1"])
-def test_an_item_of_no_known_kind_is_refused(text):
-    with pytest.raises(InvalidRequestError):
-        parse(text)
 
 
 @pytest.mark.parametrize(
