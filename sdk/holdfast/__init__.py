@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from holdfast.state import State
     from holdfast.state.dataloaders import ResumableLoader
+    from holdfast.state.kinds import register_handler
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "SaveHandle",
     "State",
     "load",
+    "register_handler",
     "save",
 ]
 
@@ -60,6 +62,7 @@ _HOME = {
     "Loaded": "holdfast.oneshot",
     "load": "holdfast.oneshot",
     "save": "holdfast.oneshot",
+    "register_handler": "holdfast.state.kinds",
 }
 
 

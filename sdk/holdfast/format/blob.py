@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NoReturn, TypeAlias, cast
+from typing import ClassVar, NoReturn, TypeAlias, cast
 
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.errors import ManifestError
@@ -31,6 +31,8 @@ Trees: TypeAlias = Mapping[str, Json]
 class SavedModule:
     """A module: its tensors are named by its path, and the text says no more of it."""
 
+    kind: ClassVar[str] = "module"
+
 
 @dataclass(frozen=True, slots=True)
 class SavedOptimizer:
@@ -40,6 +42,7 @@ class SavedOptimizer:
     ``state`` says which keys (first) which parameters (second) have.
     """
 
+    kind: ClassVar[str] = "optimizer"
     strict: bool
     params: Sequence[Sequence[str]]
     state: Sequence[Sequence[Sequence[str]]]
@@ -167,9 +170,9 @@ def _text(value: object) -> bytes:
 
 def _saved(value: Saved) -> dict[str, object]:
     if isinstance(value, SavedModule):
-        return {"kind": "module"}
+        return {"kind": value.kind}
     return {
-        "kind": "optimizer",
+        "kind": value.kind,
         "strict": value.strict,
         "params": value.params,
         "state": value.state,
@@ -196,9 +199,9 @@ def _read_saved(path: str, value: object) -> Saved:
     what = f"object {path[:80]!r}"
     raw = _object(value, what)
     kind = raw.get("kind")
-    if kind == "module":
+    if kind == SavedModule.kind:
         return SavedModule()
-    if kind != "optimizer":
+    if kind != SavedOptimizer.kind:
         raise ManifestError(f"{what} is of the unknown kind {str(kind)[:40]!r}")
     strict = raw.get("strict")
     if type(strict) is not bool:

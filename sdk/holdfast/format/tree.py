@@ -194,6 +194,8 @@ _CONTAINERS: dict[type, Callable[[Any, str, Leaf, int], Json]] = {
     defaultdict: _encode_default,
     deque: lambda value, *more: {"$deque": [value.maxlen, _encode(list(value), *more)]},
 }
+PLAIN = frozenset({*_SCALARS, *_CONTAINERS})
+"""The types that are written as they are."""
 _FACTORIES: dict[str, Callable[[], object]] = {
     kind.__name__: kind for kind in (bool, int, float, str, list, dict, set, tuple)
 }

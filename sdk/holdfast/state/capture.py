@@ -18,28 +18,26 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Mapping,
     MutableMapping,
     Sequence,
 )
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.errors import InvalidRequestError
 from holdfast.format import blob as blobs
 from holdfast.format.names import RESERVED
 from holdfast.format.tree import Json, encode
 from holdfast.reading.reader import Segments
-from holdfast.state import State, buckets, modules, optimizers, rng
+from holdfast.state import State, buckets, kinds, modules, optimizers, rng
 from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
+from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loading import Differences, Loading
 from holdfast.state.survey import Home, Identity, Survey
@@ -70,7 +68,7 @@ class Live:
 class _Walk:
     """The tree of the mapping and what was taken out of it; ``known`` objects by identity."""
 
-    known: dict[int, tuple[object, str]]
+    known: dict[int, tuple[object, Kind]]
     tree: dict[str, Json] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -82,7 +80,7 @@ class _Walk:
         if isinstance(value, torch.Tensor):
             modules.check_mesh(path, value)
             table: dict[str, Any] = self.tensors
-        elif id(value) in self.known or _kind(path, value) is not None:
+        elif id(value) in self.known or kinds.kind_of(path, value) is not None:
             table = self.objects
         else:
             return None
@@ -119,7 +117,7 @@ class Capture:
         self._loaders: dict[int, Resumable] = {}
         self._restored: Callable[[], None] | None = None
         self._objects: dict[str, Any] = {}
-        self._known: dict[int, tuple[object, str]] = {}
+        self._known: dict[int, tuple[object, Kind]] = {}
         self._written: set[str] = set()
         self._orders: dict[str, buckets.BucketOrder] = {}
         self.check()
@@ -143,25 +141,19 @@ class Capture:
         self._objects = objects = self._walk().objects
         stepped = {id(p): p for o in self.optimizers for p in optimizers.parameters(o)}
         survey = Survey()
-        alone = self.world_size == 1
-        self._known = {id(v): (v, _kind(path, v) or "") for path, v in objects.items()}
-        for path, value in objects.items():
-            if self._kind(value) == "module":
-                modules.survey_module(
-                    survey,
-                    path,
-                    value,
-                    replicated=alone,
-                    deferred=lambda fqn, tensor: (
-                        id(tensor) in stepped and tensor.requires_grad and fqn not in self._written
-                    ),
-                )
-                self._find_orders(survey, path, value)
+        found = {path: kinds.kind_of(path, value) for path, value in objects.items()}
+        self._known = {id(objects[path]): (objects[path], k) for path, k in found.items() if k}
+        at = Surveying(
+            survey=survey,
+            replicated=self.world_size == 1,
+            deferred=lambda fqn, tensor: (
+                id(tensor) in stepped and tensor.requires_grad and fqn not in self._written
+            ),
+            found_module=lambda path, module: self._find_orders(survey, path, module),
+        )
         survey.sources.append(lambda: map(_REQUIRES_GRAD, stepped.values()))
-        for path, value in objects.items():
-            if self._kind(value) == "optimizer":
-                strict = optimizers.is_strict(value)
-                optimizers.survey_optimizer(survey, path, value, replicated=alone, strict=strict)
+        for path, value in self._in_turn(objects):
+            self._kind(path, value).survey(at, path, value)
         return survey
 
     def _find_orders(self, survey: Survey, path: str, root: nn.Module) -> None:
@@ -215,19 +207,15 @@ class Capture:
         saved: dict[str, Json] = {}
         extra: dict[str, Json] = {}
         for name, module in survey.extras:
-            with _named(name):
+            with named("taking", name):
                 extra[name] = walk.encode(module.get_extra_state(), f"holdfast.extra.{name}")
+        at = Taking(
+            survey=survey, encode=walk.encode, loaders=self._loaders,
+            groups=groups, loose=loose, objects=saved,
+        )  # fmt: skip
         for path, value in objects.items():
-            kind = self._kind(value)
-            with _named(path):
-                if kind == "optimizer":
-                    held = optimizers.live_groups(value)
-                    groups[path] = walk.encode(held, f"{path}.groups")
-                    if path in survey.loose:
-                        held_state = optimizers.loose_state(value, survey.fqn_of)
-                        loose[path] = walk.encode(held_state, f"{path}.state")
-                elif kind != "module":
-                    saved[path] = walk.encode(self._save(value), path)
+            with named("taking", path):
+                self._kind(path, value).live(at, path, value)
         streams = walk.encode(rng.take(), "holdfast.rng") if self._rng else None
         turned = ((name, t) for name, t in walk.tensors.items() if not t.is_contiguous())
         live = blobs.Live(
@@ -299,7 +287,7 @@ class Capture:
         restored = None
         if streams and self._rng and blob.live.rng is not None:
             restored = self._rng_setter(segments, blob.live.rng, loading, step)
-        loading.run(survey, self._objects, self._loaders, _kind)
+        loading.run(survey, dict(self._in_turn(self._objects)), self._loaders, self._kind)
         if restored is not None:
             self._restored = restored
             self._clock.arm(restored)
@@ -328,9 +316,14 @@ class Capture:
         stream = cast("rng.Stream", loading.decode(saved))
         return lambda: rng.put(stream)
 
-    def _kind(self, value: object) -> str:
+    def _kind(self, path: str, value: object) -> Kind:
         known = self._known.get(id(value))
-        return known[1] if known is not None else _kind("", value) or ""
+        found = known[1] if known is not None else kinds.kind_of(path, value)
+        assert found is not None, "a value of no kind is no object of the walk"
+        return found
+
+    def _in_turn(self, objects: Mapping[str, object]) -> list[tuple[str, object]]:
+        return sorted(objects.items(), key=lambda item: self._kind(*item).turn)
 
     def _walk(self) -> _Walk:
         walk = _Walk(self._known)
@@ -350,42 +343,6 @@ class Capture:
                 entry.bind(self._clock)
                 self._loaders[id(value)] = entry
         return walk
-
-    def _save(self, value: Any) -> object:
-        if isinstance(value, State):
-            value.sync()
-            return value.save()
-        loader = self._loaders.get(id(value))
-        return loader.save_state() if loader is not None else value.state_dict()
-
-
-def _kind(path: str, value: object) -> str | None:
-    if isinstance(value, nn.Module):
-        return "object" if modules.has_own_saving(value) else "module"
-    if isinstance(value, Optimizer):
-        optimizers.check_optimizer(path, value)
-        return "object" if optimizers.has_own_saving(value) else "optimizer"
-    if isinstance(value, State | ResumableLoader) or _is_stateful_loader(value):
-        return "object"
-    if isinstance(value, DataLoader):
-        raise InvalidRequestError(
-            f"state {path!r} is a plain DataLoader, which cannot say where it is: wrap it as "
-            f"holdfast.ResumableLoader(loader), or use torchdata's StatefulDataLoader",
-            key=path,
-        )
-    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
-    return "object" if all(map(callable, methods)) else None
-
-
-@contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Have whatever the user's own saving raises say of which value it is."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, CheckpointError):
-            error.add_note(f"while taking state {path!r}")
-        raise
 
 
 def _check_names(objects: Mapping[str, object]) -> None:

@@ -16,17 +16,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError, NotReadyError
-from holdfast.format.blob import SavedModule, SavedOptimizer, StateBlob
+from holdfast.format.blob import SavedOptimizer, StateBlob
 from holdfast.format.names import name_for, own_name
 from holdfast.format.tree import Json, decode
 from holdfast.reading.reader import Segments
-from holdfast.state import State, modules, optimizers
+from holdfast.state import modules, optimizers
 from holdfast.state.dataloaders import Resumable
+from holdfast.state.kinds import Kind, named
 from holdfast.state.survey import Survey
 from holdfast.state.values import ABSENT, make_numpy, merge
 from holdfast.state.wants import Wants
-
-_KINDS = {SavedModule: "module", SavedOptimizer: "optimizer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,7 @@ class Loading:
         self._live = blob.live
         self._objects: Mapping[str, Any] = {}
         self._loaders: Mapping[int, Resumable] = {}
+        self._survey = Survey()
         self._missing: list[str] = []
         self._unexpected: list[str] = []
         self._passed_over: set[int] = set()
@@ -82,35 +82,21 @@ class Loading:
         survey: Survey,
         objects: Mapping[str, object],
         loaders: Mapping[int, Resumable],
-        kind_of: Callable[[str, object], str | None],
+        kind_of: Callable[[str, object], Kind],
     ) -> None:
         """Fill everything; tensors first, so that whoever looks at them afterwards sees them.
 
         Args:
             survey: What was just found here.
-            objects: Every object of the mapping by path, modules and optimizers too.
+            objects: Every object of the mapping by path, in the order in which they are loaded.
             loaders: The captured data loaders by identity.
-            kind_of: Tells how a value is saved: ``module``, ``optimizer``, ``object``.
+            kind_of: Tells how a value is saved.
         """
-        self._objects, self._loaders = objects, loaders
-        found = {"module": dict[str, Any](), "optimizer": dict[str, Any](), "": dict[str, Any]()}
+        self._objects, self._loaders, self._survey = objects, loaders, survey
         for path, value in self._both(objects).items():
-            kind = self._same_kind(path, value, kind_of(path, value))
-            found[kind if kind in found else ""][path] = value
-        self._load_tensors(found["module"], found["optimizer"], survey)
-        for path, module in found["module"].items():
-            for name, part in modules.extra_states(path, module):
-                if name in self._live.extra:
-                    held = self.decode(self._live.extra[name])
-                    self._wants.then(partial(part.set_extra_state, held))
-                else:
-                    self._only_here(f"{name}.extra_state")
-        for path, value in found[""].items():
-            if id(getattr(value, "optimizer", None)) in self._passed_over:
-                self._pass_over(path)  # a scheduler counts for the groups of its optimizer
-                continue
-            held = self.decode(self._live.objects[path])
-            self._wants.then(partial(self._load_other, value, held))
+            kind = kind_of(path, value)
+            self._check_kind(path, value, kind)
+            kind.load(self, path, value)
         self._load_tree()
         self._wants.run()
 
@@ -151,20 +137,33 @@ class Loading:
         self._unexpected += extra
         return {path: value for path, value in here.items() if path in known}
 
-    def _load_tensors(
-        self, roots: Mapping[str, nn.Module], stepped: Mapping[str, Optimizer], survey: Survey
-    ) -> None:
-        names = self._names()
-        for path, module in roots.items():
-            lost = modules.load_module(path, module, self._fill, names)
-            if lost and self._strict:
-                raise InvalidRequestError(
-                    f"the checkpoint has {len(lost)} tensors that {path!r} lacks, "
-                    f"such as {lost[0]!r}"
-                )
-            self._unexpected += lost
-        for path, optimizer in stepped.items():
-            self._load_optimizer(path, optimizer, survey)
+    @property
+    def loaders(self) -> Mapping[int, Resumable]:
+        """See ``kinds.Restoring``."""
+        return self._loaders
+
+    def want_module(self, path: str, module: nn.Module) -> None:
+        """See ``kinds.Restoring``."""
+        lost = modules.load_module(path, module, self._fill, self._names())
+        if lost and self._strict:
+            raise InvalidRequestError(
+                f"the checkpoint has {len(lost)} tensors that {path!r} lacks, such as {lost[0]!r}"
+            )
+        self._unexpected += lost
+        for name, part in modules.extra_states(path, module):
+            if name in self._live.extra:
+                held = self.decode(self._live.extra[name])
+                self._wants.then(partial(part.set_extra_state, held))
+            else:
+                self._only_here(f"{name}.extra_state")
+
+    def want_object(self, path: str, value: Any, put: Callable[[Any], None]) -> None:
+        """See ``kinds.Restoring``."""
+        if id(getattr(value, "optimizer", None)) in self._passed_over:
+            self._pass_over(path)  # a scheduler counts for the groups of its optimizer
+            return
+        tree = self.decode(self._live.objects[path])
+        self._wants.then(partial(_put, path, put, tree))
 
     def _fill(self, fqn: str, target: torch.Tensor) -> None:
         stored = self._find(fqn)
@@ -192,10 +191,11 @@ class Loading:
             raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
         self._missing.append(fqn)
 
-    def _load_optimizer(self, path: str, optimizer: Optimizer, survey: Survey) -> None:
+    def want_optimizer(self, path: str, optimizer: Optimizer) -> None:
+        """See ``kinds.Restoring``."""
         saved = self._static[path]
         assert isinstance(saved, SavedOptimizer), "objects of another kind were refused"
-        names = optimizers.parameter_names(optimizer, survey.fqn_of)
+        names = optimizers.parameter_names(optimizer, self._survey.fqn_of)
         if not self._strict and names != saved.params:
             self._pass_over(path)
             self._passed_over.add(id(optimizer))
@@ -210,7 +210,7 @@ class Loading:
             saved,
             groups,
             loose,
-            fqn_of=survey.fqn_of,
+            fqn_of=self._survey.fqn_of,
             find=self._stored,
             wants=self._wants,
         )
@@ -218,15 +218,6 @@ class Loading:
     def _pass_over(self, path: str) -> None:
         self._missing.append(path)
         self._unexpected.append(path)
-
-    def _load_other(self, value: Any, tree: object) -> None:
-        loader = self._loaders.get(id(value))
-        if isinstance(value, State):
-            value.load(tree)
-        elif loader is not None:
-            loader.load_state(tree)
-        else:
-            value.load_state_dict(tree)
 
     def decode(self, saved: Json) -> object:
         """Return a saved tree; its tensors are new memory that ``run`` fills."""
@@ -240,16 +231,15 @@ class Loading:
             return ABSENT
         return self._wants.new(self._ranked(name), (self._live.layouts or {}).get(name))
 
-    def _same_kind(self, path: str, value: object, kind: str | None) -> str:
-        """Return ``kind``; the value was saved in the same way."""
-        saved = _KINDS[type(self._static[path])] if path in self._static else None
-        if (kind if kind in ("module", "optimizer") else None) != saved:
+    def _check_kind(self, path: str, value: object, kind: Kind) -> None:
+        """Refuse a value that was saved in another way."""
+        saved = self._static.get(path)
+        if (type(saved) if saved else None) is not kind.saved:
             raise InvalidRequestError(
                 f"state {path!r} is a {type(value).__name__} now and was saved as "
-                f"{saved or 'something else'}",
+                f"{saved.kind if saved else 'something else'}",
                 key=path,
             )
-        return kind or ""
 
     def _names(self) -> list[str]:
         named = (name_for(stored, self._source) for stored in self._segments.specs())
@@ -257,3 +247,8 @@ class Loading:
 
     def _ranked(self, name: str) -> str:
         return own_name(name, self._source)
+
+
+def _put(path: str, put: Callable[[Any], None], tree: object) -> None:
+    with named("loading", path):
+        put(tree)

@@ -1,0 +1,291 @@
+"""The kinds of state: how a value of each is surveyed, taken at a save, and put back.
+
+One registry for what Holdfast knows and for what users register. Of the types of a value that are
+registered the most specific one wins, by its method resolution order. Plain values and tensors are
+no kind: ``capture`` walks through them to whatever they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.format.blob import SavedModule, SavedOptimizer
+from holdfast.format.tree import PLAIN, Json
+from holdfast.state import State, modules, optimizers
+from holdfast.state.dataloaders import Resumable, ResumableLoader, is_stateful_loader
+from holdfast.state.survey import Survey
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveying:
+    """A survey in the making.
+
+    ``replicated``: all ranks are known to hold the same. ``deferred`` tells which parameters only
+    an optimizer's step writes, ``found_module`` is called for every module.
+    """
+
+    survey: Survey
+    replicated: bool
+    deferred: Callable[[str, torch.Tensor], bool]
+    found_module: Callable[[str, nn.Module], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """The live part of a save in the making: trees by path. ``encode`` makes one of a value."""
+
+    survey: Survey
+    encode: Callable[[object, str], Json]
+    loaders: Mapping[int, Resumable]
+    groups: dict[str, Json]
+    loose: dict[str, Json]
+    objects: dict[str, Json]
+
+
+class Restoring(Protocol):
+    """A restore in the making, as ``loading`` makes it: reads nothing before all was asked for."""
+
+    @property
+    def loaders(self) -> Mapping[int, Resumable]:
+        """The captured data loaders by identity."""
+        ...
+
+    def want_module(self, path: str, module: nn.Module) -> None:
+        """Have the tensors and extra states of a module put back in place."""
+        ...
+
+    def want_optimizer(self, path: str, optimizer: Optimizer) -> None:
+        """Have state and groups of an optimizer put back."""
+        ...
+
+    def want_object(self, path: str, value: Any, put: Callable[[Any], None]) -> None:
+        """Have ``put`` called with the tree that was saved for ``value``."""
+        ...
+
+
+class Kind:
+    """What is done with the values of one kind.
+
+    ``turn``: modules are surveyed and loaded before optimizers, and these before the others.
+    ``saved``: how the text describes it; None: by a tree alone.
+    """
+
+    turn: ClassVar[int]
+    saved: ClassVar[type[SavedModule | SavedOptimizer] | None] = None
+
+    def survey(self, at: Surveying, path: str, value: Any) -> None:
+        """Name the tensors of ``value`` that last from save to save."""
+
+    def live(self, at: Taking, path: str, value: Any) -> None:
+        """Take the rest of ``value``, as it is now."""
+
+    def load(self, at: Restoring, path: str, value: Any) -> None:
+        """Have ``value`` put back as it was saved."""
+        raise NotImplementedError
+
+
+class _Module(Kind):
+    """A module whose state is its tables; extra states are taken for all modules at once."""
+
+    turn = 0
+    saved = SavedModule
+
+    def survey(self, at: Surveying, path: str, value: Any) -> None:
+        modules.survey_module(
+            at.survey, path, value, replicated=at.replicated, deferred=at.deferred
+        )
+        at.found_module(path, value)
+
+    def load(self, at: Restoring, path: str, value: Any) -> None:
+        at.want_module(path, value)
+
+
+class _Optimizer(Kind):
+    """An optimizer whose state is by parameter."""
+
+    turn = 1
+    saved = SavedOptimizer
+
+    def survey(self, at: Surveying, path: str, value: Any) -> None:
+        strict = optimizers.is_strict(value)
+        optimizers.survey_optimizer(at.survey, path, value, replicated=at.replicated, strict=strict)
+
+    def live(self, at: Taking, path: str, value: Any) -> None:
+        at.groups[path] = at.encode(optimizers.live_groups(value), f"{path}.groups")
+        if path in at.survey.loose:
+            held = optimizers.loose_state(value, at.survey.fqn_of)
+            at.loose[path] = at.encode(held, f"{path}.state")
+
+    def load(self, at: Restoring, path: str, value: Any) -> None:
+        at.want_optimizer(path, value)
+
+
+class _Tree(Kind):
+    """An object that gives its state as a tree: by ``state_dict`` and ``load_state_dict``."""
+
+    turn = 2
+
+    def live(self, at: Taking, path: str, value: Any) -> None:
+        at.objects[path] = at.encode(self.take(value, at.loaders), path)
+
+    def load(self, at: Restoring, path: str, value: Any) -> None:
+        at.want_object(path, value, lambda tree: self.put(value, tree, at.loaders))
+
+    def take(self, value: Any, loaders: Mapping[int, Resumable]) -> object:
+        """Return the state of ``value``."""
+        del loaders
+        return value.state_dict()
+
+    def put(self, value: Any, tree: Any, loaders: Mapping[int, Resumable]) -> None:
+        """Give ``value`` the state that ``take`` returned; the tree is its own from then on."""
+        del loaders
+        value.load_state_dict(tree)
+
+
+class _State(_Tree):
+    """A ``holdfast.State``."""
+
+    def take(self, value: Any, loaders: Mapping[int, Resumable]) -> object:
+        del loaders
+        value.sync()
+        return value.save()
+
+    def put(self, value: Any, tree: Any, loaders: Mapping[int, Resumable]) -> None:
+        del loaders
+        value.load(tree)
+
+
+class _Loader(_Tree):
+    """A data loader that says where it is, through what ``capture`` has put beside it."""
+
+    def take(self, value: Any, loaders: Mapping[int, Resumable]) -> object:
+        return loaders[id(value)].save_state()
+
+    def put(self, value: Any, tree: Any, loaders: Mapping[int, Resumable]) -> None:
+        loaders[id(value)].load_state(tree)
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered(_Tree):
+    """A type of the user's, by the two functions that came with it."""
+
+    take_from: Callable[[Any], object]
+    put_into: Callable[[Any, Any], None]
+
+    def take(self, value: Any, loaders: Mapping[int, Resumable]) -> object:
+        del loaders
+        return self.take_from(value)
+
+    def put(self, value: Any, tree: Any, loaders: Mapping[int, Resumable]) -> None:
+        del loaders
+        self.put_into(value, tree)
+
+
+_MODULE, _OPTIMIZER, _TREE, _STATE, _LOADER = _Module(), _Optimizer(), _Tree(), _State(), _Loader()
+
+
+def _module(_path: str, value: Any) -> Kind:
+    return _TREE if modules.has_own_saving(value) else _MODULE
+
+
+def _optimizer(path: str, value: Any) -> Kind:
+    optimizers.check_optimizer(path, value)
+    return _TREE if optimizers.has_own_saving(value) else _OPTIMIZER
+
+
+def _data_loader(path: str, value: Any) -> Kind:
+    if is_stateful_loader(value):
+        return _LOADER
+    raise InvalidRequestError(
+        f"state {path!r} is a plain DataLoader, which cannot say where it is: wrap it as "
+        f"holdfast.ResumableLoader(loader), or use torchdata's StatefulDataLoader",
+        key=path,
+    )
+
+
+_BUILT_IN: dict[type, Callable[[str, Any], Kind]] = {
+    nn.Module: _module,
+    Optimizer: _optimizer,
+    State: lambda _path, _value: _STATE,
+    ResumableLoader: lambda _path, _value: _LOADER,
+    DataLoader: _data_loader,
+}
+"""In this order: what is a module and a State too is a module."""
+
+_registered: dict[type, Kind] = {}
+
+
+def register_handler(
+    type: type[T],  # noqa: A002 - the name is fixed
+    save: Callable[[T], object],
+    load: Callable[[T, Any], None],
+) -> None:
+    """Have every object of ``type``, anywhere in a state, saved and put back by these functions.
+
+    Registered once per process, before the Checkpointer is made. Objects of a subclass too, unless
+    it has a handler of its own: the most specific type wins.
+
+    Args:
+        type: A class; no plain type (``dict``, ``int`` …), no tensor.
+        save: Returns a tree of tensors and plain values; called at each save, on the training
+            thread. Tensors are copied before ``save()`` of the Checkpointer returns. What it raises
+            costs that save and not the run; the error names the object's place in the state.
+        load: Called as ``load(obj, tree)`` with what ``save`` had returned, which is the object's
+            own from then on; changes ``obj`` in place.
+
+    Raises:
+        InvalidRequestError: ``type`` has a handler, or can have none.
+    """
+    if not isinstance(type, _TYPE):
+        raise InvalidRequestError(f"{type!r} is not a class: pass the class of your objects")
+    if type in PLAIN or issubclass(type, torch.Tensor) or type is object:
+        raise InvalidRequestError(f"{type.__qualname__} is saved as it is: register a class")
+    if type in _registered or type in _BUILT_IN:
+        raise InvalidRequestError(
+            f"{type.__qualname__} has a handler: register each class once, or a subclass"
+        )
+    _registered[type] = _Registered(save, load)
+
+
+_TYPE = type
+
+
+def kind_of(path: str, value: object) -> Kind | None:
+    """Return how ``value`` is saved, None if it is none of the kinds that there are.
+
+    Raises:
+        InvalidRequestError: it is of a kind that cannot be saved (yet); names ``path``.
+    """
+    mro = type(value).__mro__
+    own = next((cls for cls in mro if cls in _registered), None)
+    known = next((cls for cls in _BUILT_IN if isinstance(value, cls)), None)
+    if own is not None and (known is None or mro.index(own) < mro.index(known)):
+        return _registered[own]
+    if known is not None:
+        return _BUILT_IN[known](path, value)
+    if is_stateful_loader(value):
+        return _LOADER
+    methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    return _TREE if all(map(callable, methods)) else None
+
+
+@contextmanager
+def named(doing: str, path: str) -> Iterator[None]:
+    """Have whatever the user's own code raises say of which value it is."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, CheckpointError):
+            error.add_note(f"while {doing} state {path!r}")
+        raise
