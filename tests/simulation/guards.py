@@ -30,9 +30,13 @@ class Mutant:
 
 
 def _mutant(name: str, takes: str, *changes: tuple[str, str, str]) -> Mutant:
-    """Return a mutant of services; a change is (file, old, new)."""
-    made = (Change(f"{SERVICES}/{path}", old, new) for path, old, new in changes)
+    """Return a mutant; a change is (file below the services, or from ``sdk/`` on, old, new)."""
+    made = (Change(_from_root(path), old, new) for path, old, new in changes)
     return Mutant(name, takes, tuple(made))
+
+
+def _from_root(path: str) -> str:
+    return path if path.startswith("sdk/") else f"{SERVICES}/{path}"
 
 
 MUTANTS = (
@@ -109,8 +113,8 @@ MUTANTS = (
     _mutant(
         "X9",
         "replicated means as many copies as were asked for, not as nodes allow",
-        ("metadata/domain/commit.py", "spread(attempt, copies, places, attempt.replicas)",
-         "spread(attempt, copies, places, attempt.replicas_allowed)"),
+        ("metadata/domain/commit.py", "spread(attempt.protection, copies, places)",
+         "spread(attempt.allowed, copies, places)"),
     ),
     # -- defects that the simulator found ---------------------------------------------------------
     _mutant(
@@ -259,7 +263,7 @@ MUTANTS = (
     _mutant(
         "unacknowledged",
         "copies count as safe only with holders that know of the commit",
-        ("metadata/domain/commit.py", "if not spread(run.attempt, _firm(copies, seen),",
+        ("metadata/domain/commit.py", "if not spread(run.attempt.allowed, _firm(copies, seen),",
          "if not spread(run.attempt, copies,"),
     ),
     _mutant(
@@ -367,23 +371,24 @@ MUTANTS = (
     _mutant(
         "durable-early",
         "durable comes after all shards: items, plan, worker and claim look at it",
-        ("metadata/domain/drains.py", "if not drain.missing:", "if True:"),
-        ("metadata/domain/drains.py", "row.draining and work.missing_count == 0", "row.draining"),
+        ("metadata/domain/work.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/work.py", "row.draining and work.missing_count == 0", "row.draining"),
         ("metadata/usecases/workers.py", "if drain.missing:", "if False:"),
         ("persistence/manifest.py", "    _check_shards(folder, mine.shards, pool, stop)\n", ""),
     ),
     _mutant(
         "manifest-unchecked",
         "a manifest that is asked for too early is not written: its shards are looked for first",
-        ("metadata/domain/drains.py", "if not drain.missing:", "if True:"),
-        ("metadata/domain/drains.py", "row.draining and work.missing_count == 0", "row.draining"),
+        ("metadata/domain/work.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/work.py", "row.draining and work.missing_count == 0", "row.draining"),
         ("persistence/manifest.py", "    _check_shards(folder, mine",
-         "    create(store, mine, repair=plan.repair), _check_shards(folder, mine"),
+         "    publish(folder, mine, repair=plan.repair), _check_shards(folder, mine"),
     ),
     _mutant(
         "manifest-again",
         "a manifest that is there is not written over",
-        ("persistence/manifest.py", "store.put(key, data, if_absent=True)", "store.put(key, data)"),
+        ("sdk/holdfast/bucket/writing.py",
+         "store.put(key, data, if_absent=True)", "store.put(key, data)"),
     ),
     _mutant(
         "unproven",

@@ -20,6 +20,7 @@ from holdfast.core.facts import (
     StepNote,
 )
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
@@ -157,7 +158,7 @@ class Process:
         attempt = self.attempt
         session = Session(
             id=self.session, job=JOB, run=seat.run, generation=seat.generation, rank=self.rank,
-            world_size=attempt.world_size, replicas=attempt.job.plan.replicas,
+            world_size=attempt.world_size, protection=Copies(attempt.job.plan.replicas),
             nonce=attempt.nonce, local_world_size=attempt.on(self.node),
         )  # fmt: skip
         self.node.feed(ev.SessionOpened(session))

@@ -18,10 +18,10 @@ from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import room, rules
 from holdfast_services.agent.domain.state import (
     AGENT,
-    Attempt,
     Session,
     Slot,
     State,
+    Tries,
     Work,
 )
 
@@ -211,13 +211,13 @@ def _restore_progress(state: State) -> list[ev.Action]:
 
 def _fetch(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
-    running = sum(1 for attempt in state.fetches.values() if attempt.under_way)
+    running = sum(1 for tries in state.fetches.values() if tries.under_way)
     wished: set[ShardId] = set()
     for wish in rules.wishes(state):
         shard = wish.shard
         wished.add(shard.id)
-        attempt = state.fetches.get(shard.id, Attempt())
-        if attempt.under_way or attempt.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
+        tries = state.fetches.get(shard.id, Tries())
+        if tries.under_way or tries.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
             continue
         if wish.owner:
             actions += _make_way(state, shard)
@@ -228,10 +228,10 @@ def _fetch(state: State) -> list[ev.Action]:
         if slot is None:
             continue
         running += 1
-        state.fetches[shard.id] = replace(attempt, under_way=True)
+        state.fetches[shard.id] = replace(tries, under_way=True)
         actions += _begin_fetch(state, slot, wish)
-    for key, attempt in list(state.fetches.items()):
-        if key not in wished and not attempt.under_way:
+    for key, tries in list(state.fetches.items()):
+        if key not in wished and not tries.under_way:
             del state.fetches[key]
     return actions
 
@@ -306,7 +306,7 @@ def _lease(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     # What was taken back for a restore is not leased again before it has its room.
     starved = any(
-        wish.restore and not state.fetches.get(wish.shard.id, Attempt()).under_way
+        wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
         for wish in rules.wishes(state)
     )
     for session in state.sessions.values():
@@ -333,7 +333,7 @@ def _replicate(state: State) -> list[ev.Action]:
     for shard, peers in _copies(state):
         for peer in peers:
             key = (shard.id, peer.node, peer.data_address)
-            ask = state.asks.get(key, Attempt())
+            ask = state.asks.get(key, Tries())
             if running >= ASKS_COUNT_MAX or ask.done or ask.under_way or ask.next_s > state.now_s:
                 continue
             running += 1

@@ -18,7 +18,6 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.placement import backups
 from holdfast.core.slots import SlotState
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
@@ -375,9 +374,18 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     return memory_need(
         own_bytes=own,
         checkpoint_bytes=max(asked.checkpoint_bytes, own),
-        replicas=session.replicas,
+        protection=session.protection,
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,
+    )
+
+
+def reserved_bytes(state: State) -> int:
+    """Return what the ranks that train here have reserved."""
+    return sum(
+        session.reservation.slots * session.reservation.length_bytes
+        for session in state.sessions.values()
+        if session.active and session.reservation
     )
 
 
@@ -461,12 +469,7 @@ def _sources(state: State, want: Want) -> tuple[Peer, ...]:
 def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:
     """The peers that should hold copies of this node's shards of a run."""
     domains = {p.node: p.domain for p in state.view.nodes} if state.view else {}
-    names = backups(
-        state.me.node,
-        view.ring,
-        replicas=min(view.replicas, max(len(view.ring) - 1, 0)),
-        domains=domains if view.domain_spread else None,
-    )
+    names = view.copies.targets(state.me.node, view.ring, domains)
     peers = (state.peer(name) for name in names)
     return tuple(peer for peer in peers if peer is not None)
 
