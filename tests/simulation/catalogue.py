@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _TABLE = {"INSERT": 1, "UPDATE": 0, "DELETE": 1}
 _APART = frozenset({"events", "pulse"})
+_ANY = ("run", "nodes", "jobs")
 
 
 class Watched(Catalogue):
@@ -40,6 +41,7 @@ class Watched(Catalogue):
     ghosts: Ghosts
     loaded: dict[tuple[int, str], tuple[int, Run | None]]
     listed_nodes: dict[int, tuple[int, Mapping[str, Node]]]
+    runs: dict[str, tuple[int, str | None]]
     changes: Counter[str]
 
     def now_s(self) -> float:
@@ -53,6 +55,17 @@ class Watched(Catalogue):
         now = self.changes["run"]
         if known is None or known[0] != now:
             known = self.loaded[key] = (now, super().load_run(run))
+        return known[1]
+
+    def lock_job(self, job: str) -> str | None:
+        """Return the job's run; nobody else is there to be locked out."""
+        return self.run_of(job)
+
+    def run_of(self, job: str) -> str | None:
+        """Return the job's run; it is not read again while no job was written."""
+        known, now = self.runs.get(job), self.changes["jobs"]
+        if known is None or known[0] != now:
+            known = self.runs[job] = (now, super().run_of(job))
         return known[1]
 
     def nodes(self) -> Mapping[str, Node]:
@@ -96,6 +109,7 @@ class Database:
         self._changes: Counter[str] = Counter()
         self._loaded: dict[tuple[int, str], tuple[int, Run | None]] = {}
         self._nodes: dict[int, tuple[int, Mapping[str, Node]]] = {}
+        self._runs: dict[str, tuple[int, str | None]] = {}
         self._place(_empty())
         with write_transaction(self._at.engine) as connection:  # it has been there for long
             Catalogue(connection, DecodeCache()).beat(0.0, self.clock_off_s, 1.0)
@@ -136,7 +150,7 @@ class Database:
             with write_transaction(self._at.engine) as connection:
                 answer = use_case(self._catalogue(connection, cache))
         except BaseException:
-            self._changes.update(run=1, nodes=1)  # what was read meanwhile was rolled back
+            self._changes.update(_ANY)  # what was read meanwhile was rolled back
             raise
         self._ghosts.judge()
         return answer
@@ -150,20 +164,21 @@ class Database:
         made.clock = lambda: self._world.now_s + self.clock_off_s
         made.ghosts = self._ghosts
         made.loaded = self._loaded
-        made.listed_nodes = self._nodes
+        made.listed_nodes, made.runs = self._nodes, self._runs
         made.changes = self._changes
         return made
 
     def _place(self, content: bytes) -> None:
         self._at.put(content)
         self.writes_count += 1
-        self._changes.update(run=1, nodes=1)
+        self._changes.update(_ANY)
 
     def _look(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
         """Count statements that change what a run, or the nodes, are read from."""
         word, _, rest = statement.partition(" ")
         if word in _TABLE and (table := rest.split(None, 2)[_TABLE[word]]) not in _APART:
             self._changes["nodes" if table == "nodes" else "run"] += 1
+            self._changes["jobs"] += table == "jobs"
 
 
 class _Place:
