@@ -145,7 +145,6 @@ class Checkpointer:
         self._saver: Saver | None = None
         self._preemption: Preemption | None = None
         self._progress = _Progress()
-        self._announced_answered = 0
         self._paused = False
         self._save_asked = False
         self._closed = False
@@ -198,7 +197,7 @@ class Checkpointer:
             raise
         if restored is not None:
             self._progress.step = restored.step
-            saver.parent = (restored.step, restored.generation)
+            saver.restored(restored.step, restored.generation)
             if start is not None and (start.fresh or restored.step != start.step):
                 log.warning(
                     "job %s: this launch (%s) has begun there already; it goes on from step %d",
@@ -251,8 +250,8 @@ class Checkpointer:
             return None
         self._raise_failure(saver)
         self._progress.advance(step, time.monotonic())
-        saver.note_step(step)
         announced = self._session.view.announced_step
+        saver.note_step(step, announced)
         alone = self._place.world_size == 1
         ending = self._preemption is not None and self._preemption.asked
         due = self._policy.due(step) or step == announced
@@ -266,7 +265,6 @@ class Checkpointer:
             wants_save=ending or self._save_asked,
         )
         handle = self.save(step, notes=notes) if due else None
-        self._answer_late_announcement(announced, step)
         if ending:
             self._end_after(handle, saved=step == announced or alone)
         return handle
@@ -397,16 +395,6 @@ class Checkpointer:
         failure = saver.take_failure()
         if failure is not None and self._on_failure == "raise":
             raise failure
-
-    def _answer_late_announcement(self, announced: int, step: int) -> None:
-        """A rank that hears of a save too late says so, once, and all drop that step."""
-        saver = self._require_saver()
-        if 0 < announced < step and announced > self._announced_answered:
-            self._announced_answered = announced
-            if not saver.has_saved(announced):
-                saver.abandon(announced, "announced too late for this rank")
-        elif announced == step:
-            self._announced_answered = announced
 
     def _end_after(self, handle: SaveHandle | None, *, saved: bool) -> None:
         """After a signal: end once the agreed step is safe, or the grace period is over.

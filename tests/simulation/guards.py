@@ -142,7 +142,12 @@ MUTANTS = (
     _mutant(
         "N3 room: older",
         "while a restore is decided what is older than the acknowledged step makes room",
-        ("metadata/domain/repair.py", "if kept is not None and", "if False and"),
+        ("metadata/domain/repair.py", "acked = kept is not None and", "acked = False and"),
+    ),
+    _mutant(
+        "N16 room: parts",
+        "while a restore is decided what is older and nowhere whole makes room",
+        ("metadata/domain/repair.py", "if acked or shard.checkpoint in parts:", "if acked:"),
     ),
     _mutant(
         "N4 room: leases",

@@ -24,6 +24,7 @@ from holdfast.format.keys import Place
 from holdfast.objectstore import ObjectStore
 from holdfast_services.kit.queue import Queue
 from holdfast_services.metadata import bucket
+from holdfast_services.metadata.calls.reports import WATCH_POLL_S
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.start import first_run
@@ -32,7 +33,6 @@ from holdfast_services.metadata.domain.view import node_view
 from holdfast_services.metadata.loops.offers import ORPHANS, RECONCILE_S
 from holdfast_services.metadata.loops.retention import SWEEP_S
 from holdfast_services.metadata.loops.tick import TICK_S
-from holdfast_services.metadata.reports import WATCH_POLL_S
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases import agents, users, workers
 from holdfast_services.metadata.usecases.agents import Seat, Wish

@@ -26,18 +26,18 @@ from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
 from holdfast_services.metadata.bucket import BucketArchive
+from holdfast_services.metadata.calls.health import StoreHealth
+from holdfast_services.metadata.calls.registrations import Registrations
+from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest import make_app
 from holdfast_services.metadata.edges.rpc_agents import MetadataRpc
 from holdfast_services.metadata.edges.rpc_workers import PersistenceRpc
-from holdfast_services.metadata.health import StoreHealth
 from holdfast_services.metadata.loops.offers import Reconciler
 from holdfast_services.metadata.loops.retention import RetentionLoop
 from holdfast_services.metadata.loops.tick import Ticker
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.registrations import Registrations
-from holdfast_services.metadata.reports import Reports
 from holdfast_services.metadata.settings import Settings, host_port
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.transactor import THREADS, Transactor

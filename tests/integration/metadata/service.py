@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from holdfast_services.metadata.calls.registrations import Registrations
+from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.loops.tick import Ticker
-from holdfast_services.metadata.registrations import Registrations
-from holdfast_services.metadata.reports import Reports
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents
 

@@ -4,7 +4,7 @@ import asyncio
 
 from holdfast.core.facts import RankStatus
 from holdfast.errors import StaleGenerationError
-from holdfast_services.metadata.batch import Batch
+from holdfast_services.metadata.calls.batch import Batch
 from holdfast_services.metadata.domain.model import Node
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.usecases import agents

@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy
 
 from holdfast.errors import InvalidRequestError
+from holdfast_services.metadata.calls.health import StoreHealth
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest import make_app
-from holdfast_services.metadata.health import StoreHealth
 
 
 @asynccontextmanager

@@ -129,7 +129,7 @@ def gives_way(state: State, session: Session) -> Slot | None:
         if slot.content is not None
         and slot.content.owner == state.me.node
         and slot.content.shard.id.step < session.wants_slot
-        and _is_of(session, slot.content.shard.id)
+        and is_of(session, slot.content.shard.id)
         and replaceable(state, slot)
     )
     return min(mine, key=lambda item: item[0], default=(0, None))[1]
@@ -139,7 +139,8 @@ def _is_open(slot: Slot, session: Session) -> bool:
     return slot.session == session.id and slot.name.state is SlotState.WRITING
 
 
-def _is_of(session: Session, shard: ShardId) -> bool:
+def is_of(session: Session, shard: ShardId) -> bool:
+    """Tell whether a shard is one that this rank saved in this attempt."""
     return (shard.run, shard.generation, shard.rank) == (
         session.run,
         session.generation,

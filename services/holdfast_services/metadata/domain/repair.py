@@ -14,7 +14,7 @@ from holdfast.core.placement import ring
 from holdfast.core.protection import Copies
 from holdfast_services.metadata.domain.commit import acknowledged, keep_from
 from holdfast_services.metadata.domain.copies import domains_of
-from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies
+from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.restore import bad_sources
 
@@ -72,8 +72,10 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
     Restores and repairs make them, and until a later step is acknowledged none of them is let go:
     what comes next might find no room. Those that are placed by the rule stay, so that what a node
     must keep is within its sum (P8). Nor is, once a restore is proposed, what is older than the
-    newest acknowledged step, though that would have gone otherwise. None before all ranks are
-    there and something is chosen: until then placement changes, and anything may be needed.
+    newest acknowledged step, though that would have gone otherwise; or older than the chosen one
+    and nowhere whole, so that nobody can go back to it. What can be is kept until the chosen one
+    was read. None before all ranks are there and something is chosen: until then placement
+    changes, and anything may be needed.
     """
     attempt, decision = run.attempt, run.decision
     settled = decision is not None and decision.state in _SETTLED
@@ -81,6 +83,7 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
         return ()
     chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
     kept = acknowledged(run) if chosen else None
+    parts = _in_parts(evidence, chosen) if chosen else frozenset[CheckpointId]()
     spared = {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
     where: Places | None = None
     redundant: list[ShardId] = []
@@ -90,7 +93,8 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
         item = evidence.live.get(shard.checkpoint, {}).get(shard)
         if item is None or shard.checkpoint in spared or host not in item.nodes:
             continue
-        if kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept:
+        acked = kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept
+        if acked or shard.checkpoint in parts:
             old.append(shard)
         elif len(item.nodes) > 1 + attempt.protection.n:
             where = where or places(run, live)
@@ -99,6 +103,15 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
         if len(redundant) >= SPARES_IN_VIEW_MAX:
             break
     return (*redundant, *old)[:SPARES_IN_VIEW_MAX]
+
+
+def _in_parts(evidence: Evidence, chosen: CheckpointId) -> frozenset[CheckpointId]:
+    """Return what is older than ``chosen`` and whole nowhere, by the last word of any node."""
+    older = (key for key in evidence.known if key.generation <= chosen.generation and key < chosen)
+    sources = evidence.sources
+    return frozenset(
+        key for key in older if not whole(evidence.known[key]) and not whole(sources.get(key, {}))
+    )
 
 
 _SETTLED = (DecisionState.PROPOSED, DecisionState.CONFIRMED)

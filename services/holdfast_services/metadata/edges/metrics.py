@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast_services.metadata.calls.health import waiting_count
+from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.view import World
 from holdfast_services.metadata.edges.object_tier import ObjectTier
-from holdfast_services.metadata.health import waiting_count
-from holdfast_services.metadata.reports import Reports
 from holdfast_services.metadata.transactor import Transactor
 
 _Figure = tuple[str, str, float]

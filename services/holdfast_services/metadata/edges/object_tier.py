@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holdfast.errors import PreconditionError
 from holdfast_services.kit.queue import Queue
 from holdfast_services.metadata.bucket import BucketArchive
-from holdfast_services.metadata.health import StoreHealth
+from holdfast_services.metadata.calls.health import StoreHealth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

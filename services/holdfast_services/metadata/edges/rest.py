@@ -30,13 +30,13 @@ from holdfast.errors import (
 )
 from holdfast.format.manifest import GENERATION_MAX
 from holdfast.rpc.status import http_code
+from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.view import World
 from holdfast_services.metadata.edges import documents, metrics
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest_users import OneOf, Step, users_router
 from holdfast_services.metadata.edges.visitors import refusal
-from holdfast_services.metadata.reports import Reports
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents, users

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.core.facts import Retention
 from holdfast.core.ids import STEP_MAX, job_name
 from holdfast.format.manifest import GENERATION_MAX
+from holdfast_services.metadata.calls.health import waiting_count
+from holdfast_services.metadata.calls.links import links
 from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.retention import METRIC_LENGTH_MAX, Verdict
 from holdfast_services.metadata.edges.object_tier import ObjectTier, expect_archive
-from holdfast_services.metadata.health import waiting_count
-from holdfast_services.metadata.links import links
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.users import At

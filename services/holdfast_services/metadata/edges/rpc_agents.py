@@ -13,9 +13,9 @@ from holdfast.rpc.protocol import PROTOCOL, PROTOCOL_MIN
 from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast.v1.metadata_pb2_grpc import MetadataServicer
+from holdfast_services.metadata.calls.registrations import Registrations
+from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.registrations import Registrations
-from holdfast_services.metadata.reports import Reports
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from holdfast.core.ids import CheckpointId, job_name, node_name
 from holdfast.errors import CheckpointError, UnavailableError
-from holdfast_services.metadata.batch import Batch
+from holdfast_services.metadata.calls.batch import Batch
 from holdfast_services.metadata.domain.attempts import Registration, check
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.transactor import Transactor

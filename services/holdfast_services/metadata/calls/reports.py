@@ -13,7 +13,7 @@ from holdfast.core.ids import job_name, node_name, run_id
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb
-from holdfast_services.metadata.batch import Batch
+from holdfast_services.metadata.calls.batch import Batch
 from holdfast_services.metadata.domain.view import node_view
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents
