@@ -241,7 +241,8 @@ class DecisionState(IntEnum):
 class Decision:
     """What an attempt should restore; ``fresh``: nothing, it begins at step 0.
 
-    ``refused``: lost only as to what the attempt asked for; others can be restored.
+    ``refused``: lost only as to what the attempt asked for; others can be restored. ``notes`` are
+    the user's of the checkpoint's step: a JSON object, empty: none are known.
     """
 
     number: int
@@ -252,6 +253,7 @@ class Decision:
     shards: tuple[Shard, ...] = ()
     reason: str = ""
     refused: bool = False
+    notes: str = ""
 
 
 class WantReason(IntEnum):

@@ -21,8 +21,8 @@ from holdfast.core.session import SlotLease
 from holdfast.core.slots import SlotName, SlotState, slot_name
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
 from holdfast.format.segment import TensorEntry
+from holdfast.reading.dtypes import TORCH
 from holdfast.snapshot.plan import SavePlan
-from holdfast.state.dtypes import TORCH
 
 _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
 _MADV_POPULATE_WRITE = 23

@@ -91,7 +91,7 @@ def _due(state: SaveState, event: ev.Due, now_s: float) -> Handled:
 
 def _note_refused(state: SaveState, event: ev.NoteRefused, _now_s: float) -> Handled:
     reason = f"step {event.step} is saved without its notes: {event.error}"
-    news = _news(state, "notes_refused", reason, event.step)
+    news = _event(state, "notes_refused", reason, event.step)
     return state._replace(failure=event.error), [ev.Post(event=news), ev.Warn(reason)]
 
 
@@ -168,7 +168,7 @@ def _slot_ready(state: SaveState, event: ev.SlotReady, _now_s: float) -> Handled
     if state.wished is not None:
         actions.append(ev.Post(wants_slot=0))
     if event.eager and state.saves_count > EAGER_SAVES_MAX and not state.eager_told:
-        actions.append(ev.Post(event=_news(state, "save_eager", EAGER, step)))
+        actions.append(ev.Post(event=_event(state, "save_eager", EAGER, step)))
         state = state._replace(eager_told=True)
     state = state._replace(
         patience_s=BUSY_WAIT_S_MAX,
@@ -257,7 +257,7 @@ def _abandon(
     given_up = AbandonedStep(
         run=state.author.run, step=step, generation=state.author.generation, reason=reason
     )
-    news = _news(state, "save_abandoned", text, step) if text else None
+    news = _event(state, "save_abandoned", text, step) if text else None
     actions: Actions = [
         ev.Fail(step, failure),
         ev.Post(saving=saving, abandoned=given_up, event=news),
@@ -340,7 +340,7 @@ def _failure_taken(state: SaveState, _event: ev.FailureTaken, _now_s: float) -> 
     return state._replace(failure=None), []
 
 
-def _news(state: SaveState, kind: str, message: str, step: int) -> Event:
+def _event(state: SaveState, kind: str, message: str, step: int) -> Event:
     author = state.author
     count = str(state.lapse.lost_count)
     context = {"step": str(step), "rank": str(author.rank), "abandoned": count}

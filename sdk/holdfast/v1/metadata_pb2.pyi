@@ -825,6 +825,7 @@ class Decision(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     state: Global___Decision.State.ValueType
     generation: _builtins.int
@@ -834,6 +835,8 @@ class Decision(_message.Message):
     reason: _builtins.str
     refused: _builtins.bool
     """lost only as to what the attempt asked for; others can be restored"""
+    notes: _builtins.str
+    """the user's, of the checkpoint's step: a JSON object; empty: none known"""
     @_builtins.property
     def checkpoint(self) -> _common_pb2.CheckpointId: ...
     @_builtins.property
@@ -851,10 +854,11 @@ class Decision(_message.Message):
         shards: _abc.Iterable[_common_pb2.Shard] | None = ...,
         reason: _builtins.str = ...,
         refused: _builtins.bool = ...,
+        notes: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "notes", b"notes", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -134,9 +134,7 @@ class MappedFile:
         length = header_length(os.pread(self._fd, 8, 0))
         if length > shard.length_bytes:
             raise TruncatedShardError(f"{self._path} has a header of {length} bytes")
-        found = parse_header(self._map(0, length), shard.length_bytes).identity
-        if (found.id, found.job, found.plan_hash) != (shard.id, shard.job, shard.plan_hash):
-            raise NotFoundError(f"{self._path} is the segment of {found.id.key}")
+        parse_header(self._map(0, length), shard.length_bytes).expect(shard)
 
 
 class RemoteCopy:
