@@ -7,7 +7,7 @@ questions. Pure. Units: bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.placement import backups, place
@@ -38,9 +38,14 @@ class Copies:
         """Return what is lost together with ``node``."""
         return place(node, domains) if self.domain else node
 
-    def met(self, holders: Iterable[str], domains: Domains) -> bool:
-        """Tell whether a shard that ``holders`` have, its owner among them, is protected."""
-        return not self.missing(holders, domains)
+    def met(self, holders: Collection[str], domains: Domains) -> bool:
+        """Tell whether a shard that ``holders`` have, each named once, is protected.
+
+        Asked for each shard with each report: without domains it only counts.
+        """
+        if len(holders) <= self.n:
+            return False
+        return not self.domain or self._places_count(holders, domains) > self.n
 
     def missing(self, holders: Iterable[str], domains: Domains) -> int:
         """Return how many more holders a shard needs, each in another place."""

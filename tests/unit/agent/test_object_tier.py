@@ -21,6 +21,7 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.format.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
@@ -166,7 +167,7 @@ def test_a_draining_checkpoint_keeps_its_slots_and_its_copies_until_it_is_durabl
 
 def test_what_is_draining_is_copied_to_backups_although_a_newer_step_is_kept():
     """A drain lost with its only holder is a durable step less."""
-    run = {"keep_from": checkpoint(6), "ring": ("a", "b"), "replicas": 1}
+    run = {"keep_from": checkpoint(6), "ring": ("a", "b"), "copies": Copies(1)}
     _, actions = handle(state(sealed("s1", 5)), view(pinned=(checkpoint(5),), **run))
     assert [5] == [a.shard.id.step for a in kinds(actions, ev.AskHold)]
 
@@ -176,7 +177,7 @@ def test_what_is_draining_is_copied_to_backups_although_a_newer_step_is_kept():
 
 def test_a_superseded_checkpoint_is_not_copied_though_it_is_still_pinned():
     rule = SupersedeRule(after_step=4, below_generation=2)
-    run = {"ring": ("a", "b"), "replicas": 1, "superseded": (rule,)}
+    run = {"ring": ("a", "b"), "copies": Copies(1), "superseded": (rule,)}
     _, actions = handle(state(sealed("s1", 5)), view(pinned=(checkpoint(5),), **run))
     assert [] == kinds(actions, ev.AskHold)
     assert set() == freed(actions)
