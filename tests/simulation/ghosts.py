@@ -72,6 +72,8 @@ class Ghosts:
         self.store_troubled_s = -1e9
         self._seen: dict[str, CheckpointId] = {}
         self._destroyed_count = 0
+        self._starts: set[str] = set()
+        """Names of starts that were made."""
         self._rules_known = 0
         """Of ``rules``, those since the catalogue last went back: others it may not know."""
         self._replaced: set[CheckpointId] = set()
@@ -199,6 +201,7 @@ class Ghosts:
         self._heard.clear()
         self._told.clear()
         self._rules_known = 0
+        self._starts.clear()
 
     def _attempt(self, run: Run) -> None:
         if run.attempt is not None:
@@ -256,8 +259,15 @@ class Ghosts:
             if told and not decision.refused:
                 self._expect_nothing(decision, attempt.nonce)
         elif decision.state is DecisionState.CONFIRMED:
-            asked = attempt.start and before.attempt and before.attempt.start_due
+            asked = before.attempt and before.attempt.start_due and self._asks(attempt)
             self._confirmed(decision, attempt, judged=told and not asked)
+
+    def _asks(self, attempt: Attempt) -> bool:
+        """Tell whether an attempt asks for a start that was not made before: it is made once."""
+        name = attempt.start.name if attempt.start else ""
+        made = name in self._starts
+        self._starts.add(name)
+        return bool(name) and not made
 
     def _confirmed(self, decision: Decision, attempt: Attempt, *, judged: bool) -> None:
         what = None if decision.fresh else decision.checkpoint
@@ -283,7 +293,7 @@ class Ghosts:
     # -- what P5 owes ------------------------------------------------------------------------------
 
     def _expect_nothing(self, decision: Decision, nonce: bytes) -> None:
-        owed = self._owed(nonce)
+        owed = self._owed(nonce, lost=True)
         if owed is not None:
             raise Broken(f"P5: told LOST ({decision.reason}), and {name(owed)} is there")
         self.floor = self.hope = None
@@ -294,8 +304,11 @@ class Ghosts:
         if owed is not None and (what is None or what.step < owed.step):
             raise Broken(f"P5: the decision is {name(what)}, and {name(owed)} is there")
 
-    def _owed(self, nonce: bytes) -> CheckpointId | None:
-        """Return the newest that the attempt must be given: whole with nodes that were heard."""
+    def _owed(self, nonce: bytes, *, lost: bool = False) -> CheckpointId | None:
+        """Return the newest that the attempt must be given: whole with nodes that were heard.
+
+        ``lost``: else it gets nothing, so that a node which went away meanwhile is awaited too.
+        """
         began_s = self._attempts_s.get(nonce, self.world.now_s)
         if self.clock_stepped_s >= began_s - SILENT_S_MAX:
             return None
@@ -304,22 +317,24 @@ class Ghosts:
         asked = self.store_troubled_s < began_s
         owed = [
             k for k in (self.floor, self.hope)
-            if k and (self.whole(k, there, stored=asked) or self._is_told(k, began_s))
+            if k and (self.whole(k, there, stored=asked) or self._is_told(k, began_s, lost=lost))
         ]  # fmt: skip
         if asked:
             at_s = self.manifests
             owed += [k for k in at_s if at_s[k] < began_s and self._is_stored(k)]
         return max(owed, key=_age, default=None)
 
-    def _is_told(self, key: CheckpointId, began_s: float) -> bool:
+    def _is_told(self, key: CheckpointId, began_s: float, *, lost: bool) -> bool:
         """Tell whether the catalogue knew where all of ``key`` is, and it is there.
 
-        A node that went away before the attempt began is awaited as long as its lease.
+        A node that went away before the attempt began is awaited as long as its lease; so is one
+        that went later if all is ``lost`` without it.
         """
         found, now_s = set(), self.world.now_s
         for node, (at_s, item) in self._told.items():
             here = not item.leaving and now_s <= at_s + SILENT_S_MAX
-            if not here and (at_s >= began_s or now_s >= at_s + NODE_LEASE_S):
+            late = at_s >= began_s and not lost
+            if not here and (late or now_s >= at_s + NODE_LEASE_S):
                 continue
             good = [file.shard for file in self.nodes[node].files.values() if checks.good(file)]
             found |= {

@@ -87,7 +87,7 @@ class History:
         for trouble in plan.troubles:
             self.world.later(trouble.at_s, lambda trouble=trouble: befall(self, trouble))  # type: ignore[misc]
         last_s = max((trouble.at_s for trouble in plan.troubles), default=0.0)
-        self._until(min(TROUBLE_S, last_s + 2.0), lambda: False)
+        self._until(plan.peace_s or min(TROUBLE_S, last_s + 2.0), lambda: False)
         self._peace()
 
     def until_peace(self, for_s: float, end: Do) -> None:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ ENOUGH_COUNT = 3
 ALONE_SEEDS_COUNT = 50
 START_S_MAX = 60.0
 SEED_S_MAX = 10.0
+WITNESS_FOLDERS = ("tests/simulation/witnesses", "tests/simulation/stories")
 
 
 class MisfitError(AssertionError):
@@ -57,22 +59,35 @@ def mutated(mutant: Mutant, root: Path = ROOT) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """What broke without a guard, by seed, and how many seeds were lived through."""
+    """What broke without a guard, by seed or witness, and how many seeds were lived through."""
 
     broken: Mapping[str, str]
     seeds_count: int
 
 
-def broken_by(mutant: Mutant, root: Path, seeds_count: int) -> Missed:
-    """Live through seeds with a copy of ``root`` that has the mutant's changes.
+def witnesses(root: Path = ROOT) -> dict[str, list[str]]:
+    """Return mutant -> files of plans, from ``root``, on which it is said to break."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(path for name in WITNESS_FOLDERS for path in (root / name).glob("*.toml")):
+        for mutant in tomllib.loads(path.read_text(encoding="utf-8")).get("misses", ()):
+            found.setdefault(mutant, []).append(str(path.relative_to(root)))
+    return found
 
-    At most ``seeds_count``, and no more once ``ENOUGH_COUNT`` have broken.
+
+def broken_by(mutant: Mutant, root: Path, seeds_count: int, *, drawn: bool = False) -> Missed:
+    """Live through witnesses, then seeds, with a copy of ``root`` that has the mutant's changes.
+
+    One witness that breaks is enough. Of seeds at most ``seeds_count``, and no more once
+    ``ENOUGH_COUNT`` have broken; ``drawn``: only these.
     """
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
         tree = _copy(root, Path(folder))
         for path, text in mutated(mutant, root).items():
             (tree / path).write_text(text, encoding="utf-8")
-        return _live(tree, seeds_count)
+        for path in () if drawn else witnesses(root).get(mutant.name, ()):
+            if broke := _tell(tree, path):
+                return Missed({Path(path).stem: broke}, 0)
+        return _live(tree, seeds_count) if seeds_count else Missed({}, 0)
 
 
 def _copy(root: Path, tree: Path) -> Path:
@@ -81,16 +96,30 @@ def _copy(root: Path, tree: Path) -> Path:
     return tree
 
 
-def _live(tree: Path, seeds_count: int) -> Missed:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation", "--json"]
-    command += ["--seeds", str(seeds_count), "--jobs", "1", "--enough", str(ENOUGH_COUNT)]
+def _tell(tree: Path, path: str) -> str:
+    """Return what a plan breaks in ``tree``; empty: nothing."""
+    try:
+        done = _simulation(tree, START_S_MAX + SEED_S_MAX, "--tell", path)
+    except subprocess.TimeoutExpired:
+        return "deadline: not over"
+    last = [f"exit code {done.returncode}", *done.stdout.splitlines()][-1]
+    return last.partition(" restores; ")[2] or last if done.returncode else ""
+
+
+def _simulation(tree: Path, limit_s: float, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation", *arguments]
     path = os.pathsep.join(str(tree / name) for name in ("sdk", "services", "."))
     env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    return subprocess.run(
+        command, cwd=tree, env=env, timeout=limit_s, capture_output=True, text=True, check=False
+    )
+
+
+def _live(tree: Path, seeds_count: int) -> Missed:
+    asked = ("--seeds", str(seeds_count), "--jobs", "1", "--enough", str(ENOUGH_COUNT))
     limit_s = START_S_MAX + seeds_count * SEED_S_MAX
     try:
-        done = subprocess.run(
-            command, cwd=tree, env=env, timeout=limit_s, capture_output=True, text=True, check=False
-        )
+        done = _simulation(tree, limit_s, "--json", *asked)
     except subprocess.TimeoutExpired:
         return Missed({"all": f"deadline: not over after {limit_s:.0f} s"}, seeds_count)
     try:
@@ -104,8 +133,11 @@ def _live(tree: Path, seeds_count: int) -> Missed:
 def main() -> int:
     """Live through the seeds with each mutant; return how many of them nobody saw."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=SEEDS_COUNT, metavar="N", help="how many")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS_COUNT, metavar="N", help="at most, 0: none"
+    )
     parser.add_argument("--only", default="", metavar="A,B", help="names of mutants")
+    parser.add_argument("--drawn", action="store_true", help="no witnesses: only seeds")
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="mutants side by side")
     asked = parser.parse_args()
     names = asked.only.split(",") if asked.only else [mutant.name for mutant in MUTANTS]
@@ -121,20 +153,22 @@ def _holes(mutants: Sequence[Mutant], root: Path, asked: argparse.Namespace) -> 
     """Print what each mutant broke; return the names of those that broke nothing."""
     for mutant in mutants:
         mutated(mutant, root)  # all fit, before the first one takes its time
-    if broken := broken_by(Mutant("none", "nothing", ()), root, ALONE_SEEDS_COUNT).broken:
+    alone_count = min(ALONE_SEEDS_COUNT, asked.seeds)
+    if broken := broken_by(Mutant("none", "nothing", ()), root, alone_count).broken:
         raise SystemExit(f"without any mutant {len(broken)} seeds are red: {dict(broken)}")
     holes = []
     with ThreadPoolExecutor(asked.jobs) as pool:
-        found = pool.map(lambda mutant: broken_by(mutant, root, asked.seeds), mutants)
+        found = pool.map(
+            lambda mutant: broken_by(mutant, root, asked.seeds, drawn=asked.drawn), mutants
+        )
         for mutant, missed in zip(mutants, found, strict=True):
             texts = missed.broken.values()
             count = "all" if "all" in missed.broken else len(texts)
+            how = f"{count} of {missed.seeds_count}"
+            if texts and not missed.seeds_count:
+                how = ", ".join(missed.broken)
             promises = ", ".join(sorted({text.partition(":")[0] for text in texts}))
-            print(
-                f"{mutant.name:18} {count:>4} of {missed.seeds_count:<5} {promises:12} "
-                f"{mutant.takes}",
-                flush=True,
-            )
+            print(f"{mutant.name:28} {how:44} {promises:8} {mutant.takes}", flush=True)
             if not texts:
                 holes.append(mutant.name)
     print(f"{len(mutants)} mutants, {len(holes)} holes{': ' if holes else ''}{', '.join(holes)}")

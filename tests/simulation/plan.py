@@ -49,7 +49,8 @@ class Plan:
     """A cluster, a job and all trouble. ``workers`` 0: there is no object store.
 
     ``seed`` draws what the plan leaves open: how long each message and each copy takes. ``lost``,
-    ``doubled``, ``answer_lost`` and ``slow`` are chances of one message.
+    ``doubled``, ``answer_lost`` and ``slow`` are chances of one message. ``peace_s`` is when all
+    trouble ends; 0: two seconds after the last of it begins, and at ``TROUBLE_S`` at most.
     """
 
     seed: int
@@ -67,6 +68,7 @@ class Plan:
     doubled: float = 0.0
     answer_lost: float = 0.0
     slow: float = 0.0
+    peace_s: float = 0.0
     troubles: tuple[Trouble, ...] = ()
 
 
