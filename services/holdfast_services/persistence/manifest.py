@@ -13,8 +13,9 @@ from collections.abc import Mapping
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import PersistPlan, Shard
+from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.work import CheckpointWork
 from holdfast.errors import (
     AlreadyExistsError,
     CheckpointError,
@@ -60,7 +61,7 @@ class MissingShardsError(NotReadyError):
 
 
 def write_manifest(
-    store: ObjectStore, pool: PartPool, plan: PersistPlan, stop: threading.Event
+    store: ObjectStore, pool: PartPool, plan: CheckpointWork, stop: threading.Event
 ) -> bytes:
     """Write the manifest of the planned checkpoint; return the digest of what lies there.
 
@@ -77,7 +78,7 @@ def write_manifest(
 
 
 def take_back(
-    store: ObjectStore, pool: PartPool, plan: PersistPlan, digest: bytes, stop: threading.Event
+    store: ObjectStore, pool: PartPool, plan: CheckpointWork, digest: bytes, stop: threading.Event
 ) -> None:
     """Delete the manifest with ``digest``, which metadata refused, if the shards are gone.
 
@@ -98,7 +99,7 @@ def take_back(
             store.delete([key])
 
 
-def planned(plan: PersistPlan) -> Manifest:
+def planned(plan: CheckpointWork) -> Manifest:
     """Return the manifest that the catalogue's word makes, with a write id of its own."""
     shards = tuple(sorted(plan.shards, key=lambda shard: shard.id))
     return Manifest(
@@ -151,7 +152,7 @@ def _missing(missing: Mapping[Shard, str], shards: tuple[Shard, ...]) -> Missing
 
 
 def _write_index(
-    folder: CheckpointFolder, plan: PersistPlan, shards: tuple[Shard, ...], pool: PartPool
+    folder: CheckpointFolder, plan: CheckpointWork, shards: tuple[Shard, ...], pool: PartPool
 ) -> None:
     """Write the plan's index unless it is there; it is a convenience, never a condition."""
     store = folder.store
