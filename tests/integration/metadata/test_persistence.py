@@ -213,13 +213,13 @@ async def test_a_bad_shard_is_offered_planned_and_written_again(database_url, ag
         await tier.scrubbed(key, bad)
         assert 1 == (await tier.kinds()).count("checkpoint_bad")
         assert not (await tier.row(key)).stored
-        assert [item] == await tier.service.read(lambda c: workers.keep_items(c, Ages()))
+        assert [item] == await tier.service.read(lambda c: workers.bucket_items(c, Ages()))
 
         plan = await tier.plan(item)
         assert plan.repair
         await tier.stored(plan.shard)
         assert (await tier.row(key)).stored
-        assert [] == await tier.service.read(lambda c: workers.keep_items(c, Ages()))
+        assert [] == await tier.service.read(lambda c: workers.bucket_items(c, Ages()))
 
 
 async def test_what_is_kept_is_scrubbed_when_asked_or_old_and_collected_when_expired(
@@ -235,7 +235,7 @@ async def test_what_is_kept_is_scrubbed_when_asked_or_old_and_collected_when_exp
 
         async def due(scrub_s=0.0):
             ages = Ages(scrub_s=scrub_s)
-            return await tier.service.read(lambda c: workers.keep_items(c, ages))
+            return await tier.service.read(lambda c: workers.bucket_items(c, ages))
 
         assert [] == await due() == await due(3600.0)
         await tier.service.write(lambda c: c.ask_scrub(key))

@@ -50,7 +50,7 @@ def drain_items(catalogue: Catalogue) -> list[str]:
     return [item for run in runs if run for item in work.items(run)]
 
 
-def keep_items(catalogue: Catalogue, ages: Ages) -> list[str]:
+def bucket_items(catalogue: Catalogue, ages: Ages) -> list[str]:
     """Return the items of what lies in the object store: to collect, to scrub, to repair."""
     now_s = catalogue.now_s()
     before_s = now_s - ages.scrub_s if ages.scrub_s > 0 else None
