@@ -27,9 +27,10 @@ from tests.e2e.stack import Stack
 from tests.servers.ceph import running_ceph
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import Peer, PersistPlan, Shard
+from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.core.units import format_bytes
+from holdfast.core.work import ShardWork
 from holdfast.format import keys
 from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore import ObjectStore, open_store
@@ -81,23 +82,23 @@ class _Bench:
     """One sealed segment, who serves it, and the threads that move it."""
 
     path: Path
-    plan: PersistPlan
+    plan: ShardWork
     pool: PartPool
 
     @property
     def shard(self) -> Shard:
         """The shard that is measured."""
-        return self.plan.shards[0]
+        return self.plan.shard
 
-    def persist(self, store: ObjectStore, plan: PersistPlan | None = None) -> float:
+    def persist(self, store: ObjectStore, plan: ShardWork | None = None) -> float:
         """Put the shard there and nothing else; return the seconds."""
         plan = plan or self.plan
-        copies = Sources(plan.shards[0], plan.sources, self.pool, TcpTransport())
+        copies = Sources(plan.shard, plan.sources, self.pool, TcpTransport())
         upload = ShardUpload(store, self.pool, Pace(0), plan, threading.Event(), copies)
         started_s = time.perf_counter()
         upload.run()
         took_s = time.perf_counter() - started_s
-        (shard,) = plan.shards
+        shard = plan.shard
         moved = upload.moved
         assert moved.sent_bytes + moved.copied_bytes == shard.length_bytes, "nothing was there"
         assert bool(plan.earlier) == bool(moved.copied_bytes)
@@ -126,7 +127,7 @@ def _bench(stack: Stack) -> _Bench:
         path = sealed.with_suffix(".seg")
         found.append((sidecar.decode(sealed.read_bytes(), path.stat().st_size).shard, path))
     shard, path = max(found, key=lambda one: one[0].id.step)
-    plan = PersistPlan(checkpoint=shard.id.checkpoint, job=JOB, shards=(shard,), sources=(peer,))
+    plan = ShardWork(shard=shard, sources=(peer,))
     return _Bench(path=path, plan=plan, pool=PartPool(THREADS_COUNT))
 
 
@@ -216,7 +217,7 @@ def _unchanged(bench: _Bench, before: CheckpointId, folder: Path) -> Record:
     store = open_store(f"file://{folder}")
     plan = replace(bench.plan, earlier=(before,))
 
-    def put(plan: PersistPlan) -> float:
+    def put(plan: ShardWork) -> float:
         took_s = bench.persist(store, plan)
         store.delete([info.key for info in store.list(bench.folder)])
         return took_s

@@ -194,7 +194,7 @@ class Metadata:
 
     def _offer_all(self) -> None:
         items = self.read(workers.drain_items)
-        items += self.read(lambda c: workers.keep_items(c, AGES))
+        items += self.read(lambda c: workers.bucket_items(c, AGES))
         self._offered.clear()
         self._offer([*items, ORPHANS])
 

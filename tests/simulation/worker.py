@@ -16,9 +16,10 @@ from tests.simulation.node import Node
 from tests.simulation.segments import root
 from tests.simulation.world import Do, World
 
-from holdfast.core.facts import Event, Peer, PersistPlan, Shard
+from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.queue_items import Item, parse
+from holdfast.core.work import Work
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
 from holdfast.format.digest import part_digests
 from holdfast_services.agent.domain import events as ev
@@ -83,10 +84,16 @@ class Metadata:
     def __init__(self, fleet: Fleet, worker: str) -> None:
         self._fleet, self._worker = fleet, worker
 
-    def plan(self, item: str) -> PersistPlan:
+    def plan(self, item: str) -> Work:
         """Return what is to be done for an item now."""
         return self._fleet.ask(
             self._worker, lambda m: m.read(lambda c: workers.plan(c, item, AGES))
+        )
+
+    def is_durable(self, checkpoint: CheckpointId) -> bool:
+        """Tell whether the catalogue relies on the checkpoint in the object store."""
+        return self._fleet.ask(
+            self._worker, lambda m: m.read(lambda c: workers.is_durable(c, checkpoint))
         )
 
     def shard_stored(self, shard: Shard) -> int:
@@ -203,7 +210,7 @@ class Worker:
         else:
             self._in(DEED_S_MAX, lambda: self._do(claim, item, plan))
 
-    def _do(self, claim: Claim, item: Item, plan: PersistPlan) -> None:
+    def _do(self, claim: Claim, item: Item, plan: Work) -> None:
         try:
             self._service.do(item, plan, threading.Event())
         except CheckpointError as error:

@@ -211,22 +211,6 @@ class Committed:
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersistPlan:
-    """What a persistence worker does for one item of the queue now; see ``persistence.proto``."""
-
-    checkpoint: CheckpointId
-    job: str
-    shards: tuple[Shard, ...] = ()
-    sources: tuple[Peer, ...] = ()
-    earlier: tuple[CheckpointId, ...] = ()
-    parent: CheckpointId | None = None
-    notes: str = ""
-    replicas: int = 0
-    created_at_s: float = 0.0
-    repair: bool = False
-
-
 class DecisionState(IntEnum):
     """How far metadata has got with a restore; only CONFIRMED never changes."""
 

@@ -42,44 +42,100 @@ class PlanRequest(_message.Message):
 Global___PlanRequest: _TypeAlias = PlanRequest  # noqa: Y015
 
 @_typing.final
-class PersistPlan(_message.Message):
+class PlanResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SHARD_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
-    JOB_FIELD_NUMBER: _builtins.int
-    SHARDS_FIELD_NUMBER: _builtins.int
-    SOURCES_FIELD_NUMBER: _builtins.int
-    EARLIER_FIELD_NUMBER: _builtins.int
-    PARENT_FIELD_NUMBER: _builtins.int
-    NOTES_FIELD_NUMBER: _builtins.int
-    REPLICAS_FIELD_NUMBER: _builtins.int
-    CREATED_AT_S_FIELD_NUMBER: _builtins.int
-    REPAIR_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
-    notes: _builtins.str
-    """the user's metadata, a JSON object"""
-    replicas: _builtins.int
-    created_at_s: _builtins.float
-    """when it was committed"""
-    repair: _builtins.bool
-    """what lies there is known to be bad: write it again"""
+    SWEEP_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def checkpoint(self) -> _common_pb2.CheckpointId: ...
+    def shard(self) -> Global___ShardWork: ...
     @_builtins.property
-    def shards(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]:
-        """The one shard of a shard item; all shards of the checkpoint otherwise."""
+    def checkpoint(self) -> Global___CheckpointWork:
+        """of manifest, collect and scrub"""
 
     @_builtins.property
+    def sweep(self) -> Global___SweepWork: ...
+    def __init__(
+        self,
+        *,
+        shard: Global___ShardWork | None = ...,
+        checkpoint: Global___CheckpointWork | None = ...,
+        sweep: Global___SweepWork | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "shard", b"shard", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "shard", b"shard", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["shard", "checkpoint", "sweep"]  # noqa: Y015
+    _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
+
+Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
+
+@_typing.final
+class ShardWork(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    repair: _builtins.bool
+    """what is in the store is known to be bad: write it again"""
+    @_builtins.property
+    def shard(self) -> _common_pb2.Shard: ...
+    @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Peer]:
-        """Of a shard item: live nodes that hold it."""
+        """live nodes that hold it"""
 
     @_builtins.property
     def earlier(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.CheckpointId]:
         """Durable checkpoints of the run, newest first, a bounded number: unchanged parts are copied."""
 
+    def __init__(
+        self,
+        *,
+        shard: _common_pb2.Shard | None = ...,
+        sources: _abc.Iterable[_common_pb2.Peer] | None = ...,
+        earlier: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
+        repair: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier", b"earlier", "repair", b"repair", "shard", b"shard", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardWork: _TypeAlias = ShardWork  # noqa: Y015
+
+@_typing.final
+class CheckpointWork(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    CREATED_AT_S_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    notes: _builtins.str
+    """the user's metadata, a JSON object"""
+    created_at_s: _builtins.float
+    """when it was committed"""
+    repair: _builtins.bool
+    """what is in the store is known to be bad: write it again"""
+    @_builtins.property
+    def checkpoint(self) -> _common_pb2.CheckpointId: ...
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]:
+        """all of them"""
+
     @_builtins.property
     def parent(self) -> _common_pb2.CheckpointId:
-        """(step, generation) that this attempt had restored; unset: it started from nothing."""
+        """What this attempt had restored; unset: it started from nothing."""
 
     def __init__(
         self,
@@ -87,21 +143,110 @@ class PersistPlan(_message.Message):
         checkpoint: _common_pb2.CheckpointId | None = ...,
         job: _builtins.str = ...,
         shards: _abc.Iterable[_common_pb2.Shard] | None = ...,
-        sources: _abc.Iterable[_common_pb2.Peer] | None = ...,
-        earlier: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
         parent: _common_pb2.CheckpointId | None = ...,
         notes: _builtins.str = ...,
-        replicas: _builtins.int = ...,
         created_at_s: _builtins.float = ...,
         repair: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "parent", b"parent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "created_at_s", b"created_at_s", "earlier", b"earlier", "job", b"job", "notes", b"notes", "parent", b"parent", "repair", b"repair", "replicas", b"replicas", "shards", b"shards", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "created_at_s", b"created_at_s", "job", b"job", "notes", b"notes", "parent", b"parent", "repair", b"repair", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PersistPlan: _TypeAlias = PersistPlan  # noqa: Y015
+Global___CheckpointWork: _TypeAlias = CheckpointWork  # noqa: Y015
+
+@_typing.final
+class SweepWork(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAINING_FIELD_NUMBER: _builtins.int
+    BEFORE_S_FIELD_NUMBER: _builtins.int
+    before_s: _builtins.float
+    """what changed later stays; seconds since the epoch"""
+    @_builtins.property
+    def draining(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.CheckpointId]:
+        """on their way to the store: they stay"""
+
+    def __init__(
+        self,
+        *,
+        draining: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
+        before_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_s", b"before_s", "draining", b"draining"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepWork: _TypeAlias = SweepWork  # noqa: Y015
+
+@_typing.final
+class StoredShards(_message.Message):
+    """The body of a row of the catalogue, not of a call. Rows of earlier versions have a plan of the
+    whole checkpoint there, whose field 3 this is.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]: ...
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[_common_pb2.Shard] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredShards: _TypeAlias = StoredShards  # noqa: Y015
+
+@_typing.final
+class IsDurableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    @_builtins.property
+    def checkpoint(self) -> _common_pb2.CheckpointId: ...
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        checkpoint: _common_pb2.CheckpointId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IsDurableRequest: _TypeAlias = IsDurableRequest  # noqa: Y015
+
+@_typing.final
+class IsDurableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DURABLE_FIELD_NUMBER: _builtins.int
+    durable: _builtins.bool
+    def __init__(
+        self,
+        *,
+        durable: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IsDurableResponse: _TypeAlias = IsDurableResponse  # noqa: Y015
 
 @_typing.final
 class ShardStoredRequest(_message.Message):

@@ -30,7 +30,7 @@ class PersistenceStub(object):
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,
-    `collect/...`, `scrub/...`); what a key stands for now is asked here, so an old item is harmless.
+    `collect/...`, `scrub/...`, `orphans/all`); what a key stands for now is asked here, so an old item is harmless.
     """
 
     def __init__(self, channel):
@@ -47,7 +47,12 @@ class PersistenceStub(object):
         self.Plan = channel.unary_unary(
                 '/holdfast.v1.Persistence/Plan',
                 request_serializer=holdfast_dot_v1_dot_persistence__pb2.PlanRequest.SerializeToString,
-                response_deserializer=holdfast_dot_v1_dot_persistence__pb2.PersistPlan.FromString,
+                response_deserializer=holdfast_dot_v1_dot_persistence__pb2.PlanResponse.FromString,
+                _registered_method=True)
+        self.IsDurable = channel.unary_unary(
+                '/holdfast.v1.Persistence/IsDurable',
+                request_serializer=holdfast_dot_v1_dot_persistence__pb2.IsDurableRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_persistence__pb2.IsDurableResponse.FromString,
                 _registered_method=True)
         self.ShardStored = channel.unary_unary(
                 '/holdfast.v1.Persistence/ShardStored',
@@ -75,7 +80,7 @@ class PersistenceServicer(object):
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,
-    `collect/...`, `scrub/...`); what a key stands for now is asked here, so an old item is harmless.
+    `collect/...`, `scrub/...`, `orphans/all`); what a key stands for now is asked here, so an old item is harmless.
     """
 
     def Handshake(self, request, context):
@@ -86,6 +91,13 @@ class PersistenceServicer(object):
 
     def Plan(self, request, context):
         """What is to be done for an item now; NOT_FOUND: nothing any more, drop it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def IsDurable(self, request, context):
+        """Whether the catalogue relies on a checkpoint in the object store: durable, and not expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,7 +143,12 @@ def add_PersistenceServicer_to_server(servicer, server):
             'Plan': grpc.unary_unary_rpc_method_handler(
                     servicer.Plan,
                     request_deserializer=holdfast_dot_v1_dot_persistence__pb2.PlanRequest.FromString,
-                    response_serializer=holdfast_dot_v1_dot_persistence__pb2.PersistPlan.SerializeToString,
+                    response_serializer=holdfast_dot_v1_dot_persistence__pb2.PlanResponse.SerializeToString,
+            ),
+            'IsDurable': grpc.unary_unary_rpc_method_handler(
+                    servicer.IsDurable,
+                    request_deserializer=holdfast_dot_v1_dot_persistence__pb2.IsDurableRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_persistence__pb2.IsDurableResponse.SerializeToString,
             ),
             'ShardStored': grpc.unary_unary_rpc_method_handler(
                     servicer.ShardStored,
@@ -165,7 +182,7 @@ class Persistence(object):
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,
-    `collect/...`, `scrub/...`); what a key stands for now is asked here, so an old item is harmless.
+    `collect/...`, `scrub/...`, `orphans/all`); what a key stands for now is asked here, so an old item is harmless.
     """
 
     @staticmethod
@@ -211,7 +228,34 @@ class Persistence(object):
             target,
             '/holdfast.v1.Persistence/Plan',
             holdfast_dot_v1_dot_persistence__pb2.PlanRequest.SerializeToString,
-            holdfast_dot_v1_dot_persistence__pb2.PersistPlan.FromString,
+            holdfast_dot_v1_dot_persistence__pb2.PlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IsDurable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Persistence/IsDurable',
+            holdfast_dot_v1_dot_persistence__pb2.IsDurableRequest.SerializeToString,
+            holdfast_dot_v1_dot_persistence__pb2.IsDurableResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,7 +31,7 @@ class PersistenceStub:
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,
-    `collect/...`, `scrub/...`); what a key stands for now is asked here, so an old item is harmless.
+    `collect/...`, `scrub/...`, `orphans/all`); what a key stands for now is asked here, so an old item is harmless.
     """
 
     @_typing.overload
@@ -39,8 +39,10 @@ class PersistenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PersistenceAsyncStub: ...
     Handshake: _grpc.UnaryUnaryMultiCallable[_common_pb2.HandshakeRequest, _common_pb2.HandshakeResponse]
-    Plan: _grpc.UnaryUnaryMultiCallable[_persistence_pb2.PlanRequest, _persistence_pb2.PersistPlan]
+    Plan: _grpc.UnaryUnaryMultiCallable[_persistence_pb2.PlanRequest, _persistence_pb2.PlanResponse]
     """What is to be done for an item now; NOT_FOUND: nothing any more, drop it."""
+    IsDurable: _grpc.UnaryUnaryMultiCallable[_persistence_pb2.IsDurableRequest, _persistence_pb2.IsDurableResponse]
+    """Whether the catalogue relies on a checkpoint in the object store: durable, and not expired."""
     ShardStored: _grpc.UnaryUnaryMultiCallable[_persistence_pb2.ShardStoredRequest, _persistence_pb2.ShardStoredResponse]
     """The shard and its sidecar lie in the object store, verified. Repeats are harmless."""
     Durable: _grpc.UnaryUnaryMultiCallable[_persistence_pb2.DurableRequest, _persistence_pb2.DurableResponse]
@@ -57,13 +59,15 @@ class PersistenceAsyncStub(PersistenceStub):
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,
-    `collect/...`, `scrub/...`); what a key stands for now is asked here, so an old item is harmless.
+    `collect/...`, `scrub/...`, `orphans/all`); what a key stands for now is asked here, so an old item is harmless.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Handshake: _aio.UnaryUnaryMultiCallable[_common_pb2.HandshakeRequest, _common_pb2.HandshakeResponse]  # type: ignore[assignment]
-    Plan: _aio.UnaryUnaryMultiCallable[_persistence_pb2.PlanRequest, _persistence_pb2.PersistPlan]  # type: ignore[assignment]
+    Plan: _aio.UnaryUnaryMultiCallable[_persistence_pb2.PlanRequest, _persistence_pb2.PlanResponse]  # type: ignore[assignment]
     """What is to be done for an item now; NOT_FOUND: nothing any more, drop it."""
+    IsDurable: _aio.UnaryUnaryMultiCallable[_persistence_pb2.IsDurableRequest, _persistence_pb2.IsDurableResponse]  # type: ignore[assignment]
+    """Whether the catalogue relies on a checkpoint in the object store: durable, and not expired."""
     ShardStored: _aio.UnaryUnaryMultiCallable[_persistence_pb2.ShardStoredRequest, _persistence_pb2.ShardStoredResponse]  # type: ignore[assignment]
     """The shard and its sidecar lie in the object store, verified. Repeats are harmless."""
     Durable: _aio.UnaryUnaryMultiCallable[_persistence_pb2.DurableRequest, _persistence_pb2.DurableResponse]  # type: ignore[assignment]
@@ -79,7 +83,7 @@ class PersistenceServicer(metaclass=_abc_1.ABCMeta):
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,
-    `collect/...`, `scrub/...`); what a key stands for now is asked here, so an old item is harmless.
+    `collect/...`, `scrub/...`, `orphans/all`); what a key stands for now is asked here, so an old item is harmless.
     """
 
     @_abc_1.abstractmethod
@@ -94,8 +98,16 @@ class PersistenceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _persistence_pb2.PlanRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_persistence_pb2.PersistPlan, _abc.Awaitable[_persistence_pb2.PersistPlan]]:
+    ) -> _typing.Union[_persistence_pb2.PlanResponse, _abc.Awaitable[_persistence_pb2.PlanResponse]]:
         """What is to be done for an item now; NOT_FOUND: nothing any more, drop it."""
+
+    @_abc_1.abstractmethod
+    def IsDurable(
+        self,
+        request: _persistence_pb2.IsDurableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_persistence_pb2.IsDurableResponse, _abc.Awaitable[_persistence_pb2.IsDurableResponse]]:
+        """Whether the catalogue relies on a checkpoint in the object store: durable, and not expired."""
 
     @_abc_1.abstractmethod
     def ShardStored(

@@ -150,7 +150,7 @@ drains = _table(
 
 # What lies in the object store for a durable row of ``checkpoints``: one to one with those.
 # bad: JSON [[rank, volume]] of shards that were read back wrong. expired_at_s: to be collected.
-# scrub_asked: read it back now. body, last for quick scans: holdfast.v1.PersistPlan, its shards.
+# scrub_asked: read it back now. body, last for quick scans: holdfast.v1.StoredShards.
 objects = _table(
     "objects",
     Column("run", String(32), primary_key=True),

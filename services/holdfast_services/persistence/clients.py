@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.core.facts import Event, Peer, PersistPlan, Shard
+from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.errors import DigestMismatchError, ManifestError
+from holdfast.core.work import CheckpointWork, ShardWork, SweepWork, Work
+from holdfast.errors import DigestMismatchError, InvalidRequestError, ManifestError
 from holdfast.format.digest import split_digests
 from holdfast.format.sidecar import check_digests
 from holdfast.rpc import codec
@@ -38,11 +39,17 @@ class MetadataClient:
         self._stub = persistence_pb2_grpc.PersistenceStub(self._channel)
         self._metadata = metadata_pb2_grpc.MetadataStub(self._channel)
 
-    def plan(self, item: str) -> PersistPlan:
+    def plan(self, item: str) -> Work:
         """Return what is to be done for an item now; NotFoundError when nothing is."""
         request = pb.PlanRequest(item=item, worker=self._worker)
         answer = call(self._stub.Plan, request, timeout_s=CALL_S_MAX, item=item)
-        return codec.from_message(answer, PersistPlan)
+        return _work(answer)
+
+    def is_durable(self, checkpoint: CheckpointId) -> bool:
+        """Tell whether the catalogue relies on the checkpoint in the object store."""
+        message = codec.to_message(checkpoint, common_pb2.CheckpointId)
+        request = pb.IsDurableRequest(worker=self._worker, checkpoint=message)
+        return bool(call(self._stub.IsDurable, request, timeout_s=CALL_S_MAX).durable)
 
     def shard_stored(self, shard: Shard) -> int:
         """Say that a shard lies in the store, verified; return how many are still to come."""
@@ -90,6 +97,17 @@ class MetadataClient:
     def close(self) -> None:
         """Close the channel."""
         self._channel.close()
+
+
+def _work(answer: pb.PlanResponse) -> Work:
+    kind = answer.WhichOneof("work")
+    if kind == "shard":
+        return codec.from_message(answer.shard, ShardWork)
+    if kind == "checkpoint":
+        return codec.from_message(answer.checkpoint, CheckpointWork)
+    if kind == "sweep":
+        return codec.from_message(answer.sweep, SweepWork)
+    raise InvalidRequestError("metadata asks for work that this worker does not know: upgrade it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

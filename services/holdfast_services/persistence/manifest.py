@@ -10,8 +10,9 @@ from collections.abc import Mapping
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.writing import publish
-from holdfast.core.facts import PersistPlan, Shard
+from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.work import CheckpointWork
 from holdfast.errors import (
     CorruptionError,
     NotFoundError,
@@ -43,7 +44,7 @@ class MissingShardsError(NotReadyError):
 
 
 def write_manifest(
-    store: ObjectStore, pool: PartPool, plan: PersistPlan, stop: threading.Event
+    store: ObjectStore, pool: PartPool, plan: CheckpointWork, stop: threading.Event
 ) -> bytes:
     """Write the manifest of the planned checkpoint; return the digest of what lies there.
 
@@ -63,7 +64,7 @@ def write_manifest(
 
 
 def take_back(
-    store: ObjectStore, pool: PartPool, plan: PersistPlan, digest: bytes, stop: threading.Event
+    store: ObjectStore, pool: PartPool, plan: CheckpointWork, digest: bytes, stop: threading.Event
 ) -> None:
     """Delete the manifest with ``digest``, which metadata refused, if the shards are gone.
 
@@ -84,7 +85,7 @@ def take_back(
             store.delete([key])
 
 
-def planned(plan: PersistPlan) -> Manifest:
+def planned(plan: CheckpointWork) -> Manifest:
     """Return the manifest that the catalogue's word makes, with a write id of its own."""
     shards = tuple(sorted(plan.shards, key=lambda shard: shard.id))
     return Manifest(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
 from holdfast.bucket.writing import publish, says_the_same
-from holdfast.core.facts import PersistPlan
 from holdfast.core.ids import ShardId
+from holdfast.core.work import CheckpointWork
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.format import keys
 from holdfast.format.manifest import Manifest
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def scrub(
     store: ObjectStore,
-    plan: PersistPlan,
+    plan: CheckpointWork,
     pace: Pace,
     stop: threading.Event,
     *,

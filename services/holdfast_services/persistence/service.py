@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from holdfast.core.facts import Event, PersistPlan
-from holdfast.core.ids import CheckpointId
+from holdfast.core.facts import Event
 from holdfast.core.queue_items import Item, Kind, text
 from holdfast.core.retry import Backoff
 from holdfast.core.units import format_bytes
+from holdfast.core.work import CheckpointWork, ShardWork, SweepWork, Work
 from holdfast.errors import (
     CheckpointError,
     InvalidRequestError,
@@ -76,15 +76,13 @@ class PersistService:
         self._scrub = scrub_pace
         self._sources = sources
         self._sleep = sleep
-        self._kinds: Mapping[Kind, Callable[[PersistPlan, threading.Event], None]] = {
-            Kind.SHARD: self._shard,
+        self._whole: Mapping[Kind, Callable[[CheckpointWork, threading.Event], None]] = {
             Kind.MANIFEST: self._manifest,
             Kind.COLLECT: self._collect,
             Kind.SCRUB: self._scrub_checkpoint,
-            Kind.ORPHANS: self._orphans,
         }
 
-    def plan(self, item: Item) -> PersistPlan:
+    def plan(self, item: Item) -> Work:
         """Return what ``item`` stands for now.
 
         Raises:
@@ -93,21 +91,29 @@ class PersistService:
         """
         return self._metadata.plan(text(item))
 
-    def do(self, item: Item, plan: PersistPlan, stop: threading.Event) -> None:
-        """Do what ``plan`` asks; ``stop`` ends it early.
+    def do(self, item: Item, work: Work, stop: threading.Event) -> None:
+        """Do what ``work`` asks; ``stop`` ends it early.
 
         Raises:
+            InvalidRequestError: it is not what the item is about.
             CheckpointError: it is not done; nothing half-done can be mistaken for done.
         """
-        self._kinds[item.kind](plan, stop)
+        if item.kind is Kind.SHARD and isinstance(work, ShardWork):
+            self._shard(work, stop)
+        elif item.kind in self._whole and isinstance(work, CheckpointWork):
+            self._whole[item.kind](work, stop)
+        elif item.kind is Kind.ORPHANS and isinstance(work, SweepWork):
+            self._orphans(work, stop)
+        else:
+            raise InvalidRequestError(f"{text(item)} was answered with {type(work).__name__}")
 
-    def tell(self, kind: str, message: str, plan: PersistPlan | None, **context: object) -> None:
+    def tell(self, kind: str, message: str, job: str = "", **context: object) -> None:
         """Make an event for people, best effort."""
         event = Event(
             kind=kind,
             severity="warning" if kind.endswith("_failed") else "info",
             message=message,
-            job=plan.job if plan else "",
+            job=job,
             context={key: str(value) for key, value in context.items()},
         )
         try:
@@ -115,14 +121,12 @@ class PersistService:
         except CheckpointError as error:
             log.info("nobody heard of %s: %s", kind, error)
 
-    def _shard(self, plan: PersistPlan, stop: threading.Event) -> None:
-        if len(plan.shards) != 1:
-            raise InvalidRequestError(f"{len(plan.shards)} shards for one item")
-        shard = plan.shards[0]
+    def _shard(self, plan: ShardWork, stop: threading.Event) -> None:
+        shard = plan.shard
         key, length = shard.id.key, shard.length_bytes
         told = shard.id.rank < EVENT_RANKS_MAX
         if told:
-            self.tell("persist_started", f"{key}: {format_bytes(length)}", plan, bytes=length)
+            self.tell("persist_started", f"{key}: {format_bytes(length)}", plan.job, bytes=length)
         began_s = time.monotonic()
         copies = self._sources(shard, plan.sources, self._pool)
         upload = ShardUpload(self._store, self._pool, self._persist, plan, stop, copies)
@@ -134,12 +138,12 @@ class PersistService:
         if not told:
             return
         self.tell(
-            "persisted", f"{key}: {summary}", plan,
+            "persisted", f"{key}: {summary}", plan.job,
             bytes=length, seconds=f"{took_s:.3f}", sent_bytes=upload.moved.sent_bytes,
             copied_bytes=upload.moved.copied_bytes, kept_bytes=upload.moved.kept_bytes,
         )  # fmt: skip
 
-    def _manifest(self, plan: PersistPlan, stop: threading.Event) -> None:
+    def _manifest(self, plan: CheckpointWork, stop: threading.Event) -> None:
         try:
             digest = write_manifest(self._store, self._pool, plan, stop)
         except MissingShardsError as error:
@@ -154,43 +158,39 @@ class PersistService:
             raise
         log.info("%s is durable: %d shards", _name(plan), len(plan.shards))
 
-    def _collect(self, plan: PersistPlan, stop: threading.Event) -> None:
+    def _collect(self, plan: CheckpointWork, stop: threading.Event) -> None:
         freed = collect(self._store, plan.job, plan.checkpoint, stop)
         self._retrying(lambda: self._metadata.collected(plan.checkpoint, freed))
         log.info("%s is collected: %s freed", _name(plan), format_bytes(freed))
 
-    def _scrub_checkpoint(self, plan: PersistPlan, stop: threading.Event) -> None:
-        item = text(Item(Kind.SCRUB, plan.checkpoint))
+    def _scrub_checkpoint(self, plan: CheckpointWork, stop: threading.Event) -> None:
         bad = scrub(
-            self._store, plan, self._scrub, stop, check_kept=lambda: self._metadata.plan(item)
+            self._store, plan, self._scrub, stop, check_kept=lambda: self._expect_durable(plan)
         )
         self._retrying(lambda: self._metadata.scrubbed(plan.checkpoint, bad))
         log.info("%s is read back: %d of %d bad", _name(plan), len(bad), len(plan.shards))
 
-    def _orphans(self, plan: PersistPlan, stop: threading.Event) -> None:
-        draining = frozenset(plan.earlier)
-        swept = sweep(self._store, plan.created_at_s, draining, stop, durable=self._durable)
+    def _orphans(self, plan: SweepWork, stop: threading.Event) -> None:
+        is_durable = self._metadata.is_durable
+        draining = frozenset(plan.draining)
+        swept = sweep(self._store, plan.before_s, draining, stop, durable=is_durable)
         if swept.folders or swept.uploads:
             message = (
                 f"{swept.folders} folders, {swept.uploads} uploads, "
                 f"{format_bytes(swept.freed_bytes)}"
             )
-            self.tell("orphans_deleted", message, plan, bytes=swept.freed_bytes)
+            self.tell("orphans_deleted", message, bytes=swept.freed_bytes)
 
-    def _durable(self, key: CheckpointId) -> bool:
-        """Tell whether the catalogue says that the checkpoint lies in the store."""
-        try:
-            self._metadata.plan(text(Item(Kind.SCRUB, key)))
-        except NotFoundError:
-            return False
-        return True
+    def _expect_durable(self, plan: CheckpointWork) -> None:
+        if not self._metadata.is_durable(plan.checkpoint):
+            raise NotFoundError(f"{_name(plan)} has expired meanwhile", job=plan.job)
 
     def _retrying(self, call: Callable[[], T]) -> T:
         """Report what was done: short outages are sat out, the work is not done again for them."""
         return retrying(call, TELL, self._sleep)
 
 
-def _name(plan: PersistPlan) -> str:
+def _name(plan: CheckpointWork) -> str:
     return f"run {plan.checkpoint.run} step {plan.checkpoint.step}"
 
 

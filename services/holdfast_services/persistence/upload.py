@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import PersistPlan, Shard
+from holdfast.core.facts import Shard
+from holdfast.core.work import ShardWork
 from holdfast.errors import (
     CorruptionError,
     DigestMismatchError,
@@ -83,13 +84,13 @@ class ShardUpload:
         store: Where to.
         pool: Moves the parts.
         pace: How fast bytes may be sent, and read back.
-        plan: What metadata asked for; ``plan.shards[0]`` is the shard.
+        plan: What metadata asked for; the shard with its sources.
         stop: Ends it between two parts; what was begun stays for whoever goes on.
         sources: The shard's copies; closed at the end.
     """
 
     def __init__(
-        self, store: ObjectStore, pool: PartPool, pace: Pace, plan: PersistPlan,
+        self, store: ObjectStore, pool: PartPool, pace: Pace, plan: ShardWork,
         stop: threading.Event, sources: Copies,
     ) -> None:  # fmt: skip
         self._store = store
@@ -97,7 +98,7 @@ class ShardUpload:
         self._pace = pace
         self._plan = plan
         self._stop = stop
-        self._shard: Shard = plan.shards[0]
+        self._shard: Shard = plan.shard
         self._folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
         self._key = self._folder.segment_key(self._shard)
         self._part_bytes = upload_part_bytes(self._shard.length_bytes, UPLOAD_PARTS_COUNT_MAX)

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.core.facts import PersistPlan
 from holdfast.core.queue_items import Item, Kind, parse
+from holdfast.core.work import SweepWork, Work
 from holdfast.errors import CheckpointError, InternalError, InvalidRequestError, NotFoundError
 from holdfast_services.kit.queue import Claim, Queue
 from holdfast_services.persistence.domain.backoff import rest_s, worth_telling
@@ -130,29 +130,29 @@ class Worker:
             item = parse(claim.item)
             if item.kind in BACKGROUND and not self._only_background(doing):
                 return lambda: self._queue.release(claim, delay_s=BACKGROUND_REST_S)
-            plan = self._service.plan(item)
+            work = self._service.plan(item)
         except (InvalidRequestError, NotFoundError) as error:
             log.debug("%s is dropped: %s", claim.item, error)
             return lambda: self._queue.acknowledge(claim)
         except CheckpointError as error:
             log.warning("%s cannot be planned: %s", claim.item, error)
             return self._later(claim)
-        return self._perform(doing, item, plan)
+        return self._perform(doing, item, work)
 
-    def _perform(self, doing: _Doing, item: Item, plan: PersistPlan) -> Callable[[], None]:
+    def _perform(self, doing: _Doing, item: Item, work: Work) -> Callable[[], None]:
         claim = doing.claim
         try:
-            self._service.do(item, plan, doing.stop)
+            self._service.do(item, work, doing.stop)
         except InterruptedFetchError:
             log.info("%s is left to others", claim.item)
             return lambda: self._queue.release(claim, delay_s=0.0)
         except CheckpointError as error:
             log.warning("%s failed, delivery %d: %s", claim.item, claim.deliveries, error)
-            self._tell_failed(claim, plan, error)
+            self._tell_failed(claim, work, error)
             return self._later(claim)
         except Exception as error:
             log.exception("%s failed, delivery %d", claim.item, claim.deliveries)
-            self._tell_failed(claim, plan, InternalError(repr(error)))
+            self._tell_failed(claim, work, InternalError(repr(error)))
             return self._later(claim)
         return lambda: self._queue.acknowledge(claim)
 
@@ -165,11 +165,12 @@ class Worker:
     def _later(self, claim: Claim) -> Callable[[], None]:
         return lambda: self._queue.release(claim, delay_s=rest_s(claim.deliveries))
 
-    def _tell_failed(self, claim: Claim, plan: PersistPlan, error: CheckpointError) -> None:
+    def _tell_failed(self, claim: Claim, work: Work, error: CheckpointError) -> None:
         if worth_telling(claim.deliveries):
             message = f"{claim.item}: {error}"
             context = {"error": error.kind, "deliveries": claim.deliveries}
-            self._service.tell("persist_failed", message, plan, **context)
+            job = "" if isinstance(work, SweepWork) else work.job
+            self._service.tell("persist_failed", message, job, **context)
 
     def _beat(self) -> None:
         """Keep the claims; end what another worker has taken over."""

@@ -8,8 +8,9 @@ from alembic import command
 from alembic.config import Config
 from tests.integration.metadata.tier import tier_over, until
 
-from holdfast.core.facts import DecisionState, PersistPlan, PersistRule, RankStatus
+from holdfast.core.facts import DecisionState, PersistRule, RankStatus
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.work import CheckpointWork
 from holdfast.errors import UnavailableError
 from holdfast.format.keys import manifest_key
 from holdfast.format.manifest import encode
@@ -68,7 +69,7 @@ async def test_what_drains_by_an_older_catalogue_is_durable_by_its_manifest(
         shards = await tier.service.read(lambda c: c.drained_shards(key))
         if not same:
             shards = [replace(shard, root_digest=b"x" * 16) for shard in shards]
-        plan = PersistPlan(checkpoint=key, job=kit.JOB, shards=tuple(shards), created_at_s=1.0)
+        plan = CheckpointWork(checkpoint=key, job=kit.JOB, shards=tuple(shards), created_at_s=1.0)
         store.put(manifest_key(kit.JOB, key), encode(planned(plan)))
 
         for agent in agents:

@@ -18,9 +18,17 @@ from holdfast.errors import (
 )
 from holdfast.v1 import common_pb2 as common
 from holdfast_services.metadata.loops.offers import ORPHANS
+from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.agents import tick
 from holdfast_services.metadata.usecases.workers import Ages
+
+# What version 0.1.0 first wrote for two shards of checkpoint (r0, 10, 1) of gpt/small.
+OLD_BODY = bytes.fromhex(
+    "0a080a027230100a180112096770742f736d616c6c1a310a080a027230100a180112096770742f736d61"
+    "6c6c18022204706c616e28643210000000000000000000000000000000001a330a0a0a027230100a1801"
+    "200112096770742f736d616c6c18022204706c616e2864321001010101010101010101010101010101"
+)
 
 
 async def test_a_drain_from_commit_to_durable(database_url, agents, kit):
@@ -205,13 +213,13 @@ async def test_a_bad_shard_is_offered_planned_and_written_again(database_url, ag
         await tier.scrubbed(key, bad)
         assert 1 == (await tier.kinds()).count("checkpoint_bad")
         assert not (await tier.row(key)).stored
-        assert [item] == await tier.service.read(lambda c: workers.keep_items(c, Ages()))
+        assert [item] == await tier.service.read(lambda c: workers.bucket_items(c, Ages()))
 
         plan = await tier.plan(item)
         assert plan.repair
-        await tier.stored(plan.shards[0])
+        await tier.stored(plan.shard)
         assert (await tier.row(key)).stored
-        assert [] == await tier.service.read(lambda c: workers.keep_items(c, Ages()))
+        assert [] == await tier.service.read(lambda c: workers.bucket_items(c, Ages()))
 
 
 async def test_what_is_kept_is_scrubbed_when_asked_or_old_and_collected_when_expired(
@@ -227,7 +235,7 @@ async def test_what_is_kept_is_scrubbed_when_asked_or_old_and_collected_when_exp
 
         async def due(scrub_s=0.0):
             ages = Ages(scrub_s=scrub_s)
-            return await tier.service.read(lambda c: workers.keep_items(c, ages))
+            return await tier.service.read(lambda c: workers.bucket_items(c, ages))
 
         assert [] == await due() == await due(3600.0)
         await tier.service.write(lambda c: c.ask_scrub(key))
@@ -243,6 +251,44 @@ async def test_what_is_kept_is_scrubbed_when_asked_or_old_and_collected_when_exp
         await tier.collected(key)
         assert (await tier.row(key)).durable_at_s is None, "it is in memory still"
         assert [] == await due()
+
+
+async def test_a_checkpoint_is_relied_on_from_durable_to_expired(database_url, agents, kit):
+    """G11: what the sweep and the scrub ask before they delete, or write a manifest again."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        answers = [await tier.is_durable(replace(key, step=5)), await tier.is_durable(key)]
+        await tier.drained(key)
+        await tier.durable(key)
+        answers.append(await tier.is_durable(key))
+        await tier.scrubbed(key, ShardId(seat.run, 10, 1, 0))
+        answers.append(await tier.is_durable(key))
+        await expire(tier, key)
+
+        assert [False, False, True, True] == answers
+        assert not await tier.is_durable(key)
+
+
+async def test_a_row_that_an_earlier_version_wrote_is_read(database_url, agents, kit):
+    """Its body is the plan of the whole checkpoint, of which the shards are one field."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        await tier.drained(key)
+        await tier.durable(key)
+
+        def age(catalogue):
+            catalogue._db.execute(text("UPDATE objects SET body = :body"), {"body": OLD_BODY})
+            return Catalogue(catalogue._db, DecodeCache()).stored(key)
+
+        stored = await tier.service.write(age)
+
+        found = [(shard.id, shard.job, shard.root_digest) for shard in stored.shards]
+        ids = [ShardId("r0", 10, 1, rank) for rank in (0, 1)]
+        assert [(one, kit.JOB, bytes([one.rank]) * 16) for one in ids] == found
 
 
 async def test_what_was_collected_and_is_in_no_memory_is_forgotten(database_url, agents, kit):
@@ -269,8 +315,8 @@ async def test_the_plan_for_orphans_spares_what_is_on_its_way(database_url, agen
         plan = await tier.plan(ORPHANS)
         now_s = await tier.service.read(lambda c: c.now_s())
 
-        assert (CheckpointId(seat.run, 10, 1),) == plan.earlier
-        assert now_s - 65 < plan.created_at_s <= now_s - 60
+        assert (CheckpointId(seat.run, 10, 1),) == plan.draining
+        assert now_s - 65 < plan.before_s <= now_s - 60
 
 
 async def test_a_handshake_says_where_rest_is(database_url, kit):

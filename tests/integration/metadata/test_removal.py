@@ -9,7 +9,7 @@ from holdfast.core.facts import DecisionState
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import NotFoundError, PreconditionError
 from holdfast_services.metadata.usecases import users
-from holdfast_services.metadata.usecases.workers import Ages, keep_items
+from holdfast_services.metadata.usecases.workers import Ages, bucket_items
 
 
 async def ended(tier, agents, seat):
@@ -53,7 +53,7 @@ async def test_a_removed_job_is_gone_from_every_tier_and_begins_anew(database_ur
         view = await tier.service.report(agents[0].inventory())
         assert all(void(view, replace(key, step=step)) for step in (0, 10, 20, 25))
         assert [] == await tier.service.read(lambda c: c.draining())
-        items = await tier.service.read(lambda c: keep_items(c, Ages()))
+        items = await tier.service.read(lambda c: bucket_items(c, Ages()))
         assert [f"collect/{key.run}/10/1"] == items
         assert "job_removed" in await tier.kinds()
         with pytest.raises(NotFoundError):

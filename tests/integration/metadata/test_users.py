@@ -61,7 +61,7 @@ def test_a_policy_expires_what_it_does_not_keep_and_says_so(kit, database_url):
             before = await shelf.expired(service)
             done = await service.change(lambda c: users.expire(c, JOB))
             again = await service.change(lambda c: users.expire(c, JOB))
-            items = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
+            items = await service.read(lambda c: workers.bucket_items(c, workers.Ages()))
             return dry, before, done, again, items, await shelf.kinds(service)
 
     dry, before, done, again, items, kinds = asyncio.run(main())
@@ -394,10 +394,10 @@ def test_a_scrub_that_is_asked_for_is_due_until_it_was_done(kit, database_url):
         async with kit.running(database_url) as service:
             await shelved(service, 10, 20)
             count = await service.change(lambda c: users.scrub(c, JOB))
-            due = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
+            due = await service.read(lambda c: workers.bucket_items(c, workers.Ages()))
             key = (await shelf.rows(service))[0].id
             await service.write(lambda c: workers.scrubbed(c, key, []))
-            left = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
+            left = await service.read(lambda c: workers.bucket_items(c, workers.Ages()))
             return count, due, left
 
     count, due, left = asyncio.run(main())

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from sqlalchemy import text
 
-from holdfast.core.facts import PersistPlan, PersistRule
+from holdfast.core.facts import PersistRule
+from holdfast.core.work import CheckpointWork, ShardWork, SweepWork
 from holdfast.errors import NotFoundError
 from holdfast.rpc.channel import async_channel, call_async
 from holdfast.rpc.codec import from_message, to_message
@@ -27,6 +28,7 @@ LIMITS = Limits(node_lease_s=600.0, decide_wait_s=600.0, object_tier=True)
 RULE = PersistRule(steps=10)
 DIGEST = b"m" * 16
 WAIT_S_MAX = 30.0
+WORK = {"shard": ShardWork, "checkpoint": CheckpointWork, "sweep": SweepWork}
 
 
 class Tier:
@@ -39,7 +41,12 @@ class Tier:
         return await call_async(getattr(self.stub, name), request, timeout_s=30)
 
     async def plan(self, item):
-        return from_message(await self.call("Plan", pb.PlanRequest(item=item)), PersistPlan)
+        answer = await self.call("Plan", pb.PlanRequest(item=item))
+        kind = answer.WhichOneof("work")
+        return from_message(getattr(answer, kind), WORK[kind])
+
+    async def is_durable(self, key):
+        return (await self.call("IsDurable", pb.IsDurableRequest(checkpoint=_key(key)))).durable
 
     async def stored(self, shard):
         request = pb.ShardStoredRequest(shard=to_message(shard, common.Shard))
@@ -77,7 +84,7 @@ class Tier:
             return await self.do_next()
         if claim.item.startswith("shard"):
             assert plan.sources
-            await self.stored(plan.shards[0])
+            await self.stored(plan.shard)
         else:
             await self.durable(plan.checkpoint)
         self.queue.acknowledge(claim)

@@ -12,14 +12,15 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
-from holdfast.core.facts import Event, Peer, PersistPlan, Shard
+from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.work import CheckpointWork, ShardWork, Work
 from holdfast.errors import CheckpointError, NotFoundError
 from holdfast.format import keys
 from holdfast.format.boxes import whole
@@ -165,7 +166,9 @@ class Holder(agent_pb2_grpc.ReplicationServicer):
 class Facts:
     """What the catalogue knows of one checkpoint."""
 
-    plan: PersistPlan
+    plan: CheckpointWork
+    sources: tuple[Peer, ...] = ()
+    earlier: tuple[CheckpointId, ...] = ()
     stored: set[ShardId] = field(default_factory=set)
     manifest_digest: bytes = b""
 
@@ -175,7 +178,7 @@ class Catalogue(persistence_pb2_grpc.PersistenceServicer, metadata_pb2_grpc.Meta
 
     def __init__(self) -> None:
         self.checkpoints: dict[CheckpointId, Facts] = {}
-        self.plans: dict[str, PersistPlan] = {}
+        self.plans: dict[str, Work] = {}
         self.events: list[Event] = []
         self.collected: list[tuple[CheckpointId, int]] = []
         self.scrubbed: list[tuple[CheckpointId, list[ShardId]]] = []
@@ -198,26 +201,33 @@ class Catalogue(persistence_pb2_grpc.PersistenceServicer, metadata_pb2_grpc.Meta
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def drain(self, shards: Sequence[Shard], sources: Sequence[Peer], **fields) -> CheckpointId:
+    def drain(
+        self, shards: Sequence[Shard], sources: Sequence[Peer], *, earlier=(), **fields
+    ) -> CheckpointId:
         """Make a checkpoint due."""
         checkpoint = shards[0].id.checkpoint
-        plan = PersistPlan(
-            checkpoint=checkpoint, job=JOB, shards=tuple(shards), sources=tuple(sources),
+        plan = CheckpointWork(
+            checkpoint=checkpoint, job=JOB, shards=tuple(shards),
             created_at_s=1000.0, notes='{"loss": 0.5}', **fields,
         )  # fmt: skip
-        self.checkpoints[checkpoint] = Facts(plan)
+        self.checkpoints[checkpoint] = Facts(plan, tuple(sources), tuple(earlier))
         return checkpoint
 
-    def due(self) -> dict[str, PersistPlan]:
+    def due(self) -> dict[str, Work]:
         """Return all items that are still to be done, and what they stand for."""
         found = dict(self.plans)
         for checkpoint, facts in self.checkpoints.items():
             left = [shard for shard in facts.plan.shards if shard.id not in facts.stored]
             for shard in left:
-                found[f"shard/{shard.id.key}"] = replace(facts.plan, shards=(shard,))
+                found[f"shard/{shard.id.key}"] = ShardWork(
+                    shard=shard,
+                    sources=facts.sources,
+                    earlier=facts.earlier,
+                    repair=facts.plan.repair,
+                )
             if not left and not facts.manifest_digest:
                 name = f"{checkpoint.run}/{checkpoint.step}/{checkpoint.generation}"
-                found[f"manifest/{name}"] = replace(facts.plan, sources=())
+                found[f"manifest/{name}"] = facts.plan
         return found
 
     def durable(self, checkpoint: CheckpointId) -> bool:
@@ -231,9 +241,19 @@ class Catalogue(persistence_pb2_grpc.PersistenceServicer, metadata_pb2_grpc.Meta
             plan = self.due().get(request.item)
             if plan is None:
                 raise NotFoundError("nothing is due")
-            return codec.to_message(plan, pb.PersistPlan)
+            if isinstance(plan, ShardWork):
+                return pb.PlanResponse(shard=codec.to_message(plan, pb.ShardWork))
+            if isinstance(plan, CheckpointWork):
+                return pb.PlanResponse(checkpoint=codec.to_message(plan, pb.CheckpointWork))
+            return pb.PlanResponse(sweep=codec.to_message(plan, pb.SweepWork))
 
         return _answer(context, work)
+
+    def IsDurable(self, request, context):
+        key = request.checkpoint
+        return pb.IsDurableResponse(
+            durable=f"scrub/{key.run}/{key.step}/{key.generation}" in self.plans
+        )
 
     def ShardStored(self, request, context):
         shard = codec.from_message(request.shard, Shard)
@@ -255,7 +275,8 @@ class Catalogue(persistence_pb2_grpc.PersistenceServicer, metadata_pb2_grpc.Meta
     def Collected(self, request, context):
         checkpoint = codec.from_message(request.checkpoint, CheckpointId)
         self.collected.append((checkpoint, request.freed_bytes))
-        self.plans = {item: p for item, p in self.plans.items() if p.checkpoint != checkpoint}
+        name = f"/{checkpoint.run}/{checkpoint.step}/{checkpoint.generation}"
+        self.plans = {item: p for item, p in self.plans.items() if not item.endswith(name)}
         return pb.CollectedResponse()
 
     def Scrubbed(self, request, context):

@@ -19,8 +19,7 @@ from tests.integration.persistence.harness import (
 )
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import PersistPlan
-from holdfast.core.ids import CheckpointId
+from holdfast.core.work import CheckpointWork, SweepWork
 from holdfast.errors import UnavailableError
 from holdfast.format import keys
 from holdfast.objectstore import open_store
@@ -54,7 +53,7 @@ def item(kind, checkpoint):
 
 
 def ask(catalogue, kind, checkpoint, shards=()):
-    catalogue.plans[item(kind, checkpoint)] = PersistPlan(
+    catalogue.plans[item(kind, checkpoint)] = CheckpointWork(
         checkpoint=checkpoint, job=JOB, shards=tuple(shards)
     )
 
@@ -286,10 +285,7 @@ def test_a_worker_looks_for_orphans_when_it_is_asked(
     store.delete([keys.manifest_key(JOB, torn), keys.manifest_key(JOB, lost)])
     ask(catalogue, "scrub", lost, made[lost])
     before = under(store, lost)
-    nobody = CheckpointId("", 0, 0)
-    catalogue.plans["orphans/all"] = PersistPlan(
-        checkpoint=nobody, job="", created_at_s=time.time() + 3600
-    )
+    catalogue.plans["orphans/all"] = SweepWork(before_s=time.time() + 3600)
     with draining(catalogue, store_url, queue_url):
         until(lambda: catalogue.said("orphans_deleted"), "swept")
 

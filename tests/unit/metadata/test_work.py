@@ -46,8 +46,8 @@ def row(key, **changes):
 
 def facts_of(tier, key, **changes):
     shards = tuple(item.shard for item in tier.machines["a"].shards.values())
-    given = {"job": "j", "row": row(key), "shards": shards, "replicas": 2, **changes}
-    return work.Work(**given)
+    given = {"job": "j", "row": row(key), "shards": shards, **changes}
+    return work.ItemFacts(**given)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_shard_is_planned_with_the_live_nodes_that_hold_exactly_it(held, check
 
     assert ["a", "b"] == [peer.node for peer in plan.sources]
     assert [9, 8, 7, 6] == [one.step for one in plan.earlier]
-    assert ('{"a":1}', 2, 7.0) == (plan.notes, plan.replicas, plan.created_at_s)
+    assert given.shards[0] == plan.shard
 
     other = tuple(replace(s, root_digest=b"z" * 16) for s in given.shards)
     assert () == work.plan(item, replace(given, shards=other), held.nodes, held.now_s).sources
@@ -111,14 +111,16 @@ def test_an_old_item_asks_for_nothing(held, checkpoint, kind, changes, facts, pl
     plan = work.plan(Item(Kind(kind), key), given, held.nodes, held.now_s)
 
     assert planned == (plan is not None)
-    assert plan is None or plan.sources == ()
+    if plan:
+        assert (key, "j", given.shards) == (plan.checkpoint, plan.job, plan.shards)
+        assert ('{"a":1}', 7.0) == (plan.notes, plan.created_at_s)
 
 
 def test_orphans_are_older_than_a_time_and_not_on_their_way(checkpoint):
-    plan = work.orphans([checkpoint(10, 1)], 500.0)
+    plan = work.sweep([checkpoint(10, 1)], 500.0)
 
-    assert ((checkpoint(10, 1),), 500.0) == (plan.earlier, plan.created_at_s)
-    assert 0.0 == work.orphans([], -5.0).created_at_s
+    assert ((checkpoint(10, 1),), 500.0) == (plan.draining, plan.before_s)
+    assert 0.0 == work.sweep([], -5.0).before_s
 
 
 def test_a_bad_shard_is_repaired_when_a_live_node_has_it(held):

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from holdfast.core import queue_items
-from holdfast.core.facts import HeldState, Peer, PersistPlan, Shard
-from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
+from holdfast.core.facts import HeldState, Peer, Shard
+from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.queue_items import Item, Kind, shard_item
+from holdfast.core.work import CheckpointWork, ShardWork, SweepWork
 from holdfast_services.metadata.domain.model import Checkpoint, Node, Run
 
 EARLIER_IN_PLAN_MAX = 4
@@ -30,10 +31,10 @@ def items(run: Run) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ItemFacts:
     """What the catalogue knows of an item's checkpoint.
 
-    ``shards`` are those that the item is about: the one that is awaited or lies there wrong, or
+    ``shards`` are those that the item is about: the one that is awaited or is bad in the store, or
     all of the checkpoint. ``missing_count`` of a drain's are still to come. ``earlier`` are
     durable rows of the run, newest first.
     """
@@ -43,45 +44,53 @@ class Work:
     shards: tuple[Shard, ...]
     missing_count: int = 0
     repair: bool = False
-    replicas: int = 0
     earlier: tuple[Checkpoint, ...] = ()
 
 
-def plan(item: Item, work: Work, nodes: Mapping[str, Node], now_s: float) -> PersistPlan | None:
+def plan(
+    item: Item, known: ItemFacts, nodes: Mapping[str, Node], now_s: float
+) -> ShardWork | CheckpointWork | None:
     """Return what a worker does for ``item`` now, None: nothing any more.
 
     The sources of a shard may be empty: then who holds it is away.
     """
-    row = work.row
-    wanted = {
-        Kind.SHARD: True,
-        Kind.MANIFEST: row.draining and work.missing_count == 0,
-        Kind.COLLECT: row.expired,
-        Kind.SCRUB: row.durable_at_s is not None and not row.expired,
-    }
-    if not work.shards or not wanted[item.kind]:
+    row = known.row
+    if not known.shards:
         return None
-    earlier = [one.id for one in work.earlier if one.id != row.id]
-    return PersistPlan(
+    if item.kind is Kind.SHARD:
+        earlier = [one.id for one in known.earlier if one.id != row.id]
+        return ShardWork(
+            shard=known.shards[0],
+            sources=holders(known.shards[0], nodes, now_s),
+            earlier=tuple(earlier[:EARLIER_IN_PLAN_MAX]),
+            repair=known.repair,
+        )
+    wanted = {
+        Kind.MANIFEST: row.draining and known.missing_count == 0,
+        Kind.COLLECT: row.expired,
+        Kind.SCRUB: relied_on(row),
+    }
+    if not wanted[item.kind]:
+        return None
+    return CheckpointWork(
         checkpoint=row.id,
-        job=work.job,
-        shards=work.shards,
-        sources=holders(work.shards[0], nodes, now_s) if item.kind is Kind.SHARD else (),
-        earlier=tuple(earlier[:EARLIER_IN_PLAN_MAX]),
+        job=known.job,
+        shards=known.shards,
         parent=row.parent,
         notes=row.notes,
-        replicas=work.replicas,
         created_at_s=row.local_at_s,
-        repair=work.repair,
+        repair=known.repair,
     )
 
 
-def orphans(draining: Iterable[CheckpointId], before_s: float) -> PersistPlan:
-    """Return the plan of ``ORPHANS``: what is older than its time goes, ``earlier`` stays."""
-    nothing = CheckpointId(RunId(""), Step(0), Generation(0))
-    return PersistPlan(
-        checkpoint=nothing, job="", earlier=tuple(draining), created_at_s=max(0.0, before_s)
-    )
+def relied_on(row: Checkpoint) -> bool:
+    """Tell whether the catalogue relies on the checkpoint in the object store, whole or damaged."""
+    return row.durable_at_s is not None and not row.expired
+
+
+def sweep(draining: Iterable[CheckpointId], before_s: float) -> SweepWork:
+    """Return what ``ORPHANS`` asks for: all that is older than ``before_s`` and not on its way."""
+    return SweepWork(draining=tuple(draining), before_s=max(0.0, before_s))
 
 
 def holders(shard: Shard, nodes: Mapping[str, Node], now_s: float) -> tuple[Peer, ...]:

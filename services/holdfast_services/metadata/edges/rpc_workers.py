@@ -8,6 +8,7 @@ import grpc.aio
 
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.work import CheckpointWork, ShardWork, Work
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import persistence_pb2 as pb
@@ -35,11 +36,20 @@ class PersistenceRpc(PersistenceServicer):
         del request, context
         return greeting(self._rest_url)
 
-    async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PersistPlan:
+    async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:
         """Answer what is to be done for an item now."""
         del context
-        plan = await self._transactor.read(lambda c: workers.plan(c, request.item, self._ages))
-        return to_message(plan, pb.PersistPlan)
+        item, ages = request.item, self._ages
+        return _planned(await self._transactor.read(lambda c: workers.plan(c, item, ages)))
+
+    async def IsDurable(
+        self, request: pb.IsDurableRequest, context: Context
+    ) -> pb.IsDurableResponse:
+        """Answer whether the catalogue relies on a checkpoint in the object store."""
+        del context
+        key = from_message(request.checkpoint, CheckpointId)
+        durable = await self._transactor.read(lambda c: workers.is_durable(c, key))
+        return pb.IsDurableResponse(durable=durable)
 
     async def ShardStored(
         self, request: pb.ShardStoredRequest, context: Context
@@ -76,3 +86,11 @@ class PersistenceRpc(PersistenceServicer):
         bad = [from_message(shard, ShardId) for shard in request.bad]
         await self._transactor.change(lambda c: workers.scrubbed(c, key, bad))
         return pb.ScrubbedResponse()
+
+
+def _planned(work: Work) -> pb.PlanResponse:
+    if isinstance(work, ShardWork):
+        return pb.PlanResponse(shard=to_message(work, pb.ShardWork))
+    if isinstance(work, CheckpointWork):
+        return pb.PlanResponse(checkpoint=to_message(work, pb.CheckpointWork))
+    return pb.PlanResponse(sweep=to_message(work, pb.SweepWork))

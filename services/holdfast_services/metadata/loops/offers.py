@@ -97,7 +97,7 @@ class Reconciler:
         try:
             items = await self._transactor.read(workers.drain_items)
             if everything:
-                items += await self._transactor.read(lambda c: workers.keep_items(c, self._ages))
+                items += await self._transactor.read(lambda c: workers.bucket_items(c, self._ages))
         except CheckpointError as cause:
             raise _CatalogueError(cause.message) from cause
         if not everything:

@@ -8,12 +8,12 @@ other whichever process takes them; conditions in the statements guard what must
 from __future__ import annotations
 
 from holdfast_services.metadata.storage.base import DecodeCache
-from holdfast_services.metadata.storage.holds import KeepStatements
+from holdfast_services.metadata.storage.holds import HoldStatements
 from holdfast_services.metadata.storage.nodes import NodeStatements
 from holdfast_services.metadata.storage.runs import RunStatements
 
 __all__ = ["Catalogue", "DecodeCache"]
 
 
-class Catalogue(RunStatements, KeepStatements, NodeStatements):
+class Catalogue(RunStatements, HoldStatements, NodeStatements):
     """The statements of one transaction."""

@@ -64,7 +64,7 @@ class TierCounts:
     scrubbed_since_s: float
 
 
-class KeepStatements(CheckpointStatements):
+class HoldStatements(CheckpointStatements):
     """Pins, reads and expiry of what lies in the object store."""
 
     # -- lists ---------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, Table, and_, delete, or_, select, update
 
-from holdfast.core.facts import PersistPlan, Shard
+from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Rank, ShardId
+from holdfast.core.work import StoredShards
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import persistence_pb2 as pb
 from holdfast_services.metadata import tables as t
@@ -29,16 +30,15 @@ class ObjectStatements(Statements):
 
         ``verified_at_s`` is when its bytes were last compared, None: not by this catalogue.
         """
-        plan = PersistPlan(
-            checkpoint=stored.checkpoint, job=stored.shards[0].job, shards=stored.shards
-        )
         row: dict[str, Any] = {
             **key_of(stored.checkpoint),
             "manifest_digest": manifest_digest,
             "scrubbed_at_s": verified_at_s,
             "scrub_asked": False,
             "bad": "[]",
-            "body": to_message(plan, pb.PersistPlan).SerializeToString(),
+            "body": to_message(
+                StoredShards(shards=stored.shards), pb.StoredShards
+            ).SerializeToString(),
         }
         self._db.execute(self._insert(t.objects).values(row).on_conflict_do_nothing())
 
@@ -64,9 +64,9 @@ class ObjectStatements(Statements):
 
     def _shards(self, key: CheckpointId, digest: bytes) -> tuple[Shard, ...]:
         body = self._db.execute(select(t.objects.c.body).where(is_of(t.objects, key))).scalar_one()
-        plan = from_message(pb.PersistPlan.FromString(body), PersistPlan)
-        self._cache.put_shards(key, digest, plan.shards)
-        return plan.shards
+        shards = from_message(pb.StoredShards.FromString(body), StoredShards).shards
+        self._cache.put_shards(key, digest, shards)
+        return shards
 
     def set_bad(self, checkpoint: CheckpointId, bad: Iterable[ShardId]) -> None:
         """Say which shards lie there wrong; none: all is well. Under the job's lock."""

@@ -10,9 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.core import queue_items
-from holdfast.core.facts import Event, HeldState, PersistPlan, Shard
+from holdfast.core.facts import Event, HeldState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.queue_items import Item, Kind
+from holdfast.core.work import ShardWork, Work
 from holdfast.errors import (
     CheckpointError,
     InvalidRequestError,
@@ -49,7 +50,7 @@ def drain_items(catalogue: Catalogue) -> list[str]:
     return [item for run in runs if run for item in work.items(run)]
 
 
-def keep_items(catalogue: Catalogue, ages: Ages) -> list[str]:
+def bucket_items(catalogue: Catalogue, ages: Ages) -> list[str]:
     """Return the items of what lies in the object store: to collect, to scrub, to repair."""
     now_s = catalogue.now_s()
     before_s = now_s - ages.scrub_s if ages.scrub_s > 0 else None
@@ -64,7 +65,7 @@ def note(catalogue: Catalogue, event: Event) -> None:
     catalogue.add_events([event], "", catalogue.now_s())
 
 
-def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
+def plan(catalogue: Catalogue, name: str, ages: Ages) -> Work:
     """Return what is to be done for an item of the queue now.
 
     Raises:
@@ -73,31 +74,35 @@ def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
         InvalidRequestError: no item.
     """
     now_s = catalogue.now_s()
-    item = queue_items.parse(text)
+    item = queue_items.parse(name)
     if item.checkpoint is None:
-        return work.orphans(catalogue.draining(), now_s - ages.orphan_s)
+        return work.sweep(catalogue.draining(), now_s - ages.orphan_s)
     facts = _facts(catalogue, item, item.checkpoint)
     found = work.plan(item, facts, catalogue.nodes(), now_s) if facts else None
     if found is None:
-        raise NotFoundError(f"nothing is to be done for {text}", item=text)
-    if item.shard and not found.sources:
-        raise UnavailableError(f"no live node holds shard {item.shard.key}", item=text)
+        raise NotFoundError(f"nothing is to be done for {name}", item=name)
+    if isinstance(found, ShardWork) and not found.sources:
+        raise UnavailableError(f"no live node holds shard {found.shard.id.key}", item=name)
     return found
 
 
-def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> work.Work | None:
+def is_durable(catalogue: Catalogue, key: CheckpointId) -> bool:
+    """Tell whether the catalogue relies on the checkpoint in the object store."""
+    row = catalogue.checkpoint(key)
+    return row is not None and work.relied_on(row)
+
+
+def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> work.ItemFacts | None:
     row, job = catalogue.checkpoint(key), catalogue.job_of(key.run)
     if row is None or job is None:
         return None
-    attempt = catalogue.newest_attempt(row.id.run)
     shards, repair = _shards(catalogue, row, item)
-    return work.Work(
+    return work.ItemFacts(
         job=job,
         row=row,
         shards=shards,
         missing_count=catalogue.drain_counts(row.id)[1],
         repair=repair,
-        replicas=attempt.protection.n if attempt else 0,
         earlier=tuple(catalogue.durable(row.id.run, limit=work.EARLIER_IN_PLAN_MAX + 1)),
     )
 
