@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from holdfast.core import env
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name, step_number
@@ -182,7 +183,7 @@ class Checkpointer:
             )
         part = Part.of(self.state, strict=strict, only=only)
         start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
-        timeout_s = launch.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
+        timeout_s = env.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
         self._saver = saver = self._join(timeout_s, start)
         try:
             restored = restore(
