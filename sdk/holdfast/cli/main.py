@@ -50,10 +50,15 @@ def _print_error(error: CheckpointError, *, as_json: bool) -> None:
     """Print one line that says what is wrong and what to do."""
     line = " ".join(str(error).split())
     if as_json:
-        record = {"kind": error.kind, "message": line, "context": error.context}
+        record = {
+            "kind": error.kind,
+            "message": line,
+            "context": error.context,
+            "docs": error.docs,
+        }
         print(json.dumps({"error": record}), file=sys.stderr)
     else:
-        print(f"holdfast: {line}", file=sys.stderr)
+        print(f"holdfast: {line}; see {error.docs}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_an_error_is_one_line_that_says_what_to_do(command, tmp_path, capsys):
 
     assert (code, out) == (EXIT_FAILED, "")
     assert err.startswith(f"holdfast: no stack runs in {tmp_path}")
-    assert err.endswith("run `holdfast up`\n")
+    assert err.endswith("run `holdfast up`; see docs/reference/errors.md#not_found\n")
     assert err.count("\n") == 1
 
 
