@@ -89,6 +89,7 @@ class VerdictDoc(BaseModel):
     """Whether a durable checkpoint stays, and why."""
 
     step: int
+    attempt: int
     generation: int
     keep: bool
     why: str
@@ -101,6 +102,7 @@ class DoneDoc(BaseModel):
     job: str
     run: str
     step: int
+    attempt: int
     generation: int
 
 
@@ -194,6 +196,7 @@ def _add_policy(router: APIRouter, keeper: Keeper) -> None:
 def _verdict(verdict: Verdict) -> VerdictDoc:
     return VerdictDoc(
         step=verdict.id.step,
+        attempt=verdict.id.generation,
         generation=verdict.id.generation,
         keep=verdict.keep,
         why=verdict.why,
@@ -232,7 +235,8 @@ def _add_pins(router: APIRouter, keeper: Keeper) -> None:
 
 def _done(job: str, item: Listed) -> DoneDoc:
     key = item.id
-    return DoneDoc(job=job, run=key.run, step=key.step, generation=key.generation)
+    attempt = key.generation
+    return DoneDoc(job=job, run=key.run, step=key.step, attempt=attempt, generation=attempt)
 
 
 def _add_reads(router: APIRouter, keeper: Keeper) -> None:
