@@ -25,6 +25,7 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotState
 from holdfast_services.agent.domain import Content, Reservation, Session, State, Work, handle
@@ -221,7 +222,7 @@ class Residency(RuleBasedStateMachine):
         self.run_view = replace(
             self.run_view,
             keep_from=CheckpointId(RUN, Step(step), Generation(1)),
-            replicas=replicas,
+            copies=Copies(replicas),
         )
         self.view()
 
@@ -276,6 +277,12 @@ class Residency(RuleBasedStateMachine):
             if slot.content and slot.content.held is HeldState.SEALED and slot.work is Work.NONE
         ]
         assert len(good) == len(set(good))
+
+    @invariant()
+    def all_copies_are_those_that_are_found_one_by_one(self) -> None:
+        copies = self.state.copies()
+        named = (slot.content.shard.id for slot in self.state.slots.values() if slot.content)
+        assert copies == {key: slot for key in named if (slot := self.state.held(key))}
 
     @invariant()
     def content_is_there_exactly_when_sealed(self) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.listing import places
+from holdfast.bucket.writing import SegmentStream, publish, put_sidecar
 from holdfast.convert.dcp_files import METADATA, DcpSource
 from holdfast.convert.safetensors_files import (
     SUFFIX,
@@ -25,9 +24,8 @@ from holdfast.convert.safetensors_files import (
     open_folder,
     state_path,
 )
-from holdfast.convert.source import STATE_NAME, TensorSource, raw
+from holdfast.convert.source import TensorSource, raw
 from holdfast.convert.torch_files import TorchSource
-from holdfast.convert.upload import SegmentUpload
 from holdfast.core.facts import Shard
 from holdfast.core.ids import (
     CheckpointId,
@@ -41,23 +39,24 @@ from holdfast.core.ids import (
 )
 from holdfast.errors import (
     AlreadyExistsError,
-    ExhaustedError,
     InvalidRequestError,
     NotFoundError,
-    OutcomeUnknownError,
     PreconditionError,
 )
-from holdfast.format import index, keys, manifest, sidecar
+from holdfast.format import blob, keys
 from holdfast.format.digest import part_digest, root_digest
+from holdfast.format.manifest import Manifest, decode
+from holdfast.format.names import RESERVED, blob_name
 from holdfast.format.segment import (
     HeaderTemplate,
-    SegmentHeader,
     SegmentIdentity,
     TensorSpec,
     blob_spec,
     header_template,
     parse_header,
 )
+from holdfast.format.sidecar import Sidecar
+from holdfast.format.tree import Json
 from holdfast.objectstore import ObjectStore
 
 STATE_ALIGN_BYTES = 4096
@@ -105,24 +104,25 @@ def write_checkpoint(
     job: str,
     checkpoint: CheckpointId,
     advance: Advance = lambda _bytes: None,
-) -> manifest.Manifest:
+) -> Manifest:
     """Write ``source`` as ``checkpoint`` of ``job`` and return its manifest.
 
     Raises:
         InvalidRequestError: a name or a number of tensors that the format does not take.
         CheckpointError: the source or the store; nothing is a checkpoint then.
     """
-    blobs = _blobs(source)
+    texts = _texts(source)
     specs = list(source.specs())
     shard_id = ShardId(checkpoint.run, checkpoint.step, checkpoint.generation, Rank(0))
     identity = SegmentIdentity(
-        id=shard_id, job=job_name(job), world_size=1, plan_hash=_plan_hash([*specs, *blobs])
+        id=shard_id, job=job_name(job), world_size=1, plan_hash=_plan_hash([*specs, *texts])
     )
-    template = header_template(identity, [*specs, *blobs])
-    key = keys.segment_key(job, shard_id, 1)
-    with SegmentUpload(store, key, template.length_bytes) as upload:
-        _send(upload, template, checkpoint, source, blobs, advance)
-        digests = upload.finish()
+    template = header_template(identity, [*specs, *texts])
+    folder = CheckpointFolder(store, keys.folder(identity.job, checkpoint))
+    key = keys.segment_key(identity.job, shard_id, 1)
+    with SegmentStream(store, key, template.length_bytes) as stream:
+        _send(stream, template, checkpoint, source, texts, advance)
+        digests = stream.finish()
     shard = Shard(
         id=shard_id,
         job=identity.job,
@@ -131,84 +131,59 @@ def write_checkpoint(
         length_bytes=template.length_bytes,
         root_digest=root_digest(template.length_bytes, digests),
     )
-    described = sidecar.encode(sidecar.Sidecar(shard=shard, digests=digests))
-    store.put(keys.sidecar_key(job, shard_id, 1), described)
-    return publish(
-        store,
-        manifest.Manifest(
-            checkpoint=checkpoint,
-            job=identity.job,
-            world_size=1,
-            shards=(shard,),
-            write_id=secrets.token_hex(16),
-            created_at_s=time.time(),
-            mesh={"dp": 1},
-            software=f"holdfast {holdfast.__version__}",
-        ),
-        [parse_header(template.data, template.length_bytes)],
+    put_sidecar(folder, Sidecar(shard=shard, digests=digests))
+    made = Manifest(
+        checkpoint=checkpoint,
+        job=identity.job,
+        world_size=1,
+        shards=(shard,),
+        write_id=secrets.token_hex(16),
+        created_at_s=time.time(),
+        mesh={"dp": 1},
+        software=f"holdfast {holdfast.__version__}",
     )
-
-
-def publish(
-    store: ObjectStore, made: manifest.Manifest, headers: Iterable[SegmentHeader]
-) -> manifest.Manifest:
-    """Put the index and then the manifest; return the manifest that is there.
-
-    Raises:
-        AlreadyExistsError: another checkpoint has that place.
-    """
-    # Too many boxes, or an index that is there: readers do with the headers, or with that one.
-    with suppress(ExhaustedError, AlreadyExistsError, OutcomeUnknownError):
-        where = keys.index_key(made.job, made.checkpoint.run, made.plan)
-        store.put(where, index.encode(index.build(headers)), if_absent=True)
-    key = keys.manifest_key(made.job, made.checkpoint)
-    try:
-        store.put(key, manifest.encode(made), if_absent=True)
-    except (AlreadyExistsError, OutcomeUnknownError) as cause:
-        # Ours, when only the answer was lost; another's with the same shards is as good.
-        found = CheckpointFolder(store, keys.folder(made.job, made.checkpoint)).manifest()
-        if found.shards != made.shards:
-            raise AlreadyExistsError(f"{key} is another checkpoint") from cause
-        return found
-    return made
+    header = parse_header(template.data, template.length_bytes)
+    return decode(publish(folder, made, headers=lambda: [header]))
 
 
 def _send(
-    upload: SegmentUpload,
+    stream: SegmentStream,
     template: HeaderTemplate,
     checkpoint: CheckpointId,
     source: TensorSource,
-    blobs: dict[TensorSpec, bytes],
+    texts: dict[TensorSpec, bytes],
     advance: Advance,
 ) -> None:
     """Send header, tensors and blobs in the order of the template."""
     header = template.fill(step=checkpoint.step, generation=checkpoint.generation, parent=None)
-    upload.write(header)
-    texts = {spec.fqn: text for spec, text in blobs.items()}
+    stream.write(header)
+    by_name = {spec.fqn: text for spec, text in texts.items()}
     ordered = [entry.spec.fqn for entry in template.entries]
-    tensors = source.tensors([name for name in ordered if name not in texts])
+    tensors = source.tensors([name for name in ordered if name not in by_name])
     for name in ordered:
-        if name in texts:
-            upload.write(texts[name])
+        if name in by_name:
+            stream.write(by_name[name])
             continue
         _, tensor = next(tensors)
-        upload.write(raw(tensor))
+        stream.write(raw(tensor))
         advance(tensor.nbytes)
 
 
-def _blobs(source: TensorSource) -> dict[TensorSpec, bytes]:
+def _texts(source: TensorSource) -> dict[TensorSpec, bytes]:
     """Return the state of each rank as text of a length that is its blob's capacity."""
-    state = dict(source.state()) or {0: _state(source)}
-    blobs = {}
-    for rank, value in state.items():
-        text = json.dumps(value, separators=(",", ":")).encode()
-        text = text.ljust(len(text) + -len(text) % STATE_ALIGN_BYTES)
-        blobs[blob_spec(f"{STATE_NAME}{rank}", len(text))] = text
-    return blobs
+    state = {
+        rank: json.dumps(value, separators=(",", ":")).encode()
+        for rank, value in source.state().items()
+    }
+    found = {}
+    for rank, text in (state or {0: _state(source)}).items():
+        padded = text.ljust(len(text) + -len(text) % STATE_ALIGN_BYTES)
+        found[blob_spec(blob_name(rank), len(padded))] = padded
+    return found
 
 
-def _state(source: TensorSource) -> dict[str, Any]:
-    """Return the state of a rank that had one module per first part of the tensors' names.
+def _state(source: TensorSource) -> bytes:
+    """Return the text of a rank that had one module per first part of the tensors' names.
 
     So ``Checkpointer(job, {"model": model})`` restores what was imported with ``--as model``.
     """
@@ -217,20 +192,15 @@ def _state(source: TensorSource) -> dict[str, Any]:
     )
     values = source.values()
     clash = next((name for name in values if name in modules), None)
-    tree: dict[str, Any] = {name: {"$ref": name} for name in modules}
+    tree: dict[str, Json] = {name: {"$ref": name} for name in modules}
     tree |= {name: value for name, value in values.items() if "." not in name and name != clash}
     for name in tree:
-        if name in ("holdfast", "rank"):
+        if name in RESERVED:
             raise InvalidRequestError(f"a tensor's name begins with {name!r}: use --as or --strip")
-    return {
-        "static": {
-            "objects": {name: {"kind": "module"} for name in modules},
-            "aliases": {},
-            "world_size": 1,
-        },
-        "live": {"tree": tree, "groups": {}, "loose": {}, "objects": {}, "extra": {}},
-        "imported": dict(values),
-    }
+    static = blob.Static(
+        objects={name: blob.SavedModule() for name in modules}, aliases={}, world_size=1
+    )
+    return blob.join(static.encode(), blob.Live(tree=tree).encode(), dict(values))
 
 
 def _plan_hash(specs: Sequence[TensorSpec]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -11,15 +12,13 @@ import holdfast
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc, common_pb2, metadata_pb2
-from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.clients import MetadataClient
-from holdfast_services.agent.domain import Reservation, Session, State, rules
-from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain import Reservation, Session
 from holdfast_services.agent.service import AgentService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -28,10 +27,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AgentRpc(agent_pb2_grpc.AgentServicer):
     """The trainer's side, on the unix socket."""
 
-    def __init__(self, service: AgentService, arena: Arena, metadata: MetadataClient) -> None:
+    def __init__(self, service: AgentService) -> None:
         self._service = service
-        self._arena = arena
-        self._metadata = metadata
 
     async def Handshake(
         self, request: common_pb2.HandshakeRequest, context: Context
@@ -41,37 +38,19 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         """Say who and how big this node is, and whether a job fits that is about to begin."""
-        state = self._service.state
         wish = codec.from_message(request.wish, MemoryWish)
-        return pb.DescribeResponse(
-            node=state.me.node,
-            arena=str(self._arena.folder),
-            budget_bytes=state.budget_bytes,
-            used_bytes=state.used_bytes,
-            reserved_bytes=sum(
-                s.reservation.slots * s.reservation.length_bytes
-                for s in state.sessions.values()
-                if s.active and s.reservation
-            ),
-            metadata_address=self._metadata.address,
-            metadata_reachable=not state.lost,
-            refusal=self._service.refusal(request.job, wish) if request.job else "",
-        )
+        return pb.DescribeResponse(**asdict(self._service.describe(request.job, wish)))
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: Context
     ) -> pb.OpenSessionResponse:
         """Register a rank with metadata and open its session."""
-        session_id(request.session)
-        job_name(request.job)
-        self._service.check_session_lock(request.session)
-        answer = await self._metadata.register(_registration(request, self._service.state))
-        self._service.dispatch(ev.SessionOpened(_session(request, answer)))
+        opened = await self._service.open_session(_session(request), _registration(request))
         return pb.OpenSessionResponse(
-            run=answer.run,
-            generation=answer.generation,
-            node=self._service.state.me.node,
-            arena=str(self._arena.folder),
+            run=opened.run,
+            generation=opened.generation,
+            node=self._service.node,
+            arena=self._service.arena_folder,
         )
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
@@ -166,7 +145,7 @@ def _shard(message: common_pb2.Shard) -> Shard:
     return shard
 
 
-def _registration(request: pb.OpenSessionRequest, state: State) -> metadata_pb2.RegisterRankRequest:
+def _registration(request: pb.OpenSessionRequest) -> metadata_pb2.RegisterRankRequest:
     return metadata_pb2.RegisterRankRequest(
         job=request.job,
         nonce=request.nonce,
@@ -175,27 +154,26 @@ def _registration(request: pb.OpenSessionRequest, state: State) -> metadata_pb2.
         takeover=request.takeover,
         rank=request.rank,
         world_size=request.world_size,
-        node=state.me.node,
         replicas=request.replicas,
         replica_domain=request.replica_domain,
         persist=request.persist if request.HasField("persist") else None,
         retention=request.retention if request.HasField("retention") else None,
-        generation_min=rules.generation_seen(state, request.job),
         start=request.start if request.HasField("start") else None,
         generation=request.generation,
         restored=request.restored if request.HasField("restored") else None,
     )
 
 
-def _session(request: pb.OpenSessionRequest, answer: metadata_pb2.RegisterRankResponse) -> Session:
+def _session(request: pb.OpenSessionRequest) -> Session:
+    """Return a session whose names are checked; metadata gives run and generation."""
     return Session(
-        id=request.session,
-        job=request.job,
-        run=answer.run,
-        generation=answer.generation,
+        id=session_id(request.session),
+        job=job_name(request.job),
+        run="",
+        generation=0,
         rank=request.rank,
         world_size=request.world_size,
         local_world_size=max(request.local_world_size, 1),
         nonce=request.nonce,
-        replicas=request.replicas,
+        protection=Copies(request.replicas, request.replica_domain),
     )

@@ -22,6 +22,7 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
+from holdfast.core.protection import Copies
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (
@@ -205,14 +206,14 @@ def test_a_rank_learns_that_another_attempt_has_its_number():
 
 def test_own_shards_go_to_the_next_nodes_of_the_ring_newest_first():
     held = state(sealed("s1", 1), sealed("s2", 2), sealed("s3", 3, owner="c"))
-    _, actions = handle(held, view(run_view(ring=("c", "a", "b"), replicas=1)))
+    _, actions = handle(held, view(run_view(ring=("c", "a", "b"), copies=Copies(1))))
     asked = [(a.shard.id.step, a.peer.node) for a in kinds(actions, ev.AskHold)]
     assert [(2, "b"), (1, "b")] == asked
 
 
 def test_a_failed_copy_is_tried_again_later_and_a_final_refusal_never():
     """F57."""
-    held, _ = handle(state(sealed("s1", 1)), view(run_view(ring=("a", "b"), replicas=1)))
+    held, _ = handle(state(sealed("s1", 1)), view(run_view(ring=("a", "b"), copies=Copies(1))))
     key = shard(1).id
     later, actions = handle(held, ev.HoldAnswered(key, B, "unavailable", "no"))
     assert [] == kinds(actions, ev.AskHold)
@@ -225,7 +226,7 @@ def test_a_failed_copy_is_tried_again_later_and_a_final_refusal_never():
 
 def test_a_backup_that_came_back_elsewhere_is_asked_again():
     """F55: the predecessor replicates again."""
-    run = run_view(ring=("a", "b"), replicas=1)
+    run = run_view(ring=("a", "b"), copies=Copies(1))
     held, _ = handle(state(sealed("s1", 1)), view(run))
     held, _ = handle(held, ev.HoldAnswered(shard(1).id, B))
     moved = replace(B, data_address="b:9")
@@ -362,22 +363,6 @@ def test_what_may_be_freed_and_what_the_job_itself_has_left_does_not_count():
     now.slots["s3"] = left_by("s3", "r2")
 
     admit(now, session(), asked(8 * KIB))
-
-
-def test_a_slot_that_the_file_system_refused_is_a_fact_of_its_length():
-    """Two ranks that reserve at once: one's refusal is not the other's."""
-    now = state()
-    for number, length in ((1, 2 * KIB), (2, 3 * KIB)):
-        one = replace(session(), id=str(number) * 32, rank=number)
-        now.sessions[one.id] = one
-        now, actions = handle(now, ev.Reserved(one.id, asked(length, slots=1)))
-        made = kinds(actions, ev.CreateSlot)[0].name.slot
-        if number == 1:
-            now, _ = handle(now, ev.SlotRefused(made, "full"))
-
-    assert {2 * KIB: "full"} == now.refused
-    now, _ = handle(now, ev.Reserved("1" * 32, asked(2 * KIB, slots=1)))
-    assert {} == now.refused
 
 
 @pytest.mark.parametrize(("length", "slots"), [(0, 2), (-1, 2), (KIB, 0), (KIB, 17)])

@@ -18,7 +18,6 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.placement import backups
 from holdfast.core.slots import SlotState
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
@@ -130,7 +129,7 @@ def gives_way(state: State, session: Session) -> Slot | None:
         if slot.content is not None
         and slot.content.owner == state.me.node
         and slot.content.shard.id.step < session.wants_slot
-        and _is_of(session, slot.content.shard.id)
+        and is_of(session, slot.content.shard.id)
         and replaceable(state, slot)
     )
     return min(mine, key=lambda item: item[0], default=(0, None))[1]
@@ -140,7 +139,8 @@ def _is_open(slot: Slot, session: Session) -> bool:
     return slot.session == session.id and slot.name.state is SlotState.WRITING
 
 
-def _is_of(session: Session, shard: ShardId) -> bool:
+def is_of(session: Session, shard: ShardId) -> bool:
+    """Tell whether a shard is one that this rank saved in this attempt."""
     return (shard.run, shard.generation, shard.rank) == (
         session.run,
         session.generation,
@@ -237,7 +237,8 @@ def all_verified(state: State, decision: Decision) -> bool:
 
     Of one whose shards nobody can name any more nothing is: the catalogue was lost meanwhile.
     """
-    slots = [state.held(shard.id) for shard in decision.shards]
+    copies = state.copies()
+    slots = [copies.get(shard.id) for shard in decision.shards]
     return bool(slots) and all(
         slot is not None
         and slot.content is not None
@@ -258,7 +259,7 @@ def quota_left(state: State, session: Session) -> int:
     if session.wants_slot and state.lost:
         # Metadata went away between telling this agent of a commit and hearing that it knows:
         # neither that step nor the one before may go. The rank goes on in what budget is left.
-        taken -= any(_unheard(state, slot) for slot in held)
+        taken -= any(unheard(state, slot) for slot in held)
     if _restored(state, session):
         # What was restored is kept until a newer step is safe. The budget counts it as one of the
         # slots (P8); leased on top, there would be no room for the copies that make a step safe.
@@ -267,7 +268,7 @@ def quota_left(state: State, session: Session) -> int:
     return max(session.reservation.slots - taken, 0)
 
 
-def _unheard(state: State, slot: Slot) -> bool:
+def unheard(state: State, slot: Slot) -> bool:
     """Tell whether a commit is known here of which metadata does not know that it is."""
     view = state.run(slot.content.shard.id.run) if slot.content else None
     if slot.content is None or view is None:
@@ -373,9 +374,18 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     return memory_need(
         own_bytes=own,
         checkpoint_bytes=max(asked.checkpoint_bytes, own),
-        replicas=session.replicas,
+        protection=session.protection,
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,
+    )
+
+
+def reserved_bytes(state: State) -> int:
+    """Return what the ranks that train here have reserved."""
+    return sum(
+        session.reservation.slots * session.reservation.length_bytes
+        for session in state.sessions.values()
+        if session.active and session.reservation
     )
 
 
@@ -418,13 +428,14 @@ def _mates(state: State, session: Session) -> list[Session]:
 class Wish:
     """A copy that should be fetched: from a peer, else from the object store if it is there.
 
-    ``owner`` empty: whoever gives it.
+    ``owner`` empty: whoever gives it. ``restore``: a restore waits for it.
     """
 
     shard: Shard
     sources: tuple[Peer, ...]
     owner: str = ""
     object: bool = False
+    restore: bool = False
 
 
 def wishes(state: State) -> list[Wish]:
@@ -433,6 +444,7 @@ def wishes(state: State) -> list[Wish]:
     Restores come before repairs, repairs before copies that owners asked for.
     """
     wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
+    restored = {w.shard.id for w in wants if w.reason is WantReason.RESTORE}
     listed = [Wish(shard=w.shard, sources=_sources(state, w), object=w.object) for w in wants]
     holds = [
         Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
@@ -441,7 +453,9 @@ def wishes(state: State) -> list[Wish]:
     for wish in (*listed, *holds):
         if wish.shard.id not in first and (wish.sources or wish.object):
             first[wish.shard.id] = wish
-    return [wish for key, wish in first.items() if state.held(key) is None]
+    copies = state.copies()
+    missing = ((key, wish) for key, wish in first.items() if key not in copies)
+    return [replace(wish, restore=key in restored) for key, wish in missing]
 
 
 def _sources(state: State, want: Want) -> tuple[Peer, ...]:
@@ -452,21 +466,10 @@ def _sources(state: State, want: Want) -> tuple[Peer, ...]:
     return tuple(sorted(known, key=lambda peer: peer.node in bad))
 
 
-def is_restore(state: State, shard: ShardId) -> bool:
-    """Tell whether a fetch of this shard serves a restore."""
-    wants = state.view.wants if state.view else ()
-    return any(w.shard.id == shard and w.reason is WantReason.RESTORE for w in wants)
-
-
 def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:
     """The peers that should hold copies of this node's shards of a run."""
     domains = {p.node: p.domain for p in state.view.nodes} if state.view else {}
-    names = backups(
-        state.me.node,
-        view.ring,
-        replicas=min(view.replicas, max(len(view.ring) - 1, 0)),
-        domains=domains if view.domain_spread else None,
-    )
+    names = view.copies.targets(state.me.node, view.ring, domains)
     peers = (state.peer(name) for name in names)
     return tuple(peer for peer in peers if peer is not None)
 

@@ -1,0 +1,1 @@
+"""What takes more than one transaction, or asks the store or the queue: asynchronous, bounded."""
