@@ -9,15 +9,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TOOLS = [
-    "httpx",
-    "hypothesis",
-    "moto",
-    "pytest",
-    "pytest-asyncio",
-    "pytest-timeout",
-    "pytest-xdist",
-]
+TOOLS = ("httpx", "hypothesis", "moto", "pytest")
 """What the tests themselves need, in the newest release: their age is no promise to users."""
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from holdfast.core import env
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name, step_number
@@ -432,7 +433,7 @@ class Checkpointer:
 
     @staticmethod
     def _timeout_s() -> float:
-        return launch.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
+        return env.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
 
     def _require_saver(self) -> Saver:
         if self._saver is None:

@@ -2,7 +2,7 @@
 
 ::
 
-    CheckpointError                       .kind  .retryable  .context
+    CheckpointError                       .kind  .retryable  .context  .docs
     ├── InvalidRequestError (ValueError)      fix the call
     ├── NotFoundError (LookupError)           nothing there
     ├── AlreadyExistsError                    usually success of a repeat: compare digests
@@ -22,6 +22,7 @@
     └── InternalError                         our bug
 
 ``kind`` values are append-only: they travel in gRPC metadata, problem+json, events and logs.
+Each error names its place in ``docs/reference/errors.md``: tracebacks and the command line show it.
 Knows nothing of gRPC or HTTP; ``holdfast.rpc.status`` holds the table to and from statuses.
 """
 
@@ -51,6 +52,9 @@ __all__ = [
 ]
 
 
+PAGE = "docs/reference/errors.md"
+
+
 class CheckpointError(Exception):
     """Anything Holdfast refuses or fails at.
 
@@ -66,6 +70,12 @@ class CheckpointError(Exception):
         super().__init__(message)
         self.message = message
         self.context: dict[str, str] = {key: str(value) for key, value in context.items()}
+        self.add_note(f"See {self.docs}")
+
+    @property
+    def docs(self) -> str:
+        """Where the cause and the cure of this kind of error are written down."""
+        return f"{PAGE}#{self.kind}"
 
     def __str__(self) -> str:
         if not self.context:

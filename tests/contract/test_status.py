@@ -136,6 +136,20 @@ def test_the_reference_has_a_line_for_each_kind(cls):
     assert [cls.__name__, code.name, str(http), "yes" if cls.retryable else "no"] == cells[:4]
 
 
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_reference_has_a_place_for_what_an_error_names(cls):
+    """The cause and the cure stand where ``CheckpointError.docs`` points to."""
+    page, _, anchor = cls("x").docs.partition("#")
+    part = re.search(
+        rf"^### `{anchor}`\n\n(.+?)(?=\n#|\Z)",
+        (REFERENCE.parents[2] / page).read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+
+    assert part, f"{page} has no heading ### `{anchor}`: say what happened, and what to do"
+    assert "To fix it:" in part[1]
+
+
 def test_the_reference_lists_no_kind_that_is_gone():
     """A kind may be deprecated, never removed."""
     kinds = set(re.findall(r"^\| `([a-z_]+)` \|", REFERENCE.read_text(), re.MULTILINE))

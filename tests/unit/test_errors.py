@@ -1,6 +1,7 @@
 """``holdfast.errors``: the tree, its kinds, its text."""
 
 import pickle
+import traceback
 
 import pytest
 
@@ -20,6 +21,16 @@ def test_an_error_survives_pickling(cls):
         error.context,
     )
     assert "no room (run=r1 step=3)" == str(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_traceback_names_the_page(cls):
+    """What a user sees when nothing catches it; also after it came from another process."""
+    error = pickle.loads(pickle.dumps(cls("no room")))
+    shown = "".join(traceback.format_exception(error))
+
+    assert f"no room\nSee docs/reference/errors.md#{cls.kind}\n" in shown
+    assert 1 == shown.count("See docs")
 
 
 def test_kinds_are_unique():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast.core.ids import STEP_MAX, job_name
 from holdfast.errors import CheckpointError
 
 COUNT_MAX = 1_000_000
+ATTEMPT_MAX = 9_999_999_999
 SPAN_S_MAX = 100 * 366 * 86_400
 LINK_S_MAX = 7 * 86_400
 
@@ -23,6 +25,25 @@ Commands = Any  # argparse does not name its type in public
 
 _SPAN = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,3})?)(s|m|h|d)?")
 _SPAN_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments; ``command`` is what to run, ``--attempt`` is a part of its target.
+
+    Raises:
+        SystemExit: the command line is wrong; argparse has said how.
+    """
+    top = parser()
+    args = top.parse_args(argv)
+    attempt = getattr(args, "attempt", None)
+    if attempt is None:
+        return args
+    name = "target" if hasattr(args, "target") else "place"
+    target = getattr(args, name)
+    if not isinstance(target, catalogue.Target) or target.step is None:
+        top.error("--attempt chooses between checkpoints of one step: write JOB@STEP --attempt N")
+    setattr(args, name, replace(target, generation=attempt))
+    return args
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,129 +55,385 @@ def parser() -> argparse.ArgumentParser:
     _add_catalogue(commands)
     _add_conversion(commands)
     _add_keeping(commands)
-    check = _add(commands, "doctor", "look for what commonly goes wrong", doctor.doctor)
-    check.add_argument(
-        "--rebuild", action="store_true", help="rebuild the catalogue from the object store"
-    )
-    check.add_argument("--job", type=_job, metavar="JOB", help="with --rebuild: only this one")
+    _add_doctor(commands)
     return top
 
 
 def _add_stack(commands: Commands) -> None:
-    up = _add(commands, "up", "start the embedded stack and return once it is ready", stack.up)
-    up.add_argument("--nodes", type=_nodes, default=1, metavar="N", help="node agents (default 1)")
-    up.add_argument("--port", type=_port, default=0, help="gRPC port of the metadata service")
-    up.add_argument("--rest-port", type=_port, default=0, help="port of REST and the dashboard")
-    up.add_argument("--store", default="", metavar="URL", help="object store: file: or s3:")
-    up.add_argument("--foreground", action="store_true", help="stay, and log to the terminal")
-    down = _add(commands, "down", "stop the stack and give its memory back", stack.down)
+    up = _add(
+        commands,
+        "up --nodes 2",
+        "This command starts Holdfast's services on this machine and returns once they are ready.",
+        stack.up,
+    )
+    up.add_argument(
+        "--nodes",
+        type=_nodes,
+        default=1,
+        metavar="N",
+        help="The stack runs N node agents (default 1).",
+    )
+    up.add_argument(
+        "--port",
+        type=_port,
+        default=0,
+        help="The metadata service serves gRPC on this port (default: any free one).",
+    )
+    up.add_argument(
+        "--rest-port",
+        type=_port,
+        default=0,
+        help="The dashboard and REST are served on this port (default: any free one).",
+    )
+    up.add_argument(
+        "--store",
+        default="",
+        metavar="URL",
+        help="Checkpoints are persisted to this object store, file:///folder or s3://bucket/prefix "
+        "(default: the one of the last time, at first the folder store in DIR).",
+    )
+    up.add_argument(
+        "--foreground",
+        action="store_true",
+        help="The command stays until you stop it, and logs to the terminal.",
+    )
+    down = _add(
+        commands,
+        "down --keep",
+        "This command stops the services and gives their memory back. Checkpoints that are in "
+        "memory only are lost, unless you keep them.",
+        stack.down,
+    )
     less_or_more = down.add_mutually_exclusive_group()
     less_or_more.add_argument(
-        "--keep", action="store_true", help="keep arenas and catalogue for the next up"
+        "--keep",
+        action="store_true",
+        help="The next `holdfast up` finds memory and catalogue as they are now.",
     )
     less_or_more.add_argument(
-        "--all", action="store_true", help="remove the durable checkpoints in DIR as well"
+        "--all",
+        action="store_true",
+        help="The command also removes the durable checkpoints in DIR.",
     )
-    down.add_argument("--yes", action="store_true", help="do not ask")
-    _add(commands, "status", "what runs here, and where", stack.status)
+    down.add_argument(
+        "--yes", action="store_true", help="The command does not ask before it removes anything."
+    )
+    _add(
+        commands,
+        "status",
+        "This command shows which services run on this machine, and where.",
+        stack.status,
+    )
 
 
 def _add_catalogue(commands: Commands) -> None:
-    ls = _add(commands, "ls", "jobs, or the checkpoints of one", catalogue.ls)
-    ls.add_argument("job", nargs="?", metavar="JOB")
-    show = _add(commands, "show", "one checkpoint: levels, shards, copies", catalogue.show)
+    ls = _add(
+        commands,
+        "ls gpt",
+        "This command lists all jobs, or the checkpoints of one job.",
+        catalogue.ls,
+    )
+    ls.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="The command lists the checkpoints of this job (default: all jobs).",
+    )
+    show = _add(
+        commands,
+        "show gpt@1200",
+        "This command shows one checkpoint: its levels, its shards and their copies.",
+        catalogue.show,
+    )
     _add_target(show)
-    check = _add(commands, "verify", "hash a checkpoint again, loading nothing", verify.verify)
+    check = _add(
+        commands,
+        "verify gpt@1200 --tier all",
+        "This command hashes the bytes of a checkpoint again and loads nothing.",
+        verify.verify,
+    )
     _add_place(check)
     check.add_argument(
         "--tier",
         choices=["memory", "object", "all"],
-        help="default: memory for a job, object for a folder",
+        help="The command reads the copies in memory, those in the object store, or both "
+        "(default: memory for a job, object for a folder).",
     )
 
 
 def _add_conversion(commands: Commands) -> None:
-    out = _add(commands, "export", "write a checkpoint as other tools' files", export.export)
-    _add_place(out)
-    out.add_argument("dest", metavar="DEST", help="a local file, or folder for hf and dcp")
-    out.add_argument("--format", choices=export.FORMATS, required=True)
-    out.add_argument("--force", action="store_true", help="replace what is at DEST")
-    into = _add(
-        commands, "import", "take in other tools' files, or other checkpoints", importing.import_
+    out = _add(
+        commands,
+        "export gpt@1200 gpt.safetensors --format safetensors",
+        "This command writes a durable checkpoint as files of other tools.",
+        export.export,
     )
-    into.add_argument("source", metavar="FILE_OR_FOLDER_OR_URL")
-    into.add_argument("--job", type=_job, metavar="NAME", help="the job's name here")
-    into.add_argument("--step", type=_step, metavar="N", help="default 0; of checkpoints: only N")
+    _add_place(out)
+    out.add_argument(
+        "dest",
+        metavar="DEST",
+        help="The command writes this file, for hf and dcp this folder.",
+    )
+    out.add_argument(
+        "--format",
+        choices=export.FORMATS,
+        required=True,
+        help="The files have this format.",
+    )
+    out.add_argument(
+        "--force", action="store_true", help="The command replaces what exists at DEST."
+    )
+    into = _add(
+        commands,
+        "import model.safetensors --job gpt --step 0",
+        "This command makes a checkpoint of other tools' files, or takes in the checkpoints of "
+        "another object store.",
+        importing.import_,
+    )
     into.add_argument(
-        "--as", dest="add", default="", metavar="PREFIX", help="put PREFIX. before every name"
+        "source",
+        metavar="FILE_OR_FOLDER_OR_URL",
+        help="The command reads this file, this folder or this object store.",
+    )
+    into.add_argument(
+        "--job", type=_job, metavar="NAME", help="The checkpoints belong to the job of this name."
+    )
+    into.add_argument(
+        "--step",
+        type=_step,
+        metavar="N",
+        help="The checkpoint has this step (default 0). From a store, the command takes step N "
+        "only (default: all).",
+    )
+    into.add_argument(
+        "--as",
+        dest="add",
+        default="",
+        metavar="PREFIX",
+        help="The command puts PREFIX and a dot before every name.",
     )
     for command in (out, into):
-        command.add_argument("--only", default="", metavar="PREFIX", help="only tensors below it")
-        command.add_argument("--strip", default="", metavar="PREFIX", help="take it off the names")
+        command.add_argument(
+            "--only",
+            default="",
+            metavar="PREFIX",
+            help="The command takes only tensors whose names begin with PREFIX.",
+        )
+        command.add_argument(
+            "--strip",
+            default="",
+            metavar="PREFIX",
+            help="The command takes PREFIX off the names.",
+        )
 
 
 def _add_keeping(commands: Commands) -> None:
-    rm = _add(commands, "rm", "delete a checkpoint from the object store, or a whole job", keep.rm)
-    _add_target(rm)
-    rm.add_argument("--force", action="store_true", help="though it is pinned, or the newest")
-    rm.add_argument("--yes", action="store_true", help="a whole job: do not ask")
-    pin = _add(commands, "pin", "keep a checkpoint whatever the policy says", keep.pin)
-    _add_target(pin)
-    pin.add_argument("--note", default="", help="why, for the others")
-    unpin = _add(commands, "unpin", "let the policy decide again", keep.unpin)
-    _add_target(unpin, step=True)
+    rm = _add(
+        commands,
+        "rm gpt@1200",
+        "This command deletes one checkpoint from the object store. Without a step it removes the "
+        "whole job: from memory, catalogue and object store.",
+        keep.rm,
+    )
+    rm.add_argument(
+        "target",
+        type=_target,
+        metavar="JOB[@STEP]",
+        help="The command deletes the checkpoint of this job at this step (default: the job).",
+    )
+    _add_attempt(rm)
+    rm.add_argument(
+        "--force",
+        action="store_true",
+        help="The command deletes a checkpoint also if it is pinned, or is the newest one.",
+    )
+    rm.add_argument(
+        "--yes", action="store_true", help="The command does not ask before it removes a job."
+    )
+    _add_pins(commands)
     _add_retain(commands)
-    collect = _add(commands, "collect", "delete what the policy does not keep", keep.collect)
-    collect.add_argument("job", type=_job, metavar="JOB")
-    collect.add_argument("--dry-run", action="store_true", help="only say what would go")
-    scrub = _add(commands, "scrub", "have workers read a job's checkpoints back", keep.scrub)
-    scrub.add_argument("job", type=_job, metavar="JOB")
-    links = _add(commands, "links", "URLs that anybody can read for a while", keep.links)
+    _add_collect(commands)
+    _add_links(commands)
+
+
+def _add_pins(commands: Commands) -> None:
+    pin = _add(
+        commands,
+        "pin gpt@1200 --note 'best so far'",
+        "This command keeps a checkpoint, whatever the retention policy says.",
+        keep.pin,
+    )
+    _add_target(pin)
+    pin.add_argument("--note", default="", help="This text tells other users why it is pinned.")
+    unpin = _add(
+        commands,
+        "unpin gpt@1200",
+        "This command lets the retention policy decide about a checkpoint again.",
+        keep.unpin,
+    )
+    _add_target(unpin, step=True)
+
+
+def _add_collect(commands: Commands) -> None:
+    collect = _add(
+        commands,
+        "collect gpt --dry-run",
+        "This command expires now the checkpoints that the retention policy does not keep.",
+        keep.collect,
+    )
+    _add_job(collect)
+    collect.add_argument(
+        "--dry-run", action="store_true", help="The command only says what it would expire."
+    )
+    scrub = _add(
+        commands,
+        "scrub gpt",
+        "This command has workers read a job's checkpoints in the object store back.",
+        keep.scrub,
+    )
+    _add_job(scrub)
+
+
+def _add_links(commands: Commands) -> None:
+    links = _add(
+        commands,
+        "links gpt@1200 --valid 7d",
+        "This command prints URLs with which anybody can read a checkpoint for a while.",
+        keep.links,
+    )
     _add_target(links)
     links.add_argument(
-        "--valid", dest="valid_s", type=_link_s, default=3600, metavar="SPAN", help="default 1h"
+        "--valid",
+        dest="valid_s",
+        type=_link_s,
+        default=3600,
+        metavar="SPAN",
+        help="The URLs are valid for this span, like 90s, 30m, 1h or 7d (default 1h).",
     )
 
 
 def _add_retain(commands: Commands) -> None:
-    retain = _add(commands, "retain", "what is kept of a job; no option: show it", keep.retain)
-    retain.add_argument("job", type=_job, metavar="JOB")
-    retain.add_argument("--all", action="store_true", help="keep everything")
-    retain.add_argument("--last", type=_count, metavar="N", help="the newest N")
-    retain.add_argument("--every", type=_count, metavar="N", help="steps that are multiples of N")
-    retain.add_argument(
-        "--spaced", dest="spaced_s", type=_span_s, metavar="SPAN", help="one per 1h, 30m, ..."
+    retain = _add(
+        commands,
+        "retain gpt --last 3 --every 1000",
+        "This command sets which checkpoints of a job the object store keeps: those that any of "
+        "the options names. Without an option it shows the policy.",
+        keep.retain,
     )
-    retain.add_argument("--best", type=_count, metavar="N", help="the N best by --metric")
-    retain.add_argument("--metric", metavar="K", help="a key of the checkpoint's notes")
+    _add_job(retain)
+    retain.add_argument("--all", action="store_true", help="The store keeps every checkpoint.")
+    retain.add_argument("--last", type=_count, metavar="N", help="The store keeps the newest N.")
     retain.add_argument(
-        "--maximize", action="store_const", const=True, help="more is better (default: less)"
+        "--every",
+        type=_count,
+        metavar="N",
+        help="The store keeps the steps that are multiples of N.",
     )
     retain.add_argument(
-        "--min-age", dest="age_s_min", type=_span_s, metavar="SPAN", help="younger ones stay"
+        "--spaced",
+        dest="spaced_s",
+        type=_span_s,
+        metavar="SPAN",
+        help="The store keeps one checkpoint per span, like 30m, 1h or 7d.",
+    )
+    retain.add_argument(
+        "--best", type=_count, metavar="N", help="The store keeps the N best by --metric."
+    )
+    retain.add_argument(
+        "--metric", metavar="K", help="The metric is the value of K in a checkpoint's notes."
+    )
+    retain.add_argument(
+        "--maximize",
+        action="store_const",
+        const=True,
+        help="More of the metric is better (default: less is better).",
+    )
+    retain.add_argument(
+        "--min-age",
+        dest="age_s_min",
+        type=_span_s,
+        metavar="SPAN",
+        help="The store keeps every checkpoint that is younger than this span.",
     )
 
 
-def _add(commands: Commands, name: str, purpose: str, command: Command) -> argparse.ArgumentParser:
-    added: argparse.ArgumentParser = commands.add_parser(name, help=purpose, description=purpose)
-    added.add_argument("--json", action="store_true", help="print JSON")
+def _add_doctor(commands: Commands) -> None:
+    check = _add(
+        commands,
+        "doctor",
+        "This command looks for what commonly goes wrong, and says how to correct it.",
+        doctor.doctor,
+    )
+    check.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="The command rebuilds the catalogue from the object store.",
+    )
+    check.add_argument(
+        "--job",
+        type=_job,
+        metavar="JOB",
+        help="With --rebuild, the command takes in the checkpoints of this job only.",
+    )
+
+
+def _add(
+    commands: Commands, example: str, purpose: str, command: Command
+) -> argparse.ArgumentParser:
+    """Return the parser of the command that is the first word of ``example``."""
+    added: argparse.ArgumentParser = commands.add_parser(
+        example.split(maxsplit=1)[0],
+        help=purpose,
+        description=purpose,
+        epilog=f"Example: holdfast {example}",
+    )
+    added.add_argument("--json", action="store_true", help="The command prints JSON.")
     added.add_argument(
         "--dir",
         type=Path,
         metavar="DIR",
-        help="a folder of its own, made private (default: HOLDFAST_HOME)",
+        help="The stack keeps its files in this folder, which is made private "
+        "(default: HOLDFAST_HOME).",
     )
     added.set_defaults(command=command)
     return added
 
 
+def _add_job(command: argparse.ArgumentParser) -> None:
+    command.add_argument("job", type=_job, metavar="JOB", help="The command is about this job.")
+
+
 def _add_target(command: argparse.ArgumentParser, *, step: bool = False) -> None:
     kind, name = (_exact, "JOB@STEP") if step else (_target, "JOB[@STEP]")
-    command.add_argument("target", type=kind, metavar=name)
+    newest = "" if step else " (default: the newest)"
+    command.add_argument(
+        "target",
+        type=kind,
+        metavar=name,
+        help=f"The command takes the checkpoint of this job at this step{newest}.",
+    )
+    _add_attempt(command)
 
 
 def _add_place(command: argparse.ArgumentParser) -> None:
-    command.add_argument("place", type=_place, metavar="JOB[@STEP]|FOLDER_OR_URL")
+    command.add_argument(
+        "place",
+        type=_place,
+        metavar="JOB[@STEP]|FOLDER_OR_URL",
+        help="The command takes the checkpoint of this job at this step (default: the newest), or "
+        "the one in this folder.",
+    )
+    _add_attempt(command)
+
+
+def _add_attempt(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--attempt",
+        type=_attempt,
+        metavar="N",
+        help="The checkpoint is the one that attempt N saved, where several attempts saved this "
+        "step (default: the one that counts).",
+    )
 
 
 def _refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -199,6 +476,10 @@ def _port(text: str) -> int:
 
 def _step(text: str) -> int:
     return _number(text, 0, STEP_MAX)
+
+
+def _attempt(text: str) -> int:
+    return _number(text, 0, ATTEMPT_MAX)
 
 
 def _count(text: str) -> int:

@@ -24,7 +24,10 @@ _STEP = re.compile(r"([0-9]{1,15})(?:\.g([0-9]{1,10}))?")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What ``JOB[@STEP[.gATTEMPT]]`` names; without a step, the newest checkpoint."""
+    """What ``JOB[@STEP]`` and ``--attempt`` name; without a step, the newest checkpoint.
+
+    ``JOB@STEP.g3`` is understood as well: folders in a bucket are named like that.
+    """
 
     job: str
     step: int | None = None
@@ -45,7 +48,9 @@ def parse_target(text: str) -> Target:
     if not at:
         return Target(job_name(job))
     if match is None or int(match[1]) > STEP_MAX:
-        raise InvalidRequestError(f"{where!r} is not a step: write JOB, JOB@STEP or JOB@STEP.g3")
+        raise InvalidRequestError(
+            f"{where!r} is not a step: write JOB, JOB@STEP or JOB@STEP --attempt N"
+        )
     return Target(job_name(job), int(match[1]), int(match[2]) if match[2] else None)
 
 

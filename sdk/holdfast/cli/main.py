@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from holdfast.cli.arguments import parser
+from holdfast.cli.arguments import parse
 from holdfast.cli.output import Report, print_report
 from holdfast.errors import CheckpointError
 
@@ -20,7 +20,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    args = parser().parse_args(argv)
+    args = parse(argv)
     try:
         report: Report = args.command(args, _environ(args))
         print_report(report, as_json=args.json, out=sys.stdout)
@@ -50,10 +50,15 @@ def _print_error(error: CheckpointError, *, as_json: bool) -> None:
     """Print one line that says what is wrong and what to do."""
     line = " ".join(str(error).split())
     if as_json:
-        record = {"kind": error.kind, "message": line, "context": error.context}
+        record = {
+            "kind": error.kind,
+            "message": line,
+            "context": error.context,
+            "docs": error.docs,
+        }
         print(json.dumps({"error": record}), file=sys.stderr)
     else:
-        print(f"holdfast: {line}", file=sys.stderr)
+        print(f"holdfast: {line}; see {error.docs}", file=sys.stderr)
 
 
 if __name__ == "__main__":

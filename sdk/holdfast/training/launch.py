@@ -11,7 +11,6 @@ Source: architecture 4.0; measured in the notes on torchrun restarts.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import socket
 from collections.abc import Mapping
@@ -59,24 +58,6 @@ def place(environ: Mapping[str, str]) -> Place:
             f"RANK={rank}, WORLD_SIZE={world_size}, LOCAL_WORLD_SIZE={local} contradict each other"
         )
     return Place(rank=rank, world_size=world_size, local_world_size=local)
-
-
-def seconds(environ: Mapping[str, str], name: str, otherwise: float) -> float:
-    """Return the time that the variable gives, ``otherwise`` if it is not set.
-
-    Raises:
-        InvalidRequestError: it is no number above 0.
-    """
-    text = environ.get(name)
-    if not text:
-        return otherwise
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise InvalidRequestError(f"{name}={text[:40]!r} is not a number of seconds above 0")
-    return value
 
 
 def nonce(environ: Mapping[str, str], where: Place) -> bytes:

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 
 from holdfast_services.agent.app import Agent
 from holdfast_services.agent.settings import Settings
 from holdfast_services.kit import runner
+from holdfast_services.kit.ready import say_ready
 from holdfast_services.transport.tcp import TcpTransport
-
-
-def _announce(settings: Settings, agent: Agent) -> None:
-    """Say where this agent is reached, by rename: a reader sees all of it or nothing."""
-    if settings.ready_file is None:
-        return
-    temporary = settings.ready_file.with_suffix(".tmp")
-    temporary.write_text(
-        json.dumps(
-            {
-                "agent": str(settings.agent_socket),
-                "rpc_address": agent.me.rpc_address,
-                "data_address": agent.me.data_address,
-            }
-        )
-    )
-    temporary.replace(settings.ready_file)
 
 
 async def serve(stop: asyncio.Event) -> None:
@@ -36,7 +19,12 @@ async def serve(stop: asyncio.Event) -> None:
     agent = Agent(settings, TcpTransport(settings.listen_host, settings.data_port))
     await agent.start()
     try:
-        _announce(settings, agent)
+        addresses = {
+            "agent": str(settings.agent_socket),
+            "rpc_address": agent.me.rpc_address,
+            "data_address": agent.me.data_address,
+        }
+        say_ready(settings.ready_file, addresses)
         await agent.run(stop)
     finally:
         await agent.close()

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.core import env
 from holdfast.core.ids import node_name
-from holdfast.core.units import parse_bytes
-from holdfast.errors import InvalidRequestError
 from holdfast_services.kit.free_memory import free_bytes
 
 BUDGET_SHARE = 0.5
@@ -41,35 +40,28 @@ class Settings:
         Raises:
             InvalidRequestError: a variable is missing or not what it should be; names it.
         """
-        budget = environ.get("HOLDFAST_BUDGET", "")
         ready = environ.get("HOLDFAST_READY_FILE", "")
         return cls(
             node=node_name(environ.get("HOLDFAST_NODE") or socket.gethostname()),
-            metadata_address=_required(environ, "HOLDFAST_ADDRESS"),
-            agent_socket=Path(_required(environ, "HOLDFAST_AGENT")).absolute(),
-            arena=Path(_required(environ, "HOLDFAST_ARENA")).absolute(),
-            budget_bytes=parse_bytes(budget) if budget else 0,
+            metadata_address=env.required(
+                environ, "HOLDFAST_ADDRESS", "host:port of the metadata service"
+            ),
+            agent_socket=Path(
+                env.required(environ, "HOLDFAST_AGENT", "the path of its socket")
+            ).absolute(),
+            arena=Path(env.required(environ, "HOLDFAST_ARENA", "a folder in memory")).absolute(),
+            budget_bytes=env.size(environ, "HOLDFAST_BUDGET", 0),
             listen_host=environ.get("HOLDFAST_LISTEN_HOST", "127.0.0.1"),
-            rpc_port=_port(environ, "HOLDFAST_RPC_PORT"),
-            data_port=_port(environ, "HOLDFAST_DATA_PORT"),
+            rpc_port=env.port(environ, "HOLDFAST_RPC_PORT"),
+            data_port=env.port(environ, "HOLDFAST_DATA_PORT"),
             domain=environ.get("HOLDFAST_DOMAIN", ""),
             ready_file=Path(ready) if ready else None,
             store=environ.get("HOLDFAST_STORE", ""),
         )
 
 
-def _required(environ: Mapping[str, str], key: str) -> str:
-    value = environ.get(key, "")
-    if not value:
-        raise InvalidRequestError(f"{key} is not set")
-    return value
-
-
-def _port(environ: Mapping[str, str], key: str) -> int:
-    text = environ.get(key, "0")
-    if not text.isdecimal() or len(text) > 5 or int(text) > 65535:
-        raise InvalidRequestError(f"{key}={text[:20]!r} is not a port")
-    return int(text)
+def _path(environ: Mapping[str, str], name: str, meaning: str) -> Path:
+    return Path(env.required(environ, name, meaning)).absolute()
 
 
 def default_budget_bytes(folder: Path) -> int:

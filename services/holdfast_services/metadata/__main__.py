@@ -6,14 +6,12 @@ With the argument `forget-memory`: make the catalogue forget all that was in mem
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import uvicorn
 
@@ -23,6 +21,7 @@ from holdfast.v1.metadata_pb2_grpc import add_MetadataServicer_to_server
 from holdfast.v1.persistence_pb2_grpc import add_PersistenceServicer_to_server
 from holdfast_services.kit.db import Engine, make_engine, write_transaction
 from holdfast_services.kit.queue import open_queue
+from holdfast_services.kit.ready import say_ready
 from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
 from holdfast_services.metadata.bucket import BucketArchive
@@ -109,7 +108,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         while not rest.started and not serving.done():  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
         address = f"{_reachable(host)}:{bound}"
-        _say_ready(settings.ready_file, {"address": address, "rest_url": rest_url})
+        say_ready(settings.ready_file, {"address": address, "rest_url": rest_url})
         log.info("serving gRPC on %s, REST and status page on %s", address, rest_url)
         await stop.wait()
     finally:
@@ -157,15 +156,6 @@ def _bind(listen: str) -> socket.socket:
 def _reachable(host: str) -> str:
     """Return a name under which others reach this host: a wildcard is nobody's address."""
     return socket.gethostname() if host in ("0.0.0.0", "::", "[::]") else host  # noqa: S104
-
-
-def _say_ready(path: Path | None, addresses: dict[str, str]) -> None:
-    """Write the addresses by rename: who sees the file sees all of it."""
-    if path is None:
-        return
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    draft.write_text(json.dumps(addresses), encoding="utf-8")
-    draft.replace(path)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.core import env
 from holdfast.errors import InvalidRequestError
 
 NODE_LEASE_S = 5.0
@@ -43,12 +44,11 @@ class Settings:
             InvalidRequestError: the database is not named, there is a store without a queue, or
                 a number is not one.
         """
-        url = environ.get("HOLDFAST_DATABASE_URL")
-        if not url:
-            raise InvalidRequestError(
-                "HOLDFAST_DATABASE_URL is not set: sqlite:////absolute/path.db or "
-                "postgresql+psycopg://user@host/database"
-            )
+        url = env.required(
+            environ,
+            "HOLDFAST_DATABASE_URL",
+            "sqlite:////absolute/path.db or postgresql+psycopg://user@host/database",
+        )
         store, queue = environ.get("HOLDFAST_STORE", ""), environ.get("HOLDFAST_QUEUE", "")
         if store and not queue:
             raise InvalidRequestError(
@@ -60,31 +60,15 @@ class Settings:
             database_url=url,
             listen=environ.get("HOLDFAST_LISTEN", LISTEN),
             rest_listen=environ.get("HOLDFAST_REST_LISTEN", REST_LISTEN),
-            node_lease_s=_seconds(environ, "HOLDFAST_NODE_LEASE_S", NODE_LEASE_S),
-            decide_wait_s=_seconds(environ, "HOLDFAST_DECIDE_WAIT_S", DECIDE_WAIT_S),
+            node_lease_s=env.seconds(environ, "HOLDFAST_NODE_LEASE_S", NODE_LEASE_S),
+            decide_wait_s=env.seconds(environ, "HOLDFAST_DECIDE_WAIT_S", DECIDE_WAIT_S),
             ready_file=Path(ready) if ready else None,
             store=store,
             queue=queue,
-            orphan_age_s=_seconds(environ, "HOLDFAST_ORPHAN_AGE_S", ORPHAN_AGE_S),
-            scrub_age_s=_seconds(environ, "HOLDFAST_SCRUB_AGE_S", 0.0, least_s=0.0),
+            orphan_age_s=env.seconds(environ, "HOLDFAST_ORPHAN_AGE_S", ORPHAN_AGE_S),
+            scrub_age_s=env.seconds(environ, "HOLDFAST_SCRUB_AGE_S", 0.0, zero=True),
             rest_names=_names(environ.get("HOLDFAST_REST_NAMES", "")),
         )
-
-
-def _seconds(
-    environ: Mapping[str, str], name: str, otherwise: float, *, least_s: float | None = None
-) -> float:
-    """Return a time: more than 0, or at least ``least_s``."""
-    text = environ.get(name)
-    if not text:
-        return otherwise
-    try:
-        value = float(text)
-    except ValueError as cause:
-        raise InvalidRequestError(f"{name}={text!r} is not a number of seconds") from cause
-    if not (value > 0 or value == least_s) or value == float("inf"):
-        raise InvalidRequestError(f"{name}={text!r} must be more than 0 seconds")
-    return value
 
 
 def _names(text: str) -> frozenset[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -13,6 +12,7 @@ from holdfast.errors import InternalError
 from holdfast.objectstore import open_store
 from holdfast_services.kit import runner
 from holdfast_services.kit.queue import open_queue
+from holdfast_services.kit.ready import say_ready
 from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
@@ -50,7 +50,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     worker = Worker(settings.worker, queue, service, pool, settings.queue_lease_s)
     ended = _in_thread(worker)
     try:
-        _say_ready(settings)
+        say_ready(settings.ready_file, {"worker": settings.worker, "pid": os.getpid()})
         log.info("worker %s drains to %s", settings.worker, store.url)
         waiting = [asyncio.create_task(event.wait()) for event in (stop, ended)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -79,15 +79,6 @@ def _in_thread(worker: Worker) -> asyncio.Event:
 
     threading.Thread(target=run, name="worker", daemon=True).start()
     return ended
-
-
-def _say_ready(settings: Settings) -> None:
-    """Say so by rename: who sees the file sees all of it."""
-    if settings.ready_file is None:
-        return
-    draft = settings.ready_file.with_name(f"{settings.ready_file.name}.{os.getpid()}.tmp")
-    draft.write_text(json.dumps({"worker": settings.worker, "pid": os.getpid()}))
-    draft.replace(settings.ready_file)
 
 
 def main() -> int:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.core import env
 from holdfast.core.ids import node_name
-from holdfast.core.units import parse_bytes
-from holdfast.errors import InvalidRequestError
 
 PARTS_IN_FLIGHT = 8
 PARTS_IN_FLIGHT_MAX = 256
@@ -44,14 +43,24 @@ class Settings:
         ready = environ.get("HOLDFAST_READY_FILE", "")
         host = socket.gethostname()
         return cls(
-            metadata_address=_required(environ, "HOLDFAST_ADDRESS"),
-            store_url=_required(environ, "HOLDFAST_STORE"),
-            queue_url=_required(environ, "HOLDFAST_QUEUE"),
+            metadata_address=env.required(
+                environ, "HOLDFAST_ADDRESS", "host:port of the metadata service"
+            ),
+            store_url=env.required(
+                environ, "HOLDFAST_STORE", "the URL of the object store, file: or s3:"
+            ),
+            queue_url=env.required(environ, "HOLDFAST_QUEUE", "the URL of the work queue"),
             worker=node_name(environ.get("HOLDFAST_WORKER") or f"{host}-{os.getpid()}"),
-            parts_in_flight=_parts(environ),
-            persist_bytes_per_s=_rate(environ, "HOLDFAST_PERSIST_RATE", _gentle_bytes_per_s()),
-            scrub_bytes_per_s=_rate(environ, "HOLDFAST_SCRUB_RATE", SCRUB_BYTES_PER_S),
-            queue_lease_s=_lease(environ),
+            parts_in_flight=env.number(
+                environ,
+                "HOLDFAST_PERSIST_PARTS",
+                PARTS_IN_FLIGHT,
+                low=1,
+                high=PARTS_IN_FLIGHT_MAX,
+            ),
+            persist_bytes_per_s=env.rate(environ, "HOLDFAST_PERSIST_RATE", _gentle_bytes_per_s()),
+            scrub_bytes_per_s=env.rate(environ, "HOLDFAST_SCRUB_RATE", SCRUB_BYTES_PER_S),
+            queue_lease_s=env.seconds(environ, "HOLDFAST_QUEUE_LEASE_S", QUEUE_LEASE_S),
             ready_file=Path(ready) if ready else None,
         )
 
@@ -59,35 +68,3 @@ class Settings:
 def _gentle_bytes_per_s() -> int:
     """Return the default pace on this machine."""
     return PERSIST_BYTES_PER_S_PER_CORE * len(os.sched_getaffinity(0))
-
-
-def _required(environ: Mapping[str, str], key: str) -> str:
-    value = environ.get(key, "")
-    if not value:
-        raise InvalidRequestError(f"{key} is not set")
-    return value
-
-
-def _rate(environ: Mapping[str, str], key: str, otherwise: int) -> int:
-    text = environ.get(key, "").removesuffix("/s")
-    return parse_bytes(text) if text else otherwise
-
-
-def _parts(environ: Mapping[str, str]) -> int:
-    text = environ.get("HOLDFAST_PERSIST_PARTS") or str(PARTS_IN_FLIGHT)
-    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) <= PARTS_IN_FLIGHT_MAX:
-        raise InvalidRequestError(
-            f"HOLDFAST_PERSIST_PARTS={text[:20]!r} is not a number from 1 to {PARTS_IN_FLIGHT_MAX}"
-        )
-    return int(text)
-
-
-def _lease(environ: Mapping[str, str]) -> float:
-    text = environ.get("HOLDFAST_QUEUE_LEASE_S") or str(QUEUE_LEASE_S)
-    try:
-        value = float(text)
-    except ValueError as cause:
-        raise InvalidRequestError(f"HOLDFAST_QUEUE_LEASE_S={text[:20]!r} is no number") from cause
-    if not 0 < value < float("inf"):
-        raise InvalidRequestError(f"HOLDFAST_QUEUE_LEASE_S={text[:20]!r} must be more than 0")
-    return value

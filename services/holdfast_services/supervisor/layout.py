@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import socket
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from holdfast.errors import AccessError, AlreadyExistsError, InvalidRequestError
 from holdfast.rpc.channel import SOCKET_PATH_BYTES_MAX
+from holdfast_services.kit.ready import say_ready
 
 SHM = Path("/dev/shm")  # noqa: S108 - the folders in it are made 0700 and checked
 HOST = "127.0.0.1"
@@ -92,9 +92,7 @@ class Layout:
                 for node in self.nodes
             ],
         }
-        temporary = self.home / "stack.json.new"
-        temporary.write_text(json.dumps(record, indent=1))
-        temporary.replace(self.home / "stack.json")
+        say_ready(self.home / "stack.json", record)
 
     def unpublish(self) -> None:
         """Remove ``stack.json``."""

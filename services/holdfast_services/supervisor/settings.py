@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core.units import parse_bytes
+from holdfast.core import env
 from holdfast.errors import InvalidRequestError
 
 NODES_MAX = 64
@@ -44,7 +44,7 @@ class Settings:
         args = _parser().parse_args(argv)
         if not 1 <= args.nodes <= NODES_MAX:
             raise InvalidRequestError(f"--nodes must be 1..{NODES_MAX}, got {args.nodes}")
-        _check_budget(environ.get("HOLDFAST_BUDGET", ""))
+        env.size(environ, "HOLDFAST_BUDGET", 0)  # here, not in the log of every agent
         return cls(
             home=args.dir.expanduser().absolute(),
             nodes=tuple(f"node-{i}" for i in range(args.nodes)),
@@ -58,14 +58,6 @@ class Settings:
             drain=args.drain,
             environ=dict(environ),
         )
-
-
-def _check_budget(text: str) -> None:
-    """Refuse here what every agent would refuse in its log."""
-    try:
-        parse_bytes(text or "0")
-    except InvalidRequestError as cause:
-        raise InvalidRequestError(f"HOLDFAST_BUDGET: {cause}") from cause
 
 
 def _parser() -> argparse.ArgumentParser:

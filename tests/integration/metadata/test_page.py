@@ -24,6 +24,7 @@ RESTORE = {"number": 1, "state": "lost", "fresh": False, "step": 1, "reason": EV
 JOB = {
     "job": EVIL,
     "run": EVIL,
+    "attempt": 1,
     "generation": 1,
     "world_size": 1,
     "running": True,
@@ -40,6 +41,7 @@ COPY = {"node": EVIL, "tier": EVIL}
 CHECKPOINT = {
     "job": EVIL,
     "step": 1,
+    "attempt": 1,
     "generation": 1,
     "level": EVIL,
     "superseded": False,
@@ -61,7 +63,7 @@ CHECKPOINT = {
     "nodes": [EVIL],
     "shards": [{"rank": 0, "owner": EVIL, "bad": True, "replicas": [COPY]}],
 }
-VERDICT = {"step": 1, "generation": 1, "keep": False, "why": EVIL}
+VERDICT = {"step": 1, "attempt": 1, "generation": 1, "keep": False, "why": EVIL}
 STORE = {
     "url": EVIL,
     "ok": False,

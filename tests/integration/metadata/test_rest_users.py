@@ -178,7 +178,8 @@ def test_a_long_list_is_read_page_by_page(kit, tmp_path):
             found, query = [], "limit=5"
             while True:
                 page = (await http.get(f"{BASE}/checkpoints?{query}")).json()
-                found += [(row["step"], row["generation"]) for row in page]
+                found += [(row["step"], row["attempt"]) for row in page]
+                assert all(row["attempt"] == row["generation"] for row in page)
                 if len(page) < 5:
                     return found
                 last = page[-1]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.arguments import parse, parser
 from holdfast.cli.catalogue import Target
-from holdfast.cli.main import EXIT_FAILED, main, parser
+from holdfast.cli.main import EXIT_FAILED, main
 
 SDK = Path(__file__).parents[3] / "sdk"
 
@@ -33,6 +36,9 @@ SDK = Path(__file__).parents[3] / "sdk"
         ["export", "gpt", "out", "--format", "zip"],
         ["retain", "gpt", "--spaced", "soon"],
         ["links", "gpt", "--valid", "30d"],
+        ["show", "gpt", "--attempt", "3"],
+        ["show", "gpt@1", "--attempt", "last"],
+        ["verify", "/a/folder", "--attempt", "3"],
     ],
     ids=" ".join,
 )
@@ -52,6 +58,33 @@ def test_a_target_is_a_job_and_perhaps_a_step(text, target):
     assert parser().parse_args(["show", text]).target == target
 
 
+@pytest.mark.parametrize("command", ["show", "verify", "rm", "pin", "unpin", "links"])
+def test_an_attempt_chooses_between_checkpoints_of_one_step(command):
+    args = parse([command, "gpt@12", "--attempt", "3"])
+
+    assert Target("gpt", 12, 3) == (args.place if command == "verify" else args.target)
+
+
+def commands():
+    [choices] = [one.choices for one in parser()._actions if isinstance(one.choices, dict)]
+    return choices
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_is_whole_sentences_and_an_example_that_works(name):
+    command = commands()[name]
+    said, _, example = command.epilog.partition("Example: holdfast ")
+    arguments = [one for one in command._actions if one.dest != "help"]
+
+    assert ("", name) == (said, shlex.split(example)[0]), "an example of this command"
+    assert callable(parse(shlex.split(example)).command), "and it is parsed"
+    for text in (command.description, *(one.help for one in arguments)):
+        assert text, f"{name}: an argument says nothing"
+        sentence = text.removesuffix(".")
+        assert re.match(r"(The|This|With|Checkpoints|More)\b.* \w+s?\b", text), text
+        assert sentence != text, f"{name}: {text!r} is no sentence: subject, verb, full stop"
+
+
 @pytest.mark.parametrize("command", [["status"], ["ls"], ["show", "gpt"], ["verify", "gpt"]])
 def test_an_error_is_one_line_that_says_what_to_do(command, tmp_path, capsys):
     code = main([*command, "--dir", str(tmp_path)])
@@ -59,7 +92,7 @@ def test_an_error_is_one_line_that_says_what_to_do(command, tmp_path, capsys):
 
     assert (code, out) == (EXIT_FAILED, "")
     assert err.startswith(f"holdfast: no stack runs in {tmp_path}")
-    assert err.endswith("run `holdfast up`\n")
+    assert err.endswith("run `holdfast up`; see docs/reference/errors.md#not_found\n")
     assert err.count("\n") == 1
 
 

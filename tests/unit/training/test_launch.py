@@ -29,18 +29,6 @@ def test_a_contradictory_place_is_refused(environ):
         attempt.place(environ)
 
 
-@pytest.mark.parametrize("text", ["abc", "0", "-1", "inf", "nan", "1,5"])
-def test_a_time_that_is_none_is_refused_with_its_variable(text):
-    """Defect X4."""
-    with pytest.raises(InvalidRequestError, match="HOLDFAST_RESTORE_TIMEOUT="):
-        attempt.seconds({"HOLDFAST_RESTORE_TIMEOUT": text}, "HOLDFAST_RESTORE_TIMEOUT", 600.0)
-
-
-def test_a_time_that_is_not_set_is_the_default():
-    assert attempt.seconds({"X": ""}, "X", 600.0) == 600.0
-    assert attempt.seconds({"X": "1.5"}, "X", 600.0) == 1.5
-
-
 def test_ranks_without_a_process_group_cannot_agree_on_a_nonce():
     """Architecture 4.0: with several ranks and no name for the launch, restore() refuses."""
     where = attempt.Place(rank=0, world_size=2, local_world_size=2)

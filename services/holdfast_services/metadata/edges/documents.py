@@ -37,7 +37,8 @@ class JobDoc(BaseModel):
 
     job: str
     run: str
-    generation: int
+    attempt: int = Field(description="Higher for each launch of the job; gaps are normal")
+    generation: int = Field(description="The same number as `attempt`, by its former name")
     world_size: int
     running: bool
     holder: str
@@ -57,7 +58,8 @@ class CheckpointDoc(BaseModel):
     job: str
     run: str
     step: int
-    generation: int
+    attempt: int = Field(description="Higher for each launch of the job; gaps are normal")
+    generation: int = Field(description="The same number as `attempt`, by its former name")
     level: str = Field(description="local, replicated or durable: the highest it has reached")
     superseded: bool = Field(description="A restore left it behind: never chosen by itself")
     pinned: bool = Field(description="By a user: retention leaves it alone")
@@ -153,6 +155,7 @@ def job_doc(run: Run, world: World) -> JobDoc:
     return JobDoc(
         job=run.job,
         run=run.id,
+        attempt=run.generation,
         generation=run.generation,
         world_size=attempt.world_size if attempt else 0,
         running=bool(attempt and attempt.lease_until_s > world.now_s),
@@ -244,6 +247,7 @@ def _fields(
         "job": run.job,
         "run": run.id,
         "step": row.id.step,
+        "attempt": row.id.generation,
         "generation": row.id.generation,
         "level": _level(row),
         "superseded": run.superseded(row.id),

@@ -94,6 +94,7 @@ class VerdictDoc(BaseModel):
     """Whether a durable checkpoint stays, and why."""
 
     step: int
+    attempt: int
     generation: int
     keep: bool
     why: str
@@ -106,6 +107,7 @@ class DoneDoc(BaseModel):
     job: str
     run: str
     step: int
+    attempt: int
     generation: int
 
 
@@ -205,6 +207,7 @@ def _add_policy(router: APIRouter, transactor: Transactor) -> None:
 def _verdict(verdict: Verdict) -> VerdictDoc:
     return VerdictDoc(
         step=verdict.id.step,
+        attempt=verdict.id.generation,
         generation=verdict.id.generation,
         keep=verdict.keep,
         why=verdict.why,
@@ -246,7 +249,8 @@ def _add_pins(router: APIRouter, transactor: Transactor) -> None:
 
 def _done(item: Listed, job: str) -> DoneDoc:
     key = item.id
-    return DoneDoc(job=job, run=key.run, step=key.step, generation=key.generation)
+    attempt = key.generation
+    return DoneDoc(job=job, run=key.run, step=key.step, attempt=attempt, generation=attempt)
 
 
 def _add_reads(router: APIRouter, transactor: Transactor) -> None:

@@ -1,0 +1,20 @@
+"""Says that a process is ready: a file with what others need to reach it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def say_ready(path: Path | None, record: Mapping[str, object]) -> None:
+    """Write ``record`` as JSON to ``path``, by rename: who sees the file sees all of it.
+
+    None: nobody asked for the file.
+    """
+    if path is None:
+        return
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    draft.replace(path)
