@@ -3,8 +3,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.holdfast-installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# The generator of sdk/holdfast/v1 is older than what we run on, and has an environment of its own.
+PROTO := $(VENV)/proto
+PROTO_STAMP := $(PROTO)/.holdfast-installed
+# The oldest releases that pyproject.toml allows.
+OLDEST := $(VENV)/oldest
+OLDEST_STAMP := $(OLDEST)/.holdfast-installed
 # Torch first, alone and pinned: any other request may pull gigabytes of CUDA packages.
 TORCH := torch==2.13.0
+GPU := $(wildcard /dev/nvidia0 /dev/kfd)
+define NO_GPU
+== This machine has no GPU, and pip is about to fetch $(TORCH). From PyPI that is the build with
+== CUDA: 5 GB with its libraries. To get the build for CPUs (0.2 GB) instead, stop this and run
+== PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
+endef
 PROTOS := $(sort $(wildcard proto/holdfast/v1/*.proto))
 PYTEST := $(BIN)/python -m pytest
 # A file stays with one worker; files go in order, those with long tests come first. Three for two
@@ -14,8 +26,16 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests and benchmarks start hundreds of processes: none should compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Few and quick ones: each part that calls a library of others. Two files need torch or numpy.
+PINS_TESTS := $(addprefix tests/unit/,core format metadata agent persistence supervisor bucket) \
+	tests/contract tests/integration/rpc \
+	$(addprefix tests/integration/metadata/test_,users.py rest_users.py rest_edges.py process.py) \
+	$(addprefix tests/integration/objectstore/test_,direct.py s3_access.py) \
+	$(addprefix --ignore tests/unit/,core/test_ids.py format/test_segment.py) -k "not ceph"
+
+export NO_GPU
 .DEFAULT_GOAL := help
-.PHONY: help setup proto format check lint types imports test test-unit test-integration test-e2e \
+.PHONY: help setup proto format check lint types imports test test-unit test-integration test-e2e test-pins \
 	simulate simulate-mutants demo bench up down docs clean
 
 help: ## List the targets
@@ -28,14 +48,28 @@ $(STAMP): pyproject.toml
 		|| { echo "python3 cannot make virtual environments: apt-get install python3-venv"; exit 1; }
 	@echo "== setting up $(VENV) (takes the network, once)"
 	@test -x $(BIN)/pip || python3 -m venv --clear $(VENV)
+	$(if $(GPU),,@test -d $(BIN)/../lib/python3*/site-packages/torch || echo "$$NO_GPU")
 	$(PIP) install "$(TORCH)" "numpy>=1.26,<3"
 	$(PIP) install -e ".[torch,loader,cli,services,dev]"
 	@touch $@
 
-setup: $(STAMP) ## Make .venv with everything in it
+$(PROTO_STAMP): proto/requirements.txt | $(STAMP)
+	python3 -m venv --clear $(PROTO)
+	$(PROTO)/bin/python -m pip --quiet --disable-pip-version-check install -r proto/requirements.txt
+	@touch $@
 
-proto: $(STAMP) ## Generate sdk/holdfast/v1 from proto/
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=sdk \
+$(OLDEST_STAMP): pyproject.toml tests/oldest.py | $(STAMP)
+	@echo "== setting up $(OLDEST) (takes the network, once)"
+	python3 -m venv --clear $(OLDEST)
+	$(BIN)/python tests/oldest.py > $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install \
+		-r $(OLDEST)/requirements.txt -e ".[services]"
+	@touch $@
+
+setup: $(STAMP) $(PROTO_STAMP) ## Make .venv with everything in it
+
+proto: $(PROTO_STAMP) ## Generate sdk/holdfast/v1 from proto/
+	PATH="$(CURDIR)/$(PROTO)/bin:$$PATH" $(PROTO)/bin/python -m grpc_tools.protoc -Iproto --python_out=sdk \
 		--grpc_python_out=sdk --mypy_out=sdk --mypy_grpc_out=sdk $(PROTOS)
 
 format: $(STAMP) ## Put the code into the house format
@@ -54,7 +88,7 @@ imports: $(STAMP) ## Who may import whom
 
 check: lint types imports test-unit ## Lint, types, import contracts, unit tests
 
-test-unit: $(STAMP) ## Tests that start no process
+test-unit: $(STAMP) $(PROTO_STAMP) ## Tests that start no process
 	$(PYTEST) -q tests/unit tests/contract tests/property tests/golden tests/tidy
 
 test-integration: $(STAMP) ## Tests against real services and databases
@@ -63,7 +97,10 @@ test-integration: $(STAMP) ## Tests against real services and databases
 test-e2e: $(STAMP) ## Train, kill anywhere, restore, compare bit for bit
 	$(PYTEST) $(PARALLEL) tests/e2e tests/crash
 
-test: lint types imports ## Everything that must pass
+test-pins: $(OLDEST_STAMP) ## The oldest dependencies that pyproject.toml allows: do they work?
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) -q $(PINS_TESTS)
+
+test: lint types imports test-pins $(PROTO_STAMP) ## Everything that must pass
 	$(PYTEST) $(PARALLEL)
 
 simulate: $(STAMP) ## Live through SEEDS=10000 histories of a cluster in trouble, on all cores
@@ -84,7 +121,7 @@ up: $(STAMP) ## Start the stack on this machine
 down: $(STAMP) ## Stop it
 	$(BIN)/holdfast down
 
-docs: $(STAMP) ## Check the pages: links, error kinds, settings
+docs: $(STAMP) $(PROTO_STAMP) ## Check the pages: links, error kinds, settings
 	$(PYTEST) -q tests/tidy/test_in_step.py tests/contract/test_status.py tests/unit/metadata/test_events.py
 
 clean: ## Remove what is generated, not .venv

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.checkpointer import Checkpointer, Restored, SaveHandle
+    from holdfast.checkpointer import Checkpointer, Decided, Restored, SaveHandle
     from holdfast.oneshot import Loaded, load, save
     from holdfast.policy import (
         AnyOf,
@@ -34,6 +34,7 @@ __all__ = [
     "AnyOf",
     "Auto",
     "Checkpointer",
+    "Decided",
     "EverySeconds",
     "EverySteps",
     "Loaded",
@@ -51,6 +52,7 @@ __all__ = [
 
 _HOME = {
     "Checkpointer": "holdfast.checkpointer",
+    "Decided": "holdfast.checkpointer",
     "Restored": "holdfast.checkpointer",
     "SaveHandle": "holdfast.checkpointer",
     "ResumableLoader": "holdfast.state.dataloaders",

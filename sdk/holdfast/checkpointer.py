@@ -33,11 +33,11 @@ from holdfast.training import launch
 from holdfast.training.handle import SaveHandle
 from holdfast.training.preemption import Preemption
 from holdfast.training.registration import Attempt
-from holdfast.training.restore import Part, Restored, restore
+from holdfast.training.restore import Decided, Part, Restored, decide, restore
 from holdfast.training.saving import Saver
 from holdfast.training.session import Session
 
-__all__ = ["Checkpointer", "Restored", "SaveHandle"]
+__all__ = ["Checkpointer", "Decided", "Restored", "SaveHandle"]
 
 OPEN_S_MAX = 60.0
 RESTORE_S_MAX = 600.0
@@ -75,7 +75,8 @@ class Checkpointer:
         job: Name of the run; the same name after a restart finds it again.
         state: What to save, by name: modules, optimizers, schedulers, loaders, anything with
             ``state_dict``/``load_state_dict``, tensors, plain data, nested. Kept as ``state``;
-            restore fills it in place. Wrap (DDP, compile) and build optimizers before.
+            restore fills it in place. Wrap (DDP, compile) and build optimizers before; after
+            ``decide``, before ``restore``, if they are built from what was decided.
         save: When to save to memory.
         persist: Which saved steps also go to the object store: ``EverySteps(n)`` takes the first
             one committed at or after each multiple, ``EverySeconds(s)`` the first one so long
@@ -141,14 +142,50 @@ class Checkpointer:
             state, rank=self._place.rank, world_size=self._place.world_size, rng=rng
         )
         self._session = Session(self._agent_socket())
-        self._arena = self._admit()
+        try:
+            self._arena = self._admit()
+        except ExhaustedError:
+            self._session.close(timeout_s=1.0)
+            raise
         self._saver: Saver | None = None
+        self._start: Start | None = None
+        self._decided: Decided | None = None
+        self._loaded = False
         self._preemption: Preemption | None = None
         self._progress = _Progress()
-        self._announced_answered = 0
         self._paused = False
         self._save_asked = False
         self._closed = False
+
+    def decide(self, step: int | None = None) -> Decided | None:
+        """Return what ``restore`` will load, before the model or the optimizer need exist.
+
+        For who builds the state from the step or its notes: make the Checkpointer with an empty
+        mapping, fill ``state`` afterwards, then call ``restore``, which loads it. Waits until
+        the choice is confirmed and its bytes are on this node. Collective, as ``restore`` is.
+
+        Args:
+            step: As in ``restore``, which then takes none.
+
+        Returns:
+            What was chosen, or None: training begins at step 0. ``restore`` comes in any case.
+
+        Raises:
+            PreconditionError: it was decided before.
+            CheckpointError: as ``restore`` does.
+        """
+        if self._saver is not None:
+            raise PreconditionError("it is decided already: call decide() once", job=self._job)
+        self._start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
+        timeout_s = self._timeout_s()
+        self._saver = self._join(timeout_s, self._start)
+        try:
+            lost_is_fresh = self._on_failure == "warn"
+            self._decided = decide(self._session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh)
+        except CheckpointError:
+            self._end(FAILED_CLOSE_S_MAX)
+            raise
+        return self._decided
 
     def restore(
         self, step: int | None = None, *, strict: bool = True, only: Collection[str] | None = None
@@ -176,29 +213,39 @@ class Checkpointer:
             AlreadyExistsError: another launch trains this job now.
             CorruptionError: checkpoints are known, none can be read; the message says why.
         """
-        if self._saver is not None:
+        if self._loaded:
             raise PreconditionError(
                 "restore() was called already: call it once, before the first step", job=self._job
             )
+        made_since = self._saver is not None
+        if made_since and step is not None:
+            raise PreconditionError("say step= to decide(): it has chosen", job=self._job)
+        if made_since:
+            self._capture.check()
         part = Part.of(self.state, strict=strict, only=only)
-        start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
-        timeout_s = launch.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
-        self._saver = saver = self._join(timeout_s, start)
+        expected = self._decided if made_since else self.decide(step)
+        saver = self._saver
+        assert saver is not None
         try:
+            if made_since:
+                self._admit()
             restored = restore(
                 self._session,
                 self._capture,
                 saver.arena,
-                timeout_s=timeout_s,
+                timeout_s=self._timeout_s(),
                 lost_is_fresh=self._on_failure == "warn",
                 part=part,
+                expected=expected,
             )
         except CheckpointError:
             self._end(FAILED_CLOSE_S_MAX)
             raise
+        self._loaded = True
+        start = self._start
         if restored is not None:
             self._progress.step = restored.step
-            saver.parent = (restored.step, restored.generation)
+            saver.restored(restored.step, restored.generation)
             if start is not None and (start.fresh or restored.step != start.step):
                 log.warning(
                     "job %s: this launch (%s) has begun there already; it goes on from step %d",
@@ -251,8 +298,8 @@ class Checkpointer:
             return None
         self._raise_failure(saver)
         self._progress.advance(step, time.monotonic())
-        saver.note_step(step)
         announced = self._session.view.announced_step
+        saver.note_step(step, announced)
         alone = self._place.world_size == 1
         ending = self._preemption is not None and self._preemption.asked
         due = self._policy.due(step) or step == announced
@@ -266,7 +313,6 @@ class Checkpointer:
             wants_save=ending or self._save_asked,
         )
         handle = self.save(step, notes=notes) if due else None
-        self._answer_late_announcement(announced, step)
         if ending:
             self._end_after(handle, saved=step == announced or alone)
         return handle
@@ -380,15 +426,24 @@ class Checkpointer:
             text = f"job {self._job} does not fit the arena of node {node.node}: {node.refusal}"
             error = ExhaustedError(text, job=self._job, node=node.node)
             if self._on_failure != "warn":
-                self._session.close(timeout_s=1.0)
                 raise error
             log.warning("%s", error)
         return Path(node.arena)
+
+    @staticmethod
+    def _timeout_s() -> float:
+        return launch.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
 
     def _require_saver(self) -> Saver:
         if self._saver is None:
             raise PreconditionError(
                 "call restore() before the first step: it finds the run and fences old trainers",
+                job=self._job,
+            )
+        if not self._loaded:
+            raise PreconditionError(
+                "call restore() before the first step, also if decide() returned None: decide() "
+                "only says what will be loaded",
                 job=self._job,
             )
         return self._saver
@@ -397,16 +452,6 @@ class Checkpointer:
         failure = saver.take_failure()
         if failure is not None and self._on_failure == "raise":
             raise failure
-
-    def _answer_late_announcement(self, announced: int, step: int) -> None:
-        """A rank that hears of a save too late says so, once, and all drop that step."""
-        saver = self._require_saver()
-        if 0 < announced < step and announced > self._announced_answered:
-            self._announced_answered = announced
-            if not saver.has_saved(announced):
-                saver.abandon(announced, "announced too late for this rank")
-        elif announced == step:
-            self._announced_answered = announced
 
     def _end_after(self, handle: SaveHandle | None, *, saved: bool) -> None:
         """After a signal: end once the agreed step is safe, or the grace period is over.

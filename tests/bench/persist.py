@@ -39,6 +39,7 @@ from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import Sources
 from holdfast_services.persistence.upload import ShardUpload
+from holdfast_services.transport.tcp import TcpTransport
 
 NAMES = (
     *("persist_s3/bare_client", "persist_s3/minio", "restore_s3/bare_client", "restore_s3/minio"),
@@ -92,7 +93,7 @@ class _Bench:
     def persist(self, store: ObjectStore, plan: ShardWork | None = None) -> float:
         """Put the shard there and nothing else; return the seconds."""
         plan = plan or self.plan
-        copies = Sources(plan.shard, plan.sources, self.pool)
+        copies = Sources(plan.shard, plan.sources, self.pool, TcpTransport())
         upload = ShardUpload(store, self.pool, Pace(0), plan, threading.Event(), copies)
         started_s = time.perf_counter()
         upload.run()

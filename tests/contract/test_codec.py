@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core import facts, ids, session, work
+from holdfast.core import facts, ids, protection, session, work
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
@@ -28,12 +28,12 @@ def message_of(cls):
 
 VALUES = [
     cls
-    for module in (ids, facts, session, work)
+    for module in (ids, facts, protection, session, work)
     for cls in vars(module).values()
-    if dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]
 INT_MAX = {"rank": 2**31 - 1, "volume": 2**31 - 1, "world_size": 2**31 - 1, "replicas": 2**31 - 1}
-INT_MAX |= {"seats": 2**31 - 1, "last": 2**31 - 1, "best": 2**31 - 1}
+INT_MAX |= {"n": 2**31 - 1, "seats": 2**31 - 1, "last": 2**31 - 1, "best": 2**31 - 1}
 
 
 def strategy(hint, name):

@@ -12,7 +12,9 @@ import pytest
 from tests.e2e.stack import environment, running_stack
 from tests.e2e.test_bit_identity import final
 
-PAIR, START = (Path(__file__).with_name(name) for name in ("pair.py", "start.py"))
+PAIR, START, DECIDE = (
+    Path(__file__).with_name(name) for name in ("pair.py", "start.py", "decide.py")
+)
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,24 @@ def test_an_older_step_is_gone_back_to_once_per_launch(stack):
     assert "launch (step 5 launch:one) has begun there already" in again
     assert {8, 5} <= set(steps_of(stack, "back"))
     assert 10 not in steps_of(stack, "back")
+
+
+def test_a_model_is_built_from_the_notes_of_the_step_that_is_restored(stack):
+    """Decide, build, load: what the second launch asks for is passed over."""
+    outputs = []
+    for width in ("5", "9"):
+        ranks = stack.ranks("--job", "built", "--width", width, script=DECIDE)
+        assert [0] == ranks.wait(), ranks.outputs
+        outputs.append(ranks.outputs[0])
+    first, second = outputs
+
+    assert "decided 0 5" in first
+    assert "decided 2 5" in second
+    [ended] = re.findall(r"^ends 2 (\S+)", first, re.MULTILINE)
+    assert f"begins 2 {ended}" in second
+    for output in outputs:
+        refused = re.findall(r"^refused (.*)", output, re.MULTILINE)
+        assert 4 == len(refused), output
+        assert all("call restore() before the first step" in said for said in refused[:2])
+        assert "call decide() once" in refused[2]
+        assert "say step= to decide()" in refused[3]

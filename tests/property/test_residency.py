@@ -25,6 +25,7 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotState
 from holdfast_services.agent.domain import Content, Reservation, Session, State, Work, handle
@@ -221,7 +222,7 @@ class Residency(RuleBasedStateMachine):
         self.run_view = replace(
             self.run_view,
             keep_from=CheckpointId(RUN, Step(step), Generation(1)),
-            replicas=replicas,
+            copies=Copies(replicas),
         )
         self.view()
 

@@ -179,6 +179,73 @@ class FaultProxy:
             upstream.close()
 
 
+class SilentProxy:
+    """Forwards bytes to a TCP port of this machine until the host behind it is ``gone``.
+
+    What had been connected then stays connected and hears nothing more, not even a reset, as when
+    a host loses its power. Who connects afterwards reaches the host that has come back.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._upstream = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._ends: list[socket.socket] = []
+        self._lost: set[socket.socket] = set()
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where callers connect, host:port."""
+        return f"127.0.0.1:{self._listening.getsockname()[1]}"
+
+    def gone(self) -> None:
+        """Let nothing through any more on what is connected now."""
+        with self._lock:
+            self._lost.update(self._ends)
+
+    def count(self) -> int:
+        """Return how many connections there have been."""
+        with self._lock:
+            return len(self._ends) // 2
+
+    def close(self) -> None:
+        """Stop listening and break all connections."""
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join(END_S_MAX)
+        with self._lock:
+            for end in self._ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._upstream))
+            with self._lock:
+                self._ends += (near, far)
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    lost = source in self._lost
+                if not lost:
+                    target.sendall(data)
+            with self._lock:
+                lost = source in self._lost
+            if not lost:
+                target.shutdown(socket.SHUT_WR)
+
+
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False

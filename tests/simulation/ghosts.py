@@ -207,7 +207,8 @@ class Ghosts:
     def _rows(self, before: Run, after: Run) -> None:
         known = {row.id for row in before.checkpoints}
         copied = {row.id for row in before.checkpoints if row.copied_at_s is not None}
-        for row in after.checkpoints:
+        # The oldest first: older ones go for the last that is acknowledged, whatever its bytes are.
+        for row in reversed(after.checkpoints):
             if not after.usable(row.id):
                 continue
             if row.id not in known and row.id.generation == after.generation:

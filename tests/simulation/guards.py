@@ -113,8 +113,8 @@ MUTANTS = (
     _mutant(
         "X9",
         "replicated means as many copies as were asked for, not as nodes allow",
-        ("metadata/domain/commit.py", "spread(attempt, copies, places, attempt.replicas)",
-         "spread(attempt, copies, places, attempt.replicas_allowed)"),
+        ("metadata/domain/commit.py", "spread(attempt.protection, copies, places)",
+         "spread(attempt.allowed, copies, places)"),
     ),
     # -- defects that the simulator found ---------------------------------------------------------
     _mutant(
@@ -142,7 +142,12 @@ MUTANTS = (
     _mutant(
         "N3 room: older",
         "while a restore is decided what is older than the acknowledged step makes room",
-        ("metadata/domain/repair.py", "if kept is not None and", "if False and"),
+        ("metadata/domain/repair.py", "acked = kept is not None and", "acked = False and"),
+    ),
+    _mutant(
+        "N16 room: parts",
+        "while a restore is decided what is older and nowhere whole makes room",
+        ("metadata/domain/repair.py", "if acked or shard.checkpoint in parts:", "if acked:"),
     ),
     _mutant(
         "N4 room: leases",
@@ -258,7 +263,7 @@ MUTANTS = (
     _mutant(
         "unacknowledged",
         "copies count as safe only with holders that know of the commit",
-        ("metadata/domain/commit.py", "if not spread(run.attempt, _firm(copies, seen),",
+        ("metadata/domain/commit.py", "if not spread(run.attempt.allowed, _firm(copies, seen),",
          "if not spread(run.attempt, copies,"),
     ),
     _mutant(

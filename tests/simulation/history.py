@@ -20,6 +20,7 @@ from tests.simulation.worker import Worker
 from tests.simulation.world import Do, Net, World
 
 from holdfast.core.budget import memory_need, slots_per_rank
+from holdfast.core.protection import Copies
 
 PEACE_S_MAX = 40.0
 COMMITS_IN_PEACE = 2
@@ -176,7 +177,8 @@ def _budget_bytes(plan: Plan) -> int:
     """Return what a node needs for its share of the largest job, and what the plan adds."""
     each = ranks_per_node(plan)
     need = memory_need(
-        own_bytes=LENGTH * each, checkpoint_bytes=LENGTH * RANKS_MAX, replicas=plan.replicas,
-        nodes_count=plan.nodes, slots=slots_per_rank(persist=bool(plan.persist_steps)),
+        own_bytes=LENGTH * each, checkpoint_bytes=LENGTH * RANKS_MAX,
+        protection=Copies(plan.replicas), nodes_count=plan.nodes,
+        slots=slots_per_rank(persist=bool(plan.persist_steps)),
     )  # fmt: skip
     return need.total_bytes + LENGTH * plan.spare_slots

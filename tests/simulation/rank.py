@@ -20,6 +20,7 @@ from holdfast.core.facts import (
     StepNote,
 )
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
@@ -157,7 +158,7 @@ class Process:
         attempt = self.attempt
         session = Session(
             id=self.session, job=JOB, run=seat.run, generation=seat.generation, rank=self.rank,
-            world_size=attempt.world_size, replicas=attempt.job.plan.replicas,
+            world_size=attempt.world_size, protection=Copies(attempt.job.plan.replicas),
             nonce=attempt.nonce, local_world_size=attempt.on(self.node),
         )  # fmt: skip
         self.node.feed(ev.SessionOpened(session))
@@ -292,9 +293,28 @@ class Process:
         able = self.node.room_bytes and not self._view.fenced
         able = able and not self.world.frozen(self.node.name)
         out = able and state is not None and state.lost and self.session in state.sessions
+        out = out and not self._full()
         self._missed_count = self._missed_count + 1 if out else 0
         if self._missed_count > MISSED_COUNT_MAX:
             raise Broken(f"P5: while metadata is out rank {self.rank} saves nothing any more")
+
+    def _full(self) -> bool:
+        """4.7: its slots have commits that its agent was told of, and no budget is left.
+
+        Not all agents know of them, so none may go before metadata is back.
+        """
+        node = self.node
+        files = [file for file in node.files.values() if file.name.state is not SlotState.FREE]
+        assert node.state is not None
+        mine = {
+            file.shard.id for file in files
+            if file.shard is not None and file.owner == node.name
+            and file.name.state is SlotState.SEALED and file.shard.id.rank == self.rank
+        }  # fmt: skip
+        kept = [key for key in mine if rules.heard(node.state, key)]
+        slots = slots_per_rank(persist=bool(self.attempt.job.plan.persist_steps))
+        full = sum(file.length_bytes for file in files) + LENGTH > node.budget_bytes
+        return full and len(kept) == len(mine) >= slots
 
     def _save_owed(self) -> None:
         if self.copying is None and self._copy(self._owed):

@@ -15,13 +15,14 @@ NAME = re.compile(r"\bHOLDFAST_[A-Z0-9_]*[A-Z0-9]\b")
 
 def test_generated_code_is_what_the_protocol_files_say(tmp_path):
     protos = sorted(str(path) for path in (ROOT / "proto/holdfast/v1").glob("*.proto"))
-    plugins = Path(sys.executable).parent
+    tools = Path(sys.prefix) / "proto/bin"
+    assert tools.is_dir(), "the generator has an environment of its own: run `make setup`"
     subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}",
+        [tools / "python", "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}",
          *(f"--{kind}_out={tmp_path}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")),
          *protos],
         check=True,
-        env={"PATH": str(plugins)},
+        env={"PATH": str(tools)},
     )  # fmt: skip
     made = {path.name: path.read_text() for path in (tmp_path / "holdfast/v1").iterdir()}
     committed = {
@@ -62,6 +63,31 @@ def test_every_setting_is_documented_in_docs():
     documented = {name for name, meaning, default in rows if meaning.strip() and default.strip()}
 
     assert settings_in_code() == documented
+
+
+def test_the_generated_code_runs_on_what_pyproject_allows():
+    """Code of protobuf 6 runs on 6 and 7; gRPC's says itself which release it needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    allowed = dict(re.match(r"([\w-]+)>=([\d.]+)", one).groups() for one in project["dependencies"])
+    for path in (ROOT / "sdk/holdfast/v1").glob("*_pb2*.py"):
+        made_by = re.search(
+            r"^(?:# Protobuf Python Version: |GRPC_GENERATED_VERSION = ')([\d.]+)",
+            path.read_text(),
+            re.MULTILINE,
+        )
+        needed = allowed["grpcio" if "_grpc" in path.name else "protobuf"]
+
+        assert made_by[1] in (needed, f"{needed}.0"), "generate it with `make proto`"
+
+
+@pytest.mark.parametrize(("gpu", "said"), [("", True), ("/dev/nvidia0", False)])
+def test_setting_up_says_what_it_fetches_for_no_gpu(gpu, said):
+    planned = subprocess.run(
+        ["make", "--dry-run", "--always-make", "setup", f"GPU={gpu}"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert said is ("NO_GPU" in planned.stdout)
 
 
 IMPORTED_AS = {"grpcio": "grpc", "protobuf": "google.protobuf"}

@@ -108,6 +108,18 @@ class CheckpointFolder:
             TruncatedShardError: it ends before its header does.
             ManifestError: a rule of the format is broken, or it is another shard's segment.
         """
+        header = parse_header(self.head(shard), shard.length_bytes)
+        header.expect(shard)
+        return header
+
+    def head(self, shard: Shard) -> bytes:
+        """Return the bytes of the shard's segment up to its first tensor; nothing is checked.
+
+        Raises:
+            NotFoundError: there is no segment.
+            TruncatedShardError: it ends before its header does.
+            ManifestError: its header would be longer than a header may be, or than the segment.
+        """
         key = self.segment_key(shard)
         data = bytearray(min(HEADER_GUESS_BYTES, shard.length_bytes))
         self.store.read_into(key, 0, memoryview(data))
@@ -118,16 +130,7 @@ class CheckpointFolder:
             rest = bytearray(wanted - len(data))
             self.store.read_into(key, len(data), memoryview(rest))
             data += rest
-        header = parse_header(memoryview(data), shard.length_bytes)
-        found = header.identity
-        if (found.id, found.job, found.world_size, found.plan_hash) != (
-            shard.id,
-            shard.job,
-            shard.world_size,
-            shard.plan_hash,
-        ):
-            raise ManifestError(f"{found.id.key} lies where {shard.id.key} should")
-        return header
+        return bytes(data[:wanted])
 
     def fetch(
         self,

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
-from holdfast.convert.source import STATE_NAME, TensorSource, spec_of, state_rank
+from holdfast.convert.source import TensorSource, spec_of
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.boxes import Box, covers, whole
+from holdfast.format.names import blob_name, blob_rank
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import encode
-from holdfast.state.dtypes import dtype_name
+from holdfast.reading.dtypes import dtype_name
 
 METADATA = ".metadata"
 DATA = "__0_0.distcp"
@@ -74,7 +75,7 @@ def write_folder(source: TensorSource, folder: Path, advance: Callable[[int], No
             places[index] = filesystem._StorageInfo(DATA, begin, file.tell() - begin)  # noqa: SLF001
 
         for rank, value in source.state().items():
-            name = f"{STATE_NAME}{rank}"
+            name = blob_name(rank)
             held[name] = metadata.BytesStorageMetadata()
             write(metadata.MetadataIndex(name), value)
         for name, tensor in source.tensors([spec.fqn for spec in source.specs()]):
@@ -148,7 +149,7 @@ class DcpSource:
 
     def _add_value(self, name: str) -> None:
         value = self._load(metadata.MetadataIndex(name), f"value {name!r}")
-        rank = state_rank(name)
+        rank = blob_rank(name)
         if rank is not None and isinstance(value, dict):
             self._state[rank] = value
             return

@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
@@ -25,7 +24,7 @@ from holdfast.convert.safetensors_files import (
     open_folder,
     state_path,
 )
-from holdfast.convert.source import STATE_NAME, TensorSource, raw
+from holdfast.convert.source import TensorSource, raw
 from holdfast.convert.torch_files import TorchSource
 from holdfast.core.facts import Shard
 from holdfast.core.ids import (
@@ -44,9 +43,10 @@ from holdfast.errors import (
     NotFoundError,
     PreconditionError,
 )
-from holdfast.format import keys
+from holdfast.format import blob, keys
 from holdfast.format.digest import part_digest, root_digest
 from holdfast.format.manifest import Manifest, decode
+from holdfast.format.names import RESERVED, blob_name
 from holdfast.format.segment import (
     HeaderTemplate,
     SegmentIdentity,
@@ -56,6 +56,7 @@ from holdfast.format.segment import (
     parse_header,
 )
 from holdfast.format.sidecar import Sidecar
+from holdfast.format.tree import Json
 from holdfast.objectstore import ObjectStore
 
 STATE_ALIGN_BYTES = 4096
@@ -110,17 +111,17 @@ def write_checkpoint(
         InvalidRequestError: a name or a number of tensors that the format does not take.
         CheckpointError: the source or the store; nothing is a checkpoint then.
     """
-    blobs = _blobs(source)
+    texts = _texts(source)
     specs = list(source.specs())
     shard_id = ShardId(checkpoint.run, checkpoint.step, checkpoint.generation, Rank(0))
     identity = SegmentIdentity(
-        id=shard_id, job=job_name(job), world_size=1, plan_hash=_plan_hash([*specs, *blobs])
+        id=shard_id, job=job_name(job), world_size=1, plan_hash=_plan_hash([*specs, *texts])
     )
-    template = header_template(identity, [*specs, *blobs])
+    template = header_template(identity, [*specs, *texts])
     folder = CheckpointFolder(store, keys.folder(identity.job, checkpoint))
     key = keys.segment_key(identity.job, shard_id, 1)
     with SegmentStream(store, key, template.length_bytes) as stream:
-        _send(stream, template, checkpoint, source, blobs, advance)
+        _send(stream, template, checkpoint, source, texts, advance)
         digests = stream.finish()
     shard = Shard(
         id=shard_id,
@@ -150,37 +151,39 @@ def _send(
     template: HeaderTemplate,
     checkpoint: CheckpointId,
     source: TensorSource,
-    blobs: dict[TensorSpec, bytes],
+    texts: dict[TensorSpec, bytes],
     advance: Advance,
 ) -> None:
     """Send header, tensors and blobs in the order of the template."""
     header = template.fill(step=checkpoint.step, generation=checkpoint.generation, parent=None)
     stream.write(header)
-    texts = {spec.fqn: text for spec, text in blobs.items()}
+    by_name = {spec.fqn: text for spec, text in texts.items()}
     ordered = [entry.spec.fqn for entry in template.entries]
-    tensors = source.tensors([name for name in ordered if name not in texts])
+    tensors = source.tensors([name for name in ordered if name not in by_name])
     for name in ordered:
-        if name in texts:
-            stream.write(texts[name])
+        if name in by_name:
+            stream.write(by_name[name])
             continue
         _, tensor = next(tensors)
         stream.write(raw(tensor))
         advance(tensor.nbytes)
 
 
-def _blobs(source: TensorSource) -> dict[TensorSpec, bytes]:
+def _texts(source: TensorSource) -> dict[TensorSpec, bytes]:
     """Return the state of each rank as text of a length that is its blob's capacity."""
-    state = dict(source.state()) or {0: _state(source)}
-    blobs = {}
-    for rank, value in state.items():
-        text = json.dumps(value, separators=(",", ":")).encode()
-        text = text.ljust(len(text) + -len(text) % STATE_ALIGN_BYTES)
-        blobs[blob_spec(f"{STATE_NAME}{rank}", len(text))] = text
-    return blobs
+    state = {
+        rank: json.dumps(value, separators=(",", ":")).encode()
+        for rank, value in source.state().items()
+    }
+    found = {}
+    for rank, text in (state or {0: _state(source)}).items():
+        padded = text.ljust(len(text) + -len(text) % STATE_ALIGN_BYTES)
+        found[blob_spec(blob_name(rank), len(padded))] = padded
+    return found
 
 
-def _state(source: TensorSource) -> dict[str, Any]:
-    """Return the state of a rank that had one module per first part of the tensors' names.
+def _state(source: TensorSource) -> bytes:
+    """Return the text of a rank that had one module per first part of the tensors' names.
 
     So ``Checkpointer(job, {"model": model})`` restores what was imported with ``--as model``.
     """
@@ -189,20 +192,15 @@ def _state(source: TensorSource) -> dict[str, Any]:
     )
     values = source.values()
     clash = next((name for name in values if name in modules), None)
-    tree: dict[str, Any] = {name: {"$ref": name} for name in modules}
+    tree: dict[str, Json] = {name: {"$ref": name} for name in modules}
     tree |= {name: value for name, value in values.items() if "." not in name and name != clash}
     for name in tree:
-        if name in ("holdfast", "rank"):
+        if name in RESERVED:
             raise InvalidRequestError(f"a tensor's name begins with {name!r}: use --as or --strip")
-    return {
-        "static": {
-            "objects": {name: {"kind": "module"} for name in modules},
-            "aliases": {},
-            "world_size": 1,
-        },
-        "live": {"tree": tree, "groups": {}, "loose": {}, "objects": {}, "extra": {}},
-        "imported": dict(values),
-    }
+    static = blob.Static(
+        objects={name: blob.SavedModule() for name in modules}, aliases={}, world_size=1
+    )
+    return blob.join(static.encode(), blob.Live(tree=tree).encode(), dict(values))
 
 
 def _plan_hash(specs: Sequence[TensorSpec]) -> str:

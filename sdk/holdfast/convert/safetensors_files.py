@@ -32,7 +32,7 @@ from holdfast.format.segment import (
     TensorSpec,
     header_length,
 )
-from holdfast.state.dtypes import TORCH
+from holdfast.reading.dtypes import TORCH
 
 SHARD_BYTES_MAX = 5 * 10**9
 INDEX = "model.safetensors.index.json"

@@ -12,8 +12,6 @@ from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.format.boxes import whole
 from holdfast.format.segment import TensorSpec
 
-STATE_NAME = "holdfast.rank."
-
 
 class TensorSource(Protocol):
     """Tensors that can be read one at a time; every box of ``specs`` is the whole tensor."""
@@ -110,18 +108,6 @@ class Chosen:
 def spec_of(name: str, dtype: str, shape: Sequence[int]) -> TensorSpec:
     """Return the spec of a whole tensor."""
     return TensorSpec(fqn=name, dtype=dtype, shape=tuple(shape), box=whole(shape))
-
-
-def state_rank(name: str) -> int | None:
-    """Return whose state a tensor of this name is, None when it is an ordinary tensor.
-
-    >>> state_rank("holdfast.rank.3")
-    3
-    """
-    rank = name.removeprefix(STATE_NAME)
-    if rank == name or not (rank.isascii() and rank.isdigit()) or len(rank) > 7:
-        return None
-    return int(rank)
 
 
 def raw(tensor: torch.Tensor) -> memoryview:

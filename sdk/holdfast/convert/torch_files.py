@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from holdfast.convert.source import STATE_NAME, TensorSource, raw, spec_of, state_rank
+from holdfast.convert.source import TensorSource, raw, spec_of
 from holdfast.errors import InvalidRequestError, UnsupportedFormatError
+from holdfast.format.names import blob_name, blob_rank
 from holdfast.format.segment import ALIGNMENT_BYTES, TensorSpec
 from holdfast.format.tree import encode
-from holdfast.state.dtypes import TORCH, dtype_name
+from holdfast.reading.dtypes import TORCH, dtype_name
 
 _ZIP = b"PK\x03\x04"
 
@@ -34,9 +35,7 @@ def write_file(source: TensorSource, path: Path, advance: Callable[[int], None])
             spool.write(raw(tensor))
             advance(tensor.nbytes)
         spool.flush()
-        content: dict[str, Any] = {
-            f"{STATE_NAME}{rank}": value for rank, value in source.state().items()
-        }
+        content: dict[str, Any] = {blob_name(rank): value for rank, value in source.state().items()}
         # A mapping of nothing is an error, and no tensor needs it.
         mapping = mmap.mmap(spool.fileno(), 0) if spool.tell() else mmap.mmap(-1, 1)
         for spec in specs:
@@ -73,7 +72,7 @@ class TorchSource:
         self._values: dict[str, Any] = {}
         self._state: dict[int, Any] = {}
         for key, value in content.items():
-            rank = state_rank(str(key))
+            rank = blob_rank(str(key))
             if rank is not None and isinstance(value, dict):
                 self._state[rank] = value
             else:

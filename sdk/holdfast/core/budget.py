@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.core.protection import Copies
 from holdfast.core.units import format_bytes
 
 SLOTS_PER_RANK = 2
@@ -59,7 +60,7 @@ def memory_need(
     *,
     own_bytes: int,
     checkpoint_bytes: int,
-    replicas: int,
+    protection: Copies,
     nodes_count: int,
     slots: int = SLOTS_PER_RANK,
 ) -> MemoryNeed:
@@ -68,11 +69,11 @@ def memory_need(
     Args:
         own_bytes: Segments of this node's ranks at one step.
         checkpoint_bytes: Segments of all ranks at one step.
-        replicas: Copies beside the owner's, as asked for.
+        protection: What was asked for.
         nodes_count: Nodes of the job; copies are cut to one less.
         slots: Slots per segment.
     """
-    incoming = own_bytes * min(replicas, max(nodes_count - 1, 0))
+    incoming = protection.incoming_bytes(own_bytes, nodes_count)
     return MemoryNeed(
         slots=slots,
         own_bytes=own_bytes,

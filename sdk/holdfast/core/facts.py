@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.protection import NO_COPIES, Copies
 
 OBJECT_STORE = "@object"
 """Stands where a source's node name stands; no node can have it."""
@@ -224,7 +225,8 @@ class DecisionState(IntEnum):
 class Decision:
     """What an attempt should restore; ``fresh``: nothing, it begins at step 0.
 
-    ``refused``: lost only as to what the attempt asked for; others can be restored.
+    ``refused``: lost only as to what the attempt asked for; others can be restored. ``notes`` are
+    the user's of the checkpoint's step: a JSON object, empty: none are known.
     """
 
     number: int
@@ -235,6 +237,7 @@ class Decision:
     shards: tuple[Shard, ...] = ()
     reason: str = ""
     refused: bool = False
+    notes: str = ""
 
 
 class WantReason(IntEnum):
@@ -264,9 +267,9 @@ class RunView:
 
     ``ring`` lists the nodes of the attempt in placement order. ``keep_from`` is the newest
     checkpoint of which all copies that could be made lie with holders that have said that they know
-    of the commit: slots of older ones may be freed. ``replicas`` is how many copies the live nodes
-    allow; ``shortage`` why that is fewer than asked for, if no node that was lost may still come
-    back. ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none;
+    of the commit: slots of older ones may be freed. ``copies`` are those that the live nodes allow;
+    ``shortage`` why that is fewer than asked for, if no node that was lost may still come back.
+    ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none;
     ``nonce`` names it: after a lost catalogue another attempt may have had the same generation.
     ``seats`` are those of its ranks that are registered from this node: each must be known again.
     """
@@ -276,8 +279,7 @@ class RunView:
     generation: int
     world_size: int
     ring: tuple[str, ...] = ()
-    replicas: int = 0
-    domain_spread: bool = False
+    copies: Copies = NO_COPIES
     committed: tuple[Committed, ...] = ()
     keep_from: CheckpointId | None = None
     pinned: tuple[CheckpointId, ...] = ()

@@ -44,17 +44,18 @@ def backups(
     start = nodes.index(owner) + 1 if owner in nodes else 0
     walk = [*nodes[start:], *nodes[:start]]
     chosen: list[str] = []
-    used = {_domain(owner, domains)}
+    used = {place(owner, domains)}
     for node in walk:
         if len(chosen) >= replicas:
             break
-        if node == owner or _domain(node, domains) in used:
+        if node == owner or place(node, domains) in used:
             continue
         chosen.append(node)
-        used.add(_domain(node, domains))
+        used.add(place(node, domains))
     return tuple(chosen)
 
 
-def _domain(node: str, domains: Mapping[str, str] | None) -> str:
+def place(node: str, domains: Mapping[str, str] | None) -> str:
+    """Return what is lost together with ``node``: its failure domain, or the node by itself."""
     named = domains.get(node) if domains else None
     return f"domain:{named}" if named else f"node:{node}"

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.core.facts import Shard
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.boxes import Box, whole
@@ -97,6 +98,29 @@ class SegmentHeader:
     entries: tuple[TensorEntry, ...]
     data_begin: int
     length_bytes: int
+
+    def expect(self, shard: Shard) -> None:
+        """Do nothing if this is the header of ``shard``: the one check of a segment's identity.
+
+        Raises:
+            ManifestError: run, step, generation, rank, volume, job, world size, plan hash or
+                length differ; names what does.
+        """
+        mine = self.identity
+        pairs = {
+            "shard": (mine.id, shard.id),
+            "job": (mine.job, shard.job),
+            "world size": (mine.world_size, shard.world_size),
+            "plan hash": (mine.plan_hash, shard.plan_hash),
+            "length": (self.length_bytes, shard.length_bytes),
+        }
+        differing = [what for what, (found, wanted) in pairs.items() if found != wanted]
+        if differing:
+            raise ManifestError(
+                f"segment {mine.id.key} lies where {shard.id.key} should: "
+                f"{', '.join(differing)} differ",
+                shard=shard.id.key,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.objectstore import open_store
-from holdfast.oneshot.reading import FolderSegments
 from holdfast.oneshot.world import find_world
 from holdfast.oneshot.writing import check_state, write
+from holdfast.reading.folder import open_folder
 from holdfast.state.capture import Capture
 
 __all__ = ["Loaded", "load", "save"]
@@ -80,7 +80,7 @@ def load(
     """Put the checkpoint in the folder ``path`` into ``state``, in place, whatever wrote it.
 
     Every part is verified before its bytes are used, and memory beside the state is bounded by
-    ``reading.WINDOW_BYTES``. Not collective: each rank reads for itself, of any world size.
+    ``reading.folder.open_folder``. Not collective: each rank reads for itself, of any world size.
     Structure is compared before the first byte is written; after an error beyond that
     (corruption, the store) tensors may hold anything.
 
@@ -103,7 +103,7 @@ def load(
     with closing(open_store(os.fspath(path))) as store:
         folder = CheckpointFolder(store)
         manifest = folder.manifest()
-        with closing(FolderSegments(folder, manifest)) as segments:
+        with open_folder(folder, manifest) as segments:
             capture = Capture(state, rank=world.rank, world_size=world.size, rng=rng)
             try:
                 found = capture.load(

@@ -28,7 +28,45 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
+KEEPALIVE_S = 10.0
+"""A connection on which nothing has come for so long is asked whether its host is still there."""
+KEEPALIVE_ANSWER_S = 10.0
+"""Without an answer for so long the connection is given up, and the next call makes a new one."""
+KEEPALIVE_S_MIN = KEEPALIVE_S / 2
+"""A caller that asks more often is cut off by the server."""
+
 T = TypeVar("T")
+
+
+def server_options() -> list[tuple[str, int]]:
+    """Return the options of a server, which lets callers ask whether it is still there."""
+    return [
+        *OPTIONS,
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _ms(KEEPALIVE_S_MIN)),
+    ]
+
+
+def _channel_options() -> list[tuple[str, int]]:
+    """Return the options of a channel.
+
+    A host that is gone sends no reset. Without keepalive the kernel would send to it for a quarter
+    of an hour, and each call of that time would end at its deadline only.
+    """
+    return [
+        *OPTIONS,
+        ("grpc.keepalive_time_ms", _ms(KEEPALIVE_S)),
+        ("grpc.keepalive_timeout_ms", _ms(KEEPALIVE_ANSWER_S)),
+        # Newer releases of gRPC wait this long, a minute unless told, and older ones that long.
+        ("grpc.http2.ping_timeout_ms", _ms(KEEPALIVE_ANSWER_S)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
 
 
 def unix_target(path: Path) -> str:
@@ -48,12 +86,12 @@ def unix_target(path: Path) -> str:
 
 def sync_channel(target: str) -> grpc.Channel:
     """Return a channel for the SDK's rpc thread; the caller closes it."""
-    return grpc.insecure_channel(target, options=OPTIONS)
+    return grpc.insecure_channel(target, options=_channel_options())
 
 
 def async_channel(target: str) -> grpc.aio.Channel:
     """Return a channel for a service's loop; the caller closes it."""
-    return grpc.aio.insecure_channel(target, options=OPTIONS)
+    return grpc.aio.insecure_channel(target, options=_channel_options())
 
 
 def call(method: Callable[..., T], request: object, *, timeout_s: float, **context: object) -> T:

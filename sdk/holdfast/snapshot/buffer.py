@@ -21,8 +21,8 @@ from holdfast.core.session import SlotLease
 from holdfast.core.slots import SlotName, SlotState, slot_name
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
 from holdfast.format.segment import TensorEntry
+from holdfast.reading.dtypes import TORCH
 from holdfast.snapshot.plan import SavePlan
-from holdfast.state.dtypes import TORCH
 
 _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
 _MADV_POPULATE_WRITE = 23
@@ -42,7 +42,7 @@ class SlotBuffer:
     """One slot's memory; written between ``open`` or ``reuse`` and ``close_slot``.
 
     Invariants: the mapping is as long as the file, and lives until ``drop``; the lock is held
-    exactly while the slot is ``writing``.
+    exactly while the slot is ``writing``. ``in_copy``: the copy thread writes it, and lets it go.
     """
 
     def __init__(self, arena: Path, lease: SlotLease, fd: int, memory: mmap.mmap) -> None:
@@ -54,6 +54,7 @@ class SlotBuffer:
         self._length_bytes = lease.length_bytes
         self._views: tuple[SavePlan, Views] | None = None
         self._header_of: SavePlan | None = None
+        self.in_copy = False
         self._pid = os.getpid()
 
     @classmethod
@@ -142,15 +143,18 @@ class SlotBuffer:
             NotFoundError: the slot was taken away; what was written is lost. The lock is let go
                 all the same.
         """
-        closed = self._name.to(SlotState.CLOSED)
+        name, closed = self._name.file_name, self._name.to(SlotState.CLOSED)
+        gone = False
         try:
-            (self._arena / self._name.file_name).rename(self._arena / closed.file_name)
+            (self._arena / name).rename(self._arena / closed.file_name)
+            gone = True
         except FileNotFoundError as cause:
-            name = self._name.file_name
             raise NotFoundError(f"slot {name} was taken away", slot=self.slot) from cause
         finally:
-            self._name = closed
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            # Ctrl-C may have come before the rename: then the slot is still ours to write.
+            if gone or not (self._arena / name).exists():
+                self._name, self.in_copy = closed, False
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def reuse(self, lease: SlotLease) -> None:
         """Lock the same slot again under a newer lease; the mapping stays.
@@ -175,7 +179,7 @@ class SlotBuffer:
         if lease.incarnation != self._name.incarnation + 1:
             # In between it may have held somebody else's segment.
             self._header_of = None
-        self._name = name
+        self._name, self.in_copy = name, False
 
     def drop(self) -> None:
         """Forget views, mapping and descriptor; frees the lock if it is held. Idempotent."""

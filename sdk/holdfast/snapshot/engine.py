@@ -9,7 +9,6 @@ Times are seconds.
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
@@ -19,13 +18,14 @@ from collections.abc import Callable
 import torch
 
 from holdfast.errors import CheckpointError, InvalidRequestError, PreconditionError
+from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.plan import SavePlan
 from holdfast.threads import limit_this_thread
 
 THREAD_NAME = "holdfast-copy"
 CLOSE_S_MAX = 5.0
-_LOG = logging.getLogger("holdfast.snapshot")
+_LOG = steady_logger("holdfast.snapshot")
 
 
 class Snapshot:
@@ -43,6 +43,7 @@ class Snapshot:
         self.stall_s = 0.0
         self.copy_s = 0.0
         self.reason = ""
+        self.taken = False
         self.sources = plan.sources()
         self.versions = plan.versions()
         self._copied = False
@@ -79,7 +80,8 @@ class CopyEngine:
     writes to its slot any more: on the background thread, or inside ``begin`` if nothing was
     deferred. It closes the slot, or lets it go if the snapshot was abandoned.
 
-    ``busy`` is a plain attribute, true while a background copy has not ended: the gate reads it.
+    ``busy`` is a plain attribute, true while a background copy has neither ended nor been given up:
+    the gate reads it, so that a copy that hangs holds one optimizer step up and no other.
     """
 
     def __init__(self, on_done: Callable[[Snapshot], None]) -> None:
@@ -134,12 +136,8 @@ class CopyEngine:
             [*eager, *live.values()],
         )
         if defer and plan.deferred:
-            self._current = snapshot
-            self._idle.clear()
-            self.busy = True
-            self._start()
             snapshot.stall_s = time.perf_counter() - begun_s
-            self._queue.put(snapshot)
+            self._hand_over(snapshot)
             return snapshot
         for chunk in plan.chunks:
             _check(plan, chunk, deferred=True)
@@ -148,6 +146,24 @@ class CopyEngine:
         snapshot.stall_s = snapshot.copy_s = time.perf_counter() - begun_s
         self._on_done(snapshot)
         return snapshot
+
+    def _hand_over(self, snapshot: Snapshot) -> None:
+        """Leave ``snapshot`` to the copy thread, or raise and have that thread let it go.
+
+        Ctrl-C may come between any two of these lines: the slot is the copy thread's in any case.
+        """
+        self._start()
+        try:
+            snapshot.buffer.in_copy = True
+            self._current = snapshot
+            self._idle.clear()
+            self.busy = True
+            self._queue.put(snapshot)
+        except BaseException:
+            snapshot.buffer.in_copy = True
+            if snapshot.end(reason="interrupted"):
+                self._queue.put(snapshot)  # perhaps once more: the thread takes it once
+            raise
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no background copy reads the state; false if it still does."""
@@ -158,8 +174,8 @@ class CopyEngine:
     def abandon(self, reason: str) -> None:
         """Give up the copy in flight, if any; it stops after its current chunk."""
         snapshot = self._current
-        if snapshot is not None:
-            snapshot.end(reason=reason)
+        if snapshot is not None and snapshot.end(reason=reason):
+            self.busy = False
 
     def close(self, timeout_s: float = CLOSE_S_MAX) -> bool:
         """Give up what is in flight and end the thread; false if it hangs (it is a daemon)."""
@@ -171,13 +187,16 @@ class CopyEngine:
         return not self._thread.is_alive()
 
     def _start(self) -> None:
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
         limit_this_thread()
         while (snapshot := self._queue.get()) is not None:
+            if snapshot.taken:
+                continue
+            snapshot.taken = True
             self._copy_deferred(snapshot)
             self._current = None
             self.busy = False

@@ -18,7 +18,9 @@ from torch import nn
 
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.errors import PreconditionError
+from holdfast.format import blob as blobs
 from holdfast.format.boxes import whole
+from holdfast.format.names import blob_name, own_name
 from holdfast.format.segment import (
     HeaderTemplate,
     SegmentIdentity,
@@ -27,8 +29,8 @@ from holdfast.format.segment import (
     blob_spec,
     header_template,
 )
+from holdfast.reading.dtypes import dtype_name
 from holdfast.state.capture import Capture, Live
-from holdfast.state.dtypes import dtype_name
 from holdfast.state.survey import CapturedTensor, Home, Survey
 
 BLOB_BYTES_MIN = 16 << 10
@@ -87,7 +89,7 @@ class SavePlan:
         later = [t for t in mine if _is_deferred(t)]
         self.deferred = _pieces(later, entries, capture.rank)
         self.eager = _pieces([t for t in mine if not _is_deferred(t)], entries, capture.rank)
-        self.live_entries = {name: entries[_ranked(name, capture.rank)] for name in live.tensors}
+        self.live_entries = {name: entries[own_name(name, capture.rank)] for name in live.tensors}
         self.chunks = _chunks(self.deferred)
         self._parameters = {t.fqn: t.tensor for t in later if isinstance(t.tensor, nn.Parameter)}
         self._places: list[torch.Tensor] = []
@@ -120,7 +122,7 @@ class SavePlan:
             live = self.capture.live(self._survey)
             if not self._fits(live):
                 raise PreconditionError("the state has changed since the save plan was made")
-        text = _blob(self._static, live.text)
+        text = blobs.join(self._static, live.text)
         return text.ljust(self.blob_capacity_bytes), live.tensors
 
     def moment(self) -> Moment:
@@ -161,7 +163,7 @@ class SavePlan:
         self._broken = True
 
     def _fits(self, live: Live) -> bool:
-        length_bytes = len(_blob(self._static, b"")) + len(live.text)
+        length_bytes = len(blobs.join(self._static, b"")) + len(live.text)
         if length_bytes > self.blob_capacity_bytes or len(live.tensors) != len(self.live_entries):
             return False
         for name, tensor in live.tensors.items():
@@ -188,14 +190,14 @@ def make_plan(
     """
     survey = capture.survey()
     live = capture.live(survey)
-    text_bytes = len(_blob(capture.static_text(survey), live.text))
+    text_bytes = len(blobs.join(capture.static_text(survey), live.text))
     capacity = max(BLOB_BYTES_MIN, int(text_bytes * BLOB_GROWTH))
     capacity += -capacity % 4096
     specs = [
         _spec(t.fqn, _stored_name(t, rank), t.tensor)
         for t in _own_tensors(survey, rank, world_size)
     ]
-    specs += [_spec(name, _ranked(name, rank), tensor) for name, tensor in live.tensors.items()]
+    specs += [_spec(name, own_name(name, rank), tensor) for name, tensor in live.tensors.items()]
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = _plan_hash(specs, rank, world_size)
     identity = SegmentIdentity(
@@ -227,15 +229,6 @@ def balance(sizes: Sequence[tuple[str, int]], loads: Sequence[int]) -> dict[str,
     return owners
 
 
-def blob_name(rank: int) -> str:
-    """Return the name of the text that ``rank`` saves."""
-    return f"holdfast.rank.{rank}"
-
-
-def _blob(static: bytes, live: bytes) -> bytes:
-    return b'{"static":' + static + b',"live":' + live + b"}"
-
-
 def _own_tensors(survey: Survey, rank: int, world_size: int) -> list[CapturedTensor]:
     loads = [0] * world_size
     loads[0] = sum(t.tensor.nbytes for t in survey.tensors if t.home is Home.FIRST)
@@ -256,11 +249,7 @@ def _is_deferred(captured: CapturedTensor) -> bool:
 
 
 def _stored_name(captured: CapturedTensor, rank: int) -> str:
-    return _ranked(captured.fqn, rank) if captured.home is Home.RANK else captured.fqn
-
-
-def _ranked(name: str, rank: int) -> str:
-    return f"rank.{rank}.{name}"
+    return own_name(captured.fqn, rank) if captured.home is Home.RANK else captured.fqn
 
 
 def _spec(fqn: str, name: str, tensor: torch.Tensor) -> TensorSpec:

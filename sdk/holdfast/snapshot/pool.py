@@ -6,16 +6,16 @@ that comes back under a new incarnation keeps its mapping.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.session import SlotLease
 from holdfast.errors import CheckpointError, NotFoundError, PreconditionError
+from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer
 
-log = logging.getLogger(__name__)
+log = steady_logger(__name__)
 
 
 class SlotPool:
@@ -33,6 +33,7 @@ class SlotPool:
         self._mapping: dict[str, SlotLease] = {}
         self._ready: set[str] = set()
         self._closed = False
+        self._lent: SlotBuffer | None = None
         self._changed = threading.Condition()
 
     def offer(self, leases: Sequence[SlotLease]) -> None:
@@ -60,12 +61,27 @@ class SlotPool:
             slot = self._find(plan_hash)
             if slot is None:
                 return None
+            self._lent = self._buffers[slot]  # first: Ctrl-C may come between any two lines
             self._ready.remove(slot)
-            return self._buffers[slot]
+            return self._lent
+
+    def recall(self) -> bool:
+        """Make the slot that was taken last ready again, unless it is closed or being copied into.
+
+        For who was interrupted and does not know how far it got. Returns whether a copy has it.
+        """
+        with self._changed:
+            buffer, self._lent = self._lent, None
+            if buffer is None or self._buffers.get(buffer.slot) is not buffer:
+                return False
+            if buffer.is_writing and not buffer.in_copy:
+                self._ready.add(buffer.slot)
+            return buffer.is_writing and buffer.in_copy
 
     def put_back(self, buffer: SlotBuffer) -> None:
         """Return a slot that was taken and not closed: the next save may write it."""
         with self._changed:
+            buffer.in_copy = False
             if self._buffers.get(buffer.slot) is buffer and buffer.is_writing:
                 self._ready.add(buffer.slot)
                 self._changed.notify_all()

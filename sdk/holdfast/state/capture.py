@@ -13,7 +13,6 @@ another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import (
     Callable,
@@ -34,15 +33,17 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from holdfast.errors import CheckpointError, InvalidRequestError
-from holdfast.format.tree import Json, decode, encode
+from holdfast.format import blob as blobs
+from holdfast.format.names import RESERVED
+from holdfast.format.tree import Json, encode
+from holdfast.reading.reader import Segments
 from holdfast.state import State, buckets, modules, optimizers, rng
 from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
 from holdfast.state.layouts import dims_in_memory
-from holdfast.state.loading import Differences, Loading, Segments
+from holdfast.state.loading import Differences, Loading
 from holdfast.state.survey import Home, Identity, Survey
 
-_RESERVED = frozenset({"holdfast", "rank"})
 _HEADER_BYTES_PER_TENSOR = 320
 _BLOB_BYTES_MIN = 16 << 10
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
@@ -121,6 +122,14 @@ class Capture:
         self._known: dict[int, tuple[object, str]] = {}
         self._written: set[str] = set()
         self._orders: dict[str, buckets.BucketOrder] = {}
+        self.check()
+
+    def check(self) -> None:
+        """Take the mapping as it is now.
+
+        Raises:
+            InvalidRequestError: as the class says.
+        """
         _check_names(self._walk().objects)
         self.survey()
 
@@ -173,7 +182,7 @@ class Capture:
         """
         if not self._orders:
             return []
-        saved = json.loads(segments.blob(0))["static"].get("buckets", {})
+        saved = blobs.decode(segments.blob(0)).static.buckets or {}
         reasons = {
             name: order.put(saved[name]) for name, order in self._orders.items() if name in saved
         }
@@ -219,25 +228,25 @@ class Capture:
                         loose[path] = walk.encode(held_state, f"{path}.state")
                 elif kind != "module":
                     saved[path] = walk.encode(self._save(value), path)
-        live: dict[str, Json] = {
-            "tree": walk.tree, "groups": groups, "loose": loose, "objects": saved, "extra": extra,
-        }  # fmt: skip
-        if self._rng:
-            live["rng"] = walk.encode(rng.take(), "holdfast.rng")
+        streams = walk.encode(rng.take(), "holdfast.rng") if self._rng else None
         turned = ((name, t) for name, t in walk.tensors.items() if not t.is_contiguous())
-        live["layouts"] = {name: cast("Json", dims_in_memory(tensor)) for name, tensor in turned}
-        return Live(json.dumps(live, separators=(",", ":")).encode(), walk.tensors, objects)
+        live = blobs.Live(
+            tree=walk.tree, groups=groups, loose=loose, objects=saved, extra=extra, rng=streams,
+            layouts={name: dims_in_memory(tensor) for name, tensor in turned},
+        )  # fmt: skip
+        return Live(live.encode(), walk.tensors, objects)
 
     def static_text(self, survey: Survey) -> bytes:
         """Return the part of the blob that stays the same while the survey holds."""
-        static: dict[str, Json] = {
-            "objects": survey.static,
-            "aliases": cast("Json", survey.aliases),
-            "world_size": self.world_size,
-        }
-        if self.rank == 0 and self._orders:
-            static["buckets"] = {name: order.known() for name, order in self._orders.items()}
-        return json.dumps(static, separators=(",", ":")).encode()
+        speaks = self.rank == 0 and self._orders
+        return blobs.Static(
+            objects=survey.static,
+            aliases=survey.aliases,
+            world_size=self.world_size,
+            buckets={name: order.known() for name, order in self._orders.items()}
+            if speaks
+            else None,
+        ).encode()
 
     def estimate(self) -> Estimate:
         """Return the bytes to reserve: state as known, else as its optimizer's class makes it."""
@@ -284,14 +293,17 @@ class Capture:
             InvalidRequestError: the state here has another structure than the saved one.
         """
         source = self.rank if self.rank < segments.world_size else self.rank % segments.world_size
-        blob = json.loads(segments.blob(source))
+        blob = blobs.decode(segments.blob(source))
         loading = Loading(self.state, segments, blob, source, strict=strict, only=only)
         survey = self.survey()
+        restored = None
+        if streams and self._rng and blob.live.rng is not None:
+            restored = self._rng_setter(segments, blob.live.rng, loading, step)
         loading.run(survey, self._objects, self._loaders, _kind)
-        if streams and self._rng and "rng" in blob["live"]:
-            self._restored = self._rng_setter(segments, blob, source, step)
-            self._clock.arm(self._restored)
-            self._restored()
+        if restored is not None:
+            self._restored = restored
+            self._clock.arm(restored)
+            restored()
         return loading.differences
 
     def apply_rng(self) -> None:
@@ -306,19 +318,14 @@ class Capture:
                 loader.release()
 
     def _rng_setter(
-        self, segments: Segments, blob: dict[str, Any], source: int, step: int
+        self, segments: Segments, saved: Json, loading: Loading, step: int
     ) -> Callable[[], None]:
         if segments.world_size != self.world_size:
-            first = json.loads(segments.blob(0))["live"].get("rng", {})
-            seed = int(first.get("seed", 0))
+            first = blobs.decode(segments.blob(0)).live.rng
+            saved_seed = first.get("seed") if isinstance(first, dict) else None
+            seed = saved_seed if type(saved_seed) is int else 0
             return lambda: rng.put_derived(seed=seed, step=step, rank=self.rank)
-        stream = cast(
-            "rng.Stream",
-            decode(
-                blob["live"]["rng"],
-                leaf=lambda name: segments.tensor(f"rank.{source}.{name}").clone(),
-            ),
-        )
+        stream = cast("rng.Stream", loading.decode(saved))
         return lambda: rng.put(stream)
 
     def _kind(self, value: object) -> str:
@@ -328,7 +335,7 @@ class Capture:
     def _walk(self) -> _Walk:
         walk = _Walk(self._known)
         for key, value in self.state.items():
-            if type(key) is not str or key in _RESERVED or not key:
+            if type(key) is not str or key in RESERVED or not key:
                 raise InvalidRequestError(f"state key {key!r} cannot be used", key=key)
             walk.tree[key] = walk.encode(value, key)
         for path, value in walk.objects.items():

@@ -6,6 +6,8 @@ optimizers do, must find it as it lay: order, not strides, so that gaps are not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from holdfast.errors import ManifestError
@@ -21,17 +23,18 @@ def dims_in_memory(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
 
 
-def in_layout(tensor: torch.Tensor, dims: object) -> torch.Tensor:
-    """Return a copy of ``tensor`` with its dims in this order in memory; C order if None.
+def empty_in_layout(shape: Sequence[int], dtype: torch.dtype, dims: object) -> torch.Tensor:
+    """Return new memory with its dims in this order; C order if None.
 
     Raises:
-        ManifestError: ``dims`` are not the dims of ``tensor``.
+        ManifestError: ``dims`` are not the dims of ``shape``.
     """
     if dims is None:
-        return tensor.clone(memory_format=torch.contiguous_format)
-    if not isinstance(dims, list) or set(dims) != set(range(tensor.ndim)):
-        raise ManifestError(f"{dims!r} is no order of {tensor.ndim} dims")
-    return torch.empty_permuted(tensor.shape, dims, dtype=tensor.dtype).copy_(tensor)
+        return torch.empty(shape, dtype=dtype)
+    count = len(shape)
+    if not isinstance(dims, list) or len(dims) != count or set(dims) != set(range(count)):
+        raise ManifestError(f"{dims!r} is no order of {count} dims")
+    return torch.empty_permuted(shape, dims, dtype=dtype)
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:

@@ -1,50 +1,32 @@
 """Puts a checkpoint into the user's mapping: in place, by name, all of it or what matches.
 
-Knows the two texts that ``capture`` wrote and where tensors come from, not how they are stored.
+First everything is compared and collected, then read at once, then put in place. Knows the text
+that ``capture`` wrote and where tensors come from, not how they are stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.format.blob import SavedModule, SavedOptimizer, StateBlob
+from holdfast.format.names import name_for, own_name
 from holdfast.format.tree import Json, decode
+from holdfast.reading.reader import Segments
 from holdfast.state import State, modules, optimizers
 from holdfast.state.dataloaders import Resumable
-from holdfast.state.layouts import in_layout
 from holdfast.state.survey import Survey
-from holdfast.state.transfer import Transfer
 from holdfast.state.values import ABSENT, make_numpy, merge
+from holdfast.state.wants import Wants
 
-
-class Segments(Protocol):
-    """What is loaded from: ``holdfast.segments.LoadedSegments``, or a folder."""
-
-    world_size: int
-
-    def names(self) -> Sequence[str]:
-        """Return the name of every tensor of the checkpoint."""
-
-    def has(self, name: str) -> bool:
-        """Tell whether any part of the tensor is there."""
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return the whole tensor; valid until the segments are closed."""
-
-    def promise(self, name: str) -> torch.Tensor:
-        """Return what ``transfer()`` takes as a source: shape and dtype, maybe no bytes yet."""
-
-    def transfer(self) -> Transfer:
-        """Return what fills targets from promises; its ``run`` reads the bytes."""
-
-    def blob(self, rank: int) -> bytes:
-        """Return the text that ``rank`` saved."""
+_KINDS = {SavedModule: "module", SavedOptimizer: "optimizer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +40,15 @@ class Differences:
 class Loading:
     """One restore: reads tensors by name, fills objects and containers.
 
-    ``differences`` is complete once ``run`` has returned.
+    ``differences`` is complete once ``run`` has returned. Until the first byte is read nothing of
+    the user's has changed: what does not match is refused before.
     """
 
     def __init__(
         self,
         state: MutableMapping[str, object],
         segments: Segments,
-        blob: dict[str, Any],
+        blob: StateBlob,
         source: int,
         *,
         strict: bool,
@@ -73,12 +56,13 @@ class Loading:
     ) -> None:
         self._state = state
         self._segments = segments
+        self._wants = Wants(segments)
         self._source = source
         self._strict = strict
         self._only = only
-        self._static: dict[str, Any] = blob["static"]["objects"]
-        self._aliases: dict[str, str] = blob["static"]["aliases"]
-        self._live: dict[str, Any] = blob["live"]
+        self._static = blob.static.objects
+        self._aliases = blob.static.aliases
+        self._live = blob.live
         self._objects: Mapping[str, Any] = {}
         self._loaders: Mapping[int, Resumable] = {}
         self._missing: list[str] = []
@@ -100,7 +84,7 @@ class Loading:
         loaders: Mapping[int, Resumable],
         kind_of: Callable[[str, object], str | None],
     ) -> None:
-        """Fill everything; tensors first, so that what reads them afterwards sees them.
+        """Fill everything; tensors first, so that whoever looks at them afterwards sees them.
 
         Args:
             survey: What was just found here.
@@ -116,31 +100,35 @@ class Loading:
         self._load_tensors(found["module"], found["optimizer"], survey)
         for path, module in found["module"].items():
             for name, part in modules.extra_states(path, module):
-                if name in self._live["extra"]:
-                    part.set_extra_state(self._decode(self._live["extra"][name]))
+                if name in self._live.extra:
+                    held = self.decode(self._live.extra[name])
+                    self._wants.then(partial(part.set_extra_state, held))
                 else:
                     self._only_here(f"{name}.extra_state")
         for path, value in found[""].items():
             if id(getattr(value, "optimizer", None)) in self._passed_over:
                 self._pass_over(path)  # a scheduler counts for the groups of its optimizer
                 continue
-            self._load_other(value, self._decode(self._live["objects"][path]))
+            held = self.decode(self._live.objects[path])
+            self._wants.then(partial(self._load_other, value, held))
         self._load_tree()
+        self._wants.run()
 
     def _load_tree(self) -> None:
         stay = frozenset() if self._strict else frozenset(map(id, self._objects.values()))
-        saved = {key: tree for key, tree in self._live["tree"].items() if self._chosen(key)}
+        saved = {key: tree for key, tree in self._live.tree.items() if self._chosen(key)}
         for key, tree in saved.items():
             if self._strict or key in self._state:
-                held = self._decode(tree)
-                self._state[key] = merge(
-                    self._state.get(key), held, key, exact=self._strict, objects=stay
-                )
+                self._wants.then(partial(self._merge, key, self.decode(tree), stay))
             else:
                 self._unexpected.append(key)
         if not self._strict:
             here = filter(self._chosen, self._state)
             self._missing += [key for key in here if key not in saved]
+
+    def _merge(self, key: str, held: object, stay: Collection[int]) -> None:
+        here = self._state.get(key)
+        self._state[key] = merge(here, held, key, exact=self._strict, objects=stay)
 
     def _chosen(self, path: str) -> bool:
         return self._only is None or any(
@@ -149,7 +137,7 @@ class Loading:
 
     def _both(self, objects: Mapping[str, object]) -> dict[str, object]:
         """Return the chosen objects that are here and in the checkpoint; note the others."""
-        known = dict.fromkeys(filter(self._chosen, [*self._static, *self._live["objects"]]))
+        known = dict.fromkeys(filter(self._chosen, [*self._static, *self._live.objects]))
         here = {path: value for path, value in objects.items() if self._chosen(path)}
         lost = [path for path in here if path not in known]
         extra = [path for path in known if path not in here]
@@ -167,9 +155,8 @@ class Loading:
         self, roots: Mapping[str, nn.Module], stepped: Mapping[str, Optimizer], survey: Survey
     ) -> None:
         names = self._names()
-        transfer = self._segments.transfer()
         for path, module in roots.items():
-            lost = modules.load_module(path, module, self._read_module, names, transfer)
+            lost = modules.load_module(path, module, self._fill, names)
             if lost and self._strict:
                 raise InvalidRequestError(
                     f"the checkpoint has {len(lost)} tensors that {path!r} lacks, "
@@ -177,27 +164,27 @@ class Loading:
                 )
             self._unexpected += lost
         for path, optimizer in stepped.items():
-            self._load_optimizer(path, optimizer, survey, transfer)
-        transfer.run()
+            self._load_optimizer(path, optimizer, survey)
 
-    def read(self, fqn: str) -> torch.Tensor:
-        """Return a tensor of modules or optimizers: everybody's, or that of the source rank."""
-        found = self._find(fqn)
-        if found is None:
-            raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
-        return found
-
-    def _read_module(self, fqn: str) -> torch.Tensor | None:
-        found = self._find(fqn)
-        if found is None:
+    def _fill(self, fqn: str, target: torch.Tensor) -> None:
+        stored = self._find(fqn)
+        if stored is None:
             self._only_here(fqn)
-        return found
+        else:
+            self._wants.fill(fqn, target, stored)
 
-    def _find(self, fqn: str) -> torch.Tensor | None:
+    def _stored(self, fqn: str) -> str:
+        stored = self._find(fqn)
+        if stored is None:
+            raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
+        return stored
+
+    def _find(self, fqn: str) -> str | None:
+        """Return what a tensor is called in the checkpoint: everybody's, or the source rank's."""
         alias = self._aliases.get(fqn, fqn)
         for name in (fqn, self._ranked(fqn), alias, self._ranked(alias)):
-            if self._segments.has(name):
-                return self._segments.promise(name)
+            if self._wants.has(name):
+                return name
         return None
 
     def _only_here(self, fqn: str) -> None:
@@ -205,20 +192,18 @@ class Loading:
             raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
         self._missing.append(fqn)
 
-    def _load_optimizer(
-        self, path: str, optimizer: Optimizer, survey: Survey, transfer: Transfer
-    ) -> None:
+    def _load_optimizer(self, path: str, optimizer: Optimizer, survey: Survey) -> None:
         saved = self._static[path]
-        if not self._strict and (
-            optimizers.parameter_names(optimizer, survey.fqn_of) != saved["params"]
-        ):
+        assert isinstance(saved, SavedOptimizer), "objects of another kind were refused"
+        names = optimizers.parameter_names(optimizer, survey.fqn_of)
+        if not self._strict and names != saved.params:
             self._pass_over(path)
             self._passed_over.add(id(optimizer))
             return
         loose = None
-        if not saved["strict"]:
-            loose = cast("dict[str, dict[str, object]]", self._decode(self._live["loose"][path]))
-        groups = cast("list[dict[str, object]]", self._decode(self._live["groups"][path]))
+        if not saved.strict:
+            loose = cast("dict[str, dict[str, object]]", self.decode(self._live.loose[path]))
+        groups = cast("list[dict[str, object]]", self.decode(self._live.groups[path]))
         optimizers.load_optimizer(
             path,
             optimizer,
@@ -226,8 +211,8 @@ class Loading:
             groups,
             loose,
             fqn_of=survey.fqn_of,
-            read=self.read,
-            transfer=transfer,
+            find=self._stored,
+            wants=self._wants,
         )
 
     def _pass_over(self, path: str) -> None:
@@ -243,22 +228,21 @@ class Loading:
         else:
             value.load_state_dict(tree)
 
-    def _decode(self, saved: Json) -> object:
+    def decode(self, saved: Json) -> object:
+        """Return a saved tree; its tensors are new memory that ``run`` fills."""
         return decode(saved, leaf=self._leaf, numpy=make_numpy, size=torch.Size)
 
     def _leaf(self, name: str) -> object:
         held = self._objects.get(name)
         if held is not None:
             return held
-        if name in self._static or name in self._live["objects"]:
+        if name in self._static or name in self._live.objects:
             return ABSENT
-        return in_layout(
-            self._segments.tensor(self._ranked(name)), self._live.get("layouts", {}).get(name)
-        )
+        return self._wants.new(self._ranked(name), (self._live.layouts or {}).get(name))
 
     def _same_kind(self, path: str, value: object, kind: str | None) -> str:
         """Return ``kind``; the value was saved in the same way."""
-        saved = self._static[path]["kind"] if path in self._static else None
+        saved = _KINDS[type(self._static[path])] if path in self._static else None
         if (kind if kind in ("module", "optimizer") else None) != saved:
             raise InvalidRequestError(
                 f"state {path!r} is a {type(value).__name__} now and was saved as "
@@ -268,12 +252,8 @@ class Loading:
         return kind or ""
 
     def _names(self) -> list[str]:
-        own = f"rank.{self._source}."
-        return [
-            name.removeprefix(own)
-            for name in self._segments.names()
-            if name.startswith(own) or not name.startswith("rank.")
-        ]
+        named = (name_for(stored, self._source) for stored in self._segments.specs())
+        return [name for name in named if name is not None]
 
     def _ranked(self, name: str) -> str:
-        return f"rank.{self._source}.{name}"
+        return own_name(name, self._source)

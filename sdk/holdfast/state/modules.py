@@ -16,9 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import InvalidRequestError
-from holdfast.state.layouts import is_expanded
+from holdfast.format.blob import SavedModule
 from holdfast.state.survey import Home, Survey
-from holdfast.state.transfer import Transfer
 
 _INNER = {
     "DistributedDataParallel": "module", "DataParallel": "module", "AveragedModel": "module",
@@ -126,7 +125,7 @@ def survey_module(
     for module in root.modules():
         tables += (module._parameters, module._buffers, module._modules)  # noqa: SLF001
     survey.sources.append(lambda: chain.from_iterable(map(dict.values, tables)))
-    survey.static[path] = {"kind": "module"}
+    survey.static[path] = SavedModule()
     survey.extras += extra_states(path, root)
 
 
@@ -147,52 +146,21 @@ def extra_states(path: str, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def load_module(
     path: str,
     root: nn.Module,
-    read: Callable[[str], torch.Tensor | None],
+    want: Callable[[str, torch.Tensor], None],
     saved: Iterable[str],
-    transfer: Transfer,
 ) -> list[str]:
-    """Let ``transfer`` fill the tensors of ``root`` in place; those without a source are left.
+    """Call ``want`` with name and tensor for all that is to be filled in place in ``root``.
 
     Returns:
         Names below ``path`` that were saved and that the module lacks.
-
-    Raises:
-        InvalidRequestError: shape or dtype differ.
     """
     names: set[str] = set()
     for base, module in parts(path, root, remove_duplicate=False):
         for name, tensor in _persistent(module):
             fqn = f"{base}.{name}"
             names.add(fqn)
-            source = read(fqn)
-            if source is not None:
-                fill(fqn, tensor, source, transfer)
+            want(fqn, tensor)
     return [fqn for fqn in saved if fqn.startswith(f"{path}.") and fqn not in names]
-
-
-def fill(fqn: str, target: torch.Tensor, source: torch.Tensor, transfer: Transfer) -> None:
-    """Owe ``transfer`` the copy of ``source`` into ``target``.
-
-    Raises:
-        InvalidRequestError: their shapes or dtypes differ, or ``target`` is expanded; the message
-            names the tensor.
-    """
-    check_fillable(fqn, target)
-    if target.shape != source.shape or target.dtype != source.dtype:
-        raise InvalidRequestError(
-            f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} here and was saved as "
-            f"{tuple(source.shape)} {source.dtype}: this is another model; a job's "
-            f"checkpoints fit one"
-        )
-    transfer.add(target, source)
-
-
-def check_fillable(fqn: str, target: torch.Tensor) -> None:
-    """Refuse a tensor whose elements share memory: it cannot hold what was saved."""
-    if is_expanded(target):
-        raise InvalidRequestError(
-            f"tensor {fqn!r} is expanded, its elements share memory: make it contiguous()", key=fqn
-        )
 
 
 def _persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

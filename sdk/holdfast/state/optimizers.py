@@ -8,19 +8,20 @@ through the blob and are copied before ``save()`` returns.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError
-from holdfast.format.tree import Json
+from holdfast.format.blob import SavedOptimizer
+from holdfast.reading.dtypes import TORCH
 from holdfast.state.layouts import is_expanded
 from holdfast.state.modules import check_mesh
 from holdfast.state.survey import Home, Survey
-from holdfast.state.transfer import Transfer
+from holdfast.state.wants import Wants, fits
 
 _STATE_COPIES = {
     "SGD": 1, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1,
@@ -91,12 +92,8 @@ def survey_optimizer(
                 survey.add(fqn, tensor, home=home, deferred=True)
     if not strict:
         survey.loose.add(path)
-    survey.static[path] = {
-        "kind": "optimizer",
-        "strict": strict,
-        "params": cast("Json", names),
-        "state": [[list(held), cast("Json", of)] for held, of in keys.items()],
-    }
+    pairs = [[list(held), of] for held, of in keys.items()]
+    survey.static[path] = SavedOptimizer(strict, names, pairs)
     survey.sources.append(lambda: _identities(optimizer, strict=strict))
 
 
@@ -121,40 +118,51 @@ def loose_state(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> dict[str, ob
 def load_optimizer(
     path: str,
     optimizer: Optimizer,
-    saved: Mapping[str, Any],
+    saved: SavedOptimizer,
     groups: list[dict[str, object]],
     loose: Mapping[str, dict[str, object]] | None,
     *,
     fqn_of: Mapping[int, str],
-    read: Callable[[str], torch.Tensor],
-    transfer: Transfer,
+    find: Callable[[str], str],
+    wants: Wants,
 ) -> None:
-    """Put state and groups back, ``transfer`` owing the bytes; tensors that fit stay in place.
+    """Have ``wants`` read state and groups and then put them back; what fits is filled in place.
+
+    Args:
+        path: The optimizer's name.
+        optimizer: It has the saved state once ``wants.run`` has returned, and is as it was until
+            then.
+        saved: What the survey wrote of it.
+        groups: Its groups without their parameters.
+        loose: State that is not only tensors, by parameter; None: all of it is.
+        fqn_of: Names of parameters by identity.
+        find: Gives a tensor's name in the checkpoint.
+        wants: What this restore reads.
 
     Raises:
         InvalidRequestError: the groups hold other parameters than the saved ones did.
     """
     names = parameter_names(optimizer, fqn_of)
-    if names != saved["params"]:
+    if names != saved.params or len(groups) != len(optimizer.param_groups):
         raise InvalidRequestError(
             f"optimizer {path!r} has other parameters than the saved one: "
-            f"{_difference(names, saved['params'])}"
+            f"{_difference(names, saved.params)}"
         )
     by_name = dict(zip(chain.from_iterable(names), parameters(optimizer), strict=True))
-    wanted: dict[str, dict[str, object]] = {}
-    if loose is not None:
-        wanted = dict(loose)
-    else:
-        for keys, of in saved["state"]:
+    wanted: dict[str, Mapping[str, object]] = {}
+    if loose is None:
+        on_device = _steps_on_device(optimizer)
+        for keys, of in saved.state:
             for name in of:
-                wanted[name] = {key: read(f"{path}.state.{name}.{key}") for key in keys}
-    on_device = _steps_on_device(optimizer)
-    for name, p in by_name.items():
-        steps_device = p.device if id(p) in on_device else torch.device("cpu")
-        _put_state(optimizer, p, wanted.get(name, {}), steps_device, transfer)
-    for group, values in zip(optimizer.param_groups, groups, strict=True):
-        for key, value in values.items():
-            group[key] = _fit(group.get(key), value, transfer)
+                p = by_name[name]
+                before = optimizer.state.get(p, {})
+                state = wanted[name] = {}
+                for key in keys:
+                    fqn = f"{path}.state.{name}.{key}"
+                    device = _device_of(key, p, on_device)
+                    state[key] = _target(fqn, before.get(key), find(fqn), device, p, wants)
+    wants.then(lambda: _put_state(optimizer, by_name, wanted, loose))
+    wants.then(lambda: _put_groups(optimizer, groups))
 
 
 def estimate_state_bytes(optimizer: Optimizer) -> int:
@@ -190,20 +198,34 @@ def _identities(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:
 
 def _put_state(
     optimizer: Optimizer,
-    p: torch.Tensor,
-    wanted: Mapping[str, object],
-    steps_device: torch.device,
-    transfer: Transfer,
+    by_name: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, Mapping[str, object]],
+    loose: Mapping[str, Mapping[str, object]] | None,
 ) -> None:
-    if not wanted:
-        optimizer.state.pop(p, None)
-        return
-    state = cast("dict[str, object]", optimizer.state[p])
-    for key in [key for key in state if key not in wanted]:
-        del state[key]
-    for key, value in wanted.items():
-        device = steps_device if key == "step" else p.device
-        state[key] = _fit(state.get(key), value, transfer, device, like=p)
+    """Let the optimizer have what was read: ``wanted`` as it is, ``loose`` in memory that fits."""
+    on_device = _steps_on_device(optimizer)
+    for name, p in by_name.items():
+        values = (wanted if loose is None else loose).get(name, {})
+        if not values:
+            optimizer.state.pop(p, None)
+            continue
+        state = cast("dict[str, object]", optimizer.state[p])
+        for key in [key for key in state if key not in values]:
+            del state[key]
+        for key, value in values.items():
+            device = _device_of(key, p, on_device)
+            state[key] = value if loose is None else _fit(state.get(key), value, device, like=p)
+
+
+def _put_groups(optimizer: Optimizer, groups: list[dict[str, object]]) -> None:
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in saved.items():
+            group[key] = _fit(group.get(key), value)
+
+
+def _device_of(key: str, p: torch.Tensor, on_device: set[int]) -> torch.device:
+    on_cpu = key == "step" and id(p) not in on_device
+    return torch.device("cpu") if on_cpu else p.device
 
 
 def _steps_on_device(optimizer: Optimizer) -> set[int]:
@@ -212,14 +234,36 @@ def _steps_on_device(optimizer: Optimizer) -> set[int]:
     return {id(p) for group in groups for p in group["params"]}
 
 
+def _target(
+    fqn: str, here: object, stored: str, device: torch.device, like: torch.Tensor, wants: Wants
+) -> torch.Tensor:
+    """Return what will hold the tensor ``stored``: what is here if it fits, else new memory."""
+    spec = wants.spec(stored)
+    if isinstance(here, torch.Tensor) and fits(here, spec) and not is_expanded(here):
+        target = here
+    else:
+        target = _fresh(spec.shape, TORCH[spec.dtype], device, like)
+    wants.fill(fqn, target, stored)
+    return target
+
+
+def _fresh(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, like: torch.Tensor | None
+) -> torch.Tensor:
+    """Return new memory; made like ``like`` if it has its shape."""
+    if like is not None and tuple(like.shape) == tuple(shape):
+        # As torch's optimizers make it: fused kernels pair the two by their places in memory.
+        return torch.empty_like(like, dtype=dtype, device=device)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 def _fit(
     target: object,
     value: object,
-    transfer: Transfer,
     device: torch.device | None = None,
     like: torch.Tensor | None = None,
 ) -> object:
-    """Return what holds ``value`` from now on; made like ``like`` if it has its shape."""
+    """Return what holds ``value`` from now on: ``target`` if it can, in place."""
     if not isinstance(value, torch.Tensor):
         return value
     if (
@@ -228,20 +272,16 @@ def _fit(
         and target.dtype == value.dtype
         and not is_expanded(target)
     ):
-        transfer.add(target, value)
-        return target
-    if device is None:
-        device = target.device if isinstance(target, torch.Tensor) else torch.device("cpu")
-    if like is not None and like.shape == value.shape:
-        # As torch's optimizers make it: fused kernels pair the two by their places in memory.
-        fresh = torch.empty_like(like, dtype=value.dtype, device=device)
+        into = target
     else:
-        fresh = torch.empty(value.shape, dtype=value.dtype, device=device)
-    transfer.add(fresh, value)
-    return fresh
+        if device is None:
+            device = target.device if isinstance(target, torch.Tensor) else torch.device("cpu")
+        into = _fresh(value.shape, value.dtype, device, like)
+    with torch.no_grad():
+        return into.copy_(value)
 
 
-def _difference(here: list[list[str]], there: list[list[str]]) -> str:
+def _difference(here: Sequence[Sequence[str]], there: Sequence[Sequence[str]]) -> str:
     now, then = set(chain.from_iterable(here)), set(chain.from_iterable(there))
     if now == then:
         return "the same parameters in another order or in other groups"

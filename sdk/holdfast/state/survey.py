@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import InvalidRequestError
-from holdfast.format.tree import Json
+from holdfast.format.blob import Saved
 
 
 class Home(Enum):
@@ -102,7 +102,7 @@ class Survey:
 
     tensors: list[CapturedTensor] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
-    static: dict[str, Json] = field(default_factory=dict)
+    static: dict[str, Saved] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
     fqn_of: dict[int, str] = field(default_factory=dict)
     home_of: dict[int, Home] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from holdfast.state import modules
+from holdfast.state.wants import check_fillable
 
 ABSENT = object()
 """Stands for an object that only the checkpoint has."""
@@ -52,8 +52,8 @@ def merge(
 
 def _merge_tensor(target: torch.Tensor, saved: torch.Tensor, path: str) -> torch.Tensor:
     if target.shape != saved.shape or target.dtype != saved.dtype:
-        return saved.to(target.device)
-    modules.check_fillable(path, target)
+        return saved if target.is_meta else saved.to(target.device)
+    check_fillable(path, target)
     with torch.no_grad():
         return target.copy_(saved)
 

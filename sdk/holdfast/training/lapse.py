@@ -1,13 +1,11 @@
 """Steps that were not saved, as people are told of them: at once, then rarely, then their number.
 
-Counts for good; says each reason at most once in ``NOTICE_S``, whatever the pace of training.
+Counts for good; says each reason at most once in ``NOTICE_S``, whatever the pace of training. Pure.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+from typing import NamedTuple
 
 from holdfast.core.text import tellable
 from holdfast.errors import CheckpointError
@@ -16,50 +14,47 @@ NOTICE_S = 30.0
 REASONS_COUNT_MAX = 16
 
 
-class Lapse:
-    """``count`` of all steps lost, ``in_row`` of those since one was committed after them.
+class Lapse(NamedTuple):
+    """``lost_count`` of all steps lost, ``in_row`` of those since one was committed after them.
 
-    Safe to call from several threads; texts are for the caller to log, empty: nothing to say.
+    ``said`` are reasons with when each was told, the oldest first. Texts are for the caller to
+    log, empty: nothing to say.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.count = 0
-        self.in_row = 0
-        self._clock = clock
-        self._newest = -1
-        self._unsaid = 0
-        self._told = False
-        self._said_s: dict[str, float] = {}
-        self._guard = threading.Lock()
+    lost_count: int = 0
+    in_row: int = 0
+    newest: int = -1
+    unsaid: int = 0
+    told: bool = False
+    said: tuple[tuple[str, float], ...] = ()
 
-    def lost(self, step: int, reason: str) -> str:
-        """Note that ``step`` is not saved; return what to tell."""
-        with self._guard:
-            self.count += 1
-            self.in_row += 1
-            self._unsaid += 1
-            self._newest = max(self._newest, step)
-            now_s = self._clock()
-            if now_s - self._said_s.get(reason, -NOTICE_S) < NOTICE_S:
-                return ""
-            if len(self._said_s) >= REASONS_COUNT_MAX:
-                self._said_s.pop(min(self._said_s, key=self._said_s.__getitem__))
-            self._said_s[reason] = now_s
-            others, self._unsaid, self._told = self._unsaid - 1, 0, True
-        more = f"; {others} others before it were not either" if others else ""
-        return f"step {step} is not saved: {reason}{more}"
+    def lost(self, step: int, reason: str, now_s: float) -> tuple[Lapse, str]:
+        """Return the lapse in which ``step`` is not saved either, and what to tell."""
+        counted = self._replace(
+            lost_count=self.lost_count + 1,
+            in_row=self.in_row + 1,
+            newest=max(self.newest, step),
+            unsaid=self.unsaid + 1,
+        )
+        if any(known == reason and now_s - at_s < NOTICE_S for known, at_s in self.said):
+            return counted, ""
+        others = [(known, at_s) for known, at_s in self.said if known != reason]
+        said = (*others, (reason, now_s))[-REASONS_COUNT_MAX:]
+        more = f"; {self.unsaid} others before it were not either" if self.unsaid else ""
+        text = f"step {step} is not saved: {reason}{more}"
+        return counted._replace(unsaid=0, told=True, said=said), text
 
-    def saved(self, step: int) -> str:
-        """Note that ``step`` is committed; return what to tell when a told lapse is over."""
-        with self._guard:
-            if step <= self._newest or not self.in_row:
-                return ""
-            lost, self.in_row = self.in_row, 0
-            told, self._told = self._told, False
-        return f"step {step} is safe; not saved before it: {lost}" if told else ""
+    def saved(self, step: int) -> tuple[Lapse, str]:
+        """Return the lapse once ``step`` is committed; a text when one that was told is over."""
+        if step <= self.newest or not self.in_row:
+            return self, ""
+        text = f"step {step} is safe; not saved before it: {self.in_row}" if self.told else ""
+        return self._replace(in_row=0, told=False), text
 
 
-def reason_text(cause: Exception) -> str:
+def reason_text(cause: BaseException) -> str:
     """Return what went wrong, and of which state value, as logs and messages can hold it."""
-    said = str(cause) if isinstance(cause, CheckpointError) else f"{type(cause).__name__}: {cause}"
+    said = str(cause)
+    if not isinstance(cause, CheckpointError):
+        said = f"{type(cause).__name__}: {said}" if said else type(cause).__name__
     return tellable("; ".join((said, *getattr(cause, "__notes__", ()))))

@@ -10,20 +10,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core.facts import Decision, DecisionState, Event
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import (
+    CheckpointError,
     CorruptionError,
     InvalidRequestError,
     NotFoundError,
     StaleGenerationError,
     UnavailableError,
 )
-from holdfast.segments import LoadedSegments
+from holdfast.format.canonical import strict_object
+from holdfast.format.manifest import NOTES_BYTES_MAX
+from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
 from holdfast.training.session import Session
 
@@ -68,6 +70,39 @@ class Restored:
     unexpected: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What ``restore`` will load; it does not change any more.
+
+    ``attempt`` is the number of the attempt that saved it. ``notes`` are those that were given
+    with the step, empty: none, or the catalogue was lost since. ``sources``: bytes by tier,
+    ``memory``, ``peer`` or ``object``.
+    """
+
+    step: int
+    attempt: int
+    notes: Mapping[str, object]
+    sources: Mapping[str, int]
+
+
+def decide(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Decided | None:
+    """Return what will be restored, once it is confirmed and here; None: begin at step 0.
+
+    Raises:
+        CheckpointError: as ``restore`` does.
+    """
+    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh)
+    checkpoint = chosen.decision.checkpoint
+    if _begins_anew(chosen.decision) or checkpoint is None:
+        return None
+    return Decided(
+        step=checkpoint.step,
+        attempt=checkpoint.generation,
+        notes=_notes(chosen.decision),
+        sources=_sources(chosen),
+    )
+
+
 def restore(
     session: Session,
     capture: Capture,
@@ -76,8 +111,40 @@ def restore(
     timeout_s: float,
     lost_is_fresh: bool,
     part: Part,
+    expected: Decided | None,
 ) -> Restored | None:
     """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
+
+    Raises:
+        StaleGenerationError: something else than ``expected`` is decided by now.
+        CheckpointError: as ``_chosen`` says, or what is loaded does not fit the state.
+    """
+    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh)
+    decision = chosen.decision
+    found = None if _begins_anew(decision) else decision.checkpoint
+    if (expected and (expected.step, expected.attempt)) != (
+        found and (found.step, found.generation)
+    ):
+        raise StaleGenerationError(
+            f"the catalogue was lost since decide(), and would restore another step "
+            f"({found.step if found else 0}): start the job again"
+        )
+    if _begins_anew(decision):
+        if decision.state is DecisionState.LOST:
+            log.warning("starting over, all checkpoints are lost: %s", decision.reason)
+        elif decision.reason:
+            log.warning("starting over, as asked: %s", decision.reason)
+        session.begun(None)
+        return None
+    return _load(session, capture, arena, decision, chosen, part)
+
+
+def _begins_anew(decision: Decision) -> bool:
+    return decision.fresh or decision.state is DecisionState.LOST
+
+
+def _chosen(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> RestoreView:
+    """Return what was decided, once it is confirmed and all of it is here.
 
     Raises:
         UnavailableError: no decision within ``timeout_s``.
@@ -108,14 +175,25 @@ def restore(
             f"the job has checkpoints, none can be read: {decision.reason}; to start over, use "
             f'another job name or on_failure="warn"'
         )
-    if decision.fresh or decision.state is DecisionState.LOST:
-        if decision.state is DecisionState.LOST:
-            log.warning("starting over, all checkpoints are lost: %s", decision.reason)
-        elif decision.reason:
-            log.warning("starting over, as asked: %s", decision.reason)
-        session.begun(None)
-        return None
-    return _load(session, capture, arena, decision, chosen, part)
+    return chosen
+
+
+def _sources(chosen: RestoreView) -> Mapping[str, int]:
+    sources = Counter[str]()
+    for segment in chosen.segments:
+        sources[segment.source] += segment.shard.length_bytes
+    return dict(sources)
+
+
+def _notes(decision: Decision) -> Mapping[str, object]:
+    """Return the user's notes; what is no JSON object, or too long, is left out and said."""
+    if not decision.notes:
+        return {}
+    try:
+        return strict_object(decision.notes.encode(), what="notes", bytes_max=NOTES_BYTES_MAX)
+    except CheckpointError as error:
+        log.warning("the notes of the checkpoint cannot be read: %s", error)
+        return {}
 
 
 def _load(
@@ -130,26 +208,24 @@ def _load(
     step = decision.checkpoint.step
     started_s = time.monotonic()
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
-    with closing(LoadedSegments(located)) as segments:
+    with open_files(located) as segments:
         found = capture.load(
             segments, step=step, strict=part.strict, only=part.only, streams=part.only is None
         )
         for reason in capture.put_orders(segments) if part.only is None else ():
             _say_order(session, located[0][1].job, reason)
     session.begun(decision.checkpoint)
-    sources = Counter[str]()
-    for segment in chosen.segments:
-        sources[segment.source] += segment.shard.length_bytes
+    sources = _sources(chosen)
     load_s = time.monotonic() - started_s
     if found.missing:
         log.warning("only here, so left as it is: %s", ", ".join(found.missing))
     if found.unexpected:
         log.warning("only in the checkpoint, so left out: %s", ", ".join(found.unexpected))
-    log.info("restored step %d from %s in %.2f s", step, dict(sources), load_s + chosen.fetch_s)
+    log.info("restored step %d from %s in %.2f s", step, sources, load_s + chosen.fetch_s)
     return Restored(
         step=step,
         generation=decision.checkpoint.generation,
-        sources=dict(sources),
+        sources=sources,
         seconds={"decide": chosen.decide_s, "fetch": chosen.fetch_s, "load": load_s},
         apply_rng=capture.apply_rng,
         missing=found.missing,

@@ -12,7 +12,6 @@ catalogue that was lost knows nothing of the attempt (``forgotten``): the sessio
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import secrets
 import socket
@@ -38,6 +37,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format.notes import NOTES_COUNT_MAX
+from holdfast.logs import steady_logger
 from holdfast.rpc.channel import call, sync_channel, unix_target
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.training.registration import Attempt, Begun, Membership, open_request
@@ -57,7 +57,7 @@ RESERVE_BYTES_PER_S_MIN = 200 << 20
 EVENTS_COUNT_MAX = 256
 HINTS_COUNT_MAX = 64
 
-log = logging.getLogger(__name__)
+log = steady_logger(__name__)
 
 T = TypeVar("T")
 

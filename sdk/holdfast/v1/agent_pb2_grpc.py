@@ -6,7 +6,7 @@ import warnings
 from holdfast.v1 import agent_pb2 as holdfast_dot_v1_dot_agent__pb2
 from holdfast.v1 import common_pb2 as holdfast_dot_v1_dot_common__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in holdfast/v1/agent_pb2_grpc.py depends on'
+        + f' but the generated code in holdfast/v1/agent_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class AgentStub:
+class AgentStub(object):
     """The trainer's side of a node agent; served on a unix socket in a folder of mode 0700.
     """
 
@@ -78,7 +78,7 @@ class AgentStub:
                 _registered_method=True)
 
 
-class AgentServicer:
+class AgentServicer(object):
     """The trainer's side of a node agent; served on a unix socket in a folder of mode 0700.
     """
 
@@ -187,7 +187,7 @@ def add_AgentServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Agent:
+class Agent(object):
     """The trainer's side of a node agent; served on a unix socket in a folder of mode 0700.
     """
 
@@ -408,7 +408,7 @@ class Agent:
             _registered_method=True)
 
 
-class ReplicationStub:
+class ReplicationStub(object):
     """Agent to agent, over TCP. Owner and backup talk directly; metadata may be down.
     """
 
@@ -445,7 +445,7 @@ class ReplicationStub:
                 _registered_method=True)
 
 
-class ReplicationServicer:
+class ReplicationServicer(object):
     """Agent to agent, over TCP. Owner and backup talk directly; metadata may be down.
     """
 
@@ -519,7 +519,7 @@ def add_ReplicationServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Replication:
+class Replication(object):
     """Agent to agent, over TCP. Owner and backup talk directly; metadata may be down.
     """
 

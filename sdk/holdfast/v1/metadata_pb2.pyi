@@ -628,8 +628,6 @@ class RunView(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
-    REPLICAS_FIELD_NUMBER: _builtins.int
-    DOMAIN_SPREAD_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     KEEP_FROM_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
@@ -641,15 +639,12 @@ class RunView(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     SEATS_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     job: _builtins.str
     generation: _builtins.int
     """newest; older ones are fenced"""
     world_size: _builtins.int
-    replicas: _builtins.int
-    """copies that the live nodes allow"""
-    domain_spread: _builtins.bool
-    """backups must lie in other failure domains"""
     announced_step: _builtins.int
     """0: none; all ranks save at this step"""
     shortage: _builtins.str
@@ -684,6 +679,8 @@ class RunView(_message.Message):
     def seats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """its ranks that are registered from the node of this view"""
 
+    @_builtins.property
+    def copies(self) -> Global___Copies: ...
     def __init__(
         self,
         *,
@@ -692,8 +689,6 @@ class RunView(_message.Message):
         generation: _builtins.int = ...,
         world_size: _builtins.int = ...,
         ring: _abc.Iterable[_builtins.str] | None = ...,
-        replicas: _builtins.int = ...,
-        domain_spread: _builtins.bool = ...,
         committed: _abc.Iterable[Global___Committed] | None = ...,
         keep_from: _common_pb2.CheckpointId | None = ...,
         pinned: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
@@ -705,14 +700,41 @@ class RunView(_message.Message):
         attempt: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
         seats: _abc.Iterable[_builtins.int] | None = ...,
+        copies: Global___Copies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "keep_from", b"keep_from"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "decision", b"decision", "keep_from", b"keep_from", "protection", b"protection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "attempt", b"attempt", "committed", b"committed", "decision", b"decision", "domain_spread", b"domain_spread", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "nonce", b"nonce", "pinned", b"pinned", "replicas", b"replicas", "ring", b"ring", "run", b"run", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "attempt", b"attempt", "committed", b"committed", "copies", b"copies", "decision", b"decision", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "nonce", b"nonce", "pinned", b"pinned", "protection", b"protection", "ring", b"ring", "run", b"run", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_protection: _TypeAlias = _typing.Literal["copies"]  # noqa: Y015
+    _WhichOneofArgType_protection: _TypeAlias = _typing.Literal["protection", b"protection"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_protection) -> _WhichOneofReturnType_protection | None: ...
+
+Global___RunView: _TypeAlias = RunView  # noqa: Y015
+
+@_typing.final
+class Copies(_message.Message):
+    """Whole copies beside the owner's; no two of them in one failure domain of that kind, if it is set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_FIELD_NUMBER: _builtins.int
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    n: _builtins.int
+    domain: _builtins.str
+    def __init__(
+        self,
+        *,
+        n: _builtins.int = ...,
+        domain: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "n", b"n"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RunView: _TypeAlias = RunView  # noqa: Y015
+Global___Copies: _TypeAlias = Copies  # noqa: Y015
 
 @_typing.final
 class Want(_message.Message):
@@ -803,6 +825,7 @@ class Decision(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     state: Global___Decision.State.ValueType
     generation: _builtins.int
@@ -812,6 +835,8 @@ class Decision(_message.Message):
     reason: _builtins.str
     refused: _builtins.bool
     """lost only as to what the attempt asked for; others can be restored"""
+    notes: _builtins.str
+    """the user's, of the checkpoint's step: a JSON object; empty: none known"""
     @_builtins.property
     def checkpoint(self) -> _common_pb2.CheckpointId: ...
     @_builtins.property
@@ -829,10 +854,11 @@ class Decision(_message.Message):
         shards: _abc.Iterable[_common_pb2.Shard] | None = ...,
         reason: _builtins.str = ...,
         refused: _builtins.bool = ...,
+        notes: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "notes", b"notes", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ import warnings
 from holdfast.v1 import common_pb2 as holdfast_dot_v1_dot_common__pb2
 from holdfast.v1 import metadata_pb2 as holdfast_dot_v1_dot_metadata__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in holdfast/v1/metadata_pb2_grpc.py depends on'
+        + f' but the generated code in holdfast/v1/metadata_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class MetadataStub:
+class MetadataStub(object):
     """The catalogue. Every call is idempotent; every call carries a deadline.
     """
 
@@ -63,7 +63,7 @@ class MetadataStub:
                 _registered_method=True)
 
 
-class MetadataServicer:
+class MetadataServicer(object):
     """The catalogue. Every call is idempotent; every call carries a deadline.
     """
 
@@ -137,7 +137,7 @@ def add_MetadataServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Metadata:
+class Metadata(object):
     """The catalogue. Every call is idempotent; every call carries a deadline.
     """
 

@@ -6,7 +6,7 @@ import warnings
 from holdfast.v1 import common_pb2 as holdfast_dot_v1_dot_common__pb2
 from holdfast.v1 import persistence_pb2 as holdfast_dot_v1_dot_persistence__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in holdfast/v1/persistence_pb2_grpc.py depends on'
+        + f' but the generated code in holdfast/v1/persistence_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class PersistenceStub:
+class PersistenceStub(object):
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,
@@ -76,7 +76,7 @@ class PersistenceStub:
                 _registered_method=True)
 
 
-class PersistenceServicer:
+class PersistenceServicer(object):
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,
@@ -178,7 +178,7 @@ def add_PersistenceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Persistence:
+class Persistence(object):
     """What a persistence worker asks of the catalogue; served by the metadata service.
 
     The queue carries keys only (`shard/<shard key>`, `manifest/<run>/<step>/<generation>`,

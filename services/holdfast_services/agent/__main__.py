@@ -10,6 +10,7 @@ import os
 from holdfast_services.agent.app import Agent
 from holdfast_services.agent.settings import Settings
 from holdfast_services.kit import runner
+from holdfast_services.transport.tcp import TcpTransport
 
 
 def _announce(settings: Settings, agent: Agent) -> None:
@@ -32,7 +33,7 @@ def _announce(settings: Settings, agent: Agent) -> None:
 async def serve(stop: asyncio.Event) -> None:
     """Run an agent until ``stop`` is set."""
     settings = Settings.from_env(os.environ)
-    agent = Agent(settings)
+    agent = Agent(settings, TcpTransport(settings.listen_host, settings.data_port))
     await agent.start()
     try:
         _announce(settings, agent)

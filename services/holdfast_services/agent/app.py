@@ -26,8 +26,7 @@ from holdfast_services.agent.settings import Settings, default_budget_bytes
 from holdfast_services.agent.shell import Shell
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.kit.server import make_server
-from holdfast_services.transport import ServedSegments
-from holdfast_services.transport.tcp import TcpTransport
+from holdfast_services.transport import ServedSegments, Transport
 
 GRACE_S = 1.0
 
@@ -35,17 +34,22 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One node's agent; ``start``, ``run``, ``close``, in this order, on one loop."""
+    """One node's agent; ``start``, ``run``, ``close``, in this order, on one loop.
+
+    Args:
+        settings: What it is to be.
+        transport: Moves the bytes of segments; it is the agent's from now on, and closed with it.
+    """
 
     me: Peer
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, transport: Transport) -> None:
         self._settings = settings
         self._target = unix_target(settings.agent_socket)
         budget = settings.budget_bytes or default_budget_bytes(settings.arena)
         self._arena = Arena(settings.arena, budget)
         self._served = ServedSegments()
-        self._transport = TcpTransport(settings.listen_host, settings.data_port)
+        self._transport = transport
         self._metadata = MetadataClient(settings.metadata_address)
         self._peers = PeerClients()
         self._local = make_server()

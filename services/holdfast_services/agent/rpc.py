@@ -12,6 +12,7 @@ import holdfast
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
@@ -174,5 +175,5 @@ def _session(request: pb.OpenSessionRequest) -> Session:
         world_size=request.world_size,
         local_world_size=max(request.local_world_size, 1),
         nonce=request.nonce,
-        replicas=request.replicas,
+        protection=Copies(request.replicas, request.replica_domain),
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from holdfast.core.budget import MemoryWish, memory_need
 from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, UnavailableError
 from holdfast.v1.metadata_pb2 import RegisterRankRequest
@@ -97,7 +98,13 @@ class AgentService:
 
     def _refusal(self, job: str, wish: MemoryWish) -> str:
         nodes_count = max(wish.nodes_count, rules.nodes_known(self._state))
-        need = memory_need(**asdict(replace(wish, nodes_count=nodes_count)))
+        need = memory_need(
+            own_bytes=wish.own_bytes,
+            checkpoint_bytes=wish.checkpoint_bytes,
+            protection=Copies(wish.replicas),
+            nodes_count=nodes_count,
+            slots=wish.slots,
+        )
         return rules.refusal(self._state, job, need)
 
     async def open_session(self, session: Session, registration: RegisterRankRequest) -> Session:

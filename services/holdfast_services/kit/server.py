@@ -16,7 +16,7 @@ import grpc.aio
 
 from holdfast.errors import CheckpointError, InternalError
 from holdfast.rpc import protocol
-from holdfast.rpc.channel import OPTIONS
+from holdfast.rpc.channel import server_options
 from holdfast.rpc.status import TRAILER, to_status
 
 log = logging.getLogger(__name__)
@@ -85,4 +85,4 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: CheckpointE
 
 def make_server() -> grpc.aio.Server:
     """Return a server with the edge in place; add servicers and ports, then ``start`` it."""
-    return grpc.aio.server(interceptors=[_Edge()], options=[*OPTIONS, ("grpc.so_reuseport", 0)])
+    return grpc.aio.server(interceptors=[_Edge()], options=server_options())

@@ -18,7 +18,9 @@ from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
 from holdfast_services.persistence.settings import Settings
+from holdfast_services.persistence.source import sources_over
 from holdfast_services.persistence.worker import Worker
+from holdfast_services.transport.tcp import TcpTransport
 
 NICE = 10
 """Training goes first: a worker takes what processor time is left over."""
@@ -43,6 +45,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         pool,
         Pace(settings.persist_bytes_per_s),
         Pace(settings.scrub_bytes_per_s),
+        sources=sources_over(TcpTransport()),
     )
     worker = Worker(settings.worker, queue, service, pool, settings.queue_lease_s)
     ended = _in_thread(worker)

@@ -32,7 +32,7 @@ from holdfast_services.persistence.orphans import sweep
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.scrub import scrub
-from holdfast_services.persistence.source import OpenSources, Sources
+from holdfast_services.persistence.source import OpenSources
 from holdfast_services.persistence.upload import Moved, ShardUpload
 
 EVENT_RANKS_MAX = 8
@@ -66,7 +66,7 @@ class PersistService:
         persist: Pace,
         scrub_pace: Pace,
         *,
-        sources: OpenSources = Sources,
+        sources: OpenSources,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store

@@ -34,8 +34,7 @@ from holdfast.format.segment import header_length, parse_header
 from holdfast_services.persistence.clients import Located, locate, suspect
 from holdfast_services.persistence.domain.parts import Part
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.transport import FetchRequest, InterruptedFetchError
-from holdfast_services.transport.tcp_client import fetch
+from holdfast_services.transport import FetchRequest, InterruptedFetchError, Transport
 
 log = logging.getLogger(__name__)
 
@@ -135,16 +134,17 @@ class MappedFile:
         length = header_length(os.pread(self._fd, 8, 0))
         if length > shard.length_bytes:
             raise TruncatedShardError(f"{self._path} has a header of {length} bytes")
-        found = parse_header(self._map(0, length), shard.length_bytes).identity
-        if (found.id, found.job, found.plan_hash) != (shard.id, shard.job, shard.plan_hash):
-            raise NotFoundError(f"{self._path} is the segment of {found.id.key}")
+        parse_header(self._map(0, length), shard.length_bytes).expect(shard)
 
 
 class RemoteCopy:
     """A copy at an agent: each part is fetched when it is sent, into memory used over and over."""
 
-    def __init__(self, peer: Peer, shard: Shard, located: Located, pool: PartPool) -> None:
+    def __init__(
+        self, peer: Peer, shard: Shard, located: Located, pool: PartPool, transport: Transport
+    ) -> None:
         self._peer = peer
+        self._transport = transport
         self._shard = shard
         self._located = located
         self._pool = pool
@@ -159,7 +159,8 @@ class RemoteCopy:
             offset_bytes=part.begin,
         )
         with self._pool.buffer(part.length_bytes) as view:
-            fetch(self._peer.data_address, request, view, done=set(), stop=stop)
+            address = self._peer.data_address
+            self._transport.fetch(address, request, view, done=set(), stop=stop)
             yield view
 
     def check(self) -> None:
@@ -218,9 +219,13 @@ class Sources:
         shard: Whose copies.
         peers: Agents that hold one; those whose file can be mapped are asked first.
         pool: Lends memory for what is fetched.
+        transport: Fetches what cannot be mapped; whoever made it closes it.
     """
 
-    def __init__(self, shard: Shard, peers: Sequence[Peer], pool: PartPool) -> None:
+    def __init__(
+        self, shard: Shard, peers: Sequence[Peer], pool: PartPool, transport: Transport
+    ) -> None:
+        self._transport = transport
         self._shard = shard
         self._pool = pool
         self._peers = tuple(peers)
@@ -285,7 +290,7 @@ class Sources:
         except CheckpointError as error:
             self._reasons.append(f"{peer.node}: {error}")
             return None
-        source: Source = RemoteCopy(peer, self._shard, located, self._pool)
+        source: Source = RemoteCopy(peer, self._shard, located, self._pool, self._transport)
         if located.path:
             try:
                 source = MappedFile(located.path, self._shard)
@@ -309,3 +314,8 @@ class Sources:
 
 
 OpenSources = Callable[[Shard, Sequence[Peer], PartPool], Copies]
+
+
+def sources_over(transport: Transport) -> OpenSources:
+    """Return what opens the copies of a shard, fetching over ``transport`` what it cannot map."""
+    return lambda shard, peers, pool: Sources(shard, peers, pool, transport)

@@ -10,9 +10,9 @@ from holdfast_services.transport.tcp_server import TcpServer
 
 
 class TcpTransport:
-    """Serves on ``host:port`` (port 0: any); fetches from any node's data address."""
+    """Serves on ``host:port`` (port 0: any) once it is told to; fetches from any data address."""
 
-    def __init__(self, host: str, port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host
         self._port = port
         self._server: TcpServer | None = None

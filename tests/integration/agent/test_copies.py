@@ -17,6 +17,7 @@ from holdfast.core.facts import (
     Peer,
     WantReason,
 )
+from holdfast.core.protection import Copies
 from holdfast.errors import ExhaustedError, PreconditionError
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb
@@ -46,7 +47,7 @@ def test_the_owner_asks_its_backup_which_fetches_verifies_and_holds(node, catalo
     """F50-F57, 4.5: under the same id, owner named, bytes equal."""
     a, b = node("a"), node("b")
     reported(catalogue, "a", "b")
-    catalogue.set_run(ring=("a", "b"), replicas=1)
+    catalogue.set_run(ring=("a", "b"), copies=Copies(1))
     _, _, shard = saved(a, length=20 * MIB, replicas=1)
 
     held = until(lambda: catalogue.held("b").get(shard.id), "copy at b")
@@ -58,7 +59,7 @@ def test_replication_goes_on_while_metadata_is_down(node, catalogue, saved):
     """G18, P5: the last known peers are enough."""
     a, b = node("a"), node("b")
     reported(catalogue, "a", "b")
-    catalogue.set_run(ring=("a", "b"), replicas=1)
+    catalogue.set_run(ring=("a", "b"), copies=Copies(1))
     t, generation, _ = saved(a, replicas=1)
     until(lambda: catalogue.held("b"), "first copy")
     catalogue.stop()
@@ -76,7 +77,7 @@ def test_more_replicas_than_nodes_are_cut_without_an_error(node, catalogue, save
     """F54: one node replicates to nobody; the rank is told why no step gets its copies."""
     a = node("a")
     reported(catalogue, "a")
-    catalogue.set_run(ring=("a",), replicas=0, shortage="replicas=2 needs 3 live nodes")
+    catalogue.set_run(ring=("a",), copies=Copies(0), shortage="replicas=2 needs 3 live nodes")
     t, _, _ = saved(a, replicas=2)
 
     until(lambda: a.view(t.session).shortage, "told")
@@ -161,7 +162,7 @@ def test_own_memory_is_hashed_again_before_it_is_believed(node, catalogue, saved
     """Interleaving 15: a byte flips at rest; restore finds it, quarantines, takes the peer's."""
     a, b = node("a"), node("b")
     reported(catalogue, "a", "b")
-    catalogue.set_run(ring=("a", "b"), replicas=1)
+    catalogue.set_run(ring=("a", "b"), copies=Copies(1))
     t, _, shard = saved(a, replicas=1)
     until(lambda: shard.id in catalogue.held("b"), "copy at b")
     t.end()
@@ -190,7 +191,7 @@ def test_a_source_that_serves_bad_bytes_is_named_and_the_next_one_is_taken(node,
     """P3, F70: BadSource in the inventory, the holder finds its copy bad, the shard arrives."""
     a, b, c = node("a"), node("b"), node("c")
     reported(catalogue, "a", "b", "c")
-    catalogue.set_run(ring=("a", "b", "c"), replicas=1)
+    catalogue.set_run(ring=("a", "b", "c"), copies=Copies(1))
     _, _, shard = saved(a, replicas=1)
     until(lambda: shard.id in catalogue.held("b"), "copy at b")
     with (a.arena / a.files("seg")[0]).open("r+b") as file:
@@ -228,7 +229,7 @@ def test_a_source_whose_slot_changed_is_left_without_blame(node, catalogue, save
     """Interleaving 6: NotFound means elsewhere, not quarantine."""
     a, _, _ = node("a"), node("b"), node("c")
     reported(catalogue, "a", "b", "c")
-    catalogue.set_run(ring=("a", "b"), replicas=1)
+    catalogue.set_run(ring=("a", "b"), copies=Copies(1))
     _, _, shard = saved(a, replicas=1)
     until(lambda: shard.id in catalogue.held("b"), "copy at b")
     a.kill()

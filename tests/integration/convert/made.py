@@ -14,7 +14,7 @@ from holdfast.format import keys, manifest, sidecar
 from holdfast.format.boxes import Box, whole
 from holdfast.format.digest import part_digests, root_digest
 from holdfast.format.segment import SegmentIdentity, TensorSpec, blob_spec, header_template
-from holdfast.state.dtypes import TORCH
+from holdfast.reading.dtypes import TORCH
 
 NAMES = {dtype: name for name, dtype in TORCH.items()}
 PARENT = (3, 1)

@@ -26,7 +26,7 @@ from holdfast.core.facts import Shard
 from holdfast.errors import AlreadyExistsError, DigestMismatchError, PreconditionError
 from holdfast.format import keys
 from holdfast.objectstore import open_store
-from holdfast.segments import LoadedSegments
+from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*single process:UserWarning")
@@ -44,7 +44,7 @@ def taken_in(store, source, **selection) -> CheckpointFolder:
 def load(folder: CheckpointFolder, root: Path, state: dict) -> None:
     """Load as a rank does once its agent has the segments."""
     shards: tuple[Shard, ...] = folder.manifest().shards
-    with LoadedSegments([(root / folder.segment_key(s), s) for s in shards]) as segments:
+    with open_files([(root / folder.segment_key(s), s) for s in shards]) as segments:
         Capture(state, rank=0, world_size=1, rng=False).load(segments, step=3)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.core.facts import Shard
-from holdfast.segments import LoadedSegments
+from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -96,7 +96,7 @@ def resumed(case: str, folder: Path, step: int, rank: int, *, put: bool) -> tupl
     """Return what each further step makes of the parameters, and what could not be put back."""
     state = made(case)
     capture = Capture(state, rank=rank, world_size=dist.get_world_size())
-    with LoadedSegments(segments_of(folder)) as segments:
+    with open_files(segments_of(folder)) as segments:
         capture.load(segments, step=step)
         reasons = capture.put_orders(segments) if put else []
     ends = []
@@ -143,7 +143,7 @@ def one_unfit(folder: Path, rank: int) -> dict[str, object]:
     ddp.module.scale.requires_grad_(rank != dist.get_world_size() - 1)
     reducer = ddp.reducer
     capture = Capture(state, rank=rank, world_size=dist.get_world_size())
-    with LoadedSegments(segments_of(folder / "plain-2")) as segments:
+    with open_files(segments_of(folder / "plain-2")) as segments:
         reasons = capture.put_orders(segments)
     return {"reasons": reasons, "kept": ddp.reducer is reducer}
 

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.core.facts import DecisionState
 from holdfast.core.ids import CheckpointId
+from holdfast.core.protection import NO_COPIES
 from holdfast.errors import ConflictError, NotFoundError
 from holdfast_services.kit.db import write_transaction
 from holdfast_services.metadata.domain.model import Checkpoint, Stored
@@ -152,7 +153,7 @@ async def test_whatever_changes_of_a_run_is_read_again(database_url, agents, kit
         seat = await kit.launch(service, agents)
         run = await service.read(lambda c: c.load_run(seat.run))
         until_s = run.attempt.lease_until_s + 5.0
-        attempt = replace(run.attempt, lease_until_s=until_s, replicas_allowed=0)
+        attempt = replace(run.attempt, lease_until_s=until_s, allowed=NO_COPIES)
         first, *others = run.ranks
         for facts in ({"live": not first.live}, {"node": "z"}, {"ready_decision": 9}):
             first = replace(first, **facts)

@@ -43,6 +43,7 @@ from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
+from holdfast_services.persistence.source import sources_over
 from holdfast_services.persistence.worker import Worker
 from holdfast_services.transport import ServedSegments
 from holdfast_services.transport.tcp import TcpTransport
@@ -299,7 +300,10 @@ class Running:
     ) -> None:
         self.metadata = MetadataClient(catalogue.address, name)
         self.pool = PartPool(parts)
-        service = PersistService(store, self.metadata, self.pool, Pace(rate), Pace(0))
+        service = PersistService(
+            store, self.metadata, self.pool, Pace(rate), Pace(0),
+            sources=sources_over(TcpTransport()),
+        )  # fmt: skip
         self.worker = Worker(name, queue, service, self.pool, lease_s)
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
         self._thread.start()

@@ -34,6 +34,7 @@ from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import Sources
 from holdfast_services.persistence.upload import ShardUpload
+from holdfast_services.transport.tcp import TcpTransport
 
 BIG = 2 * PART_BYTES + 1000
 
@@ -408,7 +409,7 @@ def test_a_shard_that_goes_bad_before_the_manifest_is_sent_again(
     key = catalogue.drain([s for s, _ in made], [node.peer])
     pool = PartPool(1)
     for plan in catalogue.due().values():
-        copies = Sources(plan.shard, plan.sources, pool)
+        copies = Sources(plan.shard, plan.sources, pool, TcpTransport())
         ShardUpload(store, pool, Pace(0), plan, threading.Event(), copies).run()
     pool.close()
     catalogue.checkpoints[key].stored.update(s.id for s, _ in made)

@@ -13,6 +13,7 @@ from holdfast.errors import (
     CheckpointError,
     DigestMismatchError,
     InvalidRequestError,
+    ManifestError,
     NotFoundError,
     TruncatedShardError,
 )
@@ -90,7 +91,7 @@ REFUSED = {
     "empty": (lambda path: path.write_bytes(b""), TruncatedShardError),
     "another shard": (
         lambda path: path.write_bytes(segment(5000, rank=0, step=11)[1]),
-        NotFoundError,
+        ManifestError,
     ),
     "no segment": (lambda path: path.write_bytes(bytes(path.stat().st_size)), CheckpointError),
 }

@@ -1,10 +1,12 @@
 """A real server and real channels: what a handler raises is what the caller catches (F94, P4)."""
 
 import asyncio
+import contextlib
 import logging
 
 import grpc
 import pytest
+from tests.servers.proxy import SilentProxy
 
 from holdfast.errors import (
     InternalError,
@@ -147,6 +149,57 @@ async def test_a_method_that_the_server_has_not_is_an_older_server(address):
         )
         with pytest.raises(UnsupportedFormatError):
             await call_async(method, metadata_pb2.RecordRequest(), timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("make_channel", [sync_channel, async_channel])
+async def test_a_host_that_is_gone_without_a_word_is_noticed(address, make_channel, monkeypatch):
+    """No reset comes from a host that lost its power: only keepalive ends its connection (P4)."""
+    monkeypatch.setattr(channels, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(channels, "KEEPALIVE_ANSWER_S", 0.2)
+    proxy = SilentProxy(int(address.rpartition(":")[2]))
+    channel = make_channel(proxy.address)
+    handshake = metadata_pb2_grpc.MetadataStub(channel).Handshake
+
+    async def ask(timeout_s):
+        request = common_pb2.HandshakeRequest(software_version="hello")
+        if make_channel is sync_channel:
+            return await asyncio.to_thread(call, handshake, request, timeout_s=timeout_s)
+        return await call_async(handshake, request, timeout_s=timeout_s)
+
+    await ask(TIMEOUT_S)
+    proxy.gone()
+    with pytest.raises(UnavailableError):  # and not OutcomeUnknownError, at the deadline
+        await ask(TIMEOUT_S)
+    with contextlib.suppress(UnavailableError):  # it began before the connection was taken down
+        await ask(TIMEOUT_S)
+    assert "1" == (await ask(TIMEOUT_S)).software_version
+    assert 2 == proxy.count()
+
+    channel.close() if make_channel is sync_channel else await channel.close()
+    proxy.close()
+
+
+async def test_a_server_lets_callers_ask_whether_it_is_there(monkeypatch):
+    """It would cut off who asks too often; a channel of ours, which asks once a second, stays."""
+    assert channels.KEEPALIVE_S_MIN < channels.KEEPALIVE_S
+    monkeypatch.setattr(channels, "KEEPALIVE_S_MIN", 0.05)
+    monkeypatch.setattr(channels, "KEEPALIVE_S", 0.1)
+    strict = (*channels.OPTIONS, ("grpc.http2.max_ping_strikes", 1))
+    monkeypatch.setattr(channels, "OPTIONS", strict)
+    server = make_server()
+    metadata_pb2_grpc.add_MetadataServicer_to_server(Servicer(), server)
+    proxy = SilentProxy(server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    async with async_channel(proxy.address) as channel:
+        handshake = metadata_pb2_grpc.MetadataStub(channel).Handshake
+        with pytest.raises(OutcomeUnknownError):  # for five of its questions
+            await call_async(
+                handshake, common_pb2.HandshakeRequest(software_version="hang"), timeout_s=4.5
+            )
+        await call_async(handshake, common_pb2.HandshakeRequest(), timeout_s=TIMEOUT_S)
+    assert 1 == proxy.count()
+    await server.stop(None)
+    proxy.close()
 
 
 async def test_a_closed_channel_is_unavailable(address):

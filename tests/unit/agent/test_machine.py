@@ -22,6 +22,7 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
+from holdfast.core.protection import Copies
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (
@@ -205,14 +206,14 @@ def test_a_rank_learns_that_another_attempt_has_its_number():
 
 def test_own_shards_go_to_the_next_nodes_of_the_ring_newest_first():
     held = state(sealed("s1", 1), sealed("s2", 2), sealed("s3", 3, owner="c"))
-    _, actions = handle(held, view(run_view(ring=("c", "a", "b"), replicas=1)))
+    _, actions = handle(held, view(run_view(ring=("c", "a", "b"), copies=Copies(1))))
     asked = [(a.shard.id.step, a.peer.node) for a in kinds(actions, ev.AskHold)]
     assert [(2, "b"), (1, "b")] == asked
 
 
 def test_a_failed_copy_is_tried_again_later_and_a_final_refusal_never():
     """F57."""
-    held, _ = handle(state(sealed("s1", 1)), view(run_view(ring=("a", "b"), replicas=1)))
+    held, _ = handle(state(sealed("s1", 1)), view(run_view(ring=("a", "b"), copies=Copies(1))))
     key = shard(1).id
     later, actions = handle(held, ev.HoldAnswered(key, B, "unavailable", "no"))
     assert [] == kinds(actions, ev.AskHold)
@@ -225,7 +226,7 @@ def test_a_failed_copy_is_tried_again_later_and_a_final_refusal_never():
 
 def test_a_backup_that_came_back_elsewhere_is_asked_again():
     """F55: the predecessor replicates again."""
-    run = run_view(ring=("a", "b"), replicas=1)
+    run = run_view(ring=("a", "b"), copies=Copies(1))
     held, _ = handle(state(sealed("s1", 1)), view(run))
     held, _ = handle(held, ev.HoldAnswered(shard(1).id, B))
     moved = replace(B, data_address="b:9")

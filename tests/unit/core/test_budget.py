@@ -1,11 +1,12 @@
 """``core.budget``: the sum that a refusal writes out (P8)."""
 
 from holdfast.core.budget import memory_need, slots_per_rank
+from holdfast.core.protection import Copies
 
 
 def test_a_ddp_node_needs_slots_copies_and_the_rest_of_the_checkpoint():
     """P8: slots x (own + incoming) + what must be fetched to restore."""
-    need = memory_need(own_bytes=100, checkpoint_bytes=400, replicas=1, nodes_count=4)
+    need = memory_need(own_bytes=100, checkpoint_bytes=400, protection=Copies(1), nodes_count=4)
 
     assert (2, 100, 100, 200) == (
         need.slots,
@@ -19,31 +20,45 @@ def test_a_ddp_node_needs_slots_copies_and_the_rest_of_the_checkpoint():
 def test_replicas_are_cut_to_the_other_nodes():
     """F54: one node has no peers and needs no room for copies."""
     assert (
-        0 == memory_need(own_bytes=7, checkpoint_bytes=7, replicas=3, nodes_count=1).incoming_bytes
+        0
+        == memory_need(
+            own_bytes=7, checkpoint_bytes=7, protection=Copies(3), nodes_count=1
+        ).incoming_bytes
     )
     assert (
-        0 == memory_need(own_bytes=7, checkpoint_bytes=7, replicas=3, nodes_count=0).incoming_bytes
+        0
+        == memory_need(
+            own_bytes=7, checkpoint_bytes=7, protection=Copies(3), nodes_count=0
+        ).incoming_bytes
     )
     assert (
-        7 == memory_need(own_bytes=7, checkpoint_bytes=14, replicas=3, nodes_count=2).incoming_bytes
+        7
+        == memory_need(
+            own_bytes=7, checkpoint_bytes=14, protection=Copies(3), nodes_count=2
+        ).incoming_bytes
     )
 
 
 def test_what_a_node_holds_anyway_is_not_counted_again():
     assert (
-        0 == memory_need(own_bytes=5, checkpoint_bytes=8, replicas=1, nodes_count=2).restore_bytes
+        0
+        == memory_need(
+            own_bytes=5, checkpoint_bytes=8, protection=Copies(1), nodes_count=2
+        ).restore_bytes
     )
 
 
 def test_the_text_is_the_sum_written_out():
-    need = memory_need(own_bytes=1 << 30, checkpoint_bytes=4 << 30, replicas=1, nodes_count=4)
+    need = memory_need(
+        own_bytes=1 << 30, checkpoint_bytes=4 << 30, protection=Copies(1), nodes_count=4
+    )
 
     assert "2 slots x (1 GiB own + 1 GiB incoming copies) + 2 GiB to restore = 6 GiB" == str(need)
 
 
 def test_an_object_tier_costs_one_slot_more_and_the_copies_that_go_with_it():
     """P8, 4.7: what drains is kept beside the newest step and the one being written."""
-    sizes = {"own_bytes": 100, "checkpoint_bytes": 200, "replicas": 1, "nodes_count": 2}
+    sizes = {"own_bytes": 100, "checkpoint_bytes": 200, "protection": Copies(1), "nodes_count": 2}
     plain = memory_need(**sizes, slots=slots_per_rank(persist=False))
     more = memory_need(**sizes, slots=slots_per_rank(persist=True))
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.core.protection import Copies
 from holdfast_services.metadata.domain.copies import NODE_AWAITED_S
 from holdfast_services.metadata.edges.documents import job_doc
 
@@ -57,7 +58,7 @@ def test_as_many_copies_as_there_is_room_for_are_made_before_older_slots_go(clus
     save(cluster, 6, generation, "a", "b", copies=False)
 
     assert set(cluster.levels().values()) == {"local"}
-    assert cluster.view("a").runs[0].replicas == 1
+    assert cluster.view("a").runs[0].copies == Copies(1)
     assert kept(cluster) == 5
     save(cluster, 6, generation, "a", "b")
     assert kept(cluster) == 6

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-MAKERS = {"Event", "_event", "say", "tell"}
+MAKERS = {"Event", "_event", "_news", "say", "tell"}
 KIND = re.compile(r"[a-z]+(_[a-z]+)*")
 
 

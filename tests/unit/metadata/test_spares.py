@@ -143,6 +143,41 @@ def test_nothing_is_spare_that_drains_or_is_pinned(copied):
     assert set() == spares(copied)
 
 
+@pytest.fixture
+def chosen(copied):
+    """Of 20, never committed, a restore has been proposed; 15 is committed, not acknowledged."""
+    copied.deaf = {"d", "c"}
+    copied.commit(15, 1, "d", "c")
+    copied.register(0, "d", nonce=b"second")
+    copied.register(1, "c", nonce=b"second")
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 20, 1, rank)
+    copied.report("d", "c")
+    assert copied.decided() == ("PROPOSED", (20, 1))
+    assert copied.levels().keys() == {(10, 1), (15, 1)}
+    return copied
+
+
+def test_a_step_that_was_chosen_and_never_committed_makes_no_older_one_spare(chosen):
+    """P5: its copies are read first; if one is bad, there must be something to go back to."""
+    assert set() == spares(chosen)
+
+
+def test_what_is_older_than_the_chosen_step_and_nowhere_whole_is_spare_meanwhile(chosen):
+    """P8: nobody can go back to it, and it took the restore's room; a part may come."""
+    for node in "dc":
+        chosen.drop(node, 15, 1, 1)
+        chosen.report(node)
+    assert {("d", 0), ("c", 0)} == spares(chosen)
+
+    chosen.hold("b", 15, 1, 1, owner="c")
+    chosen.report("b")
+    chosen.machines["b"].leaving = True
+    chosen.report("b")
+
+    assert set() == spares(chosen), "b may come back with it"
+
+
 def test_a_few_copies_are_named_at_a_time_and_then_the_next(copied, monkeypatch):
     """A view is bounded; what is given back is reported, and others are named."""
     monkeypatch.setattr(repair, "SPARES_IN_VIEW_MAX", 1)

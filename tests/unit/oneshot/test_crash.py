@@ -19,8 +19,10 @@ from holdfast.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore.memory import MemoryStore
-from holdfast.oneshot import reading, writing
+from holdfast.oneshot import writing
+from holdfast.reading import parts
 
 WAIT_S = 30.0
 WRITES = ("put", "delete", "begin", "put_part", "finish", "abort")
@@ -266,22 +268,26 @@ def test_a_failed_upload_is_aborted_and_the_store_is_given_back(store, monkeypat
     assert 1 == store.closed
 
 
-def test_memory_is_bounded_by_windows_whatever_the_segment(store, monkeypatch):
-    """F73: no buffer is longer than a part while saving, or a window while loading."""
-    monkeypatch.setattr(reading, "WINDOW_PARTS", 2)
-    monkeypatch.setattr(reading, "WINDOW_BYTES", 2 * reading.PART_BYTES)
-    lengths: list[int] = []
-    plain = MemoryStore.read_into
+def test_memory_is_bounded_by_parts_whatever_the_segment(store, monkeypatch):
+    """F73: no buffer is longer than a part, and no more are held than the window has."""
+    made, lengths = [], []
+    plain, new = MemoryStore.read_into, parts.np.empty
 
     def watched(self, key, begin, view):
         lengths.append(len(view.obj))
         plain(self, key, begin, view)
 
+    def make(*args, **options):
+        made.append(args)
+        return new(*args, **options)
+
     monkeypatch.setattr(MemoryStore, "read_into", watched)
-    big = {"model": torch.nn.Linear(5 * reading.PART_BYTES // 4, 1)}
+    big = {"model": torch.nn.Linear(14 * PART_BYTES // 4, 1)}
     holdfast.save("memory:", big)
-    target = {"model": torch.nn.Linear(5 * reading.PART_BYTES // 4, 1)}
+    target = {"model": torch.nn.Linear(14 * PART_BYTES // 4, 1)}
+    monkeypatch.setattr(parts.np, "empty", make)
     holdfast.load("memory:", target)
 
     assert torch.equal(big["model"].weight, target["model"].weight)
-    assert 2 * reading.PART_BYTES == max(lengths)
+    assert PART_BYTES == max(lengths)
+    assert len(made) <= parts.WINDOW_PARTS_COUNT_MIN + 2, "buffers are used again"

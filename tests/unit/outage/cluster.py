@@ -8,6 +8,7 @@ from __future__ import annotations
 from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard, Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.protection import Copies
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotState
 from holdfast.errors import CheckpointError
@@ -55,7 +56,7 @@ class Node:
         self.session = f"{generation}-{self.rank}"
         session = Session(
             id=self.session, job=JOB, run=RUN, generation=generation, rank=self.rank,
-            world_size=self.world, replicas=self.replicas, nonce=nonce,
+            world_size=self.world, protection=Copies(self.replicas), nonce=nonce,
         )  # fmt: skip
         self.feed(ev.SessionOpened(session))
         asked = Reservation(

@@ -108,6 +108,40 @@ def test_copies_go_along_though_metadata_went_before_it_heard_who_knows_of_a_com
     assert cluster.run.decision.checkpoint.step == 12
 
 
+def test_a_copy_takes_no_room_that_a_rank_here_goes_on_with_in_such_an_outage():
+    """P5: with memory for one slot more each rank saves into it; a copy would leave 10 in parts."""
+    cluster = Cluster("a", "b", replicas=1, spare=1)
+    cluster.commit(8)
+    assert all(node.save(9) for node in cluster.nodes.values())
+    cluster.report("a", "b", "a")
+    for step in (10, 11):
+        cluster.report(heard=False)
+        assert [node.save(step) for node in cluster.nodes.values()] == [True, True]
+
+    cluster.launch(b"second")
+
+    assert cluster.run.decision.checkpoint.step == 11
+
+
+def test_what_an_outage_has_left_in_parts_makes_room_for_the_restore_after_it():
+    """P8: 9 was committed, b had replaced its part, and it took the room of 12 for ever."""
+    cluster = Cluster("a", "b", "c", spare=2)
+    cluster.commit(8)
+    assert all(node.save(9) for node in cluster.nodes.values())
+    cluster.report("a", "b", "c", "a")
+    cluster.report("b", heard=False)
+    for step in (10, 11, 12):
+        cluster.report(heard=False)
+        assert all(node.save(step) for node in cluster.nodes.values())
+    assert [node.steps() for node in cluster.nodes.values()] == [{8, 9, 12}, {8, 12}, {8, 9, 12}]
+
+    cluster.launch(b"second")
+    for _ in range(2):
+        cluster.report()
+
+    assert (cluster.run.decision.state, cluster.run.parent.step) == (DecisionState.CONFIRMED, 12)
+
+
 @pytest.mark.parametrize(("nodes", "replicas"), [("ab", 0), ("ab", 1), ("abc", 1), ("abc", 2)])
 def test_a_step_replaced_as_it_was_committed_stops_no_later_save(nodes, replicas):
     """P4, P5: only the answer to a was lost, so the others have no outage to save through.

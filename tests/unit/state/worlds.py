@@ -8,7 +8,8 @@ from pathlib import Path
 from holdfast.core.facts import Shard
 from holdfast.core.session import SlotLease
 from holdfast.format.segment import header_length, parse_header
-from holdfast.segments import LoadedSegments
+from holdfast.reading.files import open_files
+from holdfast.reading.reader import Reader
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
 from holdfast.snapshot.plan import SavePlan, make_plan
@@ -75,11 +76,11 @@ def shard_of(path: Path) -> Shard:
     )
 
 
-def save_all(folder: Path, captures: list[Capture], *, step: int = 1) -> LoadedSegments:
+def save_all(folder: Path, captures: list[Capture], *, step: int = 1) -> Reader:
     saver = Saver(folder)
     files = [saver.save(capture, step=step) for capture in captures]
     assert saver.engine.close(WAIT_S)
-    return LoadedSegments(files)
+    return open_files(files)
 
 
 def there_and_back(folder: Path, saved: dict, target: dict) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.facts import Decision, DecisionState
+from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import InvalidRequestError, StaleGenerationError
-from holdfast.training.restore import Part, restore
+from holdfast.training.restore import Decided, Part, decide, restore
 
 NAMES = ("model", "optimizer")
 
@@ -47,7 +48,9 @@ class Agent:
 
 
 def restored_by(agent):
-    return restore(agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part())
+    return restore(
+        agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(), expected=None
+    )
 
 
 def test_a_rank_begins_by_a_decision_for_its_own_attempt():
@@ -67,4 +70,52 @@ def test_a_rank_ends_that_was_answered_another_number_than_its_agent(state):
 
     with pytest.raises(StaleGenerationError, match="was answered 2, its agent 1; start the job"):
         restored_by(agent)
+    assert not agent.began
+
+
+def chosen(step, notes=""):
+    """Return a view in which ``step`` is confirmed and here."""
+    decision = Decision(
+        number=1,
+        state=DecisionState.CONFIRMED,
+        generation=2,
+        checkpoint=CheckpointId(RunId("r"), Step(step), Generation(1)),
+        notes=notes,
+    )
+    return SessionView(version="1", restore=RestoreView(decision=decision, ready=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("", {}),
+        ('{"width":5}', {"width": 5}),
+        ("[5]", {}),
+        ("no JSON", {}),
+        ('{"a":' + "9" * (32 << 10) + "}", {}),
+    ],
+)
+def test_what_is_decided_has_step_attempt_and_notes(text, notes):
+    """P9: what is no short JSON object is left out."""
+    agent = Agent(generation=2)
+    agent.view = chosen(7, text)
+
+    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False)
+
+    assert Decided(step=7, attempt=1, notes=notes, sources={}) == decided
+    assert not agent.began, "nothing is loaded yet"
+
+
+@pytest.mark.parametrize("now", [chosen(5), Agent(generation=2).view], ids=["other", "none"])
+def test_what_is_loaded_is_what_was_decided(now):
+    """The model was built for it; the catalogue was lost since."""
+    agent = Agent(generation=2)
+    agent.view = chosen(7)
+    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False)
+    agent.view = now
+
+    with pytest.raises(StaleGenerationError, match="start the job again"):
+        restore(
+            agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(), expected=decided
+        )
     assert not agent.began

@@ -1,25 +1,22 @@
-"""Saver: what it counts and how it stretches; copying and slots are tested with real agents."""
+"""Saver: what becomes of saves on real slots and threads, without an agent."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
+from tests.unit.training.savers import Fails, attempt, saver_of, stepped
 
 from holdfast.core.facts import PersistRule
-from holdfast.core.session import SessionView, SlotLease, StepLevels
+from holdfast.core.session import SessionView, StepLevels
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
 from holdfast.rpc.codec import to_message
-from holdfast.snapshot.engine import Snapshot
-from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture
-from holdfast.training import saving
+from holdfast.training import save_events as ev
 from holdfast.training.handle import SaveHandle
-from holdfast.training.registration import Attempt, Membership
-from holdfast.training.saving import HANDLES_COUNT_MAX, Saver
+from holdfast.training.handles import HANDLES_COUNT_MAX
+from holdfast.training.registration import Membership
+from holdfast.training.saving import Saver
 from holdfast.training.session import Session
 from holdfast.v1 import agent_pb2 as pb
 
@@ -44,35 +41,24 @@ def saver(make_saver):
     return make_saver()
 
 
-def attempt(**fields):
-    made = Attempt(
-        job="j",
-        nonce=os.urandom(16),
-        launcher="l",
-        holder="h",
-        takeover=False,
-        rank=0,
-        world_size=1,
-        local_world_size=1,
-        replicas=0,
-        replica_domain="",
-    )
-    return replace(made, **fields)
+def lose(saver, *steps):
+    """Have these steps given up."""
+    for step in steps:
+        saver._handle(ev.Failed(step, "no free slot"))
 
 
 def test_steps_abandoned_in_a_row_stretch_the_interval_and_are_counted(saver):
     """Architecture 4.1: the interval stretches, and it is counted."""
     assert saver.stretch == 1
 
-    saver.abandon(5, "no free slot")
-    saver.abandon(6, "no free slot")
+    lose(saver, 5, 6)
 
     assert (saver.stretch, saver.abandoned_count) == (4, 2)
 
 
 def test_the_interval_is_as_asked_again_once_a_later_step_is_local(saver):
     """An older step that is still listed as local proves nothing."""
-    saver.abandon(6, "no free slot")
+    lose(saver, 6)
     saver.on_view(SessionView(version="1", steps=(StepLevels(step=5, sealed=True, local=True),)))
     assert saver.stretch == 2
 
@@ -82,8 +68,7 @@ def test_the_interval_is_as_asked_again_once_a_later_step_is_local(saver):
 
 
 def test_the_interval_does_not_grow_for_ever(saver):
-    for step in range(1, 40):
-        saver.abandon(step, "no free slot")
+    lose(saver, *range(1, 40))
 
     assert saver.stretch == 32
 
@@ -116,12 +101,12 @@ def test_the_handle_of_a_draining_step_is_remembered_until_its_end(make_saver):
     """A drain may take longer than 64 saves; its handle must still learn how it ends."""
     saver = make_saver(persist=PersistRule(steps=100))
     slow = SaveHandle(100, reachable=frozenset({"local", "durable"}))
-    saver._remember(slow)
+    saver._handles.remember(slow)
     saver.on_view(
         SessionView(version="1", steps=(StepLevels(step=100, local=True, draining=True),))
     )
     for step in range(101, 101 + 3 * HANDLES_COUNT_MAX):
-        saver._remember(SaveHandle(step, reachable=frozenset({"local", "durable"})))
+        saver._handles.remember(SaveHandle(step, reachable=frozenset({"local", "durable"})))
     assert len(saver._handles) == HANDLES_COUNT_MAX
 
     saver.on_view(SessionView(version="2", steps=(StepLevels(step=100, local=True, durable=True),)))
@@ -133,7 +118,7 @@ def test_handles_are_bounded_though_all_of_them_drain(make_saver):
     for step in range(3 * HANDLES_COUNT_MAX):
         handle = SaveHandle(step, reachable=frozenset({"local", "durable"}))
         handle.learn(StepLevels(step=step, local=True, draining=True))
-        saver._remember(handle)
+        saver._handles.remember(handle)
 
     assert len(saver._handles) == HANDLES_COUNT_MAX
     assert handle.step in saver._handles
@@ -171,7 +156,7 @@ def test_missing_nodes_are_said_once_by_rank_0_and_known_to_every_handle(make_sa
     for rank in (0, 1):
         saver = make_saver(rank=rank, world_size=2)
         before = SaveHandle(5, reachable=frozenset({"local", "replicated"}))
-        saver._remember(before)
+        saver._handles.remember(before)
         for version in ("1", "2"):
             saver.on_view(SessionView(version=version, shortage=lack))
         after = saver.save(6)
@@ -187,55 +172,12 @@ def test_a_copy_that_was_given_up_is_abandoned_also_without_nodes_for_copies(mak
     """4.1; X9: ``error`` may speak of the nodes, that is no failure."""
     saver = make_saver()
     handle = SaveHandle(5, reachable=frozenset({"local", "replicated"}))
-    saver._remember(handle)
+    saver._handles.remember(handle)
     saver.on_view(SessionView(version="1", shortage="replicas=1 needs 2 live nodes"))
-    plan = make_plan(saver._capture, job="j", run="r", generation=1, rank=0, world_size=1)
-    saver._give_up(Snapshot(plan, None, step=5, generation=1))
+    saver._state = saver._state._replace(copying=5)
+    saver._handle(ev.CopyGivenUp(5, "it held a step up"))
 
     assert handle.abandoned
-
-
-class Fails:
-    """A value whose own saving raises, once it is told to."""
-
-    def __init__(self):
-        self.error = None
-        self.n = 1
-
-    def state_dict(self):
-        if self.error is not None:
-            raise self.error
-        return {"n": self.n}
-
-    def load_state_dict(self, state):
-        """Take nothing."""
-
-
-@contextmanager
-def saver_of(folder, state):
-    """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
-    session = Session(folder / "nobody.sock")
-    capture = Capture(state, rank=0, world_size=1)
-    membership = Membership(run="r", generation=1, node="n", arena=folder)
-    saver = Saver(capture=capture, session=session, attempt=attempt(), membership=membership)
-    saver.save(1)  # makes the plan; there is no agent to reserve its slots
-    saver._refused, saver._patience_s = None, 0.0
-    plan = saver._plan
-
-    def lease(incarnation=1, slot="s1"):
-        path = folder / f"{slot}.{incarnation}.open"
-        path.write_bytes(bytes(plan.length_bytes))
-        return SlotLease(
-            slot=slot,
-            incarnation=incarnation,
-            length_bytes=plan.length_bytes,
-            plan_hash=plan.plan_hash,
-        )
-
-    saver.lease, saver.session = lease, session
-    yield saver
-    saver.close(0.0)
-    session.close(timeout_s=1.0)
 
 
 @pytest.fixture
@@ -244,13 +186,6 @@ def leased(tmp_path):
     with saver_of(tmp_path, {"scheduler": value, "seen": seen}) as saver:
         saver.value, saver.seen = value, seen
         yield saver
-
-
-def stepped(weight):
-    """A state with an optimizer, ready to step."""
-    weight.grad = torch.ones(3)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    return {"model": torch.nn.ParameterList([weight]), "optimizer": optimizer}
 
 
 def test_who_counts_micro_batches_is_warned_once(tmp_path):
@@ -369,8 +304,8 @@ def test_closing_saves_the_last_step_that_found_no_slot(leased):
     error = leased.close(1.0)
     slots.join()
 
-    assert list(leased._membership.arena.glob("s1.1.closed")), error
-    assert leased._handles[2].level == "staged"
+    assert list(leased.arena.glob("s1.1.closed")), error
+    assert leased._handles.get(2).level == "staged"
 
 
 def test_who_waits_for_a_step_that_found_no_slot_gives_it_the_time(leased):
@@ -418,7 +353,7 @@ def test_closing_saves_no_step_that_an_update_has_passed(leased):
 
     assert error is not None
     assert "step 2" in error.message
-    assert not list(leased._membership.arena.glob("*.closed"))
+    assert not list(leased.arena.glob("*.closed"))
 
 
 def test_a_step_that_is_saved_late_is_the_state_of_its_call(leased):
@@ -428,7 +363,7 @@ def test_a_step_that_is_saved_late_is_the_state_of_its_call(leased):
     leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
     leased.close(1.0)
 
-    (segment,) = leased._membership.arena.glob("s1.1.closed")
+    (segment,) = leased.arena.glob("s1.1.closed")
     assert b'{"n":1}' in segment.read_bytes()
 
 
@@ -441,7 +376,7 @@ def test_closing_saves_no_step_of_which_a_tensor_was_written_since(leased):
     error = leased.close(0.2)
 
     assert error is not None
-    assert not list(leased._membership.arena.glob("*.closed"))
+    assert not list(leased.arena.glob("*.closed"))
 
 
 def test_closing_says_how_far_the_last_step_got(leased):
@@ -465,7 +400,7 @@ def test_who_waits_is_told_when_the_attempt_is_fenced_or_closed(make_saver):
     ):
         saver = make_saver()
         handle = SaveHandle(5, reachable=frozenset({"staged", "local", "replicated"}))
-        saver._remember(handle)
+        saver._handles.remember(handle)
         waiting = threading.Timer(0.05, end, [saver])
         waiting.start()
         with pytest.raises(PreconditionError):
@@ -482,19 +417,3 @@ def test_a_thousand_steps_without_a_slot_are_one_line(leased, caplog):
     about = [r.getMessage() for r in caplog.records if "no free slot" in r.getMessage()]
     assert len(about) == 1
     assert "not saved before it: 1000" in caplog.records[-1].getMessage()
-
-
-def test_a_save_waits_longer_only_for_a_slot_that_is_on_its_way_back(leased):
-    """4.1, G28: with all copies made it is a report away; of a slow rank's nobody knows when."""
-    leased._patience_s = saving.BUSY_WAIT_S_MAX
-    handle = SaveHandle(3, reachable=frozenset(["staged", "local", "replicated"]))
-    leased._handles[3] = handle
-
-    handle.reach("local")
-    assert leased._slot_wait_s(4) == saving.BUSY_WAIT_S_MAX, "copies are on their way yet"
-    handle.reach("replicated")
-    assert leased._slot_wait_s(4) == saving.RETURN_S_MAX
-    leased._outage = True
-    assert leased._slot_wait_s(4) == saving.BUSY_WAIT_S_MAX, "nothing comes back in an outage"
-    leased._outage, leased._patience_s = False, 0.0
-    assert leased._slot_wait_s(4) == 0.0, "one wait was enough to learn that it is slow"

@@ -12,7 +12,7 @@ from holdfast.core.slots import SlotState
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, PreconditionError
 from holdfast_services.agent.domain import rules
-from holdfast_services.agent.domain.state import AGENT, Slot, State, Work
+from holdfast_services.agent.domain.state import AGENT, Session, Slot, State, Work
 
 
 def to_drop(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
@@ -68,7 +68,7 @@ def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
     """Return how many steps of a peer's rank must stay here, beside those that drain.
 
     One less if metadata is out and does not know that a commit was heard of here: its owner has a
-    slot more then too, in what budget is left (``rules.quota_left``).
+    slot more then too, in what budget is left (``rules.quota_left``). The ranks here come first.
     """
     pinned = view.pinned if view else ()
     spared = state.view.spares if state.view and not state.lost else ()
@@ -78,7 +78,33 @@ def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
         if slot.content is not None and slot.content.held is HeldState.SEALED
     }
     more = bool(state.lost) and any(rules.unheard(state, slot) for slot in held.values())
+    more = more and _is_left(state, max(slot.length_bytes for slot in held.values()))
     return sum(key.checkpoint not in pinned and key not in spared for key in held) - more
+
+
+def _is_left(state: State, length_bytes: int) -> bool:
+    """Tell whether that many bytes are left beside the slot that each rank here goes on with."""
+    free = sum(slot.length_bytes for slot in state.slots.values() if slot.idle_free)
+    wanted = sum(
+        session.reservation.length_bytes
+        for session in state.sessions.values()
+        if session.active and session.reservation is not None and not _goes_on(state, session)
+    )
+    return state.used_bytes - free + wanted + length_bytes <= state.budget_bytes
+
+
+def _goes_on(state: State, session: Session) -> bool:
+    """Tell whether a rank has a slot to save into, or one that gives way to its next step."""
+    return any(
+        slot.session == session.id
+        or (
+            slot.content is not None
+            and slot.content.owner == state.me.node
+            and rules.is_of(session, slot.content.shard.id)
+            and rules.replaceable(state, slot)
+        )
+        for slot in state.slots.values()
+    )
 
 
 def dispensable(state: State) -> Slot | None:

@@ -18,7 +18,6 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.placement import backups
 from holdfast.core.slots import SlotState
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
@@ -130,7 +129,7 @@ def gives_way(state: State, session: Session) -> Slot | None:
         if slot.content is not None
         and slot.content.owner == state.me.node
         and slot.content.shard.id.step < session.wants_slot
-        and _is_of(session, slot.content.shard.id)
+        and is_of(session, slot.content.shard.id)
         and replaceable(state, slot)
     )
     return min(mine, key=lambda item: item[0], default=(0, None))[1]
@@ -140,7 +139,8 @@ def _is_open(slot: Slot, session: Session) -> bool:
     return slot.session == session.id and slot.name.state is SlotState.WRITING
 
 
-def _is_of(session: Session, shard: ShardId) -> bool:
+def is_of(session: Session, shard: ShardId) -> bool:
+    """Tell whether a shard is one that this rank saved in this attempt."""
     return (shard.run, shard.generation, shard.rank) == (
         session.run,
         session.generation,
@@ -374,7 +374,7 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     return memory_need(
         own_bytes=own,
         checkpoint_bytes=max(asked.checkpoint_bytes, own),
-        replicas=session.replicas,
+        protection=session.protection,
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,
     )
@@ -469,12 +469,7 @@ def _sources(state: State, want: Want) -> tuple[Peer, ...]:
 def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:
     """The peers that should hold copies of this node's shards of a run."""
     domains = {p.node: p.domain for p in state.view.nodes} if state.view else {}
-    names = backups(
-        state.me.node,
-        view.ring,
-        replicas=min(view.replicas, max(len(view.ring) - 1, 0)),
-        domains=domains if view.domain_spread else None,
-    )
+    names = view.copies.targets(state.me.node, view.ring, domains)
     peers = (state.peer(name) for name in names)
     return tuple(peer for peer in peers if peer is not None)
 

@@ -20,6 +20,7 @@ from holdfast.core.facts import (
     StepNote,
 )
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.slots import SlotName, SlotState
 
 AGENT = "agent"
@@ -103,7 +104,7 @@ class Session:
     world_size: int
     local_world_size: int = 1
     nonce: bytes = b""
-    replicas: int = 0
+    protection: Copies = NO_COPIES
     opened_s: float = 0.0
     reservation: Reservation | None = None
     refused: str = ""

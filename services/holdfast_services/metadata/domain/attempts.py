@@ -19,6 +19,7 @@ from holdfast.core.facts import (
     Start,
 )
 from holdfast.core.ids import WORLD_SIZE_MAX, CheckpointId
+from holdfast.core.protection import Copies
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast.format.manifest import GENERATION_MAX
 from holdfast_services.metadata.domain import start
@@ -169,17 +170,17 @@ def _begin(
 def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: Limits) -> Run:
     """Return the run with an attempt of ``generation``, no rank seated and nothing decided."""
     number = run.decision.number + 1 if run.decision else 1
+    asked = Copies(wish.replicas, wish.replica_domain)
     attempt = Attempt(
         generation=generation,
         nonce=wish.nonce,
         launcher=wish.launcher,
         holder=wish.holder,
         world_size=wish.world_size,
-        replicas=wish.replicas,
-        replica_domain=wish.replica_domain,
+        protection=asked,
         started_at_s=now_s,
         lease_until_s=now_s + limits.node_lease_s,
-        replicas_allowed=wish.replicas,
+        allowed=asked,
         persist=wish.persist or NEVER,
         start=wish.start,
         start_due=start.is_due(run, wish.start),

@@ -55,7 +55,7 @@ def _proven(
     attempt = run.attempt
     if attempt is None:
         return row
-    if row.replicated_at_s is None and spread(attempt, copies, places, attempt.replicas):
+    if row.replicated_at_s is None and spread(attempt.protection, copies, places):
         row = replace(row, replicated_at_s=now_s)
     return row
 
@@ -74,7 +74,7 @@ def _acknowledged(
     """
     if row.copied_at_s is not None or run.attempt is None:
         return row
-    if not spread(run.attempt, _firm(copies, seen), places, run.attempt.replicas_allowed):
+    if not spread(run.attempt.allowed, _firm(copies, seen), places):
         return row
     return replace(row, copied_at_s=now_s)
 

@@ -7,54 +7,50 @@ the policy asks for domains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.core.facts import Event
+from holdfast.core.protection import NO_COPIES, Copies, Domains
 from holdfast_services.metadata.domain.evidence import CheckpointCopies
-from holdfast_services.metadata.domain.model import Attempt, Node, Outcome, Run
+from holdfast_services.metadata.domain.model import Node, Outcome, Run
 
 NODE_AWAITED_S = 30.0
 """How long a node that went silent may still come back, so that a wait for copies goes on."""
 
 
-def domains_of(nodes: Iterable[Node]) -> Mapping[str, str]:
-    """Return node -> failure domain; a node that names none is one by itself."""
-    return {
-        node.name: f"domain:{node.inventory.node.domain}"
-        if node.inventory.node.domain
-        else f"node:{node.name}"
-        for node in nodes
-    }
+def domains_of(nodes: Iterable[Node]) -> Domains:
+    """Return node -> failure domain, empty: it fails alone."""
+    return {node.name: node.inventory.node.domain for node in nodes}
 
 
 def allow(run: Run, live: Iterable[Node]) -> Outcome:
-    """Return the run with ``replicas_allowed`` as the live nodes have it; fewer is news."""
+    """Return the run with ``allowed`` as the live nodes have it; fewer is news."""
     attempt = run.current
     if attempt is None:
         return Outcome(run=run)
-    room = _room(attempt, live)
-    allowed = max(0, min(attempt.replicas, room - 1))
-    if allowed == attempt.replicas_allowed:
+    domains = domains_of(live)
+    allowed = attempt.protection.within(domains, domains)
+    if allowed == attempt.allowed:
         return Outcome(run=run)
-    changed = replace(run, attempt=replace(attempt, replicas_allowed=allowed))
-    if allowed > attempt.replicas_allowed:
+    changed = replace(run, attempt=replace(attempt, allowed=allowed))
+    if allowed.n > attempt.allowed.n:
         return Outcome(run=changed)
     event = Event(
         kind="replication_cut",
         severity="warning",
-        message=f"steps of {run.job} stay local: {_short(attempt, room)}",
+        message=f"steps of {run.job} stay local: {_short(attempt.protection, domains)}",
         job=run.job,
-        context={"run": run.id, "replicas": str(allowed)},
+        context={"run": run.id, "replicas": str(allowed.n)},
     )
     return Outcome(run=changed, events=(event,))
 
 
 def shortage(run: Run, nodes: Iterable[Node]) -> str:
     """Return why no step gets all its copies while there are only ``nodes``; empty: it does."""
-    attempt = run.current
-    room = _room(attempt, nodes) if attempt else 0
-    return _short(attempt, room) if attempt and max(room, 1) <= attempt.replicas else ""
+    asked = run.current.protection if run.current else NO_COPIES
+    domains = domains_of(nodes)
+    return _short(asked, domains) if asked.within(domains, domains) != asked else ""
 
 
 def awaited(node: Node, now_s: float) -> bool:
@@ -62,22 +58,12 @@ def awaited(node: Node, now_s: float) -> bool:
     return node.live(now_s) or node.reported_at_s + NODE_AWAITED_S > now_s
 
 
-def spread(
-    attempt: Attempt, copies: CheckpointCopies, places: Mapping[str, str], replicas: int
-) -> bool:
-    """Tell whether each shard has ``replicas`` copies beside the owner's, in as many places."""
-    held = (
-        {places[node] for node in item.nodes} if attempt.replica_domain else item.nodes
-        for item in copies.values()
-    )
-    return all(len(where) > replicas for where in held)
+def spread(asked: Copies, copies: CheckpointCopies, domains: Domains) -> bool:
+    """Tell whether each shard is held as ``asked``."""
+    return all(asked.met(item.nodes, domains) for item in copies.values())
 
 
-def _room(attempt: Attempt, nodes: Iterable[Node]) -> int:
-    places = domains_of(nodes)
-    return len(set(places.values()) if attempt.replica_domain else places)
-
-
-def _short(attempt: Attempt, room: int) -> str:
-    what = f"failure domains ({attempt.replica_domain})" if attempt.replica_domain else "nodes"
-    return f"replicas={attempt.replicas} needs {attempt.replicas + 1} live {what}, there is {room}"
+def _short(asked: Copies, domains: Domains) -> str:
+    room = len({asked.place(node, domains) for node in domains})
+    what = f"failure domains ({asked.domain})" if asked.domain else "nodes"
+    return f"replicas={asked.n} needs {asked.n + 1} live {what}, there is {room}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from holdfast.core.facts import Event, PersistRule, Shard
 from holdfast.core.ids import CheckpointId
-from holdfast_services.metadata.domain.evidence import Copies, Evidence, shards_of, whole
+from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, shards_of, whole
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Node, Outcome, Run
 
 HOLDER_AWAY_S_MAX = 600.0
@@ -167,7 +167,7 @@ def _awaited(node: Node, now_s: float) -> bool:
     return max(node.lease_until_s, node.reported_at_s) + HOLDER_AWAY_S_MAX > now_s
 
 
-def _held(copies: Copies | None, shard: Shard, there: set[str]) -> bool:
+def _held(copies: ShardCopies | None, shard: Shard, there: set[str]) -> bool:
     return copies is not None and copies.shard == shard and not there.isdisjoint(copies.nodes)
 
 

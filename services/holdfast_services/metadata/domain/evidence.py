@@ -16,7 +16,7 @@ from holdfast_services.metadata.domain.model import Node, Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class ShardCopies:
     """One shard, the node whose trainer wrote it and the nodes that hold it, sorted.
 
     ``object``: the object store has it too. Then there may be no node, and no owner is known.
@@ -33,7 +33,7 @@ class Copies:
         return (*self.nodes, OBJECT_STORE) if self.object else self.nodes
 
 
-CheckpointCopies = Mapping[ShardId, Copies]
+CheckpointCopies = Mapping[ShardId, ShardCopies]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _with_stored(
             shard.id: replace(
                 held[shard.id]
                 if shard.id in held and held[shard.id].shard == shard
-                else Copies(shard=shard, owner="", nodes=()),
+                else ShardCopies(shard=shard, owner="", nodes=()),
                 object=shard.id not in item.bad,
             )
             for shard in item.shards
@@ -126,13 +126,13 @@ def _copies(
     variants: dict[ShardId, dict[Shard, list[tuple[str, str]]]] = defaultdict(dict)
     for node, item in held:
         variants[item.shard.id].setdefault(item.shard, []).append((node.name, item.owner))
-    checkpoints: dict[CheckpointId, dict[ShardId, Copies]] = defaultdict(dict)
+    checkpoints: dict[CheckpointId, dict[ShardId, ShardCopies]] = defaultdict(dict)
     for key, options in variants.items():
         checkpoints[key.checkpoint][key] = _believed(options)
     return checkpoints
 
 
-def _believed(options: Mapping[Shard, Sequence[tuple[str, str]]]) -> Copies:
+def _believed(options: Mapping[Shard, Sequence[tuple[str, str]]]) -> ShardCopies:
     """Return the variant the owner has, else the one most nodes have, else the lowest digest."""
 
     def weight(shard: Shard) -> tuple[bool, int, bytes]:
@@ -142,4 +142,4 @@ def _believed(options: Mapping[Shard, Sequence[tuple[str, str]]]) -> Copies:
     shard = next(iter(options)) if len(options) == 1 else max(options, key=weight)
     holders = options[shard]
     owner = next((owner for node, owner in holders if node == owner), min(o for _, o in holders))
-    return Copies(shard=shard, owner=owner, nodes=tuple(sorted({node for node, _ in holders})))
+    return ShardCopies(shard=shard, owner=owner, nodes=tuple(sorted({node for node, _ in holders})))

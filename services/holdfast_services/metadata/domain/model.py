@@ -21,6 +21,7 @@ from holdfast.core.facts import (
     SupersedeRule,
 )
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.protection import NO_COPIES, Copies
 
 MEMORY_ROWS_PER_RUN_MAX = 64
 ABANDONED_PER_RUN_MAX = 64
@@ -63,7 +64,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One launch of the process group; ``replicas_allowed`` is what the live nodes allow.
+    """One launch of the process group; ``allowed`` is what the live nodes allow of ``protection``.
 
     ``start`` is where it asks to begin; ``start_due``: no attempt before it has begun there.
     """
@@ -73,11 +74,10 @@ class Attempt:
     launcher: str
     holder: str
     world_size: int
-    replicas: int
-    replica_domain: str
+    protection: Copies
     started_at_s: float
     lease_until_s: float
-    replicas_allowed: int = 0
+    allowed: Copies = NO_COPIES
     persist: PersistRule = NEVER
     start: Start | None = None
     start_due: bool = False

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.facts import OBJECT_STORE, DecisionState, Want, WantReason
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.placement import backups, ring
+from holdfast.core.placement import ring
+from holdfast.core.protection import Copies
 from holdfast_services.metadata.domain.commit import acknowledged, keep_from
 from holdfast_services.metadata.domain.copies import domains_of
-from holdfast_services.metadata.domain.evidence import Copies, Evidence
+from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.restore import bad_sources
 
@@ -71,8 +72,10 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
     Restores and repairs make them, and until a later step is acknowledged none of them is let go:
     what comes next might find no room. Those that are placed by the rule stay, so that what a node
     must keep is within its sum (P8). Nor is, once a restore is proposed, what is older than the
-    newest acknowledged step, though that would have gone otherwise. None before all ranks are
-    there and something is chosen: until then placement changes, and anything may be needed.
+    newest acknowledged step, though that would have gone otherwise; or older than the chosen one
+    and nowhere whole, so that nobody can go back to it. What can be is kept until the chosen one
+    was read. None before all ranks are there and something is chosen: until then placement
+    changes, and anything may be needed.
     """
     attempt, decision = run.attempt, run.decision
     settled = decision is not None and decision.state in _SETTLED
@@ -80,6 +83,7 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
         return ()
     chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
     kept = acknowledged(run) if chosen else None
+    parts = _in_parts(evidence, chosen) if chosen else frozenset[CheckpointId]()
     spared = {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
     where: Places | None = None
     redundant: list[ShardId] = []
@@ -89,38 +93,45 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
         item = evidence.live.get(shard.checkpoint, {}).get(shard)
         if item is None or shard.checkpoint in spared or host not in item.nodes:
             continue
-        if kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept:
+        acked = kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept
+        if acked or shard.checkpoint in parts:
             old.append(shard)
-        elif len(item.nodes) > 1 + attempt.replicas:
+        elif len(item.nodes) > 1 + attempt.protection.n:
             where = where or places(run, live)
-            spread = where.domains if attempt.replica_domain else None
-            if host not in _keepers(item, attempt.replicas, where.turns, spread):
+            if host not in _keepers(item, attempt.protection, where):
                 redundant.append(shard)
         if len(redundant) >= SPARES_IN_VIEW_MAX:
             break
     return (*redundant, *old)[:SPARES_IN_VIEW_MAX]
 
 
+def _in_parts(evidence: Evidence, chosen: CheckpointId) -> frozenset[CheckpointId]:
+    """Return what is older than ``chosen`` and whole nowhere, by the last word of any node."""
+    older = (key for key in evidence.known if key.generation <= chosen.generation and key < chosen)
+    sources = evidence.sources
+    return frozenset(
+        key for key in older if not whole(evidence.known[key]) and not whole(sources.get(key, {}))
+    )
+
+
 _SETTLED = (DecisionState.PROPOSED, DecisionState.CONFIRMED)
 
 
-def _keepers(
-    item: Copies, replicas: int, turns: Mapping[str, int], spread: Mapping[str, str] | None
-) -> Sequence[str]:
+def _keepers(item: ShardCopies, asked: Copies, where: Places) -> Sequence[str]:
     """Return the holders that keep a shard: by the rule, else the next ones, apart if they can.
 
     The owner, or without it the first by name, is among them whatever the ring is: agents that act
     on views of different attempts do not all give up the same copy.
     """
+    turns = where.turns
     start = turns.get(item.owner, -1)
     first = item.owner if item.owner in item.nodes else min(item.nodes)
     others = [node for node in item.nodes if node != first]
     others.sort(key=lambda node: (turns.get(node, 0) - start) % (len(turns) or 1))
     holders = [first, *others]
-    if spread is not None:
-        leading = {_place(node, spread): node for node in reversed(holders)}.values()
-        holders = [*(n for n in holders if n in leading), *(n for n in holders if n not in leading)]
-    return holders[: 1 + replicas]
+    leading = {asked.place(node, where.domains): node for node in reversed(holders)}.values()
+    apart = [*(n for n in holders if n in leading), *(n for n in holders if n not in leading)]
+    return apart[: 1 + asked.n]
 
 
 def repairs(run: Run, evidence: Evidence, live: Mapping[str, Node]) -> Wants:
@@ -155,7 +166,7 @@ def _protected(run: Run) -> tuple[CheckpointId, ...]:
     return tuple(dict.fromkeys(key for key in (keep_from(run), newest) if key))
 
 
-def _fetchers(run: Run, item: Copies, where: Places) -> tuple[str, ...]:
+def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
     """Return the nodes that should get a copy: the owner if it came back empty, then backups.
 
     At most as many as are missing; with failure domains, none in a domain that has a copy.
@@ -163,31 +174,28 @@ def _fetchers(run: Run, item: Copies, where: Places) -> tuple[str, ...]:
     attempt = run.attempt
     if attempt is None:
         return ()
-    spread = where.domains if attempt.replica_domain else None
-    order = backups(item.owner, where.ring, replicas=attempt.replicas_allowed, domains=spread)
+    asked, domains = attempt.allowed, where.domains
+    order = asked.targets(item.owner, where.ring, domains)
     walk = dict.fromkeys((item.owner, *order, *where.ring))
-    used = {_place(node, spread) for node in item.nodes if node in where.live}
-    missing = 1 + attempt.replicas_allowed - len(used)
+    there = [node for node in item.nodes if node in where.live]
+    used = {asked.place(node, domains) for node in there}
+    missing = asked.missing(there, domains)
     chosen: list[str] = []
     for node in walk:
         if len(chosen) >= missing:
             break
-        if node not in where.live or node in item.nodes or _place(node, spread) in used:
+        if node not in where.live or node in item.nodes or asked.place(node, domains) in used:
             continue
         chosen.append(node)
-        used.add(_place(node, spread))
+        used.add(asked.place(node, domains))
     return tuple(chosen)
 
 
-def _place(node: str, spread: Mapping[str, str] | None) -> str:
-    return spread.get(node, f"node:{node}") if spread else node
-
-
-def _sources(item: Copies, turn: int) -> Sequence[str]:
+def _sources(item: ShardCopies, turn: int) -> Sequence[str]:
     """Return who serves the shard, turned so that different fetchers begin with another one."""
     start = turn % max(1, len(item.nodes))
     return (*item.nodes[start:], *item.nodes[:start])
 
 
-def _want(item: Copies, sources: Sequence[str], reason: WantReason) -> Want:
+def _want(item: ShardCopies, sources: Sequence[str], reason: WantReason) -> Want:
     return Want(shard=item.shard, sources=tuple(sources[:SOURCES_PER_WANT_MAX]), reason=reason)

@@ -160,6 +160,7 @@ def _propose(run: Run, attempt: Attempt, decision: Decision, copies: CheckpointC
         generation=attempt.generation,
         checkpoint=chosen,
         shards=shards,
+        notes=next((row.notes for row in run.checkpoints if row.id == chosen), ""),
     )
     text = f"restore of {run.job} proposed: step {chosen.step} of generation {chosen.generation}"
     changed = replace(run, decision=proposed, pins=(chosen,))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
 from holdfast.core.ids import ShardId
+from holdfast.core.protection import NO_COPIES
 from holdfast_services.metadata.domain.commit import keep_from
 from holdfast_services.metadata.domain.copies import awaited, shortage
 from holdfast_services.metadata.domain.evidence import Evidence, gather
@@ -107,8 +108,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         generation=run.generation,
         world_size=attempt.world_size if attempt else 0,
         ring=places(run, live).ring,
-        replicas=attempt.replicas_allowed if attempt else 0,
-        domain_spread=bool(attempt and attempt.replica_domain),
+        copies=attempt.allowed if attempt else NO_COPIES,
         committed=_committed(run),
         keep_from=keep_from(run),
         pinned=tuple(sorted({*run.pins, *draining})),

@@ -16,7 +16,7 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.format.keys import folder
 from holdfast_services.metadata.domain.commit import keep_from
 from holdfast_services.metadata.domain.copies import shortage
-from holdfast_services.metadata.domain.evidence import Copies
+from holdfast_services.metadata.domain.evidence import ShardCopies
 from holdfast_services.metadata.domain.holds import Listed, holds
 from holdfast_services.metadata.domain.model import Checkpoint, Node, Run, Stored
 from holdfast_services.metadata.domain.view import World
@@ -157,8 +157,8 @@ def job_doc(run: Run, world: World) -> JobDoc:
         world_size=attempt.world_size if attempt else 0,
         running=bool(attempt and attempt.lease_until_s > world.now_s),
         holder=attempt.holder if attempt else "",
-        replicas=attempt.replicas if attempt else 0,
-        replicas_allowed=attempt.replicas_allowed if attempt else 0,
+        replicas=attempt.protection.n if attempt else 0,
+        replicas_allowed=attempt.allowed.n if attempt else 0,
         shortage=shortage(run, world.live.values()),
         step=max(statuses, default=usable[0].id.step if usable else 0),
         newest_step=usable[0].id.step if usable else None,
@@ -211,7 +211,7 @@ def checkpoint_detail_doc(
 
 
 def _shard_doc(
-    shard: Shard, copies: Copies | None, stored: Mapping[ShardId, Shard], item: Listed
+    shard: Shard, copies: ShardCopies | None, stored: Mapping[ShardId, Shard], item: Listed
 ) -> ShardDoc:
     same = copies is not None and copies.shard == shard
     owner, nodes = (copies.owner, copies.nodes) if copies is not None and same else ("", ())
@@ -230,13 +230,13 @@ def _shard_doc(
     )
 
 
-def _copies(run: Run, item: Listed, world: World) -> Mapping[ShardId, Copies]:
+def _copies(run: Run, item: Listed, world: World) -> Mapping[ShardId, ShardCopies]:
     evidence = world.evidence.get(run.id)
     return evidence.live.get(item.id, {}) if evidence else {}
 
 
 def _fields(
-    run: Run, item: Listed, kept: CheckpointId | None, copies: Mapping[ShardId, Copies]
+    run: Run, item: Listed, kept: CheckpointId | None, copies: Mapping[ShardId, ShardCopies]
 ) -> dict[str, Any]:
     row = item.row
     complete = len({key.rank for key in copies}) >= row.world_size

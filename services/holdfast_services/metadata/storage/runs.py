@@ -22,6 +22,7 @@ from holdfast.core.facts import (
     SupersedeRule,
 )
 from holdfast.core.ids import CheckpointId
+from holdfast.core.protection import Copies
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata import tables as t
@@ -32,7 +33,10 @@ from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
 DECISIONS_PER_RUN_MAX = 16
 
 _FINAL = (int(DecisionState.CONFIRMED), int(DecisionState.LOST))
-_ATTEMPT = tuple(name for name in Attempt.__dataclass_fields__ if name not in ("persist", "start"))
+_VALUES = ("persist", "start", "protection", "allowed")
+"""Fields of an attempt that are columns of their own."""
+
+_ATTEMPT = tuple(name for name in Attempt.__dataclass_fields__ if name not in _VALUES)
 # A report reads these for each run: made once, as making one costs more than running it.
 _RUN = select(t.runs).where(t.runs.c.run == bindparam("run"))
 _ATTEMPTS = (
@@ -226,11 +230,19 @@ class RunStatements(CheckpointStatements):
             return None
         rule = PersistRule(steps=row["persist_steps"], seconds=row["persist_seconds"])
         start = Start(**json.loads(row["start"])) if row["start"] else None
-        return Attempt(**{name: row[name] for name in _ATTEMPT}, persist=rule, start=start)
+        return Attempt(
+            **{name: row[name] for name in _ATTEMPT},
+            persist=rule,
+            start=start,
+            protection=Copies(row["replicas"], row["replica_domain"]),
+            allowed=Copies(row["replicas_allowed"], row["replica_domain"]),
+        )
 
     def _save_attempt(self, run: Run, attempt: Attempt) -> None:
         """Insert the attempt, or move its lease and cut; (job, nonce) is unique, so one wins."""
         row: dict[str, Any] = {name: getattr(attempt, name) for name in _ATTEMPT}
+        row["replicas"], row["replica_domain"] = attempt.protection.n, attempt.protection.domain
+        row["replicas_allowed"] = attempt.allowed.n
         row["persist_steps"] = attempt.persist.steps
         row["persist_seconds"] = attempt.persist.seconds
         row["start"] = json.dumps(asdict(attempt.start)) if attempt.start else None

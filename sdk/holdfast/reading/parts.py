@@ -9,41 +9,60 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Self
 
 import numpy as np
 
 from holdfast.bucket.folder import CheckpointFolder
+from holdfast.core.facts import Shard
 from holdfast.format.digest import PART_BYTES
 from holdfast.format.sidecar import Sidecar
 
 WINDOW_PARTS_COUNT_MIN = 8
 WINDOW_PARTS_COUNT_MAX = 64
 AHEAD_PARTS_COUNT = 4
-THREADS_COUNT = 4
+THREADS_COUNT = 8
 
 PartKey = tuple[int, int]
 
 
-class VerifiedParts:
-    """Parts of the segments that ``sidecars`` describe, by (index of the sidecar, number).
+def window_for(segments_count: int) -> int:
+    """Return how many parts to hold if a tensor may have a box in each of so many segments.
 
-    As many are held as there are segments, so that a tensor with a box in each does not read parts
-    again, within 128 MiB to 1 GiB. ``check`` is called before each part and stops the
+    Fewer, and parts would be read again for the next tensor; 128 MiB to 1 GiB.
+    """
+    count = segments_count + AHEAD_PARTS_COUNT
+    return min(max(count, WINDOW_PARTS_COUNT_MIN), WINDOW_PARTS_COUNT_MAX)
+
+
+class VerifiedParts:
+    """Parts of the segments of ``shards``, by (index of the shard, number).
+
+    ``window`` parts are held, those used last and ``ahead`` to come, in buffers that are used
+    again: new pages cost more than the copy. ``check`` is called before each part and stops the
     reading by raising.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, sidecars: Sequence[Sidecar], check: Callable[[], None]
+        self,
+        folder: CheckpointFolder,
+        shards: Sequence[Shard],
+        check: Callable[[], None],
+        window: int,
+        ahead: int = AHEAD_PARTS_COUNT,
     ) -> None:
+        assert window > ahead, "what is fetched ahead must be held"
         self._folder = folder
-        self._sidecars = sidecars
+        self._shards = shards
+        self._sidecars: dict[int, Sidecar] = {}
         self._check = check
-        count = len(sidecars) + AHEAD_PARTS_COUNT
-        self._window = min(max(count, WINDOW_PARTS_COUNT_MIN), WINDOW_PARTS_COUNT_MAX)
+        self._window = window
+        self._ahead = ahead
         self._pool = ThreadPoolExecutor(THREADS_COUNT, thread_name_prefix="holdfast-read")
         self._held: OrderedDict[PartKey, Future[memoryview]] = OrderedDict()
         self._next: deque[PartKey] = deque()
+        self._spare: deque[memoryview] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -55,13 +74,14 @@ class VerifiedParts:
         """End the threads and forget the parts; what is under way is waited for."""
         self._pool.shutdown(cancel_futures=True)
         self._held.clear()
+        self._spare.clear()
 
     def announce(self, parts: Iterable[PartKey]) -> None:
         """Say what will be asked for next, in order; replaces what was said before."""
         self._next = deque(parts)
 
     def get(self, file: int, number: int) -> memoryview:
-        """Return the bytes of one part.
+        """Return the bytes of one part; valid until the next call.
 
         Raises:
             DigestMismatchError: they are not what was sealed; names the object and the part.
@@ -73,11 +93,18 @@ class VerifiedParts:
         for key in self._soon():
             self._fetch(key)
         while len(self._held) > self._window:
-            self._held.popitem(last=False)[1].cancel()
+            self._drop(self._held.popitem(last=False)[1])
         return found.result()
 
+    def _drop(self, part: Future[memoryview]) -> None:
+        """Keep the buffer of a whole part; whoever got it last has asked for another since."""
+        if not part.cancel() and part.done() and part.exception() is None:
+            buffer = part.result()
+            if len(buffer) == PART_BYTES:
+                self._spare.append(buffer)
+
     def _soon(self) -> list[PartKey]:
-        return [self._next[at] for at in range(min(AHEAD_PARTS_COUNT, len(self._next)))]
+        return [self._next[at] for at in range(min(self._ahead, len(self._next)))]
 
     def _fetch(self, key: PartKey) -> Future[memoryview]:
         if key not in self._held:
@@ -86,13 +113,17 @@ class VerifiedParts:
         return self._held[key]
 
     def _read(self, file: int, number: int) -> memoryview:
-        sidecar = self._sidecars[file]
+        sidecar = self._sidecars.get(file)
+        if sidecar is None:
+            # Two threads may both fetch it, and get the same.
+            sidecar = self._sidecars[file] = self._folder.sidecar(self._shards[file])
         left_bytes = sidecar.shard.length_bytes - number * PART_BYTES
-        data = np.empty(min(PART_BYTES, left_bytes), dtype=np.uint8).data
+        data = self._buffer(min(PART_BYTES, left_bytes))
         self._folder.fetch_part(sidecar, number, data)
         return data
 
-
-def parts_of(file: int, begin: int, end: int) -> list[PartKey]:
-    """Return the parts that hold bytes ``[begin, end)`` of a file."""
-    return [(file, number) for number in range(begin // PART_BYTES, -(-end // PART_BYTES))]
+    def _buffer(self, length_bytes: int) -> memoryview:
+        if length_bytes == PART_BYTES:
+            with suppress(IndexError):
+                return self._spare.pop()
+        return np.empty(length_bytes, dtype=np.uint8).data

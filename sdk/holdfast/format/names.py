@@ -1,0 +1,51 @@
+"""The names of a checkpoint's tensors that say whose they are: a rank's text, a rank's own tensor.
+
+``docs/reference/format-v1.md`` is normative. Every other name belongs to all ranks. Pure.
+"""
+
+from __future__ import annotations
+
+BLOB_PREFIX = "holdfast.rank."
+OWN_PREFIX = "rank."
+RESERVED = frozenset({"holdfast", "rank"})
+"""First parts of names that no state of the user's may have."""
+
+_DIGITS_MAX = 7
+
+
+def blob_name(rank: int) -> str:
+    """Return the name of the text that ``rank`` saves."""
+    return f"{BLOB_PREFIX}{rank}"
+
+
+def blob_rank(name: str) -> int | None:
+    """Return whose text a tensor of this name is, None when it is an ordinary tensor.
+
+    >>> blob_rank("holdfast.rank.3")
+    3
+    """
+    rank = name.removeprefix(BLOB_PREFIX)
+    if rank == name or not (rank.isascii() and rank.isdigit()) or len(rank) > _DIGITS_MAX:
+        return None
+    return int(rank)
+
+
+def own_name(name: str, rank: int) -> str:
+    """Return under which name ``rank`` saves its own tensor ``name``.
+
+    >>> own_name("model.weight", 3)
+    'rank.3.model.weight'
+    """
+    return f"{OWN_PREFIX}{rank}.{name}"
+
+
+def name_for(stored: str, rank: int) -> str | None:
+    """Return what the tensor ``stored`` is called by ``rank``, None if it is another rank's own.
+
+    >>> name_for("rank.3.model.weight", 3), name_for("model.weight", 3), name_for("rank.1.x", 3)
+    ('model.weight', 'model.weight', None)
+    """
+    own = own_name("", rank)
+    if stored.startswith(own):
+        return stored[len(own) :]
+    return None if stored.startswith(OWN_PREFIX) else stored

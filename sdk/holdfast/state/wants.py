@@ -1,0 +1,104 @@
+"""What a restore will read, and what it will put in place once all of it has been read.
+
+Collected first, so that whatever is refused is refused before a byte changes: neither a tensor of
+the user's nor the state of an optimizer has been touched by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.format.segment import TensorSpec
+from holdfast.reading.dtypes import TORCH
+from holdfast.reading.reader import Segments, Want
+from holdfast.state.layouts import empty_in_layout, is_expanded
+
+
+class Wants:
+    """The targets of one restore and what is to be done after it."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._specs = segments.specs()
+        self._wants: list[Want] = []
+        self._after: list[Callable[[], None]] = []
+
+    def has(self, stored: str) -> bool:
+        """Tell whether any part of the tensor is in the checkpoint."""
+        return stored in self._specs
+
+    def spec(self, stored: str) -> TensorSpec:
+        """Return dtype and shape of a tensor of the checkpoint.
+
+        Raises:
+            NotReadyError: there is none of this name.
+        """
+        found = self._specs.get(stored)
+        if found is None:
+            raise NotReadyError(f"the checkpoint has no tensor {stored!r}", fqn=stored)
+        return found
+
+    def fill(self, fqn: str, target: torch.Tensor, stored: str) -> None:
+        """Have ``target``, called ``fqn`` here, hold the tensor ``stored`` of the checkpoint.
+
+        Raises:
+            InvalidRequestError: shape or dtype differ, or ``target`` is expanded or on the meta
+                device; the message names it.
+        """
+        check_fillable(fqn, target)
+        spec = self.spec(stored)
+        if not fits(target, spec):
+            raise InvalidRequestError(
+                f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} here and was saved as "
+                f"{spec.shape} {TORCH[spec.dtype]}: this is another model; a job's "
+                f"checkpoints fit one"
+            )
+        self._wants.append(Want(target.detach(), stored, spec.box))
+
+    def new(self, stored: str, dims: object = None) -> torch.Tensor:
+        """Return new memory on the CPU that will hold the tensor ``stored``.
+
+        Args:
+            stored: Its name in the checkpoint.
+            dims: How its dims lie in memory; see ``layouts``.
+        """
+        spec = self.spec(stored)
+        target = empty_in_layout(spec.shape, TORCH[spec.dtype], dims)
+        self._wants.append(Want(target, stored, spec.box))
+        return target
+
+    def then(self, put: Callable[[], None]) -> None:
+        """Have ``put`` called once everything has been read, after those before it."""
+        self._after.append(put)
+
+    def run(self) -> None:
+        """Read everything, then put it in place."""
+        self._segments.read(self._wants)
+        for put in self._after:
+            put()
+
+
+def fits(target: torch.Tensor, spec: TensorSpec) -> bool:
+    """Tell whether ``target`` has the shape and dtype that were saved."""
+    return tuple(target.shape) == spec.shape and target.dtype == TORCH[spec.dtype]
+
+
+def check_fillable(fqn: str, target: torch.Tensor) -> None:
+    """Refuse a tensor that cannot hold what was saved.
+
+    Raises:
+        InvalidRequestError: its elements share memory, or it has none.
+    """
+    if target.is_meta:
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is on the meta device and has no memory to be loaded into: call "
+            f"to_empty(device=...) on its module before the restore",
+            key=fqn,
+        )
+    if is_expanded(target):
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is expanded, its elements share memory: make it contiguous()", key=fqn
+        )

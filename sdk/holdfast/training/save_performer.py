@@ -1,0 +1,214 @@
+"""Does what the save machine decides: plans, slots, copies, and what the agent is told.
+
+Owns slots, copy thread and gate of one rank, and the snapshot of the newest save. Decides nothing:
+each method does one action, and returns the event that answers it, if there is one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.budget import slots_per_rank
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.errors import CheckpointError
+from holdfast.logs import steady_logger
+from holdfast.snapshot.buffer import SlotBuffer
+from holdfast.snapshot.engine import CopyEngine, Snapshot
+from holdfast.snapshot.gate import Gate
+from holdfast.snapshot.plan import Moment, SavePlan, make_plan
+from holdfast.snapshot.pool import SlotPool
+from holdfast.state.capture import Capture
+from holdfast.training import save_events as ev
+from holdfast.training.registration import Attempt, Membership
+from holdfast.training.save_state import Claim
+from holdfast.training.session import Reservation, Session
+
+log = steady_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OwedMoment:
+    """A step that found no slot: who saved it, and what would tell that it is gone."""
+
+    step: int
+    updates: int
+    thread: int
+    plan: SavePlan
+    moment: Moment
+
+
+class SavePerformer:
+    """See the module. ``on_end`` is called with ``Copied`` or ``CopyFailed``, on the copy thread.
+
+    If all is eager it is called on the training thread, inside the action ``Begin``.
+
+    ``plan`` is the plan of the newest save; ``latest`` the snapshot that was begun last.
+    """
+
+    def __init__(
+        self,
+        *,
+        capture: Capture,
+        session: Session,
+        attempt: Attempt,
+        membership: Membership,
+        on_end: Callable[[ev.SaveEvent], None],
+    ) -> None:
+        self.plan: SavePlan | None = None
+        self.latest: Snapshot | None = None
+        self.pool = SlotPool(membership.arena)
+        self.engine = CopyEngine(self._ended)
+        self.gate = Gate(self.engine)
+        self.owed: OwedMoment | None = None
+        self._plan_number = 0
+        self._buffer: SlotBuffer | None = None
+        self._closing: Snapshot | None = None
+        self._capture = capture
+        self._session = session
+        self._attempt = attempt
+        self._membership = membership
+        self._on_end = on_end
+        self._works: dict[type, Callable[[Any], ev.SaveEvent | None]] = {
+            ev.Warn: self._warn,
+            ev.Prepare: self._prepare,
+            ev.GiveUpCopy: self._give_up_copy,
+            ev.Reserve: self._reserve,
+            ev.TakeSlot: self._take_slot,
+            ev.KeepMoment: self._keep_moment,
+            ev.GoBack: self._go_back,
+            ev.Begin: self._begin,
+            ev.CloseSlot: self._close_slot,
+            ev.Offer: self._offer,
+        }
+
+    def do(self, action: ev.SaveAction) -> ev.SaveEvent | None:
+        """Do one action; return the event that answers it.
+
+        Raises:
+            Exception: whatever the user's code or torch raise while the state is read.
+        """
+        return self._works[type(action)](action)
+
+    def let_go(self) -> bool:
+        """Make the slot that was taken ready for the next save; True: a copy has it, and goes on.
+
+        For who was interrupted between taking a slot and the copy.
+        """
+        return self.pool.recall()
+
+    def has_changed(self, owed: OwedMoment) -> bool:
+        """Tell whether the state is another one than that of the owed step."""
+        return owed.updates != self.gate.updates_count or self.plan is not owed.plan
+
+    def lost(self, saving: Sequence[Claim]) -> tuple[int, ...]:
+        """Return closed steps whose slot has gone: not sealed, or lost with the agent's arena."""
+        return tuple(
+            [c.step for c in saving if c.closed is not None and not self._exists(c.closed)]
+        )
+
+    def _exists(self, closed: SlotName) -> bool:
+        names = (closed.file_name, closed.to(SlotState.SEALED).file_name)
+        return any((self._membership.arena / entry).exists() for entry in names)
+
+    def _warn(self, action: ev.Warn) -> None:
+        say = log.error if action.level == "error" else log.warning
+        say("job %s: %s", self._attempt.job, action.text)
+
+    def _prepare(self, action: ev.Prepare) -> ev.SaveEvent:
+        """Return that there is a plan of the state as it is now."""
+        if not self.engine.wait(action.wait_s):
+            return ev.CopyHangs(action.step)
+        if self.plan is None or not self.plan.is_current():
+            self._plan_number += 1  # first: a plan under a number that is reserved has no slots
+            self.plan = make_plan(
+                self._capture,
+                job=self._attempt.job,
+                run=self._membership.run,
+                generation=self._membership.generation,
+                rank=self._attempt.rank,
+                world_size=self._attempt.world_size,
+            )
+        return ev.Prepared(action.step, self._plan_number)
+
+    def _give_up_copy(self, action: ev.GiveUpCopy) -> None:
+        self.engine.abandon(action.reason)
+
+    def _reserve(self, action: ev.Reserve) -> ev.SaveEvent:
+        assert self.plan is not None
+        # Slots of the same plan stay: to the agent nothing has changed, it leases no new ones.
+        self.pool.reset(keep=self.plan.plan_hash)
+        try:
+            self._session.reserve(
+                Reservation(
+                    plan_hash=self.plan.plan_hash,
+                    length_bytes=self.plan.length_bytes,
+                    slots=slots_per_rank(persist=self._attempt.persist.on),
+                    checkpoint_bytes=self._capture.estimate().checkpoint_bytes,
+                )
+            )
+        except CheckpointError as error:
+            return ev.Refused(action.step, action.plan, error)
+        return ev.Reserved(action.step, action.plan)
+
+    def _take_slot(self, action: ev.TakeSlot) -> ev.SaveEvent:
+        assert self.plan is not None
+        self._buffer = self.pool.acquire(self.plan.plan_hash, action.wait_s)
+        if self._buffer is None:
+            return ev.NoSlot(action.step, agent_lost=bool(self._session.lost_agent))
+        optimizers = self._capture.optimizers
+        return ev.SlotReady(action.step, bool(optimizers) and not self.gate.trusts(optimizers))
+
+    def _keep_moment(self, action: ev.KeepMoment) -> None:
+        assert self.plan is not None
+        updates, thread = self.gate.updates_count, threading.get_ident()
+        self.owed = OwedMoment(action.step, updates, thread, self.plan, self.plan.moment())
+
+    def _go_back(self, action: ev.GoBack) -> ev.SaveEvent | None:
+        deadline = time.monotonic() + action.wait_s
+        owed = self.owed
+        assert owed is not None
+        if not self.engine.wait(action.wait_s) or not owed.plan.go_back(owed.moment):
+            return None
+        return ev.WentBack(action.step, max(0.0, deadline - time.monotonic()))
+
+    def _begin(self, action: ev.Begin) -> None:
+        assert self.plan is not None
+        assert self._buffer is not None
+        self.latest = self.engine.begin(
+            self.plan,
+            self._buffer,
+            step=action.step,
+            generation=self._membership.generation,
+            parent=action.parent,
+            defer=action.defer,
+        )
+
+    def _ended(self, snapshot: Snapshot) -> None:
+        """The copy has ended, well or not; on the copy thread (or the caller's, if all eager)."""
+        if snapshot.abandoned:
+            self.pool.put_back(snapshot.buffer)
+            self._on_end(ev.CopyFailed(snapshot.step, snapshot.reason))
+            return
+        self._closing = snapshot
+        self._on_end(ev.Copied(snapshot.step))
+
+    def _close_slot(self, action: ev.CloseSlot) -> ev.SaveEvent:
+        assert self._closing is not None
+        buffer = self._closing.buffer
+        closed = SlotName(buffer.slot, buffer.incarnation, SlotState.CLOSED)
+        try:
+            buffer.close_slot()
+        except CheckpointError as error:
+            self.pool.forget(buffer)
+            return ev.CopyFailed(action.step, error.message, error)
+        except OSError as error:
+            self.pool.put_back(buffer)
+            return ev.CopyFailed(action.step, f"its slot cannot be closed: {error}")
+        return ev.Closed(action.step, closed)
+
+    def _offer(self, action: ev.Offer) -> None:
+        self.pool.offer(action.leases)

@@ -1,0 +1,53 @@
+"""``core.protection``: how many copies where, asked of a value and counted nowhere else."""
+
+import pytest
+
+from holdfast.core.protection import NO_COPIES, Copies
+
+RING = ("a", "b", "c", "d")
+RACKS = {"a": "r1", "b": "r1", "c": "r2", "d": ""}
+
+
+def test_targets_follow_the_ring_and_leave_domains_that_have_a_copy():
+    """F52, F53: with domains a neighbour in the same rack gets none; no domain is its own."""
+    assert Copies(2).targets("a", RING, RACKS) == ("b", "c")
+    assert Copies(2, "rack").targets("a", RING, RACKS) == ("c", "d")
+    assert Copies(3, "rack").targets("a", RING, RACKS) == ("c", "d")
+    assert NO_COPIES.targets("a", RING, RACKS) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "holders", "missing"),
+    [
+        (Copies(1), ("a",), 1),
+        (Copies(1), ("a", "b"), 0),
+        (Copies(1), ("a", "b", "c"), 0),
+        (Copies(1, "rack"), ("a", "b"), 1),
+        (Copies(1, "rack"), ("a", "c"), 0),
+        (Copies(2, "rack"), ("a", "c", "d"), 0),
+        (NO_COPIES, ("b",), 0),
+        (NO_COPIES, (), 1),
+    ],
+)
+def test_it_is_met_when_nothing_is_missing(asked, holders, missing):
+    assert missing == asked.missing(holders, RACKS)
+    assert (missing == 0) == asked.met(holders, RACKS)
+
+
+def test_a_node_named_like_a_domain_is_not_in_it():
+    assert Copies(1, "rack").met(("a", "r1"), {"a": "r1"})
+
+
+def test_there_is_room_for_as_many_as_there_are_places_beside_the_owners():
+    """F54: nodes allow fewer copies than were asked for, never more."""
+    assert Copies(2).within(("a", "b"), RACKS) == Copies(1)
+    assert Copies(2, "rack").within(RING, RACKS) == Copies(2, "rack")
+    assert Copies(2, "rack").within(("a", "b", "c"), RACKS) == Copies(1, "rack")
+    assert Copies(1).within(RING, RACKS) == Copies(1)
+    assert Copies(1, "rack").within((), {}) == Copies(0, "rack")
+
+
+def test_a_node_holds_for_others_what_they_hold_for_it():
+    assert Copies(2).incoming_bytes(100, nodes_count=4) == 200
+    assert Copies(2).incoming_bytes(100, nodes_count=2) == 100
+    assert Copies(2).incoming_bytes(100, nodes_count=0) == 0

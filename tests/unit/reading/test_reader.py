@@ -1,0 +1,196 @@
+"""One reader: any region of any tensor, from mapped files and from a folder in a store alike."""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.bucket.folder import CheckpointFolder
+from holdfast.core.facts import Shard
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.errors import (
+    DigestMismatchError,
+    InvalidRequestError,
+    ManifestError,
+    NotReadyError,
+)
+from holdfast.format import sidecar as sidecars
+from holdfast.format.boxes import Box, whole
+from holdfast.format.digest import part_digests, root_digest
+from holdfast.format.manifest import Manifest
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template, parse_header
+from holdfast.objectstore.memory import MemoryStore
+from holdfast.reading.files import open_files
+from holdfast.reading.folder import open_folder
+from holdfast.reading.reader import Want
+
+FULL = torch.arange(7 * 5 * 3, dtype=torch.float32).reshape(7, 5, 3)
+SHAPE = tuple(FULL.shape)
+CUTS = [Box((0, 0, 0), (4, 2, 3)), Box((0, 2, 0), (4, 3, 3)), Box((4, 0, 0), (3, 5, 3))]
+
+
+def segments():
+    """One shard per cut, with its bytes."""
+    made = []
+    for rank, box in enumerate(CUTS):
+        number = ShardId("r1", 1, 1, rank)
+        identity = SegmentIdentity(id=number, job="j", world_size=len(CUTS), plan_hash="p")
+        spec = TensorSpec(fqn="w", dtype="F32", shape=SHAPE, box=box)
+        data = header_template(identity, [spec]).fill(step=1, generation=1, parent=None)
+        data += FULL[box.within(whole(SHAPE))].contiguous().numpy().tobytes()
+        digests = tuple(part_digests(memoryview(data)))
+        shard = Shard(
+            id=number, job="j", world_size=len(CUTS), plan_hash="p",
+            length_bytes=len(data), root_digest=root_digest(len(data), digests),
+        )  # fmt: skip
+        made.append((shard, data, digests))
+    return made
+
+
+@contextmanager
+def mapped(tmp_path):
+    files = []
+    for shard, data, _ in segments():
+        path = tmp_path / f"{shard.id.rank}.seg"
+        path.write_bytes(data)
+        files.append((path, shard))
+    with open_files(files) as reader:
+        yield reader
+
+
+def stored():
+    """A store with the checkpoint, its folder and its manifest."""
+    folder, made = CheckpointFolder(MemoryStore()), segments()
+    for shard, data, digests in made:
+        folder.store.put(folder.segment_key(shard), data)
+        sidecar = sidecars.encode(sidecars.Sidecar(shard=shard, digests=digests))
+        folder.store.put(folder.sidecar_key(shard), sidecar)
+    manifest = Manifest(
+        checkpoint=CheckpointId("r1", 1, 1), job="j", world_size=len(CUTS),
+        shards=tuple(shard for shard, _, _ in made), write_id="0" * 32, created_at_s=1.0,
+    )  # fmt: skip
+    return folder, manifest
+
+
+@contextmanager
+def from_store(tmp_path):
+    del tmp_path
+    with open_folder(*stored()) as reader:
+        yield reader
+
+
+@pytest.mark.parametrize("opened", [mapped, from_store])
+def test_any_region_is_read_into_any_target(tmp_path, opened):
+    """Regions inside one piece, over several, empty, and into memory that lies otherwise."""
+    draw = random.Random(7)
+    with opened(tmp_path) as reader:
+        wants = []
+        for _ in range(60):
+            offsets = tuple(draw.randrange(n) for n in SHAPE)
+            lengths = tuple(draw.randrange(n - o + 1) for n, o in zip(SHAPE, offsets, strict=True))
+            target = torch.full(tuple(reversed(lengths)), -1.0)
+            target = target.permute(2, 1, 0) if draw.random() < 0.5 else torch.empty(lengths)
+            wants.append(Want(target, "w", Box(offsets, lengths)))
+        reader.read(wants)
+
+        for want in wants:
+            assert torch.equal(FULL[want.box.within(whole(SHAPE))], want.target), want.box
+        assert torch.equal(FULL, reader.tensor("w"))
+        assert {"w": SHAPE} == {name: spec.shape for name, spec in reader.specs().items()}
+        assert [("w", True)] == [(n, torch.equal(FULL, t)) for n, t in reader.tensors(["w"])]
+
+
+@pytest.mark.parametrize("opened", [mapped, from_store])
+@pytest.mark.parametrize(
+    ("bad", "error", "text"),
+    [
+        (Want(torch.zeros(2), "v", whole((2,))), NotReadyError, "'v'"),
+        (Want(torch.zeros(2), "w", whole(SHAPE)), InvalidRequestError, "'w'"),
+        (Want(torch.zeros(SHAPE).int(), "w", whole(SHAPE)), InvalidRequestError, "int32"),
+        (Want(torch.zeros(SHAPE, device="meta"), "w", whole(SHAPE)), InvalidRequestError, "meta"),
+    ],
+    ids=["unknown", "shape", "dtype", "meta"],
+)
+def test_what_cannot_be_read_is_refused_before_the_first_byte(tmp_path, opened, bad, error, text):
+    target = torch.full(SHAPE, -1.0)
+    with opened(tmp_path) as reader, pytest.raises(error, match=text):
+        reader.read([Want(target, "w", whole(SHAPE)), bad])
+
+    assert torch.equal(torch.full(SHAPE, -1.0), target)
+
+
+def test_a_region_of_rows_reads_no_other_parts(monkeypatch):
+    """What one rank needs of a big tensor costs its own parts."""
+    folder, manifest = stored()
+    read = []
+    plain = CheckpointFolder.fetch_part
+    monkeypatch.setattr(
+        CheckpointFolder,
+        "fetch_part",
+        lambda *args: (read.append(args[1].shard.id.rank), plain(*args)),
+    )
+    with open_folder(folder, manifest) as reader:
+        reader.tensor("w", Box((4, 0, 0), (2, 5, 3)))
+
+    assert {2} == set(read)
+
+
+def test_a_header_that_is_not_the_one_that_was_hashed_is_no_header(monkeypatch):
+    """P3: headers are read first and unverified; nothing they say is used before it is checked."""
+    folder, manifest = stored()
+    plain = CheckpointFolder.head
+
+    def forged(self, shard):
+        return plain(self, shard).replace(b'"DCP_VERSION":"1.0"', b'"DCP_VERSION":"9.9"')
+
+    monkeypatch.setattr(CheckpointFolder, "head", forged)
+    with open_folder(folder, manifest) as reader, pytest.raises(ManifestError, match="changed"):
+        reader.tensor("w")
+
+
+def test_a_damaged_part_is_named():
+    folder, manifest = stored()
+    key = folder.segment_key(manifest.shards[1])
+    data = bytearray(folder.store.get(key, length_bytes_max=1 << 20))
+    data[-1] ^= 1
+    folder.store.put(key, bytes(data))
+    with (
+        open_folder(folder, manifest) as reader,
+        pytest.raises(DigestMismatchError, match="part 0"),
+    ):
+        reader.tensor("w")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"id": ShardId("r2", 1, 1, 0)}, "shard"),
+        ({"id": ShardId("r1", 2, 1, 0)}, "shard"),
+        ({"id": ShardId("r1", 1, 2, 0)}, "shard"),
+        ({"id": ShardId("r1", 1, 1, 1)}, "shard"),
+        ({"id": ShardId("r1", 1, 1, 0, 1)}, "shard"),
+        ({"job": "k"}, "job"),
+        ({"world_size": 4}, "world size"),
+        ({"plan_hash": "q"}, "plan hash"),
+        ({"length_bytes": 1}, "length"),
+    ],
+    ids=str,
+)
+def test_a_header_is_that_of_its_shard_in_every_field(changes, what):
+    shard, data, _ = segments()[0]
+    header = parse_header(data, len(data))
+    header.expect(shard)
+    with pytest.raises(ManifestError, match=f"should: {what} differ"):
+        header.expect(replace(shard, **changes))
+
+
+def test_views_of_arrays_are_not_needed_after_close(tmp_path):
+    with mapped(tmp_path) as reader:
+        held = reader.tensor("w")
+
+    assert np.array_equal(FULL.numpy(), held.numpy())

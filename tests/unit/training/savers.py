@@ -1,0 +1,79 @@
+"""Savers with slots to lease, on real files and threads; nobody answers on the agent's socket."""
+
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from holdfast.core.session import SlotLease
+from holdfast.state.capture import Capture
+from holdfast.training.registration import Attempt, Membership
+from holdfast.training.saving import Saver
+from holdfast.training.session import Session
+
+
+def attempt(**fields):
+    made = Attempt(
+        job="j",
+        nonce=os.urandom(16),
+        launcher="l",
+        holder="h",
+        takeover=False,
+        rank=0,
+        world_size=1,
+        local_world_size=1,
+        replicas=0,
+        replica_domain="",
+    )
+    return replace(made, **fields)
+
+
+class Fails:
+    """A value whose own saving raises, once it is told to."""
+
+    def __init__(self):
+        self.error = None
+        self.n = 1
+
+    def state_dict(self):
+        if self.error is not None:
+            raise self.error
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        """Take nothing."""
+
+
+@contextmanager
+def saver_of(folder, state):
+    """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
+    session = Session(folder / "nobody.sock")
+    capture = Capture(state, rank=0, world_size=1)
+    membership = Membership(run="r", generation=1, node="n", arena=folder)
+    saver = Saver(capture=capture, session=session, attempt=attempt(), membership=membership)
+    saver.save(1)  # makes the plan; there is no agent to reserve its slots
+    plan = saver._performer.plan
+    saver._state = saver._state._replace(refused=None, reserved=1, patience_s=0.0)
+
+    def lease(incarnation=1, slot="s1"):
+        path = folder / f"{slot}.{incarnation}.open"
+        path.write_bytes(bytes(plan.length_bytes))
+        return SlotLease(
+            slot=slot,
+            incarnation=incarnation,
+            length_bytes=plan.length_bytes,
+            plan_hash=plan.plan_hash,
+        )
+
+    saver.lease, saver.session = lease, session
+    yield saver
+    saver.close(0.0)
+    session.close(timeout_s=1.0)
+
+
+def stepped(weight):
+    """A state with an optimizer, ready to step."""
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    return {"model": torch.nn.ParameterList([weight]), "optimizer": optimizer}
