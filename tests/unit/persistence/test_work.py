@@ -43,7 +43,7 @@ def test_the_work_of_a_shard_names_its_checkpoint_and_job():
     ],
 )
 def test_work_of_another_kind_than_the_item_is_refused(item, work):
-    service = PersistService(MemoryStore(), None, None, Pace(0), Pace(0))
+    service = PersistService(MemoryStore(), None, None, Pace(0), Pace(0), sources=None)
 
     with pytest.raises(InvalidRequestError, match=f"was answered with {type(work).__name__}"):
         service.do(item, work, threading.Event())
