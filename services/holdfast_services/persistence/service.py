@@ -113,7 +113,7 @@ class PersistService:
         try:
             self._metadata.record(event)
         except CheckpointError as error:
-            log.info("nobody heard of %s: %s", kind, error)
+            log.info("metadata did not take the event %s: %s", kind, error)
 
     def _shard(self, plan: PersistPlan, stop: threading.Event) -> None:
         if len(plan.shards) != 1:
