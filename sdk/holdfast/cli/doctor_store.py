@@ -90,7 +90,7 @@ def store_checks(facts: StoreFacts | None) -> Iterator[Check]:
         "object store",
         not facts.error,
         facts.error or facts.url,
-        "mend HOLDFAST_STORE, the credentials or the store: nothing becomes durable until then",
+        "correct HOLDFAST_STORE, the credentials or the store; nothing becomes durable until then",
         bad="fail",
     )
     if facts.queue_error is not None:
@@ -98,7 +98,7 @@ def store_checks(facts: StoreFacts | None) -> Iterator[Check]:
             "queue",
             not facts.queue_error,
             facts.queue_error or f"answers, {facts.waiting_count} waiting",
-            "start it or mend HOLDFAST_QUEUE: nothing becomes durable until then",
+            "start the queue or correct HOLDFAST_QUEUE; nothing becomes durable until then",
             bad="fail",
         )
     if facts.worker_ready is not None:

@@ -166,7 +166,7 @@ def _handshake_url(address: str) -> str:
             reason = cause.message.rpartition(": ")[2]
             raise UnavailableError(
                 f"no metadata service answers at {address} ({reason}): "
-                f"start it, or mend HOLDFAST_ADDRESS"
+                f"start it, or correct HOLDFAST_ADDRESS"
             ) from cause
     if not answer.rest_url:
         raise UnavailableError(f"the metadata service at {address} serves no REST")

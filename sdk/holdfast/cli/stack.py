@@ -56,7 +56,7 @@ def store_trouble(rest: Rest) -> str:
     try:
         found = rest.store()
     except CheckpointError as error:
-        return f"nobody knows: {error.message}"
+        return f"the service did not say: {error.message}"
     return "" if found["ok"] or not found["url"] else str(found["error"])
 
 
@@ -96,7 +96,9 @@ def describe(stack: Stack, asked: StackRequest, *, started: bool, trouble: str =
 def _store_lines(stack: Stack, trouble: str) -> list[str]:
     lines = [f"  store      {stack.store}"]
     if trouble:
-        lines.append(f"             fails: {trouble}; nothing becomes durable until it is mended")
+        lines.append(
+            f"             fails: {trouble}; nothing becomes durable until the store works"
+        )
     return lines
 
 

@@ -256,7 +256,11 @@ def _lock(journal: int, kind: int, upload: Upload) -> None:
         with suppress(BlockingIOError):
             return fcntl.flock(journal, kind | fcntl.LOCK_NB)
         if time.monotonic() > deadline_s:
-            raise UnavailableError("somebody else is writing", key=upload.key, upload=upload.id)
+            raise UnavailableError(
+                "another process is writing this upload; try again",
+                key=upload.key,
+                upload=upload.id,
+            )
         time.sleep(_POLL_S)
 
 

@@ -82,7 +82,9 @@ class SaveHandle:
             OutcomeUnknownError: not reached within ``timeout_s``; it may be later.
         """
         if level not in LEVELS:
-            raise InvalidRequestError(f"level {level!r} is none of {', '.join(LEVELS)}")
+            raise InvalidRequestError(
+                f"level {level!r} does not exist; choose one of {', '.join(LEVELS)}"
+            )
         return self._wait(lambda: level, WAIT_S_MAX if timeout_s is None else timeout_s)
 
     def wait_copies(self, timeout_s: float) -> SaveHandle:

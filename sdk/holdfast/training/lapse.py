@@ -54,7 +54,9 @@ class Lapse(NamedTuple):
 
 def reason_text(cause: BaseException) -> str:
     """Return what went wrong, and of which state value, as logs and messages can hold it."""
-    said = str(cause)
-    if not isinstance(cause, CheckpointError):
+    said, notes = str(cause), getattr(cause, "__notes__", ())
+    if isinstance(cause, CheckpointError):
+        notes = notes[1:]  # the first one names the page: for tracebacks
+    else:
         said = f"{type(cause).__name__}: {said}" if said else type(cause).__name__
-    return tellable("; ".join((said, *getattr(cause, "__notes__", ()))))
+    return tellable("; ".join((said, *notes)))

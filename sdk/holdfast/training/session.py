@@ -153,7 +153,7 @@ class Session:
             return call(self._stub.Describe, request, timeout_s=timeout_s)
 
         request = pb.DescribeRequest(job=job, wish=to_message(wish, pb.MemoryWish))
-        there = "is there, but nobody answers" if self._socket.exists() else "does not exist"
+        there = "exists, but no agent answers on it" if self._socket.exists() else "does not exist"
         return self._patiently(
             ask,
             timeout_s=timeout_s,

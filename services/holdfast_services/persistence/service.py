@@ -119,7 +119,7 @@ class PersistService:
         try:
             self._metadata.record(event)
         except CheckpointError as error:
-            log.info("nobody heard of %s: %s", kind, error)
+            log.info("metadata did not take the event %s: %s", kind, error)
 
     def _shard(self, plan: ShardWork, stop: threading.Event) -> None:
         shard = plan.shard

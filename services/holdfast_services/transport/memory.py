@@ -61,7 +61,7 @@ class MemoryTransport:
     ) -> None:
         source = self._network.sources.get(address)
         if source is None:
-            raise UnavailableError(f"nobody serves at {address}")
+            raise UnavailableError(f"no server listens at {address}")
         begin, end = request.part(index)
         view = source.lookup(request.key, request.incarnation)
         first, last = request.offset_bytes + begin, request.offset_bytes + end

@@ -85,7 +85,7 @@ def _endpoint(endpoint: str | None) -> str | None:
 
 def _region(region: str | None) -> str | None:
     if region and not _REGION.fullmatch(region):
-        raise InvalidRequestError(f"store s3: region={region[:80]!r} is none")
+        raise InvalidRequestError(f"store s3: region={region[:80]!r} is not the name of a region")
     return region or None
 
 

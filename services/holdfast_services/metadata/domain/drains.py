@@ -157,7 +157,9 @@ def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: flo
         gone = [shard for shard in drain.missing if not _held(held.get(shard.id), shard, there)]
         if left_behind or gone:
             run = replace(_end(run, drain.checkpoint, None), persist_owed=not left_behind)
-            why = "it was left behind" if left_behind else f"nobody holds {gone[0].id.key} any more"
+            why = (
+                "it was left behind" if left_behind else f"no node holds {gone[0].id.key} any more"
+            )
             events.append(_lost(run, drain, why))
     return Outcome(run=run, events=tuple(events))
 

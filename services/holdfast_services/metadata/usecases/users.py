@@ -154,7 +154,11 @@ def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
     if force:
         catalogue.drop_pin(item.id)
     if not catalogue.expire(item.id, now_s):
-        raise PreconditionError(f"{_name(item.id)} is held by somebody", job=at.job, step=at.step)
+        raise PreconditionError(
+            f"{_name(item.id)} is pinned or being read; try again later, or unpin it",
+            job=at.job,
+            step=at.step,
+        )
     text = f"{_name(item.id)} of {at.job} expired, by hand"
     catalogue.add_events([_event(run, "checkpoint_expired", text, item.id)], "", now_s)
     return find(catalogue, run, at, now_s)

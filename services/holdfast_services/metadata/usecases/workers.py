@@ -229,9 +229,11 @@ def scrubbed(catalogue: Catalogue, key: CheckpointId, bad: Collection[ShardId]) 
     stored = catalogue.stored(key)
     shards = stored.shards if stored else catalogue.drained_shards(key)
     if not shards:
-        raise NotFoundError(f"nothing of step {key.step} lies in the object store", job=job)
+        raise NotFoundError(f"the object store has no shard of step {key.step}", job=job)
     if not set(bad) <= {shard.id for shard in shards}:
-        raise InvalidRequestError(f"a bad shard is none of step {key.step}", job=job)
+        raise InvalidRequestError(
+            f"a shard that was reported as bad does not belong to step {key.step}", job=job
+        )
     row = catalogue.checkpoint(key)
     if row is not None and row.expired:
         return  # it is being deleted: what is gone by now is no news
