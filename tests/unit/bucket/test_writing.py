@@ -180,4 +180,5 @@ def test_manifests_say_the_same_by_id_or_by_shards():
 
     assert says_the_same(mine, mine)
     assert says_the_same(later, mine)
+    assert says_the_same(replace(mine, mesh={}, shards=mine.shards[:1]), mine), "its own id"
     assert not says_the_same(other(make(MemoryStore())), mine)
