@@ -92,8 +92,6 @@ class VerifiedParts:
         found = self._fetch((file, number))
         for key in self._soon():
             self._fetch(key)
-        while len(self._held) > self._window:
-            self._drop(self._held.popitem(last=False)[1])
         return found.result()
 
     def _drop(self, part: Future[memoryview]) -> None:
@@ -108,6 +106,9 @@ class VerifiedParts:
 
     def _fetch(self, key: PartKey) -> Future[memoryview]:
         if key not in self._held:
+            # Before the part is asked for, so that a thread finds the buffer that is given back.
+            while len(self._held) >= self._window:
+                self._drop(self._held.popitem(last=False)[1])
             self._held[key] = self._pool.submit(self._read, *key)
         self._held.move_to_end(key)
         return self._held[key]
