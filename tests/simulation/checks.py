@@ -47,7 +47,7 @@ def p1_levels_are_whole(ghosts: Ghosts, before: Run, after: Run) -> None:
 
 
 def _p1_replicated(ghosts: Ghosts, row: Checkpoint, run: Run) -> None:
-    wanted = 1 + run.attempt.replicas if run.attempt else 1
+    wanted = 1 + run.attempt.spec.replicas if run.attempt else 1
     for rank in range(row.world_size):
         holders = ghosts.sealed_on.get((row.id, rank), set())
         if len(holders) < wanted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.checks import intact
@@ -20,6 +20,7 @@ from tests.simulation.world import Do, World
 
 from holdfast.core.facts import HeldState, Inventory, NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
@@ -350,7 +351,7 @@ class Node:
         known = self.state.sessions.get(update.session) if self.state else None
         if known is None or not known.live:
             return False
-        self.feed(ev.Updated(update))
+        self.feed(ev.Updated(replace(update, report=checked(update.report))))
         if update.closed_slots:
             self.look()
         return True

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.said import agent_session, registration, session_update
 from tests.simulation.checks import Broken, intact
 from tests.simulation.node import File, Node
 from tests.simulation.segments import JOB, Moment, plan_hash, segment
 from tests.simulation.world import Do
 
+from holdfast.core.attempts import Seat
 from holdfast.core.budget import slots_per_rank
 from holdfast.core.facts import (
     AbandonedStep,
@@ -17,16 +19,15 @@ from holdfast.core.facts import (
     DecisionState,
     PersistRule,
     Retention,
-    StepNote,
 )
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
-from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.reports import StepNote
+from holdfast.core.session import SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
-from holdfast_services.agent.domain import Reservation, Session, admit, rules
+from holdfast_services.agent.domain import Reservation, admit, rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.usecases.agents import Seat
 
 if TYPE_CHECKING:
     from tests.simulation.job import Attempt
@@ -120,7 +121,7 @@ class Process:
         wish = self._wish(rules.generation_seen(agent, JOB))
 
         def taken(seat: Seat) -> Do:
-            self.ghosts.seat(wish.nonce, seat.generation)
+            self.ghosts.seat(wish.spec.nonce, seat.generation)
             return lambda: self._seated(seat, over)
 
         self.node.fleet.bring(
@@ -133,7 +134,7 @@ class Process:
     def _wish(self, generation_min: int) -> Registration:
         job, attempt = self.attempt.job, self.attempt
         plan = job.plan
-        return Registration(
+        return registration(
             job=JOB, nonce=attempt.nonce, launcher=attempt.launcher, holder=attempt.launcher,
             takeover=attempt.takeover, rank=self.rank, world_size=attempt.world_size,
             node=self.node.name, replicas=plan.replicas, generation_min=generation_min,
@@ -155,7 +156,7 @@ class Process:
         if agent is None or not self.alive:
             return
         attempt = self.attempt
-        session = Session(
+        session = agent_session(
             id=self.session, job=JOB, run=seat.run, generation=seat.generation, rank=self.rank,
             world_size=attempt.world_size, replicas=attempt.job.plan.replicas,
             nonce=attempt.nonce, local_world_size=attempt.on(self.node),
@@ -195,7 +196,7 @@ class Process:
         self._later(LOOK_S, self._watch)
 
     def _tell(self, closed: tuple[str, ...] = ()) -> None:
-        update = SessionUpdate(
+        update = session_update(
             session=self.session, step=self.step, step_s=self.attempt.step_s, loaded=self.begun,
             save_interval_s=self.attempt.step_s, saving=tuple(sorted(self._saving)),
             wants_slot=self._owed, abandoned=tuple(self._abandoned), closed_slots=closed,

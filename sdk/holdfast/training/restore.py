@@ -11,10 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.core.facts import Decision, DecisionState, Event
+from holdfast.core.reports import RankReport
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import (
     CorruptionError,
@@ -130,11 +131,12 @@ def _load(
         )
         for reason in capture.put_orders(segments) if part.only is None else ():
             _say_order(session, located[0][1].job, reason)
-    session.begun(decision.checkpoint)
+    load_s = time.monotonic() - started_s
     sources = Counter[str]()
     for segment in chosen.segments:
         sources[segment.source] += segment.shard.length_bytes
-    load_s = time.monotonic() - started_s
+    _say_costs(session, chosen, load_s, sources.total())
+    session.begun(decision.checkpoint)
     if found.missing:
         log.warning("only here, so left as it is: %s", ", ".join(found.missing))
     if found.unexpected:
@@ -149,6 +151,20 @@ def _load(
         missing=found.missing,
         unexpected=found.unexpected,
     )
+
+
+def _say_costs(session: Session, chosen: RestoreView, load_s: float, bytes_count: int) -> None:
+    def change(report: RankReport) -> RankReport:
+        costs = replace(
+            report.costs,
+            decide_s=chosen.decide_s,
+            fetch_s=chosen.fetch_s,
+            load_s=load_s,
+            restored_bytes=bytes_count,
+        )
+        return replace(report, costs=costs)
+
+    session.report(change)
 
 
 def _say_order(session: Session, job: str, reason: str) -> None:

@@ -3,9 +3,9 @@
 The training thread waits here for three things only, each bounded: the end of an earlier copy
 (``GATE_S_MAX``), a free slot (``BUSY_WAIT_S_MAX``, or ``RETURN_S_MAX`` if one is on its way back;
 none at all after a save that found none), and the slots of a new plan (once per plan: its memory
-must be made first). Whatever fails, the step
-is abandoned for the attempt, said so, and training goes on (P4). A step that found no slot is
-*owed* until training goes on: ``close`` still saves it, and so does who waits for its handle.
+must be made first). Whatever fails, the step is abandoned for the attempt, said so, and training
+goes on (P4). A step that found no slot is *owed* until training goes on: ``close`` still saves
+it, and so does who waits for its handle.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import slots_per_rank
-from holdfast.core.facts import AbandonedStep, Event, StepNote
+from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import (
@@ -39,7 +41,6 @@ from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
 from holdfast.training.handle import Level, SaveHandle, postponed_step, rule_text
 from holdfast.training.lapse import Lapse, reason_text
-from holdfast.training.registration import Attempt, Membership
 from holdfast.training.session import Reservation, Session
 
 BUSY_WAIT_S_MAX = 0.05
@@ -70,20 +71,21 @@ class _Owed:
 class Saver:
     """See the module. ``parent`` is the (step, generation) that this attempt was restored from.
 
-    ``stall_s`` is what the newest save has cost the training thread.
+    ``stall_s`` is what the newest save has cost the training thread, ``arena`` the slots' folder.
     """
 
     def __init__(
-        self, *, capture: Capture, session: Session, attempt: Attempt, membership: Membership
+        self, *, capture: Capture, session: Session, spec: AttemptSpec, seat: Seat, arena: Path
     ) -> None:
         self.parent: tuple[int, int] | None = None
         self.stall_s = 0.0
         self._lapse = Lapse()
         self._capture = capture
         self._session = session
-        self._attempt = attempt
-        self._membership = membership
-        self._pool = SlotPool(membership.arena)
+        self.arena = arena
+        self._spec = spec
+        self._seat = seat
+        self._pool = SlotPool(arena)
         self._engine = CopyEngine(self._copied)
         self._gate = Gate(self._engine)
         self._plan: SavePlan | None = None
@@ -103,8 +105,8 @@ class Saver:
         self._failure: CheckpointError | None = None
         self._warned_idle = self._warned_eager = False
         levels: list[Level] = ["staged", "local", "replicated"]
-        self._reachable = frozenset([*levels, "durable"] if attempt.persist.on else levels)
-        self._rule = rule_text(attempt.persist)
+        self._reachable = frozenset([*levels, "durable"] if spec.persist.on else levels)
+        self._rule = rule_text(spec.persist)
 
     @property
     def stretch(self) -> float:
@@ -115,11 +117,6 @@ class Saver:
     def abandoned_count(self) -> int:
         """How many steps were given up."""
         return self._lapse.count
-
-    @property
-    def arena(self) -> Path:
-        """The folder of this node's slots."""
-        return self._membership.arena
 
     def save(self, step: int, notes: Mapping[str, object] | None = None) -> SaveHandle:
         """Snapshot the state as that of ``step``; the handle tells how it goes on.
@@ -177,12 +174,9 @@ class Saver:
         self._release(step)
         text = self._lapse.lost(step, reason)
         if text:
-            log.warning("job %s: %s; training goes on", self._attempt.job, text)
+            log.warning("job %s: %s; training goes on", self._spec.job, text)
         given_up = AbandonedStep(
-            run=self._membership.run,
-            step=step,
-            generation=self._membership.generation,
-            reason=reason,
+            run=self._seat.run, step=step, generation=self._seat.generation, reason=reason
         )
         event = self._event("save_abandoned", text, step) if text else None
         self._session.post(abandoned=given_up, event=event)
@@ -247,14 +241,14 @@ class Saver:
     def on_view(self, view: SessionView) -> None:
         """Take over the agent's news; on the watch thread."""
         self._learn_outage(view.degraded)
-        postponed = postponed_step(self._attempt.persist, view.steps)
+        postponed = postponed_step(self._spec.persist, view.steps)
         for levels in view.steps:
             handle = self._handles.get(levels.step)
             if handle is not None:
                 handle.learn(levels, postponed=levels.step == postponed)
             text = self._lapse.saved(levels.step) if levels.local else ""
             if text:
-                log.warning("job %s: %s", self._attempt.job, text)
+                log.warning("job %s: %s", self._spec.job, text)
             if levels.sealed or levels.abandoned:
                 self._release(levels.step)
         # Last: whoever takes a slot knows by now what became of the step that lay in it.
@@ -265,7 +259,7 @@ class Saver:
             self._fenced = True
             self._failure = StaleGenerationError("a newer attempt of this job trains: stop here")
             self._end_handles(self._failure)
-            log.error("job %s: %s; nothing is saved any more", self._attempt.job, self._failure)
+            log.error("job %s: %s; nothing is saved any more", self._spec.job, self._failure)
 
     def _end_handles(self, error: CheckpointError) -> None:
         """Let nobody wait for what will not come."""
@@ -281,16 +275,16 @@ class Saver:
         text = "metadata answers again, saves are committed"
         if degraded:
             text = f"{degraded}; saves go on, the newest of them waits in memory to be committed"
-        log.warning("job %s: %s", self._attempt.job, text)
+        log.warning("job %s: %s", self._spec.job, text)
 
     def _learn_shortage(self, reason: str) -> None:
         """Say once that steps get no further than ``local``; saves go on."""
         self._shortage = reason
         for handle in list(self._handles.values()):
             handle.lack_copies(reason)
-        if reason and self._attempt.rank == 0:
+        if reason and self._spec.rank == 0:
             advice = "start more node agents, or ask for fewer replicas"
-            log.warning("job %s: steps stay local: %s; %s", self._attempt.job, reason, advice)
+            log.warning("job %s: steps stay local: %s; %s", self._spec.job, reason, advice)
 
     def close(self, timeout_s: float) -> CheckpointError | None:
         """Wait, bounded, for the newest save to get where it can; return why it did not.
@@ -331,11 +325,11 @@ class Saver:
         if plan is None or not plan.is_current():
             plan = self._plan = make_plan(
                 self._capture,
-                job=self._attempt.job,
-                run=self._membership.run,
-                generation=self._membership.generation,
-                rank=self._attempt.rank,
-                world_size=self._attempt.world_size,
+                job=self._spec.job,
+                run=self._seat.run,
+                generation=self._seat.generation,
+                rank=self._spec.rank,
+                world_size=self._spec.world_size,
             )
             self._refused = None
             self._reserve(plan)
@@ -355,7 +349,7 @@ class Saver:
                 Reservation(
                     plan_hash=plan.plan_hash,
                     length_bytes=plan.length_bytes,
-                    slots=slots_per_rank(persist=self._attempt.persist.on),
+                    slots=slots_per_rank(persist=self._spec.persist.on),
                     checkpoint_bytes=self._capture.estimate().checkpoint_bytes,
                 )
             )
@@ -401,7 +395,7 @@ class Saver:
             plan,
             buffer,
             step=step,
-            generation=self._membership.generation,
+            generation=self._seat.generation,
             parent=self.parent,
             defer=defer,
         )
@@ -433,6 +427,10 @@ class Saver:
         if handle is not None:
             handle.reach("staged")
         self._session.post(closed_slot=buffer.slot)
+        copy_s, size = snapshot.copy_s, snapshot.plan.length_bytes
+        self._session.report(
+            lambda r: replace(r, costs=replace(r.costs, copy_s=copy_s, save_bytes=size))
+        )
 
     def _claim(self, step: int, note: StepNote | None) -> None:
         """Say that this rank has begun ``step``: until it is sealed, all others wait for it."""
@@ -442,14 +440,14 @@ class Saver:
 
     def _note(self, step: int, notes: Mapping[str, object] | None) -> StepNote | None:
         """Return what the user says of ``step``; rank 0 says it for all."""
-        if notes is None or self._attempt.rank:
+        if notes is None or self._spec.rank:
             return None
         try:
             return step_note(step, notes)
         except InvalidRequestError as error:
             self._failure = error
             reason = f"step {step} is saved without its notes: {error}"
-            log.warning("job %s: %s", self._attempt.job, reason)
+            log.warning("job %s: %s", self._spec.job, reason)
             self._session.post(event=self._event("notes_refused", reason, step))
             return None
 
@@ -471,7 +469,7 @@ class Saver:
             closed = [(step, name) for step, name in self._saving.items() if name is not None]
         for step, name in closed:
             names = (name.file_name, name.to(SlotState.SEALED).file_name)
-            if not any((self._membership.arena / entry).exists() for entry in names):
+            if not any((self.arena / entry).exists() for entry in names):
                 self.abandon(step, "its segment was lost before it was sealed")
 
     def _settle_stall(self) -> None:
@@ -492,9 +490,9 @@ class Saver:
     def _event(self, kind: str, message: str, step: int) -> Event:
         context = {
             "step": str(step),
-            "rank": str(self._attempt.rank),
+            "rank": str(self._spec.rank),
             "abandoned": str(self.abandoned_count),
         }
         return Event(
-            kind=kind, severity="warning", message=message, job=self._attempt.job, context=context
+            kind=kind, severity="warning", message=message, job=self._spec.job, context=context
         )

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 import holdfast
+from holdfast.core.attempts import AttemptSpec, check
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
+from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
-from holdfast.v1 import agent_pb2_grpc, common_pb2, metadata_pb2
+from holdfast.v1 import agent_pb2_grpc, common_pb2
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient
-from holdfast_services.agent.domain import Reservation, Session, State, rules
+from holdfast_services.agent.domain import Reservation, Session, rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.service import AgentService
 
@@ -62,15 +65,17 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
         self, request: pb.OpenSessionRequest, context: Context
     ) -> pb.OpenSessionResponse:
         """Register a rank with metadata and open its session."""
-        session_id(request.session)
-        job_name(request.job)
-        self._service.check_session_lock(request.session)
-        answer = await self._metadata.register(_registration(request, self._service.state))
-        self._service.dispatch(ev.SessionOpened(_session(request, answer)))
+        spec = codec.from_message(request.spec, AttemptSpec)
+        check(spec)
+        self._service.check_session_lock(session_id(request.session))
+        state = self._service.state
+        seat = await self._metadata.register(
+            spec, node=state.me.node, generation_min=rules.generation_seen(state, spec.job)
+        )
+        self._service.dispatch(ev.SessionOpened(Session(id=request.session, spec=spec, seat=seat)))
         return pb.OpenSessionResponse(
-            run=answer.run,
-            generation=answer.generation,
-            node=self._service.state.me.node,
+            seat=codec.to_message(seat, common_pb2.Seat),
+            node=state.me.node,
             arena=str(self._arena.folder),
         )
 
@@ -92,7 +97,8 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
 
     async def Update(self, request: pb.UpdateRequest, context: Context) -> pb.UpdateResponse:
         """Take a rank's news."""
-        self._service.update(codec.from_message(request, SessionUpdate))
+        update = codec.from_message(request, SessionUpdate)
+        self._service.update(replace(update, report=checked(update.report)))
         return pb.UpdateResponse()
 
     async def CloseSession(
@@ -164,38 +170,3 @@ def _shard(message: common_pb2.Shard) -> Shard:
     if shard.length_bytes <= 0:
         raise InvalidRequestError(f"shard {shard.id.key} has {shard.length_bytes} bytes")
     return shard
-
-
-def _registration(request: pb.OpenSessionRequest, state: State) -> metadata_pb2.RegisterRankRequest:
-    return metadata_pb2.RegisterRankRequest(
-        job=request.job,
-        nonce=request.nonce,
-        launcher=request.launcher,
-        holder=request.holder,
-        takeover=request.takeover,
-        rank=request.rank,
-        world_size=request.world_size,
-        node=state.me.node,
-        replicas=request.replicas,
-        replica_domain=request.replica_domain,
-        persist=request.persist if request.HasField("persist") else None,
-        retention=request.retention if request.HasField("retention") else None,
-        generation_min=rules.generation_seen(state, request.job),
-        start=request.start if request.HasField("start") else None,
-        generation=request.generation,
-        restored=request.restored if request.HasField("restored") else None,
-    )
-
-
-def _session(request: pb.OpenSessionRequest, answer: metadata_pb2.RegisterRankResponse) -> Session:
-    return Session(
-        id=request.session,
-        job=request.job,
-        run=answer.run,
-        generation=answer.generation,
-        rank=request.rank,
-        world_size=request.world_size,
-        local_world_size=max(request.local_world_size, 1),
-        nonce=request.nonce,
-        replicas=request.replicas,
-    )

@@ -19,6 +19,7 @@ from holdfast.core import facts
 from holdfast.core.budget import MemoryWish, memory_need
 from holdfast.core.facts import HeldState, Inventory, NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.retry import bounded
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.slots import SlotState
 from holdfast.errors import (
@@ -351,14 +352,14 @@ class AgentService:
             known = self.state.sessions.get(session)
             return known is None or not known.live or last.version != version
 
-        await self._until(over, min(max(wait_s, 0.0), WATCH_S_MAX))
+        await self._until(over, bounded(wait_s, WATCH_S_MAX))
         return last
 
     def update(self, update: SessionUpdate) -> None:
         """Take a rank's news; looks at once at slots it says it has closed."""
         session = self.session(update.session)
         for event in update.events:
-            self.on_event(replace(event, job=event.job or session.job))
+            self.on_event(replace(event, job=event.job or session.spec.job))
         self.dispatch(ev.Updated(update))
         if update.closed_slots:
             self.look()

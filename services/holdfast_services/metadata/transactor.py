@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from holdfast.core.attempts import Seat
 from holdfast.core.facts import Event, Inventory, NodeView
-from holdfast.core.ids import CheckpointId, job_name, node_name, run_id
-from holdfast.core.retry import Backoff
+from holdfast.core.ids import CheckpointId, node_name
+from holdfast.core.retry import Backoff, bounded
 from holdfast.errors import (
     CheckpointError,
     ConflictError,
@@ -30,11 +31,12 @@ from holdfast_services.kit.db import Engine, read_transaction, write_transaction
 from holdfast_services.metadata.batch import Batch
 from holdfast_services.metadata.domain.attempts import Registration, check
 from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.domain.received import received
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.domain.view import World, node_view
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases.agents import Seat, Wish
+from holdfast_services.metadata.usecases.agents import Wish
 from holdfast_services.metadata.usecases.archive import Archive
 
 THREADS = 4
@@ -45,7 +47,6 @@ WATCH_S_MAX = 60.0
 ARCHIVE_S_MAX = 30.0
 ARCHIVE_KNOWN_S_MAX = 5.0
 """For a job that the catalogue knows: within the time that an agent waits for a registration."""
-SHARDS_PER_INVENTORY_MAX = 200_000
 EVENTS_PER_CALL_MAX = 100
 EVENT_TEXT_LENGTH_MAX = 2000
 
@@ -108,10 +109,8 @@ class Service:
                 does not say whether it has, or the catalogue was lost meanwhile: that the job
                 is new is never guessed.
         """
-        job_name(wish.job)
-        node_name(wish.node)
         check(wish)
-        item = Wish(wish, first_run(wish.job))
+        item = Wish(wish, first_run(wish.spec.job))
         if self.archive:
             item = await self._look_up(self.archive, item)
         seat = await self._seats.ask(item)
@@ -120,7 +119,7 @@ class Service:
 
     async def report(self, inventory: Inventory) -> NodeView:
         """Take a node's inventory and return what the node should know; idempotent."""
-        _check_inventory(inventory)
+        inventory = received(inventory)
         began_s = time.monotonic()
         taken = await self._reports.ask(inventory)
         view = await self._view(inventory.node.node, taken.since_s)
@@ -131,7 +130,7 @@ class Service:
     async def watch(self, node: str, version: str, wait_s: float) -> NodeView:
         """Return the node's view once its version is not ``version``, or after ``wait_s``."""
         node_name(node)
-        ends_s = time.monotonic() + min(max(wait_s, 0.0), WATCH_S_MAX)
+        ends_s = time.monotonic() + bounded(wait_s, WATCH_S_MAX)
         since_s = None
         while True:
             changed = self._changed
@@ -156,7 +155,7 @@ class Service:
         Ranks that come at the same time share the question; those that come later have a nonce
         that is known.
         """
-        wish = item.registration
+        wish = item.registration.spec
         if await self.read(lambda c: transactions.begun(c, wish.job, wish.nonce)):
             return replace(item, begun=True)
         asking = self._asking.get(wish.job)
@@ -292,21 +291,6 @@ def _versioned(view: NodeView) -> NodeView:
     what = replace(view, taken_incarnation=0, taken_sequence=0)
     body = to_message(what, pb.NodeView).SerializeToString(deterministic=True)
     return replace(view, version=hashlib.blake2b(body, digest_size=8).hexdigest())
-
-
-def _check_inventory(inventory: Inventory) -> None:
-    node_name(inventory.node.node)
-    if len(inventory.shards) > SHARDS_PER_INVENTORY_MAX:
-        raise InvalidRequestError(
-            f"{len(inventory.shards)} shards, at most {SHARDS_PER_INVENTORY_MAX}"
-        )
-    if inventory.incarnation < 0 or inventory.sequence < 0:
-        raise InvalidRequestError("incarnation and sequence must not be negative")
-    for job, run in {(h.shard.job, h.shard.id.run) for h in inventory.shards} | {
-        (status.job, status.run) for status in inventory.ranks
-    }:
-        job_name(job)
-        run_id(run)
 
 
 async def _wait(event: asyncio.Event, wait_s: float) -> None:

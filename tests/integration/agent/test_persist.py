@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.core.facts import CheckpointId, Committed, Decision, DecisionState, StepNote
+from holdfast.core.facts import CheckpointId, Committed, Decision, DecisionState
+from holdfast.core.reports import StepNote
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 
 from .harness import RUN, reported, until

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from holdfast.core.facts import RankStatus
+from tests.said import rank_status
+
 from holdfast.errors import StaleGenerationError
 from holdfast_services.metadata.batch import Batch
 from holdfast_services.metadata.domain.model import Node
@@ -69,7 +70,7 @@ async def test_who_waits_for_a_change_is_not_woken_by_progress(database_url, kit
         for change in ("joins", "lives", "opens", "trains", "holds", "lives"):
             if change in ("opens", "trains"):
                 step = 5 if change == "trains" else 0
-                agent.ranks = (RankStatus(job=kit.JOB, run=run, generation=1, rank=0, step=step),)
+                agent.ranks = (rank_status(job=kit.JOB, run=run, generation=1, rank=0, step=step),)
             if change == "holds":
                 agent.hold(run, 1, 1, 0, world=1)
             waiting = asyncio.create_task(service.changed(60))
@@ -86,7 +87,7 @@ def test_a_heartbeat_reads_no_job_that_has_ended(kit):
     """Defect C4: a node may hold what hundreds of them have left."""
     agent, other = kit.Agent("a"), first_run("other")
     agent.ranks = tuple(
-        RankStatus(job=job, run=run, generation=1, rank=0, live=live)
+        rank_status(job=job, run=run, generation=1, rank=0, live=live)
         for job, run, live in (("ended", first_run("ended"), False), ("other", other, True))
     )
     agent.hold(first_run(kit.JOB), 1, 1, 0, world=1)

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import text
 from tests.integration.metadata.tier import LIMITS, expire, tier_over
 
-from holdfast.core.facts import StepNote
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.reports import StepNote
 from holdfast.errors import (
     InvalidRequestError,
     NotFoundError,

@@ -44,16 +44,18 @@ class Running:
         return self.call(
             "RegisterRank",
             pb.RegisterRankRequest(
-                job=JOB,
-                nonce=nonce,
-                launcher=launcher,
-                holder="host:1",
-                rank=rank,
-                world_size=2,
+                spec={
+                    "job": JOB,
+                    "nonce": nonce,
+                    "launcher": launcher,
+                    "holder": "host:1",
+                    "rank": rank,
+                    "world_size": 2,
+                    "replicas": 1,
+                },
                 node=node,
-                replicas=1,
             ),
-        )
+        ).seat
 
     def report(self, inventory):
         return from_message(self.call("Report", to_message(inventory, pb.Inventory)), NodeView)

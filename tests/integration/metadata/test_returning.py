@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from tests.integration.metadata.tier import tier_over
 
-from holdfast.core.facts import AbandonedStep, Retention, StepNote
+from holdfast.core.facts import AbandonedStep, Retention
 from holdfast.core.ids import CheckpointId
+from holdfast.core.reports import StepNote
 from holdfast_services.metadata.usecases import users as keeping
 
 BEST = Retention(best=1, metric="loss")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.said import agent_session, session_update
+
 from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.session import SessionUpdate
+from holdfast.core.reports import SaveReason
 from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.domain import (
     Content,
-    Session,
     Slot,
     State,
     handle,
@@ -40,7 +41,7 @@ def state(*slots):
 
 
 def session(**fields):
-    return Session(
+    return agent_session(
         id=f"{1:032x}", job="job", run="r1", generation=1, rank=0, world_size=1, **fields
     )
 
@@ -62,10 +63,12 @@ def test_what_is_said_of_a_rank_names_its_attempt():
 
 def test_what_cannot_wait_until_the_next_report():
     """Progress is of every step, and what was freed is freed by the catalogue's word."""
-    one = SessionUpdate(session=session().id, step=4, saving=(4,), step_s=0.1)
+    one = session_update(session=session().id, step=4, saving=(4,), step_s=0.1)
     begun, _ = handle(state(sealed("s1", 3)), ev.SessionOpened(session()))
     trains, _ = handle(begun, ev.Updated(one))
-    told, _ = handle(begun, ev.Updated(replace(one, wants_save=True)))
+    told, _ = handle(
+        begun, ev.Updated(session_update(session=session().id, step=4, wants_save=SaveReason.USER))
+    )
     ended, _ = handle(begun, ev.SessionEnded(session().id))
     more = replace(begun, slots={**begun.slots, "s2": sealed("s2", 4)})
     bad = replace(begun, slots={"s1": sealed("s1", 3, held=HeldState.QUARANTINED)})
@@ -86,7 +89,7 @@ def test_what_cannot_wait_until_the_next_report():
 def test_what_a_rank_has_begun_is_reported_with_it():
     before = state()
     before.sessions = {session().id: session()}
-    update = SessionUpdate(session=session().id, step=7, saving=(5, 6))
+    update = session_update(session=session().id, step=7, saving=(5, 6))
     after, _ = handle(before, ev.Updated(update))
 
-    assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].saving
+    assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].report.saving

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.facts import PersistRule
 from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
@@ -18,7 +19,6 @@ from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture
 from holdfast.training import saving
 from holdfast.training.handle import SaveHandle
-from holdfast.training.registration import Attempt, Membership
 from holdfast.training.saving import HANDLES_COUNT_MAX, Saver
 from holdfast.training.session import Session
 from holdfast.v1 import agent_pb2 as pb
@@ -31,8 +31,8 @@ def make_saver(tmp_path):
     def make(**fields):
         made = attempt(**fields)
         capture = Capture({"tokens": 1}, rank=made.rank, world_size=made.world_size)
-        membership = Membership(run="r", generation=1, node="n", arena=tmp_path)
-        return Saver(capture=capture, session=session, attempt=made, membership=membership)
+        seat = Seat(run="r", generation=1)
+        return Saver(capture=capture, session=session, spec=made, seat=seat, arena=tmp_path)
 
     make.session = session
     yield make
@@ -45,7 +45,7 @@ def saver(make_saver):
 
 
 def attempt(**fields):
-    made = Attempt(
+    made = AttemptSpec(
         job="j",
         nonce=os.urandom(16),
         launcher="l",
@@ -145,14 +145,16 @@ def test_notes_of_rank_0_are_told_and_repeated(make_saver):
     first = box.message("s")
     box.delivered(first)
 
-    assert [(7, '{"loss":0.5}')] == [(note.step, note.json) for note in first.notes]
-    assert first.notes == box.message("s").notes, "an agent that restarted hears them too"
+    assert [(7, '{"loss":0.5}')] == [(note.step, note.json) for note in first.report.notes]
+    assert first.report.notes == box.message("s").report.notes, (
+        "an agent that restarted hears them too"
+    )
 
 
 def test_other_ranks_say_nothing_of_a_step(make_saver):
     make_saver(rank=1, world_size=2).save(7, {"loss": 0.5})
 
-    assert () == make_saver.session._outbox.message("s").notes
+    assert () == make_saver.session._outbox.message("s").report.notes
 
 
 def test_notes_that_cannot_be_kept_cost_no_save_and_are_said(make_saver):
@@ -216,8 +218,8 @@ def saver_of(folder, state):
     """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
     session = Session(folder / "nobody.sock")
     capture = Capture(state, rank=0, world_size=1)
-    membership = Membership(run="r", generation=1, node="n", arena=folder)
-    saver = Saver(capture=capture, session=session, attempt=attempt(), membership=membership)
+    seat = Seat(run="r", generation=1)
+    saver = Saver(capture=capture, session=session, spec=attempt(), seat=seat, arena=folder)
     saver.save(1)  # makes the plan; there is no agent to reserve its slots
     saver._refused, saver._patience_s = None, 0.0
     plan = saver._plan
@@ -290,7 +292,7 @@ def test_whatever_a_save_raises_costs_that_save_and_names_the_value(leased, erro
     assert handle.abandoned
     assert "boom" in str(handle.error)
     assert "'scheduler'" in str(handle.error)
-    assert 2 not in leased.session._outbox.saving, "nobody waits for it"
+    assert 2 not in leased.session._outbox.report.saving, "nobody waits for it"
     leased.value.error = None
     leased.save(3).wait("staged", timeout_s=20)
 
@@ -352,10 +354,10 @@ def test_a_step_without_a_slot_is_dropped_by_all_once_training_goes_on(leased):
     """4.1, X0: until then it is still claimed, since the end of training may save it."""
     box = leased.session._outbox
     leased.save(2)
-    assert (2 in box.saving, [a.step for a in box.abandoned if a.step == 2]) == (True, [])
+    assert (2 in box.report.saving, [a.step for a in box.abandoned if a.step == 2]) == (True, [])
 
     leased.note_step(3)
-    assert (2 in box.saving, [a.step for a in box.abandoned if a.step == 2]) == (False, [2])
+    assert (2 in box.report.saving, [a.step for a in box.abandoned if a.step == 2]) == (False, [2])
 
 
 def test_closing_saves_the_last_step_that_found_no_slot(leased):
@@ -369,7 +371,7 @@ def test_closing_saves_the_last_step_that_found_no_slot(leased):
     error = leased.close(1.0)
     slots.join()
 
-    assert list(leased._membership.arena.glob("s1.1.closed")), error
+    assert list(leased.arena.glob("s1.1.closed")), error
     assert leased._handles[2].level == "staged"
 
 
@@ -418,7 +420,7 @@ def test_closing_saves_no_step_that_an_update_has_passed(leased):
 
     assert error is not None
     assert "step 2" in error.message
-    assert not list(leased._membership.arena.glob("*.closed"))
+    assert not list(leased.arena.glob("*.closed"))
 
 
 def test_a_step_that_is_saved_late_is_the_state_of_its_call(leased):
@@ -428,7 +430,7 @@ def test_a_step_that_is_saved_late_is_the_state_of_its_call(leased):
     leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
     leased.close(1.0)
 
-    (segment,) = leased._membership.arena.glob("s1.1.closed")
+    (segment,) = leased.arena.glob("s1.1.closed")
     assert b'{"n":1}' in segment.read_bytes()
 
 
@@ -441,7 +443,7 @@ def test_closing_saves_no_step_of_which_a_tensor_was_written_since(leased):
     error = leased.close(0.2)
 
     assert error is not None
-    assert not list(leased._membership.arena.glob("*.closed"))
+    assert not list(leased.arena.glob("*.closed"))
 
 
 def test_closing_says_how_far_the_last_step_got(leased):

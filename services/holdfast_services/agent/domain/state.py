@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.facts import (
     AbandonedStep,
     BadSource,
@@ -17,9 +18,9 @@ from holdfast.core.facts import (
     Peer,
     RunView,
     Shard,
-    StepNote,
 )
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.reports import RankReport
 from holdfast.core.slots import SlotName, SlotState
 
 AGENT = "agent"
@@ -90,31 +91,20 @@ class Reservation:
 class Session:
     """One rank's process. ``reading`` holds slots until it has loaded from them.
 
+    ``spec`` and ``report`` are the rank's own words; ``seat`` is the catalogue's answer.
     ``wants_slot`` is the step that found no free slot; ``replaced`` are sealed steps that gave
     theirs up to a later one, newest last.
     """
 
     id: str
-    job: str
-    run: str
-    generation: int
-    rank: int
-    world_size: int
-    local_world_size: int = 1
-    nonce: bytes = b""
-    replicas: int = 0
+    spec: AttemptSpec
+    seat: Seat
+    report: RankReport = field(default_factory=RankReport)
     opened_s: float = 0.0
     reservation: Reservation | None = None
     live: bool = True
     fenced: bool = False
-    step: int = 0
-    step_s: float = 0.0
-    save_interval_s: float = 0.0
-    wants_save: bool = False
     wants_slot: int = 0
-    saving: tuple[int, ...] = ()
-    notes: tuple[StepNote, ...] = ()
-    loaded: bool = False
     sealed_steps: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
@@ -122,6 +112,21 @@ class Session:
     proposed_s: float | None = None
     ready_s: float | None = None
     ready_decision: int = 0
+
+    @property
+    def run(self) -> str:
+        """The run it trains."""
+        return self.seat.run
+
+    @property
+    def generation(self) -> int:
+        """That of its attempt."""
+        return self.seat.generation
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the rank has loaded what was confirmed."""
+        return self.report.loaded
 
     @property
     def active(self) -> bool:

@@ -34,7 +34,7 @@ def allow(run: Run, live: Iterable[Node]) -> Outcome:
     if attempt is None:
         return Outcome(run=run)
     room = _room(attempt, live)
-    allowed = max(0, min(attempt.replicas, room - 1))
+    allowed = max(0, min(attempt.spec.replicas, room - 1))
     if allowed == attempt.replicas_allowed:
         return Outcome(run=run)
     changed = replace(run, attempt=replace(attempt, replicas_allowed=allowed))
@@ -54,7 +54,7 @@ def shortage(run: Run, nodes: Iterable[Node]) -> str:
     """Return why no step gets all its copies while there are only ``nodes``; empty: it does."""
     attempt = run.current
     room = _room(attempt, nodes) if attempt else 0
-    return _short(attempt, room) if attempt and max(room, 1) <= attempt.replicas else ""
+    return _short(attempt, room) if attempt and max(room, 1) <= attempt.spec.replicas else ""
 
 
 def awaited(node: Node, now_s: float) -> bool:
@@ -67,7 +67,7 @@ def spread(
 ) -> bool:
     """Tell whether each shard has ``replicas`` copies beside the owner's, in as many places."""
     held = (
-        {places[node] for node in item.nodes} if attempt.replica_domain else item.nodes
+        {places[node] for node in item.nodes} if attempt.spec.replica_domain else item.nodes
         for item in copies.values()
     )
     return all(len(where) > replicas for where in held)
@@ -75,9 +75,10 @@ def spread(
 
 def _room(attempt: Attempt, nodes: Iterable[Node]) -> int:
     places = domains_of(nodes)
-    return len(set(places.values()) if attempt.replica_domain else places)
+    return len(set(places.values()) if attempt.spec.replica_domain else places)
 
 
 def _short(attempt: Attempt, room: int) -> str:
-    what = f"failure domains ({attempt.replica_domain})" if attempt.replica_domain else "nodes"
-    return f"replicas={attempt.replicas} needs {attempt.replicas + 1} live {what}, there is {room}"
+    spec = attempt.spec
+    what = f"failure domains ({spec.replica_domain})" if spec.replica_domain else "nodes"
+    return f"replicas={spec.replicas} needs {spec.replicas + 1} live {what}, there is {room}"

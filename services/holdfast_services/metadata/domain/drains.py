@@ -88,7 +88,7 @@ def persist(
     """
     outcome = _give_up(_on_this_clock(run, now_s), evidence, nodes, now_s)
     run, events = outcome.run, list(outcome.events)
-    rule = run.current.persist if run.current else PersistRule()
+    rule = run.current.spec.persist if run.current else PersistRule()
     if not rule.on:
         return Outcome(run=replace(run, persist_owed=False), events=tuple(events))
     for row in _candidates(run, committed, evidence):
@@ -251,7 +251,7 @@ def _lost(run: Run, drain: Drain, why: str) -> Event:
 def annotate(run: Run, nodes: Mapping[str, Node]) -> Run:
     """Return the run whose rows have the notes that rank 0 of their attempt said."""
     said = status_by_rank(run, nodes).get(0)
-    notes = {note.step: note.json for note in said.notes} if said else {}
+    notes = {note.step: note.json for note in said.report.notes} if said else {}
     bare = [
         row
         for row in run.checkpoints

@@ -76,7 +76,12 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
     """
     attempt, decision = run.attempt, run.decision
     settled = decision is not None and decision.state in _SETTLED
-    if attempt is None or host not in live or not settled or len(run.ranks) < attempt.world_size:
+    if (
+        attempt is None
+        or host not in live
+        or not settled
+        or len(run.ranks) < attempt.spec.world_size
+    ):
         return ()
     chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
     kept = acknowledged(run) if chosen else None
@@ -91,10 +96,10 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
             continue
         if kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept:
             old.append(shard)
-        elif len(item.nodes) > 1 + attempt.replicas:
+        elif len(item.nodes) > 1 + attempt.spec.replicas:
             where = where or places(run, live)
-            spread = where.domains if attempt.replica_domain else None
-            if host not in _keepers(item, attempt.replicas, where.turns, spread):
+            spread = where.domains if attempt.spec.replica_domain else None
+            if host not in _keepers(item, attempt.spec.replicas, where.turns, spread):
                 redundant.append(shard)
         if len(redundant) >= SPARES_IN_VIEW_MAX:
             break
@@ -163,7 +168,7 @@ def _fetchers(run: Run, item: Copies, where: Places) -> tuple[str, ...]:
     attempt = run.attempt
     if attempt is None:
         return ()
-    spread = where.domains if attempt.replica_domain else None
+    spread = where.domains if attempt.spec.replica_domain else None
     order = backups(item.owner, where.ring, replicas=attempt.replicas_allowed, domains=spread)
     walk = dict.fromkeys((item.owner, *order, *where.ring))
     used = {_place(node, spread) for node in item.nodes if node in where.live}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.edges.cost_figures import cost_lines
 from holdfast_services.metadata.loops.keeper import Keeper
 from holdfast_services.metadata.transactor import Service
 
@@ -15,7 +16,8 @@ async def text(service: Service, keeper: Keeper) -> str:
     """Return the figures in the text format; each name has its unit last."""
     world = await service.world()
     figures = [*_memory(world), *await _objects(service, keeper), *_process(service)]
-    return "".join(f"# TYPE {name} {kind}\n{name} {value:.15g}\n" for name, kind, value in figures)
+    lines = (f"# TYPE {name} {kind}\n{name} {value:.15g}\n" for name, kind, value in figures)
+    return "".join((*lines, *cost_lines(world)))
 
 
 def _memory(world: World) -> Iterator[_Figure]:

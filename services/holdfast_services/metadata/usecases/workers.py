@@ -90,7 +90,7 @@ def _work(catalogue: Catalogue, item: persist.Item) -> persist.Work | None:
         shards=shards,
         missing_count=catalogue.drain_counts(row.id)[1],
         repair=repair,
-        replicas=attempt.replicas if attempt else 0,
+        replicas=attempt.spec.replicas if attempt else 0,
         earlier=tuple(catalogue.durable(row.id.run, limit=persist.EARLIER_IN_PLAN_MAX + 1)),
     )
 
