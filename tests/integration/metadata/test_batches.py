@@ -13,7 +13,7 @@ from holdfast_services.metadata.usecases import agents as transactions
 
 async def together(service, wishes):
     """Register all in one transaction; return generations, or the kind of the refusal."""
-    items = [transactions.Wish(wish, first_run(wish.job)) for wish in wishes]
+    items = [transactions.Wish(wish, first_run(wish.spec.job)) for wish in wishes]
     answers = await service.write(lambda c: transactions.register(c, items, service.limits))
     return [getattr(answer, "generation", type(answer)) for answer in answers]
 

@@ -94,3 +94,47 @@ def test_ranks_of_different_speed_all_save_or_all_abandon(cluster, seed):
         assert committed <= announced
     assert len(announced) > 2
     assert cluster.run.checkpoints or cluster.run.abandoned
+
+
+@pytest.mark.parametrize("step_s", [5e-324, 1e-300])
+def test_no_step_is_so_short_that_announcing_fails(cluster, step_s):
+    """The division by it overflowed, and with it the tick of all jobs."""
+    start(cluster, [100, 100], step_s=step_s, wants_save=SaveReason.USER)
+
+    assert cluster.run.announcement.step == 100 + STEPS_AHEAD_MIN + STEPS_AHEAD_MAX
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"save_interval_s": 1.0}, SaveReason.INTERVAL),
+        ({"save_interval_s": 1.0, "interval_reason": SaveReason.INTERVAL}, SaveReason.INTERVAL),
+        ({"save_interval_s": 1.0, "interval_reason": SaveReason.AUTO}, SaveReason.AUTO),
+        ({"wants_save": SaveReason.USER}, SaveReason.USER),
+        ({"wants_save": SaveReason.OPERATOR}, SaveReason.OPERATOR),
+        ({"wants_save": SaveReason.RESCALE}, SaveReason.RESCALE),
+        ({"wants_save": SaveReason.PREEMPTION, "save_interval_s": 1.0}, SaveReason.PREEMPTION),
+    ],
+)
+def test_an_announcement_says_why(cluster, said, reason):
+    start(cluster, [100, 100], step_s=1.0, **said)
+    cluster.later(1.0)
+    cluster.report("n0", "n1")
+
+    assert reason is cluster.run.announcement.reason
+    told = [event for event in cluster.events if event.kind == "save_announced"]
+    by_clock = reason in (SaveReason.INTERVAL, SaveReason.AUTO)
+    assert [] == told if by_clock else [reason.name.lower()] == [e.context["reason"] for e in told]
+    assert by_clock or reason.text in told[0].message
+
+
+def test_of_several_reasons_the_one_that_leaves_least_time_is_announced(cluster):
+    nodes = ["n0", "n1"]
+    cluster.join(*nodes)
+    cluster.launch(b"first", *nodes)
+    cluster.status("n0", 0, step=9, step_s=1.0, wants_save=SaveReason.USER)
+    cluster.status("n1", 1, step=9, step_s=1.0, wants_save=SaveReason.PREEMPTION)
+    cluster.report("n1", "n0")
+
+    assert SaveReason.PREEMPTION is cluster.run.announcement.reason
+    assert ["1"] == [e.context["rank"] for e in cluster.events if e.kind == "save_announced"]

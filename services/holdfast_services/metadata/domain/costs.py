@@ -25,8 +25,8 @@ def gathered(statuses: Mapping[int, RankStatus]) -> RankCosts:
 def kept(attempt: Attempt, statuses: Mapping[int, RankStatus], heard_s: float) -> Attempt:
     """Return the attempt with the figures that its row is to have; ``heard_s``: the last report."""
     now = gathered(statuses)
-    if now == attempt.costs or now == RankCosts():
-        return attempt
+    if len(statuses) < attempt.spec.world_size or now == attempt.costs:
+        return attempt  # of some ranks only, as while their agents forget them one after another
     ended = not any(status.live for status in statuses.values())
     rested = abs(heard_s - attempt.costs_at_s) >= COSTS_REST_S
     if not (ended or rested or _is_new(now, attempt.costs)):
@@ -35,9 +35,8 @@ def kept(attempt: Attempt, statuses: Mapping[int, RankStatus], heard_s: float) -
 
 
 def shown(attempt: Attempt, statuses: Mapping[int, RankStatus]) -> RankCosts:
-    """Return the newest figures there are: those of the last reports, else those kept."""
-    now = gathered(statuses)
-    return attempt.costs if now == RankCosts() else now
+    """Return the newest figures of all ranks: those of the last reports, else those kept."""
+    return gathered(statuses) if len(statuses) == attempt.spec.world_size else attempt.costs
 
 
 def _is_new(now: RankCosts, before: RankCosts) -> bool:

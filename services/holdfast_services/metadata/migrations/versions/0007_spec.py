@@ -19,26 +19,26 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-_COLUMNS = (
-    Column("launcher", Text, nullable=False, server_default=""),
-    Column("holder", Text, nullable=False, server_default=""),
-    Column("world_size", Integer, nullable=False, server_default="0"),
-    Column("replicas", Integer, nullable=False, server_default="0"),
-    Column("replica_domain", Text, nullable=False, server_default=""),
-    Column("persist_steps", BigInteger, nullable=False, server_default="0"),
-    Column("persist_seconds", Float, nullable=False, server_default="0"),
-    Column("start", Text),
+_NAMES = (
+    "launcher",
+    "holder",
+    "world_size",
+    "replicas",
+    "replica_domain",
+    "persist_steps",
+    "persist_seconds",
+    "start",
 )
 _ROWS = sa.table(
     "attempts",
     *(sa.column(name) for name in ("run", "generation", "job", "nonce", "spec")),
-    *(sa.column(column.name) for column in _COLUMNS),
+    *(sa.column(name) for name in _NAMES),
 )
 
 
 def upgrade() -> None:
     """Make each attempt's message of its columns, then drop them."""
-    empty = sa.text("''::bytea") if op.get_bind().dialect.name == "postgresql" else "''"
+    empty = sa.text("''::bytea" if op.get_bind().dialect.name == "postgresql" else "X''")
     op.add_column("attempts", Column("spec", LargeBinary, nullable=False, server_default=empty))
     op.add_column("attempts", Column("costs", LargeBinary, nullable=False, server_default=empty))
     op.add_column("attempts", Column("costs_at_s", Float, nullable=False, server_default="0"))
@@ -57,14 +57,24 @@ def upgrade() -> None:
             start=pb.Start(**start) if start else None,
         )
         _put(row, {"spec": spec.SerializeToString()})
-    for column in _COLUMNS:
-        op.drop_column("attempts", column.name)
+    for name in _NAMES:
+        op.drop_column("attempts", name)
 
 
 def downgrade() -> None:
     """Take the columns back out of the messages."""
-    for column in _COLUMNS:
-        op.add_column("attempts", column.copy())
+    columns = (
+        Column("launcher", Text, nullable=False, server_default=""),
+        Column("holder", Text, nullable=False, server_default=""),
+        Column("world_size", Integer, nullable=False, server_default="0"),
+        Column("replicas", Integer, nullable=False, server_default="0"),
+        Column("replica_domain", Text, nullable=False, server_default=""),
+        Column("persist_steps", BigInteger, nullable=False, server_default="0"),
+        Column("persist_seconds", Float, nullable=False, server_default="0"),
+        Column("start", Text),
+    )
+    for column in columns:
+        op.add_column("attempts", column)
     for row in op.get_bind().execute(sa.select(_ROWS)).mappings().all():
         spec = pb.AttemptSpec.FromString(row["spec"])
         start = {"name": spec.start.name, "fresh": spec.start.fresh, "step": spec.start.step}
