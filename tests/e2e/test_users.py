@@ -133,3 +133,18 @@ def test_an_older_step_is_gone_back_to_once_per_launch(stack):
     assert "launch (step 5 launch:one) has begun there already" in again
     assert {8, 5} <= set(steps_of(stack, "back"))
     assert 10 not in steps_of(stack, "back")
+
+
+def test_what_saves_and_a_restore_cost_is_shown_with_the_job(stack):
+    """F110: measured by the trainer, through agent and catalogue, to REST."""
+    run = ("--job", "costs", "--replicas", "0")
+    stack.ranks(*run, "--steps", "5").succeed()
+    first = stack.rest("jobs/costs")["costs"]
+    stack.ranks(*run, "--steps", "8").succeed()
+    second = stack.rest("jobs/costs")["costs"]
+
+    saved, restored = {"stall_s", "copy_s", "save_bytes"}, {"load_s", "restored_bytes"}
+    assert saved <= first.keys()
+    assert not restored & first.keys()
+    assert saved | restored <= second.keys()
+    assert first["save_bytes"] == second["save_bytes"] == second["restored_bytes"]

@@ -423,14 +423,14 @@ class Saver:
         with self._guard:
             if snapshot.step in self._saving:  # else it is sealed already
                 self._saving[snapshot.step] = closed
-        handle = self._handles.get(snapshot.step)
-        if handle is not None:
-            handle.reach("staged")
-        self._session.post(closed_slot=buffer.slot)
         copy_s, size = snapshot.copy_s, snapshot.plan.length_bytes
         self._session.report(
             lambda r: replace(r, costs=replace(r.costs, copy_s=copy_s, save_bytes=size))
         )
+        handle = self._handles.get(snapshot.step)
+        if handle is not None:
+            handle.reach("staged")
+        self._session.post(closed_slot=buffer.slot)
 
     def _claim(self, step: int, note: StepNote | None) -> None:
         """Say that this rank has begun ``step``: until it is sealed, all others wait for it."""

@@ -102,7 +102,7 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
 
     def RegisterRank(self, request, context):
         self.registrations.append(request)
-        known = self.generations.setdefault(request.nonce, len(self.generations) + 1)
+        known = self.generations.setdefault(request.spec.nonce, len(self.generations) + 1)
         return metadata_pb2.RegisterRankResponse(seat={"run": RUN, "generation": known})
 
     def Report(self, request, context):

@@ -33,7 +33,7 @@ async def test_two_attempts_in_one_batch_keep_one_generation_each(database_url, 
 
     assert (2, b"second", [0, 1]) == (
         run.generation,
-        run.current.nonce,
+        run.current.spec.nonce,
         [rank.rank for rank in run.ranks],
     )
 

@@ -4,7 +4,6 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -45,19 +44,8 @@ def saver(make_saver):
 
 
 def attempt(**fields):
-    made = AttemptSpec(
-        job="j",
-        nonce=os.urandom(16),
-        launcher="l",
-        holder="h",
-        takeover=False,
-        rank=0,
-        world_size=1,
-        local_world_size=1,
-        replicas=0,
-        replica_domain="",
-    )
-    return replace(made, **fields)
+    plain = {"job": "j", "nonce": os.urandom(16), "launcher": "l", "holder": "h", "rank": 0}
+    return AttemptSpec(**{**plain, "world_size": 1, **fields})
 
 
 def test_steps_abandoned_in_a_row_stretch_the_interval_and_are_counted(saver):
@@ -270,6 +258,14 @@ def test_who_counts_micro_batches_is_warned_once(tmp_path):
         saver.note_step(5)
 
     assert len(warned) == 1
+
+
+def test_what_a_copy_costs_is_said_before_the_step_is_staged(leased):
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.save(2).wait("staged", timeout_s=20)
+
+    costs = leased.session._outbox.report.costs
+    assert (leased._plan.length_bytes, True) == (costs.save_bytes, costs.copy_s > 0)
 
 
 def test_where_no_optimizer_is_captured_none_is_missed(leased):
