@@ -151,14 +151,40 @@ def test_bytes_that_do_not_match_twice_are_a_mismatch_and_good_parts_stay(ends, 
     assert segment == target
 
 
+def test_a_slot_whose_namesake_is_served_by_the_last_byte_is_not_found(ends, segment):
+    """A3: another slot with the same shard, in an equal incarnation, says nothing of this one."""
+    served = serving(segment[:1000])
+
+    class Moving:
+        asked = 0
+
+        def lookup(self, key, incarnation):
+            self.asked += 1
+            if self.asked == 2:
+                served.withdraw(SLOT)
+                served.put(KEY, SlotName("s2", SLOT.incarnation, SLOT.state), memoryview(b"x"))
+            return served.lookup(key, incarnation)
+
+    near, far, _ = ends
+    with pytest.raises(NotFoundError):
+        near.fetch(
+            far.serve(Moving()),
+            request_for(segment[:1000]),
+            memoryview(bytearray(1000)),
+            done=set(),
+            stop=threading.Event(),
+        )
+
+
 def test_a_mismatch_that_happens_once_is_asked_for_again(ends, segment):
     class Flickering:
         def __init__(self) -> None:
             self.asked = 0
+            self.bad, self.good = memoryview(bytes(1000)), memoryview(segment[:1000])
 
         def lookup(self, key, incarnation):
             self.asked += 1
-            return memoryview(bytes(1000) if self.asked <= 2 else segment[:1000])
+            return self.bad if self.asked <= 2 else self.good
 
     near, far, _ = ends
     target = bytearray(1000)

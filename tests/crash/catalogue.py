@@ -22,6 +22,7 @@ from typing import Any
 from sqlalchemy import event
 from tests import said
 from tests.crash.operations import Point, Sweep
+from tests.integration.metadata.service import Service
 from tests.said import rank_status
 
 from holdfast.core.facts import (
@@ -38,8 +39,7 @@ from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.transactor import Service
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import workers
 
 JOB = "sweep"
 RUN = first_run(JOB)
@@ -85,7 +85,7 @@ def lies_there(service: Service, rank: int) -> Any:
     """Say that a rank's shard lies in the object store."""
     held = inventory(rank, 0, 1, holds=True).shards
     shard = next(item.shard for item in held if item.shard.id.rank == rank)
-    return service.change(lambda c: persisting.shard_stored(c, shard))
+    return service.change(lambda c: workers.shard_stored(c, shard))
 
 
 CALLS: tuple[tuple[str, Callable[[Service], Any]], ...] = (
@@ -97,7 +97,7 @@ CALLS: tuple[tuple[str, Callable[[Service], Any]], ...] = (
     ("commit", lambda s: s.report(inventory(1, 2, 1, holds=True))),
     ("shard of a stored", lambda s: lies_there(s, 0)),
     ("last shard stored", lambda s: lies_there(s, 1)),
-    ("durable", lambda s: s.change(lambda c: persisting.durable(c, KEY, b"m" * 16, LIMITS))),
+    ("durable", lambda s: s.change(lambda c: workers.durable(c, KEY, b"m" * 16, LIMITS))),
     ("new generation", lambda s: s.register(registration(0, b"second"))),
     ("last rank", lambda s: s.register(registration(1, b"second"))),
     ("report anew", lambda s: s.report(inventory(0, 3, 2, holds=True))),

@@ -278,6 +278,12 @@ class Residency(RuleBasedStateMachine):
         assert len(good) == len(set(good))
 
     @invariant()
+    def all_copies_are_those_that_are_found_one_by_one(self) -> None:
+        copies = self.state.copies()
+        named = (slot.content.shard.id for slot in self.state.slots.values() if slot.content)
+        assert copies == {key: slot for key in named if (slot := self.state.held(key))}
+
+    @invariant()
     def content_is_there_exactly_when_sealed(self) -> None:
         for slot in self.state.slots.values():
             assert (slot.content is not None) == (slot.name.state is SlotState.SEALED)

@@ -1,6 +1,6 @@
 """One fetch: from peers in turn, then from the object store, verified and sealed; an event each.
 
-What ``agent.replication`` and ``agent.objects`` do, over the arena of a ``Node``.
+What ``agent.fetcher`` and ``agent.store_source`` do, over the arena of a ``Node``.
 """
 
 from __future__ import annotations

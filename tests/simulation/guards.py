@@ -30,9 +30,13 @@ class Mutant:
 
 
 def _mutant(name: str, takes: str, *changes: tuple[str, str, str]) -> Mutant:
-    """Return a mutant of services; a change is (file, old, new)."""
-    made = (Change(f"{SERVICES}/{path}", old, new) for path, old, new in changes)
+    """Return a mutant; a change is (file below the services, or from ``sdk/`` on, old, new)."""
+    made = (Change(_from_root(path), old, new) for path, old, new in changes)
     return Mutant(name, takes, tuple(made))
+
+
+def _from_root(path: str) -> str:
+    return path if path.startswith("sdk/") else f"{SERVICES}/{path}"
 
 
 MUTANTS = (
@@ -117,6 +121,17 @@ MUTANTS = (
         "N1 room: copies",
         "a backup refuses more steps of a rank than its owner has slots for",
         ("agent/domain/room.py", "+ coming >= SLOTS_PER_RANK:", "+ coming >= 99:"),
+    ),
+    _mutant(
+        "N14",
+        "through an outage that began as a commit was told backups go on as its owners do",
+        ("agent/domain/room.py", "more = bool(state.lost) and any(", "more = False and any("),
+    ),
+    _mutant(
+        "N15",
+        "a step that its owner has replaced gives its slot up to a later one that is firm",
+        ("metadata/domain/commit.py",
+         "return any(item.owner not in item.nodes for item in copies.values())", "return False"),
     ),
     _mutant(
         "N2 room: spares",
@@ -351,23 +366,24 @@ MUTANTS = (
     _mutant(
         "durable-early",
         "durable comes after all shards: items, plan, worker and claim look at it",
-        ("metadata/domain/drains.py", "if not drain.missing:", "if True:"),
-        ("metadata/domain/drains.py", "row.draining and work.missing_count == 0", "row.draining"),
+        ("metadata/domain/work.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/work.py", "row.draining and work.missing_count == 0", "row.draining"),
         ("metadata/usecases/workers.py", "if drain.missing:", "if False:"),
         ("persistence/manifest.py", "    _check_shards(folder, mine.shards, pool, stop)\n", ""),
     ),
     _mutant(
         "manifest-unchecked",
         "a manifest that is asked for too early is not written: its shards are looked for first",
-        ("metadata/domain/drains.py", "if not drain.missing:", "if True:"),
-        ("metadata/domain/drains.py", "row.draining and work.missing_count == 0", "row.draining"),
+        ("metadata/domain/work.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/work.py", "row.draining and work.missing_count == 0", "row.draining"),
         ("persistence/manifest.py", "    _check_shards(folder, mine",
-         "    create(store, mine, repair=plan.repair), _check_shards(folder, mine"),
+         "    publish(folder, mine, repair=plan.repair), _check_shards(folder, mine"),
     ),
     _mutant(
         "manifest-again",
         "a manifest that is there is not written over",
-        ("persistence/manifest.py", "store.put(key, data, if_absent=True)", "store.put(key, data)"),
+        ("sdk/holdfast/bucket/writing.py",
+         "store.put(key, data, if_absent=True)", "store.put(key, data)"),
     ),
     _mutant(
         "unproven",
@@ -395,6 +411,12 @@ MUTANTS = (
         "N12",
         "what drains by an older catalogue is durable if its manifest is there",
         ("metadata/domain/bucket.py", "elif row.draining and", "elif False and"),
+    ),
+    Mutant(
+        "N13",
+        "a rank takes a decision for its own attempt's number only",
+        (Change("sdk/holdfast/core/session.py",
+                "return self.decision.generation == generation", "return True"),),
     ),
     _mutant(
         "scrub-revives",

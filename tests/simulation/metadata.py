@@ -24,19 +24,19 @@ from holdfast.errors import CheckpointError, UnavailableError
 from holdfast.format.keys import Place
 from holdfast.objectstore import ObjectStore
 from holdfast_services.kit.queue import Queue
-from holdfast_services.metadata import bucket as adoption
+from holdfast_services.metadata import bucket
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.domain.drains import ORPHANS
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.received import received
+from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.domain.view import World as Snapshot
 from holdfast_services.metadata.domain.view import node_view
-from holdfast_services.metadata.loops.offers import RECONCILE_S
+from holdfast_services.metadata.loops.offers import ORPHANS, RECONCILE_S
+from holdfast_services.metadata.loops.retention import SWEEP_S
+from holdfast_services.metadata.loops.tick import TICK_S
+from holdfast_services.metadata.reports import WATCH_POLL_S
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.transactor import TICK_S, WATCH_POLL_S, first_run
-from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases import users as keeping
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import agents, users, workers
 from holdfast_services.metadata.usecases.agents import Wish
 from holdfast_services.metadata.usecases.workers import Ages
 
@@ -46,7 +46,6 @@ Answer = Callable[[T | CheckpointError], None]
 DECIDE_WAIT_S = 6.0
 OFFER_S = 0.2
 BATCH_S_MAX = 0.02
-KEEP_S = 2.0
 AGES = Ages(orphan_s=20.0)
 
 
@@ -61,7 +60,7 @@ class Metadata:
         self._store, self._queue = store, queue
         self.limits = Limits(
             node_lease_s=NODE_LEASE_S, decide_wait_s=DECIDE_WAIT_S,
-            listen_s=transactions.LISTEN_S, object_tier=store is not None,
+            listen_s=agents.LISTEN_S, object_tier=store is not None,
         )  # fmt: skip
         self.alive = False
         self._life = 0
@@ -78,7 +77,7 @@ class Metadata:
         self._loop(TICK_S, self._tick)
         if self._store:
             self._loop(RECONCILE_S, self._offer_all)
-            self._loop(KEEP_S, self._retain)
+            self._loop(SWEEP_S, self._retain)
 
     def kill(self) -> None:
         """End at once."""
@@ -108,9 +107,7 @@ class Metadata:
         """Seat a rank, with all that come within a moment in one transaction."""
         item = Wish(wish, first_run(wish.spec.job))
         try:
-            if self._store and self.read(
-                lambda c: transactions.begun(c, wish.spec.job, wish.spec.nonce)
-            ):
+            if self._store and self.read(lambda c: agents.begun(c, wish.spec.job, wish.spec.nonce)):
                 item = replace(item, begun=True)
             elif self._store:
                 item = replace(item, newest=self._look_up(self._store, wish))
@@ -125,7 +122,7 @@ class Metadata:
         waiting, self._wishes = self._wishes, []
         wishes = [wish for wish, _ in waiting]
         try:
-            seats = self.write(lambda c: transactions.register(c, wishes, self.limits))
+            seats = self.write(lambda c: agents.register(c, wishes, self.limits))
         except CheckpointError as error:
             seats = [error] * len(waiting)
         else:
@@ -134,17 +131,17 @@ class Metadata:
             answer(seat)
 
     def _look_up(self, store: ObjectStore, wish: Registration) -> CheckpointId | None:
-        """What ``Service._ask`` and ``BucketArchive`` do, in one turn."""
-        newest = self.read(lambda c: transactions.known(c, wish.spec.job))
+        """What ``Registrations._ask`` and ``BucketArchive`` do, in one turn."""
+        newest = self.read(lambda c: agents.known(c, wish.spec.job))
         try:
-            here = self.read(lambda c: adoption.known(c, wish.spec.job))
-            reading = adoption.read(store, wish.spec.job, threading.Event(), here)
-            written = self.write(lambda c: adoption.write(c, wish.spec.job, reading))
+            here = self.read(lambda c: bucket.known(c, wish.spec.job))
+            reading = bucket.read(store, wish.spec.job, threading.Event(), here)
+            written = self.write(lambda c: bucket.write(c, wish.spec.job, reading))
             keys = [item.manifest.checkpoint for item in written.found]
             there = set(places(store, wish.spec.job)) if written.known and keys else set()
             gone = [key for key in keys if written.known and Place(wish.spec.job, key) not in there]
             if gone:
-                self.write(lambda c: adoption.forget(c, wish.spec.job, gone))
+                self.write(lambda c: bucket.forget(c, wish.spec.job, gone))
             stored = here.stored if here else frozenset()
             return max({*keys, *stored}.difference(gone), default=None)
         except CheckpointError as error:
@@ -163,7 +160,7 @@ class Metadata:
         waiting, self._reports = self._reports, []
         items = [item for item, _ in waiting]
         try:
-            least, changed = self.write(lambda c: transactions.report(c, items, self.limits))
+            least, changed = self.write(lambda c: agents.report(c, items, self.limits))
             views = [self.view(item.node.node) for item in items]
         except CheckpointError as error:
             for _, answer in waiting:
@@ -178,28 +175,28 @@ class Metadata:
         """Return what a watch would answer now; all that one change wakes share a snapshot."""
         number = self._database.writes_count
         if self._snapshot is None or self._snapshot[0] != number:
-            loaded = self.read(lambda c: transactions.snapshot(c, self.limits))
+            loaded = self.read(lambda c: agents.snapshot(c, self.limits))
             self._snapshot = (number, loaded)
         return node_view(self._snapshot[1], node)
 
     # -- the clock -------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if self.write(lambda c: transactions.tick(c, self.limits)):
+        if self.write(lambda c: agents.tick(c, self.limits)):
             self._fleet.changed(self)
 
     def offer_new(self) -> None:
         """Offer what has become due since all of it was offered."""
         if self.alive and self._queue:
             try:
-                items = [i for i in self.read(persisting.drain_items) if i not in self._offered]
+                items = [i for i in self.read(workers.drain_items) if i not in self._offered]
                 self._offer(items)
             except CheckpointError:
                 return
 
     def _offer_all(self) -> None:
-        items = self.read(persisting.drain_items)
-        items += self.read(lambda c: persisting.keep_items(c, AGES))
+        items = self.read(workers.drain_items)
+        items += self.read(lambda c: workers.keep_items(c, AGES))
         self._offered.clear()
         self._offer([*items, ORPHANS])
 
@@ -212,7 +209,7 @@ class Metadata:
     def _retain(self) -> None:
         for policed in self.read(lambda c: c.policed()):
             job = policed.job
-            self.write(lambda c, job=job: keeping.collect(c, job))  # type: ignore[misc]
+            self.write(lambda c, job=job: users.expire(c, job))  # type: ignore[misc]
 
     # -- transactions ------------------------------------------------------------------------------
 

@@ -1,12 +1,11 @@
-"""A node: the agent's real machine over an arena in a dict, whose files have states and locks.
+"""A node: the agent's real shell and machine over an arena in a dict, with states and locks.
 
-Files outlive the agent, nothing outlives the loss of the node. What the agent's shell does
-between machine, arena and other agents is done here, each piece of work an event of its own.
+Files outlive the agent, nothing outlives the loss of the node. What the agent's performer does
+with arena and other agents is done here, each piece of work an event of its own.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,24 +17,17 @@ from tests.simulation.metadata import Fleet, Metadata
 from tests.simulation.segments import describe
 from tests.simulation.world import Do, World
 
-from holdfast.core.facts import HeldState, Inventory, NodeView, Peer, Shard
+from holdfast.core.facts import Event, HeldState, Inventory, NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.slots import SlotName, SlotState
-from holdfast.errors import CheckpointError
-from holdfast_services.agent.domain import (
-    Content,
-    Slot,
-    State,
-    handle,
-    inventory,
-    pressing,
-    room,
-    session_view,
-)
+from holdfast.errors import CheckpointError, NotFoundError
+from holdfast_services.agent.domain import Content, Slot, State
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.reporter import COALESCE_S, HEARTBEAT_S, PROGRESS_S, rest_s
+from holdfast_services.agent.service import AgentService
+from holdfast_services.agent.shell import Shell
 
 if TYPE_CHECKING:
     from tests.simulation.bucket import Bucket
@@ -81,7 +73,8 @@ class Node:
         self.files: dict[str, File] = {}
         self.locks: set[str] = set()
         """Sessions whose process lives."""
-        self.state: State | None = None
+        self.shell: Shell | None = None
+        self.service: AgentService | None = None
         self.nodes: dict[str, Node] = {}
         self.there = True
         self.clock_off_s = 1e6
@@ -89,12 +82,10 @@ class Node:
         self.life = 0
         self._incarnation = 0
         self._sequence = 0
-        self._last: Inventory | None = None
         self._due_s = float("inf")
         self._asking = False
         self._failures = 0
         self._watching = self._news = False
-        self._waiting: dict[ShardId, list[Callable[[str], None]]] = defaultdict(list)
         self._told: dict[str, SessionView] = {}
 
     # -- life and death ------------------------------------------------------------------------
@@ -104,16 +95,20 @@ class Node:
         """What the files take."""
         return sum(file.length_bytes for file in self.files.values())
 
+    @property
+    def state(self) -> State | None:
+        """What this node's agent knows; None: it is dead."""
+        return self.shell.state if self.shell else None
+
     def start(self) -> None:
-        """Start an agent over what lies here; see ``agent.adoption``."""
-        assert self.state is None
+        """Start an agent over what lies here; see ``agent.recovery``."""
+        assert self.shell is None
         self.life += 1
         self._incarnation, self._sequence = self._wall_ns(), 0
-        self._last, self._asking, self._failures = None, False, 0
+        self._asking, self._failures = False, 0
         self._due_s = float("inf")
         self._watching = self._news = False
         self._told.clear()
-        self._waiting.clear()
         state = State(me=self.me, budget_bytes=self.budget_bytes)
         for slot, file in sorted(self.files.items()):
             content = None
@@ -128,13 +123,18 @@ class Node:
             )
         state.next_slot = 1 + max((int(slot[1:]) for slot in self.files), default=0)
         state.now_s = self.world.now_s
-        self.state = state
+        self.shell = Shell(
+            state=state, arena=self, performer=self, clock=lambda: self.world.now_s
+        )  # fmt: skip
+        self.shell.on_event = self._say
+        self.shell.on_inventory = self._changed
+        self.service = AgentService(self.shell, self, None)
         self._scan(self.life)
         self._report_in(0.0)
 
     def kill(self) -> None:
         """The agent's process dies; what it was doing is not done."""
-        self.state = None
+        self.shell = self.service = None
         self.life += 1
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class Node:
         self.ghosts.destroyed()
 
     def alive(self, life: int) -> bool:
-        return self.state is not None and self.life == life
+        return self.shell is not None and self.life == life
 
     def _later(self, delay_s: float, do: Do) -> None:
         """Have this life's agent do something, unless it is dead by then."""
@@ -174,33 +174,43 @@ class Node:
 
     def feed(self, event: ev.Event) -> None:
         """Let the agent know, and begin what it decides."""
-        assert self.state is not None
-        self.state, actions = handle(self.state, event, now_s=self.world.now_s)
-        for action in actions:
-            self._perform(action)
-        if isinstance(event, ev.FetchDone):
-            self._answer(event.content.shard.id, "")
-        elif isinstance(event, ev.FetchFailed):
-            self._answer(event.shard, event.reason)
-        self._publish()
+        assert self.shell is not None
+        self.shell.dispatch(event)
+        self._tell()
 
-    def _answer(self, shard: ShardId, outcome: str) -> None:
-        for then in self._waiting.pop(shard, []):
-            then(outcome)
+    def _changed(self, pressing: bool) -> None:
+        self._report_in(COALESCE_S if pressing else PROGRESS_S)
 
-    def _publish(self) -> None:
-        assert self.state is not None
-        now = inventory(self.state, incarnation=0, sequence=0)
-        if now != self._last:
-            before, self._last = self._last, now
-            self._report_in(COALESCE_S if pressing(before, now) else PROGRESS_S)
-        for session in self.state.sessions.values():
-            view = session_view(self.state, session)
-            if view != self._told.get(session.id):
-                self._told[session.id] = view
-                self.on_view(session.id, view)
+    def _say(self, event: Event) -> None:
+        self.world.say(f"{self.name}: {event.kind}: {event.message[:110]}")
 
-    def _perform(self, action: ev.Action) -> None:
+    def _tell(self) -> None:
+        """Tell ranks what has changed for them; each call that feeds the machine ends with it."""
+        assert self.shell is not None
+        for session in self.shell.state.sessions:
+            view = self.shell.view_of(session)
+            if view is not None and view != self._told.get(session):
+                self._told[session] = view
+                self.on_view(session, view)
+
+    # -- what the shell has of an arena and of hands -------------------------------------------
+
+    def names(self) -> dict[str, SlotName]:
+        """See ``Arena.names``."""
+        return {slot: file.name for slot, file in self.files.items()}
+
+    def session_alive(self, session: str) -> bool:
+        """See ``Arena.session_alive``."""
+        return session in self.locks
+
+    def forget_session(self, session: str) -> None:
+        """See ``Arena.forget_session``: nothing is left of a lock that went."""
+
+    def serve(self, key: str, slot: Slot) -> None:
+        """See ``Performer.serve``: whoever fetches looks at the file."""
+
+    def begin(self, action: ev.Action, tell: Callable[[ev.Event], None]) -> None:
+        """See ``Performer.begin``."""
         if isinstance(action, ev.RenameSlot):
             self._rename(action.old, action.new)
         elif isinstance(action, ev.Quarantine):
@@ -208,8 +218,6 @@ class Node:
             if file:
                 file.held = HeldState.QUARANTINED
                 self.ghosts.moved = True
-        elif isinstance(action, ev.Emit):
-            self.world.say(f"{self.name}: {action.event.kind}: {action.event.message[:110]}")
         elif isinstance(action, ev.Fetch):
             Fetch(self, action).begin()
         elif isinstance(action, ev.AskHold):
@@ -313,47 +321,34 @@ class Node:
 
     def hold(self, shard: Shard, source: Peer, then: Callable[[str], None]) -> None:
         """Fetch and hold a copy; ``then`` hears "" once it is here, or why not."""
-        assert self.state is not None
-        if self.state.held(shard.id) is not None:
-            then("")
-            return
+        assert self.service is not None
         try:
-            room.check_holdable(self.state, shard)
+            self.service.begin_hold(
+                shard, source, lambda reason: then("unavailable" if reason else "")
+            )
         except CheckpointError as error:
             then(error.kind)
-            return
-        self._waiting[shard.id].append(lambda reason: then("unavailable" if reason else ""))
-        self.feed(ev.HoldAsked(shard, source))
+        self._tell()
 
     # -- ranks ---------------------------------------------------------------------------------
 
     def _scan(self, life: int) -> None:
         if not self.alive(life):
             return
-        assert self.state is not None
-        for session in list(self.state.sessions.values()):
-            if session.live and session.id not in self.locks:
-                self.feed(ev.SessionEnded(session.id))
-        self.look()
-        self.feed(ev.Tick(self.world.now_s))
+        assert self.shell is not None
+        self.shell.turn()
+        self._tell()
         self.world.later(SCAN_S, lambda: self._scan(life), self.name)
-
-    def look(self) -> None:
-        """See which slots were closed."""
-        assert self.state is not None
-        for slot, file in list(self.files.items()):
-            known = self.state.slots.get(slot)
-            if file.name.state is SlotState.CLOSED and known and known.name != file.name:
-                self.feed(ev.SlotClosed(file.name))
 
     def update(self, update: SessionUpdate) -> bool:
         """Take a rank's news; False: its session is not open here."""
-        known = self.state.sessions.get(update.session) if self.state else None
-        if known is None or not known.live:
+        if self.service is None:
             return False
-        self.feed(ev.Updated(replace(update, report=checked(update.report))))
-        if update.closed_slots:
-            self.look()
+        try:
+            self.service.update(replace(update, report=checked(update.report)))
+        except NotFoundError:
+            return False
+        self._tell()
         return True
 
     def told(self, session: str) -> SessionView | None:
@@ -363,10 +358,10 @@ class Node:
     # -- metadata ------------------------------------------------------------------------------
 
     def _inventory(self, *, leaving: bool = False) -> Inventory:
-        assert self.state is not None
+        assert self.shell is not None
         self._sequence += 1
-        return inventory(
-            self.state, incarnation=self._incarnation, sequence=self._sequence, leaving=leaving
+        return self.shell.inventory(
+            incarnation=self._incarnation, sequence=self._sequence, leaving=leaving
         )
 
     def _report_in(self, delay_s: float) -> None:
@@ -440,7 +435,7 @@ class Node:
                     self._news = False
                     self._later(COALESCE_S, self.hear)
 
-        if self.state is not None and not self._failures and self._last is not None:
+        if self.shell is not None and not self._failures:
             self._watching = True
             self.fleet.call(self.name, ask, lambda _: over())
 

@@ -235,7 +235,9 @@ class Process:
     def _restore(self, view: SessionView) -> None:
         assert view.restore is not None
         decision = view.restore.decision
-        if decision.state is DecisionState.LOST:
+        if not view.restore.is_of(self._generation):
+            self.fail("the catalogue was lost and has numbered the attempt twice")
+        elif decision.state is DecisionState.LOST:
             self.attempt.lost = not decision.refused
             self.attempt.refused = decision.refused
             self.fail(f"lost: {decision.reason[:150]}")

@@ -18,7 +18,7 @@ from tests.simulation.worker import Worker
 
 from holdfast.errors import CheckpointError
 from holdfast_services.metadata.storage import Catalogue
-from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.users import At
 
 if TYPE_CHECKING:
@@ -283,21 +283,21 @@ def _pin(history: History, trouble: Trouble) -> None:
     step, service = _some_step(history, trouble), history.fleet.services[0]
     if step is not None:
         _use(history, f"pins step {step}",
-             lambda c: keeping.pin(c, At(JOB, step), "kept", service.limits))  # fmt: skip
+             lambda c: users.pin(c, At(JOB, step), "kept", service.limits))  # fmt: skip
         history.pinned = step
 
 
 def _unpin(history: History, trouble: Trouble) -> None:
     if history.pinned is not None:
         at = At(JOB, history.pinned)
-        _use(history, f"unpins step {at.step}", lambda c: keeping.unpin(c, at))
+        _use(history, f"unpins step {at.step}", lambda c: users.unpin(c, at))
 
 
 def _read(history: History, trouble: Trouble) -> None:
     step = _stored_step(history, trouble)
     if step is not None:
         number = f"{history.world.events_count:032x}"
-        _use(history, f"reads step {step}", lambda c: keeping.begin_read(
+        _use(history, f"reads step {step}", lambda c: users.begin_read(
             c, At(JOB, step), number=number, holder="reader", ttl_s=READ_S))  # fmt: skip
 
 
@@ -311,11 +311,11 @@ def _remove(history: History, trouble: Trouble) -> None:
     step = _stored_step(history, trouble)
     if step is not None:
         _use(history, f"removes step {step}",
-             lambda c: keeping.remove(c, At(JOB, step), force=False))  # fmt: skip
+             lambda c: users.remove(c, At(JOB, step), force=False))  # fmt: skip
 
 
 def _scrub(history: History, trouble: Trouble) -> None:
-    _use(history, "has the bucket scrubbed", lambda c: keeping.scrub(c, JOB))
+    _use(history, "has the bucket scrubbed", lambda c: users.scrub(c, JOB))
 
 
 def _use(history: History, what: str, use_case: Callable[[Catalogue], object]) -> None:

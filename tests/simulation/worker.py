@@ -18,13 +18,13 @@ from tests.simulation.world import Do, World
 
 from holdfast.core.facts import Event, Peer, PersistPlan, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.queue_items import Item, parse
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
 from holdfast.format.digest import part_digests
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.kit.queue import Claim
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import workers
 from holdfast_services.persistence.domain.backoff import rest_s
-from holdfast_services.persistence.domain.items import Item, parse
 from holdfast_services.persistence.domain.parts import Part
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.service import PersistService
@@ -86,24 +86,24 @@ class Metadata:
     def plan(self, item: str) -> PersistPlan:
         """Return what is to be done for an item now."""
         return self._fleet.ask(
-            self._worker, lambda m: m.read(lambda c: persisting.plan(c, item, AGES))
+            self._worker, lambda m: m.read(lambda c: workers.plan(c, item, AGES))
         )
 
     def shard_stored(self, shard: Shard) -> int:
         """Say that a shard lies in the store."""
-        return self._change(lambda c, _: persisting.shard_stored(c, shard))
+        return self._change(lambda c, _: workers.shard_stored(c, shard))
 
     def durable(self, checkpoint: CheckpointId, manifest_digest: bytes) -> None:
         """Say that the manifest lies there."""
-        self._change(lambda c, m: persisting.durable(c, checkpoint, manifest_digest, m.limits))
+        self._change(lambda c, m: workers.durable(c, checkpoint, manifest_digest, m.limits))
 
     def collected(self, checkpoint: CheckpointId, freed_bytes: int) -> None:
         """Say that nothing of an expired checkpoint is left."""
-        self._change(lambda c, _: persisting.collected(c, checkpoint, freed_bytes))
+        self._change(lambda c, _: workers.collected(c, checkpoint, freed_bytes))
 
     def scrubbed(self, checkpoint: CheckpointId, bad: Iterable[ShardId]) -> None:
         """Say what was read back."""
-        self._change(lambda c, _: persisting.scrubbed(c, checkpoint, list(bad)))
+        self._change(lambda c, _: workers.scrubbed(c, checkpoint, list(bad)))
 
     def record(self, event: Event) -> None:
         """Tell people."""

@@ -13,22 +13,22 @@ from dataclasses import replace
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.listing import places
-from holdfast.convert.importing import publish
+from holdfast.bucket.writing import SegmentStream, publish, put_sidecar
 from holdfast.convert.reading import CheckpointReader
-from holdfast.convert.upload import SegmentUpload, is_there
 from holdfast.core.facts import Shard
 from holdfast.core.ids import job_name, run_id
 from holdfast.errors import (
     AlreadyExistsError,
+    CorruptionError,
     NotFoundError,
     PreconditionError,
     UnsupportedFormatError,
 )
 from holdfast.format import keys
 from holdfast.format.digest import part_digest, root_digest
-from holdfast.format.manifest import Manifest
+from holdfast.format.manifest import Manifest, decode
 from holdfast.format.segment import SegmentHeader, header_template, parse_header
-from holdfast.format.sidecar import Sidecar, encode
+from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import ObjectStore
 
 DEPTH_MAX = 12
@@ -91,7 +91,7 @@ def copy_checkpoint(
         parent=replace(old.parent, run=run) if old.parent else None,
         write_id=old.write_id if name == old.job else secrets.token_hex(16),
     )
-    return publish(store, new, headers), True
+    return decode(publish(there, new, headers=lambda: headers)), True
 
 
 def destination(old: Manifest, job: str | None) -> keys.Place:
@@ -112,20 +112,29 @@ def _copy(
     data_begin = reader.headers[at].data_begin
     shard = replace(wanted, length_bytes=len(head) + old.length_bytes - data_begin)
     header = parse_header(head, shard.length_bytes)
-    key, sidecar_key = there.segment_key(shard), there.sidecar_key(shard)
-    if shard == old and is_there(there.store, key, sidecar_key, shard):
+    if shard == old and _is_there(there, shard):
         advance(old.length_bytes)
         return shard, header
-    with SegmentUpload(there.store, key, shard.length_bytes) as upload:
-        upload.write(head)
+    with SegmentStream(there.store, there.segment_key(shard), shard.length_bytes) as stream:
+        stream.write(head)
         for part in reader.stream(at, data_begin):
-            upload.write(part)
+            stream.write(part)
             advance(len(part))
-        digests = upload.finish()
+        digests = stream.finish()
     shard = replace(shard, root_digest=root_digest(shard.length_bytes, digests))
     assert shard.id != old.id or shard == old, "the same bytes have the same digests"
-    there.store.put(sidecar_key, encode(Sidecar(shard=shard, digests=digests)))
+    put_sidecar(there, Sidecar(shard=shard, digests=digests))
     return shard, header
+
+
+def _is_there(there: CheckpointFolder, shard: Shard) -> bool:
+    """Tell whether an earlier try has finished the shard: the sidecar is written last."""
+    try:
+        there.check_length(shard)
+        there.sidecar(shard)
+    except (NotFoundError, CorruptionError):
+        return False
+    return True
 
 
 def _header(reader: CheckpointReader, at: int, wanted: Shard) -> bytes:

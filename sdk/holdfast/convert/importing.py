@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.listing import places
+from holdfast.bucket.writing import SegmentStream, publish, put_sidecar
 from holdfast.convert.dcp_files import METADATA, DcpSource
 from holdfast.convert.safetensors_files import (
     SUFFIX,
@@ -27,7 +27,6 @@ from holdfast.convert.safetensors_files import (
 )
 from holdfast.convert.source import STATE_NAME, TensorSource, raw
 from holdfast.convert.torch_files import TorchSource
-from holdfast.convert.upload import SegmentUpload
 from holdfast.core.facts import Shard
 from holdfast.core.ids import (
     CheckpointId,
@@ -41,23 +40,22 @@ from holdfast.core.ids import (
 )
 from holdfast.errors import (
     AlreadyExistsError,
-    ExhaustedError,
     InvalidRequestError,
     NotFoundError,
-    OutcomeUnknownError,
     PreconditionError,
 )
-from holdfast.format import index, keys, manifest, sidecar
+from holdfast.format import keys
 from holdfast.format.digest import part_digest, root_digest
+from holdfast.format.manifest import Manifest, decode
 from holdfast.format.segment import (
     HeaderTemplate,
-    SegmentHeader,
     SegmentIdentity,
     TensorSpec,
     blob_spec,
     header_template,
     parse_header,
 )
+from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import ObjectStore
 
 STATE_ALIGN_BYTES = 4096
@@ -105,7 +103,7 @@ def write_checkpoint(
     job: str,
     checkpoint: CheckpointId,
     advance: Advance = lambda _bytes: None,
-) -> manifest.Manifest:
+) -> Manifest:
     """Write ``source`` as ``checkpoint`` of ``job`` and return its manifest.
 
     Raises:
@@ -119,10 +117,11 @@ def write_checkpoint(
         id=shard_id, job=job_name(job), world_size=1, plan_hash=_plan_hash([*specs, *blobs])
     )
     template = header_template(identity, [*specs, *blobs])
-    key = keys.segment_key(job, shard_id, 1)
-    with SegmentUpload(store, key, template.length_bytes) as upload:
-        _send(upload, template, checkpoint, source, blobs, advance)
-        digests = upload.finish()
+    folder = CheckpointFolder(store, keys.folder(identity.job, checkpoint))
+    key = keys.segment_key(identity.job, shard_id, 1)
+    with SegmentStream(store, key, template.length_bytes) as stream:
+        _send(stream, template, checkpoint, source, blobs, advance)
+        digests = stream.finish()
     shard = Shard(
         id=shard_id,
         job=identity.job,
@@ -131,50 +130,23 @@ def write_checkpoint(
         length_bytes=template.length_bytes,
         root_digest=root_digest(template.length_bytes, digests),
     )
-    described = sidecar.encode(sidecar.Sidecar(shard=shard, digests=digests))
-    store.put(keys.sidecar_key(job, shard_id, 1), described)
-    return publish(
-        store,
-        manifest.Manifest(
-            checkpoint=checkpoint,
-            job=identity.job,
-            world_size=1,
-            shards=(shard,),
-            write_id=secrets.token_hex(16),
-            created_at_s=time.time(),
-            mesh={"dp": 1},
-            software=f"holdfast {holdfast.__version__}",
-        ),
-        [parse_header(template.data, template.length_bytes)],
+    put_sidecar(folder, Sidecar(shard=shard, digests=digests))
+    made = Manifest(
+        checkpoint=checkpoint,
+        job=identity.job,
+        world_size=1,
+        shards=(shard,),
+        write_id=secrets.token_hex(16),
+        created_at_s=time.time(),
+        mesh={"dp": 1},
+        software=f"holdfast {holdfast.__version__}",
     )
-
-
-def publish(
-    store: ObjectStore, made: manifest.Manifest, headers: Iterable[SegmentHeader]
-) -> manifest.Manifest:
-    """Put the index and then the manifest; return the manifest that is there.
-
-    Raises:
-        AlreadyExistsError: another checkpoint has that place.
-    """
-    # Too many boxes, or an index that is there: readers do with the headers, or with that one.
-    with suppress(ExhaustedError, AlreadyExistsError, OutcomeUnknownError):
-        where = keys.index_key(made.job, made.checkpoint.run, made.plan)
-        store.put(where, index.encode(index.build(headers)), if_absent=True)
-    key = keys.manifest_key(made.job, made.checkpoint)
-    try:
-        store.put(key, manifest.encode(made), if_absent=True)
-    except (AlreadyExistsError, OutcomeUnknownError) as cause:
-        # Ours, when only the answer was lost; another's with the same shards is as good.
-        found = CheckpointFolder(store, keys.folder(made.job, made.checkpoint)).manifest()
-        if found.shards != made.shards:
-            raise AlreadyExistsError(f"{key} is another checkpoint") from cause
-        return found
-    return made
+    header = parse_header(template.data, template.length_bytes)
+    return decode(publish(folder, made, headers=lambda: [header]))
 
 
 def _send(
-    upload: SegmentUpload,
+    stream: SegmentStream,
     template: HeaderTemplate,
     checkpoint: CheckpointId,
     source: TensorSource,
@@ -183,16 +155,16 @@ def _send(
 ) -> None:
     """Send header, tensors and blobs in the order of the template."""
     header = template.fill(step=checkpoint.step, generation=checkpoint.generation, parent=None)
-    upload.write(header)
+    stream.write(header)
     texts = {spec.fqn: text for spec, text in blobs.items()}
     ordered = [entry.spec.fqn for entry in template.entries]
     tensors = source.tensors([name for name in ordered if name not in texts])
     for name in ordered:
         if name in texts:
-            upload.write(texts[name])
+            stream.write(texts[name])
             continue
         _, tensor = next(tensors)
-        upload.write(raw(tensor))
+        stream.write(raw(tensor))
         advance(tensor.nbytes)
 
 

@@ -54,6 +54,14 @@ class RestoreView:
     decide_s: float = 0.0
     fetch_s: float = 0.0
 
+    def is_of(self, generation: int) -> bool:
+        """Tell whether it is decided for the attempt of that number.
+
+        A catalogue that is lost while an attempt registers may give it two: a rank heard of the
+        one, its agent of the other.
+        """
+        return self.decision.generation == generation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:

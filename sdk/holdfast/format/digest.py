@@ -58,6 +58,17 @@ def part_digests(data: memoryview) -> list[bytes]:
     return [part_digest(data[begin:end]) for begin, end in part_ranges(len(data))]
 
 
+def split_digests(joined: bytes) -> tuple[bytes, ...]:
+    """Return part digests one by one, as they stand in messages and files: joined.
+
+    Raises:
+        ValueError: ``joined`` ends within a digest.
+    """
+    if len(joined) % DIGEST_BYTES:
+        raise ValueError(f"{len(joined)} bytes of part digests, no multiple of {DIGEST_BYTES}")
+    return tuple(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES))
+
+
 def root_digest(length_bytes: int, parts: Sequence[bytes]) -> bytes:
     """Return the 16-byte root: digest of the little-endian u64 length, then all part digests.
 

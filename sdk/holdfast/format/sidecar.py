@@ -1,7 +1,7 @@
-"""The sidecar of a shard in the object store: its identity and the digests of its parts.
+"""The sidecar of a shard: its identity and the digests of its parts.
 
-``docs/reference/bucket-v1.md`` is normative. The agents' own sidecar says more (whose copy it
-is); this one says only what is true of every copy. Pure.
+``docs/reference/bucket-v1.md`` is normative. An agent's sidecar says all this too, and whose copy
+it is besides: ``fields`` and ``from_fields`` are the part that both share. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from holdfast.core.facts import Shard
 from holdfast.core.ids import WORLD_SIZE_MAX, job_name, shard_id
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.canonical import canonical, hex_of, number_of, strict_object, text_of
-from holdfast.format.digest import ALGORITHM, DIGEST_BYTES, parts_count, root_digest
+from holdfast.format.digest import (
+    ALGORITHM,
+    DIGEST_BYTES,
+    parts_count,
+    root_digest,
+    split_digests,
+)
 from holdfast.format.manifest import LENGTH_BYTES_MAX, check_shard
 
 VERSION = 1
@@ -35,21 +41,8 @@ def encode(sidecar: Sidecar) -> bytes:
     Raises:
         ManifestError: it breaks a rule of the format; it would not be read back.
     """
-    _check(sidecar.shard, sidecar.digests)
-    shard = sidecar.shard
-    return canonical(
-        {
-            "version": VERSION,
-            "shard": shard.id.key,
-            "job": shard.job,
-            "world_size": shard.world_size,
-            "plan_hash": shard.plan_hash,
-            "length_bytes": shard.length_bytes,
-            "algorithm": ALGORITHM,
-            "root": shard.root_digest.hex(),
-            "parts": b"".join(sidecar.digests).hex(),
-        }
-    )
+    check_digests(sidecar.shard, sidecar.digests)
+    return canonical(fields(sidecar))
 
 
 def decode(data: bytes) -> Sidecar:
@@ -59,7 +52,32 @@ def decode(data: bytes) -> Sidecar:
         ManifestError: malformed, or digests that do not fit the length or each other.
         UnsupportedFormatError: another version or algorithm.
     """
-    raw = strict_object(data, what="sidecar", bytes_max=SIDECAR_BYTES_MAX)
+    return from_fields(strict_object(data, what="sidecar", bytes_max=SIDECAR_BYTES_MAX))
+
+
+def fields(sidecar: Sidecar) -> dict[str, object]:
+    """Return what a sidecar says, as JSON; nothing is checked."""
+    shard = sidecar.shard
+    return {
+        "version": VERSION,
+        "shard": shard.id.key,
+        "job": shard.job,
+        "world_size": shard.world_size,
+        "plan_hash": shard.plan_hash,
+        "length_bytes": shard.length_bytes,
+        "algorithm": ALGORITHM,
+        "root": shard.root_digest.hex(),
+        "parts": b"".join(sidecar.digests).hex(),
+    }
+
+
+def from_fields(raw: Mapping[str, object]) -> Sidecar:
+    """Return the sidecar that ``raw`` says; fields that it does not know are left out.
+
+    Raises:
+        ManifestError: malformed, or digests that do not fit the length or each other.
+        UnsupportedFormatError: another version or algorithm.
+    """
     version, algorithm = raw.get("version"), raw.get("algorithm")
     if type(version) is not int or version != VERSION or algorithm != ALGORITHM:
         raise UnsupportedFormatError(
@@ -68,15 +86,12 @@ def decode(data: bytes) -> Sidecar:
         )
     try:
         shard = _shard(raw)
-    except InvalidRequestError as cause:
+        digests = split_digests(hex_of(raw.get("parts"), "parts"))
+    except (InvalidRequestError, ValueError) as cause:
         raise ManifestError(f"sidecar is malformed: {cause}") from cause
     if shard.id.key != raw["shard"]:
         raise ManifestError(f"sidecar spells its shard {str(raw['shard'])[:80]!r}")
-    joined = hex_of(raw.get("parts"), "parts")
-    if len(joined) % DIGEST_BYTES:
-        raise ManifestError(f"{len(joined)} bytes of part digests")
-    digests = tuple(joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES))
-    _check(shard, digests)
+    check_digests(shard, digests)
     return Sidecar(shard=shard, digests=digests)
 
 
@@ -91,8 +106,8 @@ def _shard(raw: Mapping[str, object]) -> Shard:
     )
 
 
-def _check(shard: Shard, digests: tuple[bytes, ...]) -> None:
-    """Check that the shard is in range and that its digests are all there and give its root.
+def check_digests(shard: Shard, digests: tuple[bytes, ...]) -> None:
+    """Check that ``shard`` is in range and that its part digests are all there and give its root.
 
     Raises:
         ManifestError: names the rule.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import torch
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.writing import SegmentWriter, publish, put_sidecar
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.errors import (
@@ -32,18 +33,11 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format import manifest as manifests
-from holdfast.format import sidecar as sidecars
-from holdfast.format.digest import PART_BYTES, part_digests, parts_count, root_digest
+from holdfast.format.digest import root_digest
 from holdfast.format.keys import MANIFEST, SEGMENT_SUFFIX, SIDECAR_SUFFIX, parse_shard_stem
 from holdfast.format.manifest import Manifest
 from holdfast.format.sidecar import Sidecar
-from holdfast.objectstore import (
-    UPLOAD_PARTS_COUNT_MAX,
-    ObjectStore,
-    Upload,
-    UploadedPart,
-    open_store,
-)
+from holdfast.objectstore import ObjectStore, open_store
 from holdfast.oneshot.world import Agreement, World
 from holdfast.snapshot.plan import SavePlan, make_plan
 from holdfast.state.capture import Capture
@@ -172,8 +166,7 @@ class _Segment:
     """This rank's segment: its bytes are in the store, and ``finish`` makes them appear."""
 
     sidecar: Sidecar
-    upload: Upload
-    parts: Sequence[UploadedPart]
+    writer: SegmentWriter
 
     def finish(self, folder: CheckpointFolder) -> None:
         """Make the segment appear, check it, then write its sidecar: only if there is none.
@@ -181,11 +174,9 @@ class _Segment:
         Raises:
             AlreadyExistsError: another save has finished its own meanwhile.
         """
-        folder.store.finish(self.upload, self.parts)
-        _check_written(folder, self.sidecar)
-        key = folder.sidecar_key(self.sidecar.shard)
+        self.writer.finish()
         with suppress(OutcomeUnknownError):  # ``check_ours`` reads it back
-            folder.store.put(key, sidecars.encode(self.sidecar), if_absent=True)
+            put_sidecar(folder, self.sidecar, if_absent=True)
 
     def check_ours(self, folder: CheckpointFolder) -> None:
         """Do nothing if segment and sidecar there are this save's: the header names the save.
@@ -239,15 +230,13 @@ def _send(
         capture.release()
     told = {"length_bytes": plan.length_bytes, "root": "", "plan_hash": plan.plan_hash}
     key = folder.segment_key(_shard(run, world.rank, world.size, told))
-    count = parts_count(plan.length_bytes)
-    upload_bytes = PART_BYTES * -(-count // UPLOAD_PARTS_COUNT_MAX)
-    upload = folder.store.begin(key, plan.length_bytes, upload_bytes)
-    undo.callback(folder.store.abort, upload)
-    sent = _send_parts(folder.store, upload, fill)
-    digests = tuple(digest for _, found in sent for digest in found)
+    writer = SegmentWriter(folder.store, key, plan.length_bytes)
+    undo.callback(writer.abort)
+    _send_parts(writer, fill)
+    digests = writer.digests()
     told["root"] = root_digest(plan.length_bytes, digests).hex()
     sidecar = Sidecar(shard=_shard(run, world.rank, world.size, told), digests=digests)
-    return _Segment(sidecar, upload, [part for part, _ in sent])
+    return _Segment(sidecar, writer)
 
 
 def _shard(run: RunId, rank: int, world_size: int, told: Mapping[str, object]) -> Shard:
@@ -301,37 +290,21 @@ def _copy(target: torch.Tensor, source: torch.Tensor, begin: int, end: int) -> N
     target.view(flat.dtype).copy_(piece)
 
 
-def _send_parts(
-    store: ObjectStore, upload: Upload, fill: Fill
-) -> list[tuple[UploadedPart, list[bytes]]]:
-    """Send a segment part by part; return of each what the store said, and its digests."""
+def _send_parts(writer: SegmentWriter, fill: Fill) -> None:
+    """Make and send the segment part by part, several side by side."""
 
-    def send(number: int) -> tuple[UploadedPart, list[bytes]]:
-        begin = number * upload.part_bytes
-        data = memoryview(bytearray(min(upload.part_bytes, upload.length_bytes - begin)))
+    def send(number: int) -> None:
+        begin, end = writer.range(number)
+        data = memoryview(bytearray(end - begin))
         fill(begin, data)
-        return store.put_part(upload, number, data), part_digests(data)
+        writer.put(number, data)
 
     with ThreadPoolExecutor(THREADS_COUNT, "holdfast-save") as pool:
         try:
-            return list(pool.map(send, range(-(-upload.length_bytes // upload.part_bytes))))
+            for _ in pool.map(send, range(writer.count)):
+                pass
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _check_written(folder: CheckpointFolder, sidecar: Sidecar) -> None:
-    """Check the length; where the store checks no parts, read the first and the last back.
-
-    Raises:
-        CorruptionError: what lies there is not what was sent.
-    """
-    folder.check_length(sidecar.shard)
-    if folder.store.checks_parts:
-        return
-    last = len(sidecar.digests) - 1
-    for index in {0, last}:
-        length_bytes = min(PART_BYTES, sidecar.shard.length_bytes - index * PART_BYTES)
-        folder.fetch_part(sidecar, index, memoryview(bytearray(length_bytes)))
 
 
 def _write_manifest(
@@ -341,7 +314,7 @@ def _write_manifest(
 
     Raises:
         AlreadyExistsError: somebody else's was there first.
-        OutcomeUnknownError: the answer was lost, and it is not there.
+        UnavailableError: the answer was lost, and it is not there.
     """
     manifest = Manifest(
         checkpoint=shards[0].id.checkpoint,
@@ -353,11 +326,7 @@ def _write_manifest(
         notes=notes,
         software=f"holdfast {holdfast.__version__}",
     )
-    try:
-        folder.store.put(MANIFEST, manifests.encode(manifest), if_absent=True)
-    except (AlreadyExistsError, OutcomeUnknownError) as cause:
-        if _found(folder, lambda found: found.write_id) != manifest.write_id:
-            raise cause from None
+    publish(folder, manifest)
 
 
 def _found(folder: CheckpointFolder, what: Callable[[Manifest], str]) -> str | None:

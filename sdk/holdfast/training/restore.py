@@ -83,10 +83,11 @@ def restore(
     Raises:
         UnavailableError: no decision within ``timeout_s``.
         NotFoundError: the step that was asked for cannot be restored.
-        StaleGenerationError: a newer attempt began meanwhile.
+        StaleGenerationError: a newer attempt began meanwhile, or this one has two numbers.
         CorruptionError: checkpoints are known and none can be read, unless ``lost_is_fresh``.
     """
-    view = session.wait_view(_settled, timeout_s=timeout_s)
+    generation = session.generation
+    view = session.wait_view(lambda view: _settled(view, generation), timeout_s=timeout_s)
     if view is None:
         raise UnavailableError(
             f"no decision what to restore within {timeout_s:.0f} s: {_progress(session.view)}"
@@ -96,6 +97,11 @@ def restore(
     chosen = view.restore
     assert chosen is not None
     decision = chosen.decision
+    if not chosen.is_of(generation):
+        raise StaleGenerationError(
+            f"the catalogue was lost and has numbered this attempt twice: this rank was answered "
+            f"{generation}, its agent {decision.generation}; start the job again"
+        )
     if decision.refused:
         raise NotFoundError(decision.reason)
     if decision.state is DecisionState.LOST and not lost_is_fresh:
@@ -173,12 +179,17 @@ def _say_order(session: Session, job: str, reason: str) -> None:
     session.post(event=Event(kind="ddp_order_lost", severity="warning", message=message, job=job))
 
 
-def _settled(view: SessionView) -> bool:
-    """Tell whether the wait is over: fenced, lost, or confirmed and all of it here."""
+def _settled(view: SessionView, generation: int) -> bool:
+    """Tell whether the wait is over: fenced, lost, or confirmed and all of it here.
+
+    Also if it is not decided for this attempt's ``generation``: nothing good comes after that.
+    """
     if view.fenced:
         return True
     if view.restore is None:
         return False
+    if not view.restore.is_of(generation):
+        return True
     decision = view.restore.decision
     if decision.state is DecisionState.LOST:
         return True

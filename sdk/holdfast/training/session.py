@@ -227,11 +227,16 @@ class Session:
             self._urgent.set()
         self._wake.set()
 
+    @property
+    def generation(self) -> int:
+        """The attempt's number, as this rank was answered when it registered."""
+        assert self._seat is not None
+        return self._seat.generation
+
     def begun(self, restored: CheckpointId | None) -> None:
         """Say that training begins: with ``restored`` loaded, None: at step 0."""
         assert self._spec is not None
-        assert self._seat is not None
-        self._spec = replace(self._spec, generation=self._seat.generation, restored=restored)
+        self._spec = replace(self._spec, generation=self.generation, restored=restored)
         self.report(lambda report: replace(report, loaded=True))
 
     def wait_view(

@@ -17,11 +17,13 @@ from holdfast.v1 import agent_pb2_grpc
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient, PeerClients
 from holdfast_services.agent.fetcher import Fetcher
+from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.recovery import adopt
 from holdfast_services.agent.reporter import Reporter
 from holdfast_services.agent.rpc import AgentRpc, ReplicationRpc
 from holdfast_services.agent.service import AgentService
 from holdfast_services.agent.settings import Settings, default_budget_bytes
+from holdfast_services.agent.shell import Shell
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.kit.server import make_server
 from holdfast_services.transport import ServedSegments
@@ -36,7 +38,6 @@ class Agent:
     """One node's agent; ``start``, ``run``, ``close``, in this order, on one loop."""
 
     me: Peer
-    service: AgentService
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -74,19 +75,20 @@ class Agent:
             peers=self._peers,
             tier=ObjectTier(self._settings.store),
         )
-        self.service = AgentService(
-            state=state,
+        self._performer = Performer(
+            me=self.me,
             arena=self._arena,
             served=self._served,
             fetcher=fetcher,
             peers=self._peers,
         )
-        self._reporter = Reporter(self.me.node, self._metadata, self.service)
-        self.service.on_inventory = self._reporter.poke
-        self.service.on_event = self._reporter.tell
-        agent = AgentRpc(self.service, self._arena, self._metadata)
-        agent_pb2_grpc.add_AgentServicer_to_server(agent, self._local)
-        agent_pb2_grpc.add_ReplicationServicer_to_server(ReplicationRpc(self.service), self._remote)
+        self._shell = Shell(state=state, arena=self._arena, performer=self._performer)
+        self._reporter = Reporter(self.me.node, self._metadata, self._shell)
+        self._shell.on_inventory = self._reporter.poke
+        self._shell.on_event = self._reporter.tell
+        service = AgentService(self._shell, self._arena, self._metadata)
+        agent_pb2_grpc.add_AgentServicer_to_server(AgentRpc(service), self._local)
+        agent_pb2_grpc.add_ReplicationServicer_to_server(ReplicationRpc(service), self._remote)
         _private_folder(self._settings.agent_socket)
         _bind(self._local, self._target)
         await self._remote.start()
@@ -108,7 +110,7 @@ class Agent:
             Exception: a loop failed; that is a bug, and the agent ends.
         """
         loops = [
-            asyncio.create_task(self.service.scan()),
+            asyncio.create_task(self._shell.scan()),
             asyncio.create_task(self._reporter.run()),
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -128,7 +130,7 @@ class Agent:
         await self._local.stop(GRACE_S)
         await self._remote.stop(GRACE_S)
         await asyncio.to_thread(self._transport.close)
-        await self.service.stop()
+        await self._performer.stop()
         await self._peers.close()
         await self._metadata.close()
         self._arena.close()

@@ -22,6 +22,8 @@ from holdfast.errors import (
     DigestMismatchError,
     ManifestError,
 )
+from holdfast.format.digest import split_digests
+from holdfast.format.sidecar import check_digests
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import Located, PeerClients
@@ -147,7 +149,7 @@ class Fetcher:
             key=action.shard.id.key,
             incarnation=located.incarnation,
             length_bytes=action.shard.length_bytes,
-            digests=tuple(sidecar.split(located.digests)),
+            digests=split_digests(located.digests),
         )
         view = self._arena.file(action.name.slot).view
 
@@ -202,6 +204,6 @@ def _check(located: Located, shard: Shard) -> None:
     if located.shard != shard:
         raise DigestMismatchError(f"{shard.id.key} is another segment there")
     try:
-        sidecar.check_digests(shard, located.digests)
-    except ManifestError as cause:
+        check_digests(shard, split_digests(located.digests))
+    except (ManifestError, ValueError) as cause:
         raise DigestMismatchError(str(cause)) from cause

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.core.facts import HeldState, Peer
+from holdfast.core.facts import Peer
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast_services.agent import sealer
@@ -28,9 +28,10 @@ def adopt(arena: Arena, served: ServedSegments, me: Peer) -> State:
         if name.state is SlotState.SEALED:
             slot = _sealed(arena, slot, me.node)
         state.slots[name.slot] = slot
-        content = slot.content
-        if content is not None and content.held is HeldState.SEALED:
-            served.put(content.shard.id.key, slot.name, arena.file(name.slot).view)
+    for shard in {slot.content.shard.id for slot in state.slots.values() if slot.content}:
+        held = state.held(shard)  # of two copies the one that the machine keeps
+        if held is not None:
+            served.put(shard.key, held.name, arena.file(held.name.slot).view)
     # Names that could not be adopted (links, others' files) are not used either.
     state.next_slot = 1 + max((int(slot[1:]) for slot in arena.names()), default=0)
     return state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -19,10 +19,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc, common_pb2
-from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.clients import MetadataClient
-from holdfast_services.agent.domain import Reservation, Session, rules
-from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain import Reservation
 from holdfast_services.agent.service import AgentService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -31,10 +28,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AgentRpc(agent_pb2_grpc.AgentServicer):
     """The trainer's side, on the unix socket."""
 
-    def __init__(self, service: AgentService, arena: Arena, metadata: MetadataClient) -> None:
+    def __init__(self, service: AgentService) -> None:
         self._service = service
-        self._arena = arena
-        self._metadata = metadata
 
     async def Handshake(
         self, request: common_pb2.HandshakeRequest, context: Context
@@ -44,22 +39,8 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         """Say who and how big this node is, and whether a job fits that is about to begin."""
-        state = self._service.state
         wish = codec.from_message(request.wish, MemoryWish)
-        return pb.DescribeResponse(
-            node=state.me.node,
-            arena=str(self._arena.folder),
-            budget_bytes=state.budget_bytes,
-            used_bytes=state.used_bytes,
-            reserved_bytes=sum(
-                s.reservation.slots * s.reservation.length_bytes
-                for s in state.sessions.values()
-                if s.active and s.reservation
-            ),
-            metadata_address=self._metadata.address,
-            metadata_reachable=not state.lost,
-            refusal=self._service.refusal(request.job, wish) if request.job else "",
-        )
+        return pb.DescribeResponse(**asdict(self._service.describe(request.job, wish)))
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: Context
@@ -67,16 +48,11 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
         """Register a rank with metadata and open its session."""
         spec = codec.from_message(request.spec, AttemptSpec)
         check(spec)
-        self._service.check_session_lock(session_id(request.session))
-        state = self._service.state
-        seat = await self._metadata.register(
-            spec, node=state.me.node, generation_min=rules.generation_seen(state, spec.job)
-        )
-        self._service.dispatch(ev.SessionOpened(Session(id=request.session, spec=spec, seat=seat)))
+        seat = await self._service.open_session(session_id(request.session), spec)
         return pb.OpenSessionResponse(
             seat=codec.to_message(seat, common_pb2.Seat),
-            node=state.me.node,
-            arena=str(self._arena.folder),
+            node=self._service.node,
+            arena=self._service.arena_folder,
         )
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:

@@ -118,7 +118,7 @@ def intact(arena: Arena, name: SlotName, content: Content) -> bool:
     with ThreadPoolExecutor(CHECK_THREADS_COUNT, thread_name_prefix="check") as pool:
         parts = (view[begin:end] for begin, end in part_ranges(len(view)))
         digests = list(pool.map(part_digest, parts))
-    return digests == sidecar.split(content.digests)
+    return b"".join(digests) == content.digests
 
 
 def recall(arena: Arena, name: SlotName, length_bytes: int) -> Content | None:

@@ -1,4 +1,4 @@
-"""The sidecar ``<slot>.<incarnation>.sum``: JSON with a sealed slot's identity and digests.
+"""The sidecar ``<slot>.<incarnation>.sum``: what ``format.sidecar`` says, and whose copy it is.
 
 Pure: bytes in, values out. A sidecar that breaks a rule is a ManifestError; the caller then
 hashes the slot again as if it had just been closed.
@@ -6,21 +6,15 @@ hashes the slot again as if it had just been closed.
 
 from __future__ import annotations
 
-import json
-
-from holdfast.core.facts import HeldState, Shard
-from holdfast.core.ids import job_name, node_name, shard_id
-from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
-from holdfast.format.digest import ALGORITHM, DIGEST_BYTES, parts_count, root_digest
+from holdfast.core.facts import HeldState
+from holdfast.core.ids import node_name
+from holdfast.errors import InvalidRequestError, ManifestError
+from holdfast.format.canonical import canonical, strict_object, text_of
+from holdfast.format.digest import DIGEST_BYTES, parts_count, split_digests
+from holdfast.format.sidecar import Sidecar, fields, from_fields
 from holdfast_services.agent.domain import Content
 
-VERSION = 1
 NAMES_BYTES_MAX = 4 << 10
-
-_MALFORMED = (
-    *(KeyError, TypeError, ValueError, OverflowError, RecursionError),
-    InvalidRequestError,
-)
 
 
 def length_bytes(segment_bytes: int) -> int:
@@ -30,73 +24,41 @@ def length_bytes(segment_bytes: int) -> int:
 
 def encode(content: Content) -> bytes:
     """Return the file that describes ``content``."""
-    shard = content.shard
-    return json.dumps(
+    sidecar = Sidecar(shard=content.shard, digests=split_digests(content.digests))
+    return canonical(
         {
-            "version": VERSION,
-            "shard": shard.id.key,
-            "job": shard.job,
-            "world_size": shard.world_size,
-            "plan_hash": shard.plan_hash,
-            "length_bytes": shard.length_bytes,
-            "algorithm": ALGORITHM,
-            "root": shard.root_digest.hex(),
-            "parts": content.digests.hex(),
+            **fields(sidecar),
             "owner": content.owner,
             "source": content.source,
             "quarantined": content.held is HeldState.QUARANTINED,
         }
-    ).encode()
+    )
 
 
-def decode(data: bytes, length_bytes: int) -> Content:
-    """Return what a slot of ``length_bytes`` holds, as its sidecar says.
+def decode(data: bytes, length_bytes_held: int) -> Content:
+    """Return what a slot of ``length_bytes_held`` holds, as its sidecar says.
 
     Raises:
         ManifestError: malformed, or digests that do not fit the length or each other.
         UnsupportedFormatError: written by a newer agent, or with another algorithm.
     """
+    raw = strict_object(data, what="sidecar", bytes_max=length_bytes(length_bytes_held))
+    sidecar = from_fields(raw)
+    shard, source = sidecar.shard, raw.get("source")
+    if shard.length_bytes != length_bytes_held:
+        raise ManifestError(
+            f"sidecar speaks of {shard.length_bytes} bytes, not {length_bytes_held}"
+        )
+    if type(raw.get("quarantined")) is not bool:
+        raise ManifestError("sidecar does not say whether its slot is quarantined")
     try:
-        raw = json.loads(data)
-        if raw["version"] != VERSION or raw["algorithm"] != ALGORITHM:
-            raise UnsupportedFormatError(
-                f"sidecar version {raw['version']}, algorithm {raw['algorithm']}"
-            )
-        shard = Shard(
-            id=shard_id(raw["shard"]),
-            job=job_name(raw["job"]),
-            world_size=int(raw["world_size"]),
-            plan_hash=str(raw["plan_hash"]),
-            length_bytes=int(raw["length_bytes"]),
-            root_digest=bytes.fromhex(raw["root"]),
-        )
-        content = Content(
-            shard=shard,
-            owner=node_name(raw["owner"]),
-            digests=bytes.fromhex(raw["parts"]),
-            source=raw["source"] if raw["source"] in ("peer", "object") else "memory",
-            held=HeldState.QUARANTINED if raw["quarantined"] else HeldState.SEALED,
-        )
-    except _MALFORMED as cause:
+        owner = node_name(text_of(raw, "owner"))
+    except InvalidRequestError as cause:
         raise ManifestError(f"sidecar is malformed: {cause}") from cause
-    if shard.length_bytes != length_bytes:
-        raise ManifestError(f"sidecar speaks of {shard.length_bytes} bytes, not {length_bytes}")
-    check_digests(shard, content.digests)
-    return content
-
-
-def split(digests: bytes) -> list[bytes]:
-    """Return joined part digests one by one."""
-    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
-
-
-def check_digests(shard: Shard, digests: bytes) -> None:
-    """Check that part digests are as many as the length asks for and give the root.
-
-    Raises:
-        ManifestError: they do not belong to this shard.
-    """
-    if len(digests) != DIGEST_BYTES * parts_count(shard.length_bytes):
-        raise ManifestError(f"{len(digests)} bytes of part digests for {shard.length_bytes}")
-    if root_digest(shard.length_bytes, split(digests)) != shard.root_digest:
-        raise ManifestError(f"part digests do not give the root of {shard.id.key}")
+    return Content(
+        shard=shard,
+        owner=owner,
+        digests=b"".join(sidecar.digests),
+        source=source if source in ("peer", "object") else "memory",
+        held=HeldState.QUARANTINED if raw["quarantined"] else HeldState.SEALED,
+    )

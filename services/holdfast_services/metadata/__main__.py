@@ -25,17 +25,23 @@ from holdfast_services.kit.db import Engine, make_engine, write_transaction
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
+from holdfast_services.metadata.bucket import BucketArchive
 from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest import make_app
 from holdfast_services.metadata.edges.rpc_agents import MetadataRpc
 from holdfast_services.metadata.edges.rpc_workers import PersistenceRpc
-from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.health import StoreHealth
 from holdfast_services.metadata.loops.offers import Reconciler
+from holdfast_services.metadata.loops.retention import RetentionLoop
+from holdfast_services.metadata.loops.tick import Ticker
 from holdfast_services.metadata.migrations import upgrade
+from holdfast_services.metadata.registrations import Registrations
+from holdfast_services.metadata.reports import Reports
 from holdfast_services.metadata.settings import Settings, host_port
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.transactor import THREADS, Service
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.transactor import THREADS, Transactor
+from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.agents import LISTEN_S
 from holdfast_services.metadata.usecases.workers import Ages
 
@@ -65,33 +71,38 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         listen_s=LISTEN_S,
         object_tier=bool(settings.store),
     )
-    service = Service(engine, limits)
+    transactor = Transactor(engine, limits)
     ages = Ages(orphan_s=settings.orphan_age_s, scrub_s=settings.scrub_age_s)
     store = open_store(settings.store) if settings.store else None
     queue = open_queue(settings.queue, lease_s=OFFERS_LEASE_S) if settings.store else None
-    offers = Reconciler(service, queue, ages) if queue else None
-    keeper = Keeper(service, store, queue)
-    service.archive = keeper.archive
+    archive = BucketArchive(transactor, store) if store else None
+    registrations, reports = Registrations(transactor, archive), Reports(transactor)
+    health = StoreHealth(store)
+    loops: list[Ticker | RetentionLoop | Reconciler] = [Ticker(transactor)]
+    loops.append(RetentionLoop(transactor))
+    if queue:
+        loops.append(Reconciler(transactor, queue, ages))
     rest_socket = _bind(settings.rest_listen)
     rest_host, rest_port = rest_socket.getsockname()[:2]
     rest_url = f"http://{_reachable(rest_host)}:{rest_port}"
     server = make_server()
-    add_MetadataServicer_to_server(MetadataRpc(service, rest_url), server)
-    add_PersistenceServicer_to_server(PersistenceRpc(service, rest_url, ages), server)
+    add_MetadataServicer_to_server(
+        MetadataRpc(transactor, registrations, reports, rest_url), server
+    )
+    add_PersistenceServicer_to_server(PersistenceRpc(transactor, rest_url, ages), server)
     host, port = host_port(settings.listen)
     bound = server.add_insecure_port(f"{host}:{port}")
+    objects = ObjectTier(health=health, archive=archive, queue=queue)
     config = uvicorn.Config(
-        make_app(service, keeper, stop, settings.rest_names),
+        make_app(transactor, reports, objects, stop, settings.rest_names),
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=int(GRACE_S),
     )
     rest = _Rest(config)
-    service.start()
-    keeper.start()
-    if offers:
-        offers.start()
+    for loop in loops:
+        loop.start()
     await server.start()
     serving = asyncio.create_task(rest.serve(sockets=[rest_socket]))
     try:
@@ -105,10 +116,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         rest.should_exit = True
         await server.stop(GRACE_S)
         await serving
-        await keeper.stop()
-        if offers:
-            await offers.stop()
-        await service.stop()
+        for loop in reversed(loops):
+            await loop.stop()
+        await health.stop()
+        await transactor.stop()
         engine.dispose()
         if store:
             store.close()
@@ -126,7 +137,7 @@ async def forget_memory(settings: Settings) -> None:
 def _forget_memory(engine: Engine) -> None:
     upgrade(engine)
     with write_transaction(engine) as connection:
-        persisting.forget_memory(Catalogue(connection, DecodeCache()))
+        workers.forget_memory(Catalogue(connection, DecodeCache()))
 
 
 def _bind(listen: str) -> socket.socket:

@@ -36,7 +36,7 @@ from holdfast_services.metadata.domain.bucket import adopt, choose_run
 from holdfast_services.metadata.domain.model import Stored
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.storage import Catalogue
-from holdfast_services.metadata.transactor import Service
+from holdfast_services.metadata.transactor import Transactor
 
 REBUILD_S_MAX = 600.0
 MANIFESTS_PER_JOB_MAX = 100_000
@@ -103,11 +103,11 @@ class Rebuilt:
 
 
 class BucketArchive:
-    """The ``Archive`` that is an object store. Owns neither the service nor the store."""
+    """The ``Archive`` that is an object store. Owns neither the transactor nor the store."""
 
-    def __init__(self, service: Service, store: ObjectStore) -> None:
-        self._service = service
-        self._store = store
+    def __init__(self, transactor: Transactor, store: ObjectStore) -> None:
+        self._transactor = transactor
+        self.store = store
 
     async def adopt(self, job: str) -> CheckpointId | None:
         """Write every checkpoint of ``job`` that lies there into the catalogue; idempotent.
@@ -122,7 +122,7 @@ class BucketArchive:
             PreconditionError: what lies there is another job's run here, or none of it can be
                 read: that is no fresh start either.
         """
-        here = await self._service.read(lambda c: known(c, job_name(job)))
+        here = await self._transactor.read(lambda c: known(c, job_name(job)))
         try:
             taken = await self._take(job, here)
         except (AccessError, NotFoundError) as cause:
@@ -166,11 +166,11 @@ class BucketArchive:
             return Rebuilt(skipped=(Skipped(f"{job}/", error.message),))
 
     def _jobs(self, stop: threading.Event) -> Sequence[str]:
-        return sorted({place.job for place in _until(stop, places(self._store))})
+        return sorted({place.job for place in _until(stop, places(self.store))})
 
     async def _take(self, job: str, here: Known | None = None) -> Rebuilt:
-        reading = await _in_thread(lambda stop: read(self._store, job, stop, here))
-        written = await self._service.change(lambda c: write(c, job, reading))
+        reading = await _in_thread(lambda stop: read(self.store, job, stop, here))
+        written = await self._transactor.change(lambda c: write(c, job, reading))
         gone = await self._take_back(job, written.found) if written.known else ()
         keys = {item.manifest.checkpoint for item in written.found}.difference(gone)
         return Rebuilt(
@@ -187,13 +187,13 @@ class BucketArchive:
             return ()
 
         def listed(stop: threading.Event) -> set[Place]:
-            return set(_until(stop, places(self._store, job)))
+            return set(_until(stop, places(self.store, job)))
 
         there = await _in_thread(listed)
         keys = [item.manifest.checkpoint for item in written]
         gone = [key for key in keys if Place(job, key) not in there]
         if gone:
-            await self._service.change(lambda c: forget(c, job, gone))
+            await self._transactor.change(lambda c: forget(c, job, gone))
         return gone
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from holdfast.core.facts import Event, Peer, PersistPlan, Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.errors import DigestMismatchError
-from holdfast.format.digest import DIGEST_BYTES, parts_count, root_digest
+from holdfast.errors import DigestMismatchError, ManifestError
+from holdfast.format.digest import split_digests
+from holdfast.format.sidecar import check_digests
 from holdfast.rpc import codec
 from holdfast.rpc.channel import call, sync_channel
 from holdfast.v1 import (
@@ -112,14 +113,15 @@ def locate(peer: Peer, shard: Shard) -> Located:
     with sync_channel(peer.rpc_address) as channel:
         stub = agent_pb2_grpc.ReplicationStub(channel)
         answer = call(stub.Locate, request, timeout_s=CALL_S_MAX, node=peer.node)
-    joined = answer.part_digests
-    digests = tuple(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES))
-    if (
-        codec.from_message(answer.shard, Shard) != shard
-        or len(joined) != DIGEST_BYTES * parts_count(shard.length_bytes)
-        or root_digest(shard.length_bytes, digests) != shard.root_digest
-    ):
+    if codec.from_message(answer.shard, Shard) != shard:
         raise DigestMismatchError(f"{shard.id.key} is another segment there", node=peer.node)
+    try:
+        digests = split_digests(answer.part_digests)
+        check_digests(shard, digests)
+    except (ManifestError, ValueError) as cause:
+        raise DigestMismatchError(
+            f"{shard.id.key} is another segment there: {cause}", node=peer.node
+        ) from cause
     return Located(incarnation=answer.slot_incarnation, digests=digests, path=answer.path)
 
 

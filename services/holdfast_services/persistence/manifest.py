@@ -1,8 +1,4 @@
-"""Makes a checkpoint durable: every shard is there, the index, and last of all the manifest.
-
-The manifest is one conditional create that carries an id drawn for it. A lost answer is read
-back, never repeated: whoever finds its own id, or the same shards, has succeeded.
-"""
+"""Makes a checkpoint durable: every shard is looked for, then it is published."""
 
 from __future__ import annotations
 
@@ -13,34 +9,21 @@ from collections.abc import Mapping
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.writing import publish
 from holdfast.core.facts import PersistPlan, Shard
 from holdfast.core.ids import ShardId
 from holdfast.errors import (
-    AlreadyExistsError,
-    CheckpointError,
     CorruptionError,
-    ExhaustedError,
     NotFoundError,
     NotReadyError,
-    OutcomeUnknownError,
-    PreconditionError,
-    UnavailableError,
     UnsupportedFormatError,
 )
-from holdfast.format import index, keys
+from holdfast.format import keys
 from holdfast.format.canonical import strict_object
 from holdfast.format.digest import part_digest
-from holdfast.format.manifest import (
-    MANIFEST_BYTES_MAX,
-    NOTES_BYTES_MAX,
-    Manifest,
-    checkpoint_plan,
-    decode,
-    encode,
-)
+from holdfast.format.manifest import MANIFEST_BYTES_MAX, NOTES_BYTES_MAX, Manifest
 from holdfast.format.segment import SegmentHeader
 from holdfast.objectstore import ObjectStore
-from holdfast_services.persistence.domain.found import same_checkpoint
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.transport import InterruptedFetchError
 
@@ -66,14 +49,17 @@ def write_manifest(
 
     Raises:
         MissingShardsError: some are not in the store, or not what they should be; names the first.
-        PreconditionError: another manifest, of other shards, is there.
+        AlreadyExistsError: another manifest, of other shards, is there.
         UnavailableError: the store, or nobody knows whether it was written; try again.
     """
     mine = planned(plan)
     folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
     _check_shards(folder, mine.shards, pool, stop)
-    _write_index(folder, plan, mine.shards, pool)
-    return part_digest(create(store, mine, repair=plan.repair))
+    return part_digest(
+        publish(
+            folder, mine, repair=plan.repair, headers=lambda: _headers(folder, mine.shards, pool)
+        )
+    )
 
 
 def take_back(
@@ -150,27 +136,6 @@ def _missing(missing: Mapping[Shard, str], shards: tuple[Shard, ...]) -> Missing
     )
 
 
-def _write_index(
-    folder: CheckpointFolder, plan: PersistPlan, shards: tuple[Shard, ...], pool: PartPool
-) -> None:
-    """Write the plan's index unless it is there; it is a convenience, never a condition."""
-    store = folder.store
-    key = keys.index_key(plan.job, plan.checkpoint.run, checkpoint_plan(shards))
-    try:
-        store.head(key)
-    except NotFoundError:
-        pass
-    else:
-        return
-    headers = _headers(folder, shards, pool)
-    try:
-        store.put(key, index.encode(index.build(headers)), if_absent=True)
-    except (AlreadyExistsError, OutcomeUnknownError):
-        log.debug("%s was written meanwhile", key)
-    except ExhaustedError as error:
-        log.warning("%s: %s", key, error)
-
-
 def _headers(
     folder: CheckpointFolder, shards: tuple[Shard, ...], pool: PartPool
 ) -> list[SegmentHeader]:
@@ -194,47 +159,3 @@ def _headers(
         folder.store.delete([folder.sidecar_key(shard) for shard in bad])
         raise _missing(bad, shards)
     return [one for _, one in found if not isinstance(one, str)]
-
-
-def create(store: ObjectStore, mine: Manifest, *, repair: bool) -> bytes:
-    """Create the manifest, or find that it is there; return its bytes.
-
-    ``repair``: one that cannot be read is written over.
-
-    Raises:
-        PreconditionError: another manifest, of other shards, is there.
-        CorruptionError: what is there cannot be read, and is not to be repaired.
-        UnavailableError: nobody knows whether it was written; try again.
-    """
-    key = keys.manifest_key(mine.job, mine.checkpoint)
-    data = encode(mine)
-    try:
-        store.put(key, data, if_absent=True)
-    except (AlreadyExistsError, OutcomeUnknownError) as cause:
-        return _read_back(store, key, mine, data, cause, repair=repair)
-    return data
-
-
-def _read_back(
-    store: ObjectStore,
-    key: str,
-    mine: Manifest,
-    data: bytes,
-    cause: CheckpointError,
-    *,
-    repair: bool,
-) -> bytes:
-    try:
-        there = store.get(key, length_bytes_max=MANIFEST_BYTES_MAX)
-    except NotFoundError:
-        raise UnavailableError(f"nobody knows whether {key} was written") from cause
-    try:
-        found = decode(there)
-    except CorruptionError:
-        if not repair:
-            raise
-        store.put(key, data)
-        return data
-    if not same_checkpoint(found, mine):
-        raise PreconditionError(f"{key} lists other shards than the catalogue") from cause
-    return there

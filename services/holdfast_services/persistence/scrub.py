@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
+from holdfast.bucket.writing import publish, says_the_same
 from holdfast.core.facts import PersistPlan
 from holdfast.core.ids import ShardId
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.format import keys
 from holdfast.format.manifest import Manifest
 from holdfast.objectstore import ObjectStore
-from holdfast_services.persistence.domain.found import same_checkpoint
-from holdfast_services.persistence.manifest import create, planned
+from holdfast_services.persistence.manifest import planned
 from holdfast_services.persistence.pace import Pace
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def scrub(
     folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))
     mine = planned(plan)
     there = _manifest(folder)
-    if there is not None and not same_checkpoint(there, mine):
+    if there is not None and not says_the_same(there, mine):
         return tuple(shard.id for shard in mine.shards)
     verdicts = verify(folder, mine, pace=lambda length: pace.take(length, stop))
     bad = tuple(verdict.shard.id for verdict in verdicts if not verdict.ok)
@@ -53,7 +53,7 @@ def scrub(
     if there is None:
         check_kept()
         log.warning("the manifest of %s is written again", folder.prefix)
-        create(store, mine, repair=True)
+        publish(folder, mine, repair=True)
     return bad
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from holdfast.core.facts import Event, PersistPlan
 from holdfast.core.ids import CheckpointId
+from holdfast.core.queue_items import Item, Kind, text
 from holdfast.core.retry import Backoff
 from holdfast.core.units import format_bytes
 from holdfast.errors import (
@@ -26,7 +27,6 @@ from holdfast.objectstore import ObjectStore
 from holdfast.rpc.channel import retrying
 from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.collect import collect
-from holdfast_services.persistence.domain.items import Item, Kind
 from holdfast_services.persistence.manifest import MissingShardsError, take_back, write_manifest
 from holdfast_services.persistence.orphans import sweep
 from holdfast_services.persistence.pace import Pace
@@ -91,7 +91,7 @@ class PersistService:
             NotFoundError: nothing any more.
             UnavailableError: metadata does not answer.
         """
-        return self._metadata.plan(item.text)
+        return self._metadata.plan(text(item))
 
     def do(self, item: Item, plan: PersistPlan, stop: threading.Event) -> None:
         """Do what ``plan`` asks; ``stop`` ends it early.
@@ -160,8 +160,7 @@ class PersistService:
         log.info("%s is collected: %s freed", _name(plan), format_bytes(freed))
 
     def _scrub_checkpoint(self, plan: PersistPlan, stop: threading.Event) -> None:
-        key = plan.checkpoint
-        item = f"{Kind.SCRUB.value}/{key.run}/{key.step}/{key.generation}"
+        item = text(Item(Kind.SCRUB, plan.checkpoint))
         bad = scrub(
             self._store, plan, self._scrub, stop, check_kept=lambda: self._metadata.plan(item)
         )
@@ -181,7 +180,7 @@ class PersistService:
     def _durable(self, key: CheckpointId) -> bool:
         """Tell whether the catalogue says that the checkpoint lies in the store."""
         try:
-            self._metadata.plan(f"{Kind.SCRUB}/{key.run}/{key.step}/{key.generation}")
+            self._metadata.plan(text(Item(Kind.SCRUB, key)))
         except NotFoundError:
             return False
         return True

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.core.facts import PersistPlan
+from holdfast.core.queue_items import Item, Kind, parse
 from holdfast.errors import CheckpointError, InternalError, InvalidRequestError, NotFoundError
 from holdfast_services.kit.queue import Claim, Queue
 from holdfast_services.persistence.domain.backoff import rest_s, worth_telling
-from holdfast_services.persistence.domain.items import BACKGROUND, Item, parse
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
 from holdfast_services.transport import InterruptedFetchError
@@ -25,6 +25,8 @@ ITEMS_COUNT_MAX = 2
 CLAIM_WAIT_S = 0.5
 DRAIN_S_MAX = 8.0
 BACKGROUND_REST_S = 5.0
+BACKGROUND = frozenset({Kind.SCRUB, Kind.ORPHANS})
+"""What may take hours: a worker does one of these at a time, so that drains find a hand free."""
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.queue_items import Kind, prefix
 from holdfast.errors import UnavailableError
 from holdfast_services.kit.queue import Queue, open_queue
 from holdfast_services.supervisor import layout as places
@@ -18,7 +19,7 @@ FORGET_S_MAX = 30.0
 # A checkpoint is undrained while one of these is in the queue. Metadata offers them within its
 # reconcile period (5 s) of the commit, and the manifest as soon as the last shard is stored, so
 # the queue alone tells; scrubs and sweeps are in it as well and keep nobody waiting.
-UNDRAINED = ("shard/", "manifest/")
+UNDRAINED = (prefix(Kind.SHARD), prefix(Kind.MANIFEST))
 
 
 def undrained_count(queue: Queue) -> int:

@@ -58,9 +58,16 @@ class SegmentSource(Protocol):
     def lookup(self, key: str, incarnation: int) -> memoryview | None:
         """Return the bytes of a sealed shard, None when this incarnation is not here (any more).
 
-        Asked before the first and again after the last byte of each part: a seqlock.
+        Asked before the first and again after the last byte of each part: a seqlock. Views of
+        one memory (``obj``) both times say that it was not reused; another slot may hold the same
+        shard in an equal incarnation.
         """
         ...
+
+
+def reused(before: memoryview, after: memoryview | None) -> bool:
+    """Tell by a look-up before and one after whether bytes read between may be of another slot."""
+    return after is None or after.obj is not before.obj
 
 
 class Transport(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
 from holdfast.format.digest import part_digest
-from holdfast_services.transport import FetchRequest, InterruptedFetchError, SegmentSource
+from holdfast_services.transport import FetchRequest, InterruptedFetchError, SegmentSource, reused
 
 
 @dataclass
@@ -69,7 +69,7 @@ class MemoryTransport:
             raise UnavailableError(f"{address} has {len(view)} bytes, not {last}")
         if view is not None:
             destination[begin:end] = view[first:last]
-        if view is None or source.lookup(request.key, request.incarnation) is None:
+        if view is None or reused(view, source.lookup(request.key, request.incarnation)):
             raise NotFoundError(f"{address} no longer has {request.key}")
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 
 from holdfast.errors import CheckpointError
-from holdfast_services.transport import SegmentSource, wire
+from holdfast_services.transport import SegmentSource, reused, wire
 from holdfast_services.transport.wire import Status
 
 CONNECTIONS_COUNT_MAX = 64
@@ -119,7 +119,7 @@ class TcpServer:
         connection.sendall(wire.RESPONSE.pack(Status.OK, request.length_bytes))
         connection.sendall(view[request.begin : end])
         again = self._source.lookup(request.key, request.incarnation)
-        after = Status.NOT_FOUND if again is None else Status.OK
+        after = Status.NOT_FOUND if reused(view, again) else Status.OK
         connection.sendall(wire.TRAILER.pack(after))
         return True
 

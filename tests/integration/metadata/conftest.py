@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.integration.metadata.service import Service
 from tests.said import rank_status, registration
 
 from holdfast.core.facts import HeldShard, HeldState, Inventory, Peer, Shard
@@ -13,7 +14,6 @@ from holdfast.core.ids import ShardId
 from holdfast_services.kit.db import make_engine
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.transactor import Service
 
 JOB = "gpt/small"
 LIMITS = Limits(node_lease_s=30.0, decide_wait_s=60.0)
@@ -92,7 +92,7 @@ async def running(url, limits=LIMITS, *, clock=False):
     await asyncio.to_thread(upgrade, engine)
     service = Service(engine, limits)
     if clock:
-        service.start()
+        service.ticker.start()
     try:
         yield service
     finally:

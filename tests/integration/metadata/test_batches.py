@@ -8,13 +8,13 @@ from holdfast.errors import StaleGenerationError
 from holdfast_services.metadata.batch import Batch
 from holdfast_services.metadata.domain.model import Node
 from holdfast_services.metadata.domain.start import first_run
-from holdfast_services.metadata.usecases import agents as transactions
+from holdfast_services.metadata.usecases import agents
 
 
 async def together(service, wishes):
     """Register all in one transaction; return generations, or the kind of the refusal."""
-    items = [transactions.Wish(wish, first_run(wish.spec.job)) for wish in wishes]
-    answers = await service.write(lambda c: transactions.register(c, items, service.limits))
+    items = [agents.Wish(wish, first_run(wish.spec.job)) for wish in wishes]
+    answers = await service.write(lambda c: agents.register(c, items, service.limits))
     return [getattr(answer, "generation", type(answer)) for answer in answers]
 
 
@@ -97,7 +97,7 @@ def test_a_heartbeat_reads_no_job_that_has_ended(kit):
     known = {"a": Node(inventory=first, reported_at_s=5.0, lease_until_s=9.0)}
 
     everybody = {kit.JOB, "ended", "other"}
-    assert transactions.jobs_of([first], {}, 6.0).keys() == everybody
-    assert transactions.jobs_of([second], known, 6.0) == {"other": other}
-    assert transactions.jobs_of([fewer], known, 6.0).keys() == everybody
-    assert transactions.jobs_of([second], known, 9.0).keys() == everybody  # it was lost meanwhile
+    assert agents.jobs_of([first], {}, 6.0).keys() == everybody
+    assert agents.jobs_of([second], known, 6.0) == {"other": other}
+    assert agents.jobs_of([fewer], known, 6.0).keys() == everybody
+    assert agents.jobs_of([second], known, 9.0).keys() == everybody  # it was lost meanwhile

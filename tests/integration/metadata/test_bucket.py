@@ -16,7 +16,7 @@ from holdfast.objectstore.directory import DirectoryStore
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.metadata.bucket import BucketArchive, known, read
 from holdfast_services.metadata.domain.start import first_run
-from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.users import At
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
@@ -181,12 +181,12 @@ def test_taking_in_twice_changes_nothing_and_never_what_is_known(kit, store, dat
     async def main():
         async with kit.running(database_url, tiered(kit)) as service:
             await shelf.shelve(service, manifest(10, notes={"from": "here"}), manifest(20))
-            keeper = Keeper(service, store)
-            await keeper.remove(At(JOB, 10), force=False)
+            archive = BucketArchive(service, store)
+            await service.change(lambda c: users.remove(c, At(JOB, 10), force=False))
             before = await shelf.rows(service)
-            first = await keeper.rebuild(JOB)
+            first = await archive.rebuild(JOB)
             between = await shelf.rows(service)
-            second = await keeper.rebuild(None)
+            second = await archive.rebuild(None)
             return before, first, between, second, await shelf.rows(service)
 
     before, first, between, second, after = asyncio.run(main())

@@ -19,7 +19,7 @@ from holdfast_services.metadata.domain.model import (
 )
 from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.usecases import agents as transactions
+from holdfast_services.metadata.usecases.agents import pulse, tick
 
 
 def run_view(view):
@@ -433,7 +433,7 @@ async def test_a_clock_that_steps_back_keeps_no_dead_node_and_no_name(database_u
         before = await service.world()
         assert before.live.keys() >= {"a", "b", "c"}
 
-        await service.write(lambda c: transactions.tick(c, limits))
+        await service.write(lambda c: tick(c, limits))
         after = await service.world()
         reported = {name: node.reported_at_s for name, node in after.nodes.items()}
         until_s = {node.lease_until_s for node in after.nodes.values()}
@@ -457,7 +457,7 @@ async def test_a_beat_that_waited_for_another_is_no_clock_that_steps_back(
         nodes = (await service.world()).nodes
 
         def late(catalogue):
-            transactions.pulse(catalogue, catalogue.now_s() - 9.0, service.limits)
+            pulse(catalogue, catalogue.now_s() - 9.0, service.limits)
 
         await service.write(late)
 

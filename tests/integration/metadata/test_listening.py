@@ -5,8 +5,7 @@ from dataclasses import replace
 from tests.said import changed_wish
 
 from holdfast.core.facts import DecisionState
-from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases.agents import LISTEN_S, PULSE_GAP_S_MAX
+from holdfast_services.metadata.usecases.agents import LISTEN_S, PULSE_GAP_S_MAX, pulse
 
 
 def listening(kit):
@@ -54,7 +53,7 @@ async def test_a_lost_catalogue_does_not_call_a_job_new_before_its_agents_have_r
 
 async def test_one_that_has_been_there_for_a_while_decides_at_once(database_url, agents, kit):
     async with kit.running(database_url, listening(kit)) as service:
-        await service.write(lambda c: transactions.pulse(c, c.now_s(), service.limits))
+        await service.write(lambda c: pulse(c, c.now_s(), service.limits))
         await grow_old(service, LISTEN_S)
         await kit.launch(service, agents)
 
@@ -65,20 +64,18 @@ async def test_after_a_gap_it_listens_again_and_a_clock_set_back_is_no_reason_to
     """P5, B2: what counts is when it began to hear, never a time that is still to come."""
     async with kit.running(database_url, listening(kit)) as service:
 
-        def pulse(after_s):
-            return service.write(
-                lambda c: transactions.pulse(c, c.pulse()[0] + after_s, service.limits)
-            )
+        def beat(after_s):
+            return service.write(lambda c: pulse(c, c.pulse()[0] + after_s, service.limits))
 
         began_s = await service.write(lambda c: c.now_s())
-        first = await pulse(began_s)
-        assert await pulse(PULSE_GAP_S_MAX - 0.5) == first
-        assert await pulse(kit.LIMITS.node_lease_s - 0.5) == first, "all who live are known"
-        later = await pulse(PULSE_GAP_S_MAX + 3600.0)
+        first = await beat(began_s)
+        assert await beat(PULSE_GAP_S_MAX - 0.5) == first
+        assert await beat(kit.LIMITS.node_lease_s - 0.5) == first, "all who live are known"
+        later = await beat(PULSE_GAP_S_MAX + 3600.0)
         assert later > first + 3600.0
 
         now_s = await service.write(lambda c: c.now_s())
-        back = await service.write(lambda c: transactions.pulse(c, now_s, service.limits))
+        back = await service.write(lambda c: pulse(c, now_s, service.limits))
 
         assert now_s <= back <= now_s + LISTEN_S + 1.0
         at_s, since_s = await service.read(lambda c: c.pulse())

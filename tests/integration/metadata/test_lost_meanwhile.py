@@ -14,8 +14,7 @@ from holdfast_services.metadata.bucket import BucketArchive
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.tables import metadata as schema
-from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases.agents import Wish
+from holdfast_services.metadata.usecases.agents import Wish, register
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
 shelf = importlib.util.module_from_spec(_spec)
@@ -84,9 +83,7 @@ async def test_an_attempt_that_was_there_must_be_there_still(kit, database_url):
             item(kit.wish(0, "b", job="another")),
             item(kit.wish(1, "b"), begun=True),
         ]
-        lost, seat, gone = await service.write(
-            lambda c: transactions.register(c, items, service.limits)
-        )
+        lost, seat, gone = await service.write(lambda c: register(c, items, service.limits))
         assert await service.read(lambda c: c.run_of(JOB)) is None
 
     assert [UnavailableError, UnavailableError] == [type(lost), type(gone)]

@@ -19,7 +19,7 @@ from holdfast_services.kit.db import make_engine, write_transaction
 from holdfast_services.metadata import migrations
 from holdfast_services.metadata.bucket import BucketArchive
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import workers
 from holdfast_services.persistence.manifest import planned
 
 
@@ -167,7 +167,7 @@ async def _true(value):
 
 async def test_a_store_that_does_not_answer_is_never_a_fresh_start(database_url, kit, monkeypatch):
     """F74, architecture 4.8: unreachable is an error after a deadline, not "no checkpoint"."""
-    monkeypatch.setattr("holdfast_services.metadata.transactor.ARCHIVE_S_MAX", 0.05)
+    monkeypatch.setattr("holdfast_services.metadata.registrations.ARCHIVE_S_MAX", 0.05)
     async with tier_over(database_url, kit, offers=False) as tier:
         tier.service.archive = Shelf(UnavailableError("no route to the store"))
         with pytest.raises(UnavailableError, match="no route"):
@@ -183,7 +183,7 @@ async def test_a_job_that_is_known_restarts_though_the_store_does_not_answer(
     database_url, agents, kit, monkeypatch
 ):
     """P5; defect A9: what is in memory is restored, and an event says what nobody looked for."""
-    monkeypatch.setattr("holdfast_services.metadata.transactor.ARCHIVE_KNOWN_S_MAX", 0.05)
+    monkeypatch.setattr("holdfast_services.metadata.registrations.ARCHIVE_KNOWN_S_MAX", 0.05)
     async with tier_over(database_url, kit, offers=False) as tier:
         await tier.commit(agents, await tier.launch(agents), 10)
         tier.service.archive = Shelf(UnavailableError("no route to the store"))
@@ -208,7 +208,7 @@ async def test_forgetting_memory_leaves_what_is_durable_and_its_lineage(database
         await tier.durable(key)
         await tier.commit(agents, seat, 20)
         await tier.commit(agents, seat, 25)
-        await tier.service.write(persisting.forget_memory)
+        await tier.service.write(workers.forget_memory)
         rows = await tier.service.read(lambda c: c.checkpoints(seat.run))
         assert [(10, True)] == [(row.id.step, row.stored) for row in rows]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "services" / "holdfast_services" / "metadata" / "page" / "index.html"
+PAGE = ROOT / "services" / "holdfast_services" / "metadata" / "edges" / "page" / "index.html"
 EVIL = "<img src=x onerror=\"document.title='taken'\">"
 SHOWN_S_MAX = 60.0
 

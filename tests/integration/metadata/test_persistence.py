@@ -18,9 +18,9 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.v1 import common_pb2 as common
-from holdfast_services.metadata.domain.drains import ORPHANS
-from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.loops.offers import ORPHANS
+from holdfast_services.metadata.usecases import workers
+from holdfast_services.metadata.usecases.agents import tick
 from holdfast_services.metadata.usecases.workers import Ages
 
 
@@ -207,13 +207,13 @@ async def test_a_bad_shard_is_offered_planned_and_written_again(database_url, ag
         await tier.scrubbed(key, bad)
         assert 1 == (await tier.kinds()).count("checkpoint_bad")
         assert not (await tier.row(key)).stored
-        assert [item] == await tier.service.read(lambda c: persisting.keep_items(c, Ages()))
+        assert [item] == await tier.service.read(lambda c: workers.keep_items(c, Ages()))
 
         plan = await tier.plan(item)
         assert plan.repair
         await tier.stored(plan.shards[0])
         assert (await tier.row(key)).stored
-        assert [] == await tier.service.read(lambda c: persisting.keep_items(c, Ages()))
+        assert [] == await tier.service.read(lambda c: workers.keep_items(c, Ages()))
 
 
 async def test_what_is_kept_is_scrubbed_when_asked_or_old_and_collected_when_expired(
@@ -229,7 +229,7 @@ async def test_what_is_kept_is_scrubbed_when_asked_or_old_and_collected_when_exp
 
         async def due(scrub_s=0.0):
             ages = Ages(scrub_s=scrub_s)
-            return await tier.service.read(lambda c: persisting.keep_items(c, ages))
+            return await tier.service.read(lambda c: workers.keep_items(c, ages))
 
         assert [] == await due() == await due(3600.0)
         await tier.service.write(lambda c: c.ask_scrub(key))
@@ -308,7 +308,7 @@ async def test_a_shard_on_its_way_that_is_found_missing_goes_again(database_url,
         for _ in range(2):
             await tier.scrubbed(key, lost.id)
 
-        items = await tier.service.read(persisting.drain_items)
+        items = await tier.service.read(workers.drain_items)
         assert [f"shard/{lost.id.key}"] == items
         with pytest.raises(NotFoundError):
             await tier.plan(f"manifest/{seat.run}/10/1")
@@ -337,7 +337,7 @@ async def test_a_drain_of_a_finished_run_is_given_up_when_its_holders_stay_away(
                 catalogue._db.execute(text(sql))
 
         await tier.service.write(long_ago)
-        await tier.service.write(lambda c: transactions.tick(c, LIMITS))
+        await tier.service.write(lambda c: tick(c, LIMITS))
 
         assert [] == await tier.service.read(lambda c: c.draining())
         assert "persist_lost" in await tier.kinds()

@@ -7,14 +7,15 @@ from tests.integration.metadata.tier import LIMITS, tier_over, until
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.kit.queue.memory import MemoryQueue
-from holdfast_services.metadata.loops import offers as reconcile
 from holdfast_services.metadata.loops.offers import Reconciler
 from holdfast_services.metadata.usecases.workers import Ages
+
+OFFERS = "holdfast_services.metadata.loops.offers"
 
 
 async def test_an_emptied_queue_is_full_again(database_url, agents, kit, monkeypatch):
     """Losing Redis loses nothing: what is due follows from the catalogue."""
-    monkeypatch.setattr(reconcile, "RECONCILE_S", 0.3)
+    monkeypatch.setattr(f"{OFFERS}.RECONCILE_S", 0.3)
     async with tier_over(database_url, kit) as tier:
         seat = await tier.launch(agents)
         await tier.commit(agents, seat, 10)
@@ -41,8 +42,8 @@ async def test_a_queue_that_is_down_is_said_once_and_harms_nothing_else(
     database_url, agents, kit, monkeypatch
 ):
     """P4: training goes on; when it is back, what is due is there."""
-    monkeypatch.setattr(reconcile, "RECONCILE_S", 0.1)
-    monkeypatch.setattr(reconcile, "GAP_S", 0.02)
+    monkeypatch.setattr(f"{OFFERS}.RECONCILE_S", 0.1)
+    monkeypatch.setattr(f"{OFFERS}.GAP_S", 0.02)
     async with tier_over(database_url, kit, offers=False) as tier:
         tier.queue = queue = BrokenQueue(lease_s=30)
         reconciler = Reconciler(tier.service, queue, Ages())

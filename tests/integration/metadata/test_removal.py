@@ -8,7 +8,7 @@ from tests.integration.metadata.tier import LIMITS, tier_over
 from holdfast.core.facts import DecisionState
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import NotFoundError, PreconditionError
-from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.workers import Ages, keep_items
 
 
@@ -20,7 +20,7 @@ async def ended(tier, agents, seat):
 
 
 async def remove(tier, kit):
-    return await tier.service.change(lambda c: keeping.remove_job(c, kit.JOB))
+    return await tier.service.change(lambda c: users.remove_job(c, kit.JOB))
 
 
 def void(view, key):
@@ -35,8 +35,8 @@ async def lived(tier, agents):
     key = CheckpointId(seat.run, 10, seat.generation)
     await tier.drained(key)
     await tier.durable(key)
-    at = keeping.At("gpt/small", 10)
-    await tier.service.change(lambda c: keeping.pin(c, at, "mine", LIMITS))
+    at = users.At("gpt/small", 10)
+    await tier.service.change(lambda c: users.pin(c, at, "mine", LIMITS))
     await tier.commit(agents, seat, 20)
     await tier.commit(agents, seat, 25)
     return seat, key
@@ -101,13 +101,13 @@ async def test_a_job_that_trains_or_is_read_is_not_removed(database_url, agents,
         with pytest.raises(PreconditionError, match="trains, held by holder of L"):
             await remove(tier, kit)
         await ended(tier, agents, seat)
-        at = keeping.At(kit.JOB, 10)
+        at = users.At(kit.JOB, 10)
         await tier.service.write(
-            lambda c: keeping.begin_read(c, at, number="1", holder="export", ttl_s=60)
+            lambda c: users.begin_read(c, at, number="1", holder="export", ttl_s=60)
         )
         with pytest.raises(PreconditionError, match="read by export"):
             await remove(tier, kit)
-        await tier.service.write(lambda c: keeping.end_read(c, "1"))
+        await tier.service.write(lambda c: users.end_read(c, "1"))
 
         assert 1 == await remove(tier, kit)
 

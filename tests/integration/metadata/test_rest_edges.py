@@ -8,15 +8,17 @@ import pytest
 import sqlalchemy
 
 from holdfast.errors import InvalidRequestError
+from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest import make_app
-from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.health import StoreHealth
 
 
 @asynccontextmanager
 async def serving(kit, folder):
     """The application over a catalogue of its own and a client that is told of failures."""
     async with kit.running(f"sqlite:///{folder / 'catalogue.db'}") as service:
-        app = make_app(service, Keeper(service, None, None), asyncio.Event())
+        nothing = ObjectTier(health=StoreHealth(None))
+        app = make_app(service, service.reports, nothing, asyncio.Event())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield app, service, client
@@ -102,7 +104,8 @@ async def test_a_database_that_takes_no_writes_is_not_ready(database_url, kit):
         "postgresql": "SET default_transaction_read_only = on",
     }
     async with kit.running(database_url, clock=True) as service:
-        app = make_app(service, Keeper(service, None, None), asyncio.Event())
+        nothing = ObjectTier(health=StoreHealth(None))
+        app = make_app(service, service.reports, nothing, asyncio.Event())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
 

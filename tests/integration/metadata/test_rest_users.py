@@ -14,10 +14,11 @@ from holdfast.core.ids import CheckpointId
 from holdfast.errors import UnavailableError
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.queue.memory import MemoryQueue
+from holdfast_services.metadata import health
+from holdfast_services.metadata.bucket import BucketArchive
+from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest import make_app
-from holdfast_services.metadata.loops import keeper as keeper_module
-from holdfast_services.metadata.loops.keeper import Keeper
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import workers
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
 shelf = importlib.util.module_from_spec(_spec)
@@ -42,7 +43,12 @@ async def serving(kit, folder, store=None):
     async with kit.running(url, limits) as service:
         queue = MemoryQueue(lease_s=30.0)
         queue.offer(["collect/r/1/1"])
-        app = make_app(service, Keeper(service, store, queue), asyncio.Event())
+        objects = ObjectTier(
+            health=health.StoreHealth(store),
+            archive=BucketArchive(service, store) if store else None,
+            queue=queue,
+        )
+        app = make_app(service, service.reports, objects, asyncio.Event())
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield service, client
@@ -87,7 +93,7 @@ def test_a_checkpoint_is_shown_with_all_that_is_known_of_it(kit, tmp_path):
             await http.post(f"{one}/pin", json={"note": "paper"})
             await http.post(f"{one}/reads", json={"holder": "me", "ttl_s": 60})
             bad = manifest(10).shards[1].id
-            await service.write(lambda c: persisting.scrubbed(c, bad.checkpoint, [bad]))
+            await service.write(lambda c: workers.scrubbed(c, bad.checkpoint, [bad]))
             return (await http.get(one)).json()
 
     found = run(main)
@@ -268,7 +274,7 @@ def test_the_state_of_the_store_is_shown(kit, tmp_path, store, expected):
 
 def test_a_store_that_hangs_is_said_to_and_holds_up_nobody(kit, tmp_path, monkeypatch):
     """Every wait has a deadline; the next look finds out that it is back."""
-    monkeypatch.setattr(keeper_module, "CHECK_S_MAX", 0.05)
+    monkeypatch.setattr(health, "CHECK_S_MAX", 0.05)
     answers = threading.Event()
 
     class Hanging(MemoryStore):
@@ -295,7 +301,7 @@ def test_figures_of_the_object_tier_are_served(kit, tmp_path):
             await http.delete(f"{BASE}/checkpoints/10")
             bad = manifest(20).shards[0].id
             key = CheckpointId(bad.run, bad.step, bad.generation)
-            await service.write(lambda c: persisting.scrubbed(c, key, [bad]))
+            await service.write(lambda c: workers.scrubbed(c, key, [bad]))
             await http.post(f"{BASE}/scrub")
             return (await http.get("/metrics")).text
 

@@ -8,7 +8,7 @@ from tests.said import changed_status
 from holdfast.core.facts import AbandonedStep, Retention
 from holdfast.core.ids import CheckpointId
 from holdfast.core.reports import StepNote
-from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.usecases import users
 
 BEST = Retention(best=1, metric="loss")
 
@@ -48,8 +48,8 @@ async def test_an_old_copy_that_comes_back_takes_no_notes_away(database_url, age
 
         assert '{"loss":0.01}' == before.notes
         assert before == replace(await tier.row(key), replicated_at_s=before.replicated_at_s)
-        await tier.service.change(lambda c: keeping.set_policy(c, kit.JOB, BEST))
-        verdicts = await tier.service.change(lambda c: keeping.collect(c, kit.JOB))
+        await tier.service.change(lambda c: users.set_policy(c, kit.JOB, BEST))
+        verdicts = await tier.service.change(lambda c: users.expire(c, kit.JOB))
         assert {120, 10} == {verdict.id.step for verdict in verdicts if verdict.keep}
 
 
@@ -79,8 +79,8 @@ async def test_what_was_collected_does_not_go_before_the_step_that_is_owed(
     async with tier_over(database_url, kit, offers=False) as tier:
         seat, away = await twelve_durable(tier, agents, kit)
         key = CheckpointId(seat.run, 10, seat.generation)
-        at = keeping.At(kit.JOB, 10)
-        await tier.service.change(lambda c: keeping.remove(c, at, force=False))
+        at = users.At(kit.JOB, 10)
+        await tier.service.change(lambda c: users.remove(c, at, force=False))
         await tier.collected(key)
         await tier.commit(agents, seat, 130)
         for agent in agents:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,9 @@ from holdfast.errors import (
     NotFoundError,
     PreconditionError,
 )
-from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.loops.retention import RetentionLoop
 from holdfast_services.metadata.storage.holds import Read
-from holdfast_services.metadata.usecases import users as keeping
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.usecases import users, workers
 from holdfast_services.metadata.usecases.users import At
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
@@ -31,9 +31,23 @@ LAST_1 = Retention(last=1)
 
 
 async def shelved(service, *steps):
-    """Durable steps and a keeper of theirs."""
+    """Make the steps durable."""
     await shelve(service, *(manifest(step) for step in steps))
-    return Keeper(service)
+
+
+async def pin(service, at, note):
+    return await service.change(lambda c: users.pin(c, at, note, service.limits))
+
+
+async def remove(service, at, *, force):
+    return await service.change(lambda c: users.remove(c, at, force=force))
+
+
+async def begin_read(service, at, holder, ttl_s):
+    number = secrets.token_hex(16)
+    return await service.write(
+        lambda c: users.begin_read(c, at, number=number, holder=holder, ttl_s=ttl_s)
+    )
 
 
 def test_a_policy_expires_what_it_does_not_keep_and_says_so(kit, database_url):
@@ -41,13 +55,13 @@ def test_a_policy_expires_what_it_does_not_keep_and_says_so(kit, database_url):
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 10, 20, 30)
-            await keeper.set_policy(JOB, LAST_1)
-            dry = await keeper.verdicts(JOB)
+            await shelved(service, 10, 20, 30)
+            await service.change(lambda c: users.set_policy(c, JOB, LAST_1))
+            dry = await service.read(lambda c: users.verdicts(c, JOB))
             before = await shelf.expired(service)
-            done = await keeper.collect(JOB)
-            again = await keeper.collect(JOB)
-            items = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            done = await service.change(lambda c: users.expire(c, JOB))
+            again = await service.change(lambda c: users.expire(c, JOB))
+            items = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
             return dry, before, done, again, items, await shelf.kinds(service)
 
     dry, before, done, again, items, kinds = asyncio.run(main())
@@ -65,11 +79,11 @@ def test_without_a_policy_nothing_expires(kit, database_url):
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 10, 20)
-            await keeper.collect(JOB)
-            await keeper.set_policy(JOB, Retention(age_s_min=0.001))
-            await keeper.collect(JOB)
-            return await shelf.expired(service), await keeper.sweep()
+            await shelved(service, 10, 20)
+            await service.change(lambda c: users.expire(c, JOB))
+            await service.change(lambda c: users.set_policy(c, JOB, Retention(age_s_min=0.001)))
+            await service.change(lambda c: users.expire(c, JOB))
+            return await shelf.expired(service), await RetentionLoop(service).sweep()
 
     assert ([], 0) == asyncio.run(main())
 
@@ -79,12 +93,13 @@ def test_the_sweep_looks_again_when_something_has_changed(kit, database_url):
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 10, 20)
-            counts = [await keeper.sweep()]
-            await keeper.set_policy(JOB, LAST_1)
-            counts += [await keeper.sweep(), await keeper.sweep()]
+            await shelved(service, 10, 20)
+            retention = RetentionLoop(service)
+            counts = [await retention.sweep()]
+            await service.change(lambda c: users.set_policy(c, JOB, LAST_1))
+            counts += [await retention.sweep(), await retention.sweep()]
             await shelve(service, manifest(30))
-            counts += [await keeper.sweep(), await keeper.sweep()]
+            counts += [await retention.sweep(), await retention.sweep()]
             return counts
 
     assert [0, 1, 0, 1, 0] == asyncio.run(main())
@@ -97,9 +112,10 @@ def test_a_policy_goes_by_the_metric_of_the_notes(kit, database_url):
         async with kit.running(database_url) as service:
             made = [manifest(s, notes={"loss": loss}) for s, loss in ((1, 0.9), (2, 0.1), (3, 0.5))]
             await shelve(service, *made, manifest(4))
-            keeper = Keeper(service)
-            await keeper.set_policy(JOB, Retention(best=1, metric="loss"))
-            await keeper.collect(JOB)
+            await service.change(
+                lambda c: users.set_policy(c, JOB, Retention(best=1, metric="loss"))
+            )
+            await service.change(lambda c: users.expire(c, JOB))
             return await shelf.expired(service)
 
     assert [3, 1] == asyncio.run(main())
@@ -112,14 +128,14 @@ def test_what_was_left_behind_and_what_is_bad_neither_counts_nor_goes(kit, datab
         async with kit.running(database_url) as service:
             old = [manifest(step, 3, parent=(50, 1)) for step in (100, 200)]
             made = [*old, manifest(150, 4, parent=(100, 3))]
-            keeper = await shelved(service, 50)
+            await shelved(service, 50)
             await shelve(service, *made)
             bad = made[2].shards[0].id
-            await service.write(lambda c: persisting.scrubbed(c, bad.checkpoint, [bad]))
-            await keeper.set_policy(JOB, LAST_1)
-            with_bad = await keeper.collect(JOB)
-            await service.write(lambda c: persisting.scrubbed(c, bad.checkpoint, []))
-            return with_bad, await keeper.collect(JOB)
+            await service.write(lambda c: workers.scrubbed(c, bad.checkpoint, [bad]))
+            await service.change(lambda c: users.set_policy(c, JOB, LAST_1))
+            with_bad = await service.change(lambda c: users.expire(c, JOB))
+            await service.write(lambda c: workers.scrubbed(c, bad.checkpoint, []))
+            return with_bad, await service.change(lambda c: users.expire(c, JOB))
 
     with_bad, mended = asyncio.run(main())
 
@@ -137,12 +153,12 @@ def test_a_hold_and_an_expiry_that_race_never_both_win(kit, database_url, hold):
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, *range(1, 41))
-            await keeper.set_policy(JOB, LAST_1)
+            await shelved(service, *range(1, 41))
+            await service.change(lambda c: users.set_policy(c, JOB, LAST_1))
 
             async def held(step):
                 at = At(JOB, step)
-                one = keeper.pin(at, "") if hold == "pin" else keeper.begin_read(at, "me", 60.0)
+                one = pin(service, at, "") if hold == "pin" else begin_read(service, at, "me", 60.0)
                 try:
                     await one
                 except PreconditionError:
@@ -152,7 +168,7 @@ def test_a_hold_and_an_expiry_that_race_never_both_win(kit, database_url, hold):
             # Two holds before and two after the expiry is asked for: some win, some lose.
             steps = list(range(1, 40))
             holds = [asyncio.create_task(held(step)) for step in steps[:20]]
-            expiry = asyncio.create_task(keeper.collect(JOB))
+            expiry = asyncio.create_task(service.change(lambda c: users.expire(c, JOB)))
             holds += [asyncio.create_task(held(step)) for step in steps[20:]]
             won = {step for step, ok in zip(steps, await asyncio.gather(*holds), strict=True) if ok}
             await expiry
@@ -169,9 +185,9 @@ def test_the_expiry_statement_itself_asks_who_holds(kit, database_url):
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 1, 2, 3, 4)
-            await keeper.pin(At(JOB, 1), "paper")
-            await keeper.begin_read(At(JOB, 2), "export", 60.0)
+            await shelved(service, 1, 2, 3, 4)
+            await pin(service, At(JOB, 1), "paper")
+            await begin_read(service, At(JOB, 2), "export", 60.0)
             run = (await shelf.rows(service))[0].id.run
 
             def expire_all(catalogue):
@@ -189,14 +205,14 @@ def test_a_lease_that_ran_out_holds_nothing_and_cannot_be_renewed(kit, database_
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 1, 2)
+            await shelved(service, 1, 2)
             key = (await shelf.rows(service))[-1].id
             late = Read("0" * 32, key, "export", 0.0)
             await service.write(lambda c: c.put_read(replace(late, until_s=c.now_s() - 0.001)))
             with pytest.raises(PreconditionError, match="ran out"):
-                await keeper.renew_read(late.id, 60.0)
-            await keeper.set_policy(JOB, LAST_1)
-            await keeper.collect(JOB)
+                await service.change(lambda c: users.renew_read(c, late.id, 60.0))
+            await service.change(lambda c: users.set_policy(c, JOB, LAST_1))
+            await service.change(lambda c: users.expire(c, JOB))
             return await shelf.expired(service)
 
     assert [1] == asyncio.run(main())
@@ -207,18 +223,18 @@ def test_a_lease_that_is_renewed_holds_until_it_is_ended(kit, database_url):
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 1, 2)
-            await keeper.set_policy(JOB, LAST_1)
-            lease = await keeper.begin_read(At(JOB, 1), "export", 30.0)
-            longer = await keeper.renew_read(lease.id, 60.0)
-            held = await keeper.collect(JOB)
+            await shelved(service, 1, 2)
+            await service.change(lambda c: users.set_policy(c, JOB, LAST_1))
+            lease = await begin_read(service, At(JOB, 1), "export", 30.0)
+            longer = await service.change(lambda c: users.renew_read(c, lease.id, 60.0))
+            held = await service.change(lambda c: users.expire(c, JOB))
             with pytest.raises(PreconditionError, match="read by export"):
-                await keeper.remove(At(JOB, 1), force=True)
-            await keeper.end_read(lease.id)
-            await keeper.end_read(lease.id)
+                await remove(service, At(JOB, 1), force=True)
+            await service.change(lambda c: users.end_read(c, lease.id))
+            await service.change(lambda c: users.end_read(c, lease.id))
             with pytest.raises(NotFoundError):
-                await keeper.renew_read(lease.id, 60.0)
-            return lease, longer, held, await keeper.collect(JOB)
+                await service.change(lambda c: users.renew_read(c, lease.id, 60.0))
+            return lease, longer, held, await service.change(lambda c: users.expire(c, JOB))
 
     lease, longer, held, after = asyncio.run(main())
 
@@ -229,15 +245,15 @@ def test_a_lease_that_is_renewed_holds_until_it_is_ended(kit, database_url):
 
 
 def test_readers_are_bounded(kit, database_url, monkeypatch):
-    monkeypatch.setattr(keeping, "READS_PER_RUN_MAX", 2)
+    monkeypatch.setattr(users, "READS_PER_RUN_MAX", 2)
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 1)
+            await shelved(service, 1)
             for _ in range(2):
-                await keeper.begin_read(At(JOB, 1), "me", 60.0)
+                await begin_read(service, At(JOB, 1), "me", 60.0)
             with pytest.raises(ExhaustedError):
-                await keeper.begin_read(At(JOB, 1), "me", 60.0)
+                await begin_read(service, At(JOB, 1), "me", 60.0)
 
     asyncio.run(main())
 
@@ -247,12 +263,12 @@ def test_what_a_restore_names_cannot_be_expired(kit, database_url, agents):
 
     async def main():
         async with kit.running(database_url, replace(kit.LIMITS, object_tier=True)) as service:
-            keeper = await shelved(service, 10, 20)
+            await shelved(service, 10, 20)
             seat = await kit.launch(service, agents)
             view = await service.report(agents[0].inventory())
             decision = next(run for run in view.runs if run.run == seat.run).decision
             with pytest.raises(PreconditionError, match="being restored"):
-                await keeper.remove(At(JOB, 20), force=True)
+                await remove(service, At(JOB, 20), force=True)
             expiries = await service.write(lambda c: c.expire(decision.checkpoint, c.now_s()))
             return decision, expiries
 
@@ -267,16 +283,16 @@ def test_the_last_one_that_can_be_restored_goes_by_force_alone(kit, database_url
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 10, 20)
-            await keeper.pin(At(JOB, 10), "paper")
+            await shelved(service, 10, 20)
+            await pin(service, At(JOB, 10), "paper")
             refusals = []
             for step in (10, 20):
                 with pytest.raises(PreconditionError) as refused:
-                    await keeper.remove(At(JOB, step), force=False)
+                    await remove(service, At(JOB, step), force=False)
                 refusals.append(refused.value.message)
-            await keeper.remove(At(JOB, 20), force=True)
-            await keeper.remove(At(JOB, 20), force=False)  # a repeat is harmless
-            await keeper.remove(At(JOB, 10), force=True)
+            await remove(service, At(JOB, 20), force=True)
+            await remove(service, At(JOB, 20), force=False)  # a repeat is harmless
+            await remove(service, At(JOB, 10), force=True)
             return refusals, await shelf.rows(service)
 
     refusals, rows = asyncio.run(main())
@@ -290,11 +306,11 @@ def test_the_last_one_that_can_be_restored_goes_by_force_alone(kit, database_url
 def test_what_has_expired_can_neither_be_pinned_nor_read(kit, database_url):
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 10, 20)
-            await keeper.remove(At(JOB, 10), force=False)
+            await shelved(service, 10, 20)
+            await remove(service, At(JOB, 10), force=False)
             for refused in (
-                keeper.pin(At(JOB, 10), ""),
-                keeper.begin_read(At(JOB, 10), "me", 60.0),
+                pin(service, At(JOB, 10), ""),
+                begin_read(service, At(JOB, 10), "me", 60.0),
             ):
                 with pytest.raises(PreconditionError, match="expired"):
                     await refused
@@ -308,11 +324,10 @@ def test_of_a_step_that_is_there_twice_the_one_that_counts_is_meant(kit, databas
     async def main():
         async with kit.running(database_url) as service:
             await shelve(service, manifest(10, 1), manifest(20, 1), manifest(20, 2, parent=(10, 1)))
-            keeper = Keeper(service)
-            meant = await keeper.pin(At(JOB, 20), "")
-            other = await keeper.pin(At(JOB, 20, 1), "")
+            meant = await pin(service, At(JOB, 20), "")
+            other = await pin(service, At(JOB, 20, 1), "")
             with pytest.raises(NotFoundError):
-                await keeper.pin(At(JOB, 20, 3), "")
+                await pin(service, At(JOB, 20, 3), "")
             return meant.id.generation, other.id.generation
 
     assert (2, 1) == asyncio.run(main())
@@ -332,22 +347,21 @@ def test_a_pin_brings_a_step_in_memory_to_the_object_store(kit, database_url, ag
                     agent.serve(seat, rank, loaded=True)
                 for agent in agents:
                     await service.report(agent.inventory())
-            keeper = Keeper(service)
             service.limits = kit.LIMITS
             with pytest.raises(PreconditionError, match="no object store"):
-                await keeper.pin(At(JOB, 2), "")
+                await pin(service, At(JOB, 2), "")
             service.limits = tiered
-            pinned = await keeper.pin(At(JOB, 2), "paper")
+            pinned = await pin(service, At(JOB, 2), "paper")
             with pytest.raises(PreconditionError, match="goes first"):
-                await keeper.pin(At(JOB, 1), "")
+                await pin(service, At(JOB, 1), "")
             with pytest.raises(PreconditionError, match="on its way"):
-                await keeper.remove(At(JOB, 2), force=False)
+                await remove(service, At(JOB, 2), force=False)
             with pytest.raises(PreconditionError, match="in memory"):
-                await keeper.remove(At(JOB, 1), force=True)
-            items = await service.read(persisting.drain_items)
-            stopped = await keeper.remove(At(JOB, 2), force=True)
+                await remove(service, At(JOB, 1), force=True)
+            items = await service.read(workers.drain_items)
+            stopped = await remove(service, At(JOB, 2), force=True)
             with pytest.raises(NotFoundError):
-                await service.read(lambda c: persisting.plan(c, items[0], persisting.Ages()))
+                await service.read(lambda c: workers.plan(c, items[0], workers.Ages()))
             return pinned, items, stopped, await shelf.kinds(service)
 
     pinned, items, stopped, kinds = asyncio.run(main())
@@ -361,13 +375,13 @@ def test_a_pin_brings_a_step_in_memory_to_the_object_store(kit, database_url, ag
 def test_unpinning_what_is_not_pinned_is_not_found(kit, database_url):
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 10)
-            await keeper.pin(At(JOB, 10), "a")
-            await keeper.pin(At(JOB, 10), "b")
+            await shelved(service, 10)
+            await pin(service, At(JOB, 10), "a")
+            await pin(service, At(JOB, 10), "b")
             note = (await shelf.rows(service))[0].pin
-            await keeper.unpin(At(JOB, 10))
+            await service.change(lambda c: users.unpin(c, At(JOB, 10)))
             with pytest.raises(NotFoundError):
-                await keeper.unpin(At(JOB, 10))
+                await service.change(lambda c: users.unpin(c, At(JOB, 10)))
             return note
 
     assert "b" == asyncio.run(main())
@@ -378,12 +392,12 @@ def test_a_scrub_that_is_asked_for_is_due_until_it_was_done(kit, database_url):
 
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 10, 20)
-            count = await keeper.scrub(JOB)
-            due = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            await shelved(service, 10, 20)
+            count = await service.change(lambda c: users.scrub(c, JOB))
+            due = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
             key = (await shelf.rows(service))[0].id
-            await service.write(lambda c: persisting.scrubbed(c, key, []))
-            left = await service.read(lambda c: persisting.keep_items(c, persisting.Ages()))
+            await service.write(lambda c: workers.scrubbed(c, key, []))
+            left = await service.read(lambda c: workers.keep_items(c, workers.Ages()))
             return count, due, left
 
     count, due, left = asyncio.run(main())
@@ -395,14 +409,13 @@ def test_a_scrub_that_is_asked_for_is_due_until_it_was_done(kit, database_url):
 def test_jobs_that_nobody_knows_are_not_found(kit, database_url):
     async def main():
         async with kit.running(database_url) as service:
-            keeper = Keeper(service)
             calls = [
-                keeper.verdicts("x"),
-                keeper.collect("x"),
-                keeper.policy("x"),
-                keeper.set_policy("x", LAST_1),
-                keeper.pin(At("x", 1), ""),
-                keeper.scrub("x"),
+                service.read(lambda c: users.verdicts(c, "x")),
+                service.change(lambda c: users.expire(c, "x")),
+                service.read(lambda c: users.policy(c, "x")),
+                service.change(lambda c: users.set_policy(c, "x", LAST_1)),
+                pin(service, At("x", 1), ""),
+                service.change(lambda c: users.scrub(c, "x")),
             ]
             found = await asyncio.gather(*calls, return_exceptions=True)
             assert all(isinstance(one, CheckpointError) for one in found)
@@ -414,8 +427,10 @@ def test_jobs_that_nobody_knows_are_not_found(kit, database_url):
 def test_a_policy_out_of_bounds_is_refused(kit, database_url):
     async def main():
         async with kit.running(database_url) as service:
-            keeper = await shelved(service, 10)
+            await shelved(service, 10)
             with pytest.raises(InvalidRequestError):
-                await keeper.set_policy(JOB, Retention(last=1, spaced_s=0.01))
+                await service.change(
+                    lambda c: users.set_policy(c, JOB, Retention(last=1, spaced_s=0.01))
+                )
 
     asyncio.run(main())

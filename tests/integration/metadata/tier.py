@@ -18,10 +18,9 @@ from holdfast.v1 import persistence_pb2 as pb
 from holdfast.v1.persistence_pb2_grpc import PersistenceStub, add_PersistenceServicer_to_server
 from holdfast_services.kit.queue.memory import MemoryQueue
 from holdfast_services.kit.server import make_server
-from holdfast_services.metadata.domain.drains import ORPHANS
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.edges.rpc_workers import PersistenceRpc
-from holdfast_services.metadata.loops.offers import Reconciler
+from holdfast_services.metadata.loops.offers import ORPHANS, Reconciler
 from holdfast_services.metadata.usecases.workers import Ages
 
 LIMITS = Limits(node_lease_s=600.0, decide_wait_s=600.0, object_tier=True)

@@ -365,22 +365,6 @@ def test_what_may_be_freed_and_what_the_job_itself_has_left_does_not_count():
     admit(now, session(), asked(8 * KIB))
 
 
-def test_a_slot_that_the_file_system_refused_is_a_fact_of_its_length():
-    """Two ranks that reserve at once: one's refusal is not the other's."""
-    now = state()
-    for number, length in ((1, 2 * KIB), (2, 3 * KIB)):
-        one = agent_session(id=str(number) * 32, rank=number, world_size=4)
-        now.sessions[one.id] = one
-        now, actions = handle(now, ev.Reserved(one.id, asked(length, slots=1)))
-        made = kinds(actions, ev.CreateSlot)[0].name.slot
-        if number == 1:
-            now, _ = handle(now, ev.SlotRefused(made, "full"))
-
-    assert {2 * KIB: "full"} == now.refused
-    now, _ = handle(now, ev.Reserved("1" * 32, asked(2 * KIB, slots=1)))
-    assert {} == now.refused
-
-
 @pytest.mark.parametrize(("length", "slots"), [(0, 2), (-1, 2), (KIB, 0), (KIB, 17)])
 def test_a_reservation_without_sense_is_refused(length, slots):
     with pytest.raises(InvalidRequestError):

@@ -9,6 +9,7 @@ from tests.said import changed_session
 from tests.unit.agent.test_machine import (
     KIB,
     B,
+    asked,
     freed,
     kinds,
     reserved,
@@ -26,7 +27,7 @@ from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError
 from holdfast_services.agent.domain import Slot, Work, handle, room, rules, session_view
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain.state import Attempt
+from holdfast_services.agent.domain.state import Tries
 
 
 def full(*slots):
@@ -91,6 +92,28 @@ def test_a_copy_that_a_later_one_replaces_is_no_hindrance_to_it():
     room.check_holdable(now, shard(3))
 
     assert [2] == [slot.content.shard.id.step for slot in rules.passed_copies(now, shard(3).id)]
+
+
+@pytest.mark.parametrize(
+    ("held", "lost", "fits"),
+    [((1, 2), "no answer", True), ((1, 2), "", False), ((1, 2, 3), "no answer", False)],
+    ids=["out", "answers", "three"],
+)
+def test_a_commit_that_metadata_does_not_know_was_heard_costs_a_backup_one_more_step(
+    held, lost, fits
+):
+    """P5; 4.5: neither 2 nor 1 may go while metadata is out, so the owner has a third slot too."""
+    kept = CheckpointId("r1", 1, 1)
+    committed = tuple(Committed(checkpoint=CheckpointId("r1", step, 1)) for step in held)
+    copies = state(*(sealed(f"s{step}", step, owner="b") for step in held))
+    now, _ = handle(copies, told(keep_from=kept, committed=committed))
+    now = replace(now, lost=lost)
+
+    if fits:
+        room.check_holdable(now, shard(9))
+        return
+    with pytest.raises(ExhaustedError, match="2 steps of rank 0 are held here"):
+        room.check_holdable(now, shard(9))
 
 
 @pytest.mark.parametrize("bad", [False, True], ids=["spare", "quarantined"])
@@ -200,7 +223,7 @@ def test_room_that_a_restore_waits_for_is_not_leased_to_the_rank_that_waits_for_
     """P8: its fetch failed and is tried again later; a rank that trains saves meanwhile."""
     before = begun(free("s1", KIB))
     before.view = told(wants=wanted(9)).view
-    before.fetches = {shard(9).id: Attempt(next_s=100.0)}
+    before.fetches = {shard(9).id: Tries(next_s=100.0)}
     now, _ = handle(before, ev.Tick(1.0))
     assert "" == now.slots["s1"].session
 
@@ -210,3 +233,31 @@ def test_room_that_a_restore_waits_for_is_not_leased_to_the_rank_that_waits_for_
 
     now, _ = handle(now, told())
     assert session().id == now.slots["s1"].session, "nothing is wanted any more"
+
+
+def two_that_reserve(*answers):
+    """Two ranks reserve a slot each, one after the other; return why each was refused, and all."""
+    now = state()
+    for number, (length, refused) in enumerate(answers, 1):
+        one = changed_session(session(), id=str(number) * 32, rank=number, world_size=4)
+        now.sessions[one.id] = one
+        now, actions = handle(now, ev.Reserved(one.id, asked(length, slots=1)))
+        made = kinds(actions, ev.CreateSlot)[0].name.slot
+        event = ev.SlotRefused(made, refused) if refused else ev.SlotCreated(made)
+        now, _ = handle(now, event)
+    return [one.refused for one in now.sessions.values()], now
+
+
+def test_a_slot_that_the_file_system_refused_is_a_fact_of_the_rank_that_lacks_it():
+    """Two ranks that reserve at once: neither raises the other's refusal."""
+    assert ["full", ""] == two_that_reserve((2 * KIB, "full"), (3 * KIB, ""))[0]
+    assert ["", "full"] == two_that_reserve((KIB, ""), (KIB, "full"))[0]
+
+
+def test_a_refusal_stands_until_its_rank_reserves_again():
+    """Nor does one clear the other's: the first to ask would wait for its deadline."""
+    refused, now = two_that_reserve((2 * KIB, "full"), (2 * KIB, "full, too"))
+    assert ["full, too", "full, too"] == refused
+
+    now, _ = handle(now, ev.Reserved("2" * 32, asked(2 * KIB, slots=1)))
+    assert ["full, too", ""] == [one.refused for one in now.sessions.values()]

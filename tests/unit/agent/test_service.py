@@ -1,19 +1,30 @@
-"""The agent's shell: each action is answered, whatever becomes of it."""
+"""The agent's use cases over a real shell, performer and arena; each action is answered."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE, Popen
 
+import pytest
+from tests.said import attempt_spec
+
+from holdfast.core.attempts import Seat
+from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.slots import SlotName, SlotState
-from holdfast.errors import UnavailableError
+from holdfast.errors import NotFoundError, PreconditionError, UnavailableError
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import State
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
 from holdfast_services.agent.domain.state import Content
+from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.service import AgentService
+from holdfast_services.agent.shell import Shell
 from holdfast_services.transport import ServedSegments
 
 KIB = 1 << 10
@@ -34,19 +45,38 @@ class Broken:
         """Nothing moves."""
 
 
+class Catalogue:
+    """Gives every rank the same seat, and keeps what it was told."""
+
+    address = "127.0.0.1:3"
+
+    def __init__(self) -> None:
+        self.told = []
+
+    async def register(self, spec, *, node, generation_min):
+        self.told.append((spec, node, generation_min))
+        return Seat(run="r1", generation=3)
+
+
 @pytest.fixture
-async def agent(tmp_path):
+def catalogue():
+    return Catalogue()
+
+
+@pytest.fixture
+async def agent(tmp_path, catalogue):
     arena = Arena(tmp_path / "arena", 64 * KIB)
-    service = AgentService(
+    performer = Performer(
+        me=ME, arena=arena, served=ServedSegments(), fetcher=Broken(), peers=Broken()
+    )
+    shell = Shell(
         state=State(me=ME, budget_bytes=64 * KIB),
         arena=arena,
-        served=ServedSegments(),
-        fetcher=Broken(),
-        peers=Broken(),
+        performer=performer,
         clock=lambda: 0.0,
     )
-    yield service
-    await service.stop()
+    yield AgentService(shell, arena, catalogue)
+    await performer.stop()
     arena.close()
 
 
@@ -61,13 +91,65 @@ def shard(step):
     )
 
 
+def spec(rank):
+    return attempt_spec(rank=rank, world_size=2, local_world_size=2)
+
+
+@contextmanager
+def alive(folder, session):
+    """Have another process hold the lock of a session, as a rank does."""
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
+        "print(flush=True); sys.stdin.read()"
+    )
+    path = str(Path(folder) / "sessions" / session)
+    with Popen([sys.executable, "-c", code, path], stdin=PIPE, stdout=PIPE) as process:
+        process.stdout.readline()
+        yield
+        process.stdin.close()
+
+
+async def test_a_session_is_registered_with_what_this_node_adds(agent, catalogue):
+    """The edge knows no node and no generation; both stand in what metadata is told."""
+    with alive(agent.arena_folder, "1" * 32):
+        opened = await agent.open_session("1" * 32, spec(0))
+        again = await agent.open_session("1" * 32, spec(0))
+
+    assert ("r1", 3) == (opened.run, opened.generation) == (again.run, again.generation)
+    assert agent.session("1" * 32).generation == 3
+    assert [(spec(0), "a", 0), (spec(0), "a", 3)] == catalogue.told, "the spec as it came"
+
+
+async def test_a_session_whose_death_could_not_be_seen_is_not_opened(agent, catalogue):
+    with pytest.raises(PreconditionError, match="holds no lock"):
+        await agent.open_session("1" * 32, spec(0))
+    with pytest.raises(NotFoundError):
+        agent.session("1" * 32)
+    assert [] == catalogue.told
+
+
+async def test_a_node_says_how_big_it_is_and_what_does_not_fit(agent):
+    wish = MemoryWish(
+        own_bytes=40 * KIB, checkpoint_bytes=80 * KIB, replicas=1, nodes_count=2, slots=2
+    )
+
+    told = agent.describe("job", wish)
+
+    assert ("a", 64 * KIB, 0, 0) == (
+        told.node, told.budget_bytes, told.used_bytes, told.reserved_bytes
+    )  # fmt: skip
+    assert "64 KiB" in told.refusal
+    assert not told.metadata_reachable
+    assert agent.describe("", wish).refusal == ""
+
+
 async def test_fetches_that_fail_unforeseen_are_answered_and_take_no_place(agent):
     """P4: four of them, and this agent would never fetch again, for copies and for restores."""
     for step in range(FETCHES_COUNT_MAX + 1):
         with pytest.raises(UnavailableError, match="new thread"):
             await agent.hold(shard(step), ME)
 
-    assert not any(attempt.under_way for attempt in agent.state.fetches.values())
+    assert '"under_way": true' not in json.dumps(agent.dump()["fetches"])
 
 
 @pytest.mark.parametrize(

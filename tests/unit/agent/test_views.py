@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from tests.said import agent_session, session_update
 
-from holdfast.core.facts import HeldState, Peer, Shard
+from holdfast.core.facts import (
+    Decision,
+    DecisionState,
+    HeldState,
+    NodeView,
+    Peer,
+    RunView,
+    Shard,
+    Want,
+    WantReason,
+)
 from holdfast.core.ids import ShardId
 from holdfast.core.reports import SaveReason
 from holdfast.core.slots import SlotName, SlotState
@@ -17,22 +27,24 @@ from holdfast_services.agent.domain import (
     handle,
     inventory,
     pressing,
+    session_view,
 )
 from holdfast_services.agent.domain import events as ev
 
 ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
+PEER = Peer(node="b", rpc_address="b:1", data_address="b:2")
 KIB = 1024
 
 
-def shard(step):
+def shard(step, rank=0):
     return Shard(
-        id=ShardId("r1", step, 1, 0), job="job", world_size=1, plan_hash="p",
+        id=ShardId("r1", step, 1, rank), job="job", world_size=1, plan_hash="p",
         length_bytes=KIB, root_digest=b"d" * 16,
     )  # fmt: skip
 
 
-def sealed(name, step, *, held=HeldState.SEALED):
-    content = Content(shard=shard(step), owner="a", digests=b"", held=held)
+def sealed(name, step, *, held=HeldState.SEALED, rank=0):
+    content = Content(shard=shard(step, rank), owner="a", digests=b"", held=held)
     return Slot(name=SlotName(name, 1, SlotState.SEALED), length_bytes=KIB, content=content)
 
 
@@ -40,10 +52,8 @@ def state(*slots):
     return State(me=ME, budget_bytes=16 * KIB, slots={slot.name.slot: slot for slot in slots})
 
 
-def session(**fields):
-    return agent_session(
-        id=f"{1:032x}", job="job", run="r1", generation=1, rank=0, world_size=1, **fields
-    )
+def session(generation=1, **fields):
+    return agent_session(id=f"{1:032x}", generation=generation, **fields)
 
 
 def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
@@ -93,3 +103,28 @@ def test_what_a_rank_has_begun_is_reported_with_it():
     after, _ = handle(before, ev.Updated(update))
 
     assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].report.saving
+
+
+def test_a_restore_of_many_shards_looks_none_of_them_up_by_going_through_all_slots(monkeypatch):
+    """One event took 87 ms with 512 shards here: each of them is asked for by each rank."""
+    monkeypatch.delattr(State, "held")
+    shards = tuple(shard(5, rank) for rank in range(4))
+    slots = [sealed(f"t{rank}", 5, rank=rank) for rank in range(3)]
+    decision = Decision(
+        number=1, state=DecisionState.CONFIRMED, generation=2, checkpoint=shards[0].id.checkpoint,
+        shards=shards,
+    )  # fmt: skip
+    run = RunView(run="r1", job="job", generation=2, world_size=4, decision=decision, attempt=2)
+    wants = (Want(shard=shards[3], sources=("a", "b"), reason=WantReason.RESTORE),)
+    news = NodeView(version="1", nodes=(ME, PEER), runs=(run,), wants=wants)
+    now, _ = handle(state(*slots), ev.SessionOpened(session(generation=2)))
+    now, _ = handle(now, ev.ViewArrived(news))
+    now, actions = handle(now, ev.SlotCreated("s1"))
+    (fetch,) = (action for action in actions if isinstance(action, ev.Fetch))
+
+    now, _ = handle(now, ev.FetchDone(fetch.name, Content(shard=shards[3], owner="b", digests=b"")))
+    for slot in slots:
+        now, _ = handle(now, ev.SlotVerified(slot.name, intact=True, decision=1))
+
+    told = session_view(now, now.sessions[session().id]).restore
+    assert shards == tuple(segment.shard for segment in told.segments)

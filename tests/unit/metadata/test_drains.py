@@ -11,8 +11,9 @@ from holdfast.core.facts import (
 )
 from holdfast.core.reports import StepNote
 from holdfast.errors import InvalidRequestError
-from holdfast_services.metadata.domain import drains as persist
+from holdfast_services.metadata.domain import drains
 from holdfast_services.metadata.domain.model import MEMORY_ROWS_PER_RUN_MAX
+from holdfast_services.metadata.domain.work import items
 
 EVERY_TEN = PersistRule(steps=10)
 
@@ -213,7 +214,7 @@ def test_what_is_stored_already_needs_no_holder(tier):
     tier.report("a", "b")
 
     assert [10] == tier.draining()
-    assert ("manifest/0123456789ab/10/1",) == persist.items(tier.run)
+    assert ("manifest/0123456789ab/10/1",) == items(tier.run)
 
 
 def test_a_silent_holder_is_waited_for(tier):
@@ -231,7 +232,7 @@ def test_a_holder_that_stays_away_is_given_up(tier):
     tier.commit(10, generation, "a", "b")
     drop(tier, 10, generation, "a")
     tier.report("a")
-    tier.later(persist.HOLDER_AWAY_S_MAX)
+    tier.later(drains.HOLDER_AWAY_S_MAX)
     assert [10] == tier.draining(), "its lease ended less long ago"
     tier.later(tier.limits.node_lease_s)
     tier.report("a")

@@ -87,6 +87,27 @@ def test_a_step_that_one_agent_knows_as_committed_lets_no_older_one_go():
     assert all(node.steps() == {10} for node in cluster.nodes.values())
 
 
+def test_copies_go_along_though_metadata_went_before_it_heard_who_knows_of_a_commit():
+    """P5; 4.5: backups refused a third step, so a node that was lost took all since 9 with it."""
+    cluster = Cluster("a", "b", replicas=1, spare=2)
+    cluster.commit(8)
+    assert all(node.save(9) for node in cluster.nodes.values())
+    cluster.report("a", "b", "a")
+    assert cluster.kept == 8, "nobody has said that it knows of 9"
+    for step in (10, 11, 12):
+        cluster.report(heard=False)
+        assert all(node.save(step) for node in cluster.nodes.values())
+        steps = [{int(key.step) for key in node.held()} for node in cluster.nodes.values()]
+        assert steps == [{8, 9, step}] * 2
+        assert all(len(node.held()) == 6 for node in cluster.nodes.values()), "both ranks' steps"
+
+    cluster.lose("b")
+    cluster.now_s += 60.0
+    cluster.launch(b"second")
+
+    assert cluster.run.decision.checkpoint.step == 12
+
+
 @pytest.mark.parametrize(("nodes", "replicas"), [("ab", 0), ("ab", 1), ("abc", 1), ("abc", 2)])
 def test_a_step_replaced_as_it_was_committed_stops_no_later_save(nodes, replicas):
     """P4, P5: only the answer to a was lost, so the others have no outage to save through.
@@ -190,6 +211,36 @@ def test_steps_that_wait_for_their_copies_stay_as_long_as_there_are_slots_for_th
 
     assert cluster.kept == 8
     assert all(node.steps() == {8, 9, 10} for node in cluster.nodes.values())
+
+
+def test_a_step_that_its_owner_has_replaced_gives_way_once_a_later_one_is_whole_for_good():
+    """P4; ADR 0021: b's third slot held 9, which nobody could acknowledge, and a's 10 found no room
+
+    for its copy there: so 10 was not acknowledged either, and b had no slot for any later step.
+    """
+    cluster = Cluster("a", "b", replicas=1, slots=3, spare=0)
+    cluster.commit(8)
+    a, b = cluster.nodes.values()
+    cluster.report("a", heard=False)
+    assert b.save(9)
+    assert a.save(9)
+    assert a.save(10)
+    assert b.save(10)
+    assert a.save(11)
+    assert replaced(cluster, "a", 9)
+    cluster.report("b", answered=False)
+    cluster.report("b")
+    assert 9 in cluster.committed()
+    assert not b.save(11)
+    b.abandon(11)
+
+    for _ in range(4):
+        cluster.report()
+        for node in cluster.nodes.values():
+            node.feed(ev.Tick(node.state.now_s + 6.0))
+
+    assert cluster.kept == 10
+    assert all(node.save(12) for node in cluster.nodes.values())
 
 
 @pytest.mark.parametrize("known", ["copied_at_s", "durable_at_s", "drain_at_s"])

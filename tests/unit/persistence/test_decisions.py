@@ -1,4 +1,4 @@
-"""Items, verdicts, rests and rates: the worker's small rules."""
+"""Verdicts, rests and rates: the worker's small rules."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.facts import Shard
-from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.ids import ShardId
 from holdfast.errors import InvalidRequestError
-from holdfast.format.manifest import Manifest
 from holdfast_services.persistence.domain.backoff import REST_S_MAX, rest_s, worth_telling
-from holdfast_services.persistence.domain.found import Verdict, judge, same_checkpoint
-from holdfast_services.persistence.domain.items import Kind, parse
+from holdfast_services.persistence.domain.found import Verdict, judge
 from holdfast_services.persistence.domain.pacing import BURST_S, Bucket, take
 from holdfast_services.persistence.settings import Settings
 
@@ -32,18 +30,6 @@ ENVIRON = {
 }
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_an_item_is_read_as_it_is_written(kind):
-    assert f"{kind}/r1/10/1" == parse(f"{kind}/r1/10/1").text
-    assert kind is parse(f"{kind}/r1/10/1").kind
-
-
-@pytest.mark.parametrize("text", ["", "shard", "shard/", "paint/r1", "/", "SHARD/r1"])
-def test_an_item_of_no_known_kind_is_refused(text):
-    with pytest.raises(InvalidRequestError):
-        parse(text)
-
-
 @pytest.mark.parametrize(
     ("length", "sidecar", "repair", "verdict"),
     [
@@ -60,27 +46,6 @@ def test_an_object_is_believed_only_with_its_length_and_its_sidecar(
 ):
     """G10: done, proven, or written again; what is known to be bad is written again."""
     assert verdict is judge(SHARD, length, sidecar, repair=repair)
-
-
-def manifest(**fields):
-    base = Manifest(
-        checkpoint=CheckpointId("r1", 10, 1),
-        job="j",
-        world_size=1,
-        shards=(SHARD,),
-        write_id="0" * 32,
-        created_at_s=1.0,
-    )
-    return replace(base, **fields)
-
-
-def test_a_manifest_that_is_there_is_success_when_it_is_ours_or_says_the_same():
-    """A lost answer is read back: own write id, or another worker's with the same shards."""
-    other = replace(SHARD, root_digest=b"\2" * 16)
-
-    assert same_checkpoint(manifest(), manifest())
-    assert same_checkpoint(manifest(write_id="1" * 32, created_at_s=2.0), manifest())
-    assert not same_checkpoint(manifest(write_id="1" * 32, shards=(other,)), manifest())
 
 
 def test_rests_double_up_to_a_bound_and_people_hear_ever_less():

@@ -1,9 +1,14 @@
-"""What of a checkpoint a user may ask for."""
+"""What of a checkpoint a user may ask for, and which decision a rank takes."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from holdfast.errors import InvalidRequestError
-from holdfast.training.restore import Part
+from holdfast.core.facts import Decision, DecisionState
+from holdfast.core.session import RestoreView, SessionView
+from holdfast.errors import InvalidRequestError, StaleGenerationError
+from holdfast.training.restore import Part, restore
 
 NAMES = ("model", "optimizer")
 
@@ -19,3 +24,47 @@ def test_a_name_that_the_state_lacks_is_refused(only):
     """A typing error must not load nothing."""
     with pytest.raises(InvalidRequestError, match="pass names of state"):
         Part.of(NAMES, strict=True, only=only)
+
+
+# -- which decision is taken ----------------------------------------------------------------------
+
+
+class Agent:
+    """What a rank's session offers a restore: its number, and the view that its agent has."""
+
+    generation = 2
+
+    def __init__(self, **fields):
+        decision = Decision(number=1, state=DecisionState.CONFIRMED, fresh=True, **fields)
+        self.view = SessionView(version="1", restore=RestoreView(decision=decision))
+        self.began = []
+
+    def wait_view(self, accept, *, timeout_s):
+        return self.view if accept(self.view) else None
+
+    def begun(self, restored):
+        self.began.append(restored)
+
+
+def restored_by(agent):
+    return restore(agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part())
+
+
+def test_a_rank_begins_by_a_decision_for_its_own_attempt():
+    agent = Agent(generation=2)
+
+    assert restored_by(agent) is None
+    assert agent.began == [None]
+
+
+@pytest.mark.parametrize("state", [s for s in DecisionState if s is not DecisionState.UNSPECIFIED])
+def test_a_rank_ends_that_was_answered_another_number_than_its_agent(state):
+    """M1, M2: the catalogue was lost between two registrations; the rank would train as 2 by the
+    decision of 1, and be stopped at its next registration."""
+    agent = Agent(generation=1)
+    decision = replace(agent.view.restore.decision, state=state, fresh=False)
+    agent.view = replace(agent.view, restore=RestoreView(decision=decision))
+
+    with pytest.raises(StaleGenerationError, match="was answered 2, its agent 1; start the job"):
+        restored_by(agent)
+    assert not agent.began

@@ -6,6 +6,7 @@ fetched into in the same turn.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -17,10 +18,10 @@ from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import room, rules
 from holdfast_services.agent.domain.state import (
     AGENT,
-    Attempt,
     Session,
     Slot,
     State,
+    Tries,
     Work,
 )
 
@@ -90,10 +91,11 @@ def _fence(state: State) -> None:
 
 def _free(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
+    copies = state.copies()
     for slot in list(state.slots.values()):
         if slot.content is None or slot.work is not Work.NONE:
             continue
-        if rules.freeable(state, slot) or _second_copy(state, slot):
+        if rules.freeable(state, slot) or _second_copy(copies, slot):
             actions.append(_give_back(state, slot))
     actions += _replace(state)
     live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
@@ -127,11 +129,11 @@ def _replace(state: State) -> list[ev.Action]:
     return actions
 
 
-def _second_copy(state: State, slot: Slot) -> bool:
+def _second_copy(copies: Mapping[ShardId, Slot], slot: Slot) -> bool:
     """Tell whether a good copy of the same shard lies in another slot (saved or fetched twice)."""
     assert slot.content is not None, "only sealed slots are asked about"
-    first = state.held(slot.content.shard.id)
-    return slot.content.held is HeldState.SEALED and first is not None and first is not slot
+    sealed = slot.content.held is HeldState.SEALED
+    return sealed and copies.get(slot.content.shard.id) is not slot
 
 
 def _reclaim(state: State) -> list[ev.Action]:
@@ -168,8 +170,9 @@ def _verify(state: State) -> list[ev.Action]:
         decision = rules.decision_for(state, session)
         if decision is None or not rules.restoring(decision) or not _waits(session):
             continue
+        copies = state.copies()
         for shard in decision.shards:
-            slot = state.held(shard.id)
+            slot = copies.get(shard.id)
             if slot is None or slot.content is None or slot.work is not Work.NONE or slot.blocked:
                 continue
             if slot.content.verified_decision != decision.number:
@@ -208,27 +211,27 @@ def _restore_progress(state: State) -> list[ev.Action]:
 
 def _fetch(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
-    running = sum(1 for attempt in state.fetches.values() if attempt.under_way)
+    running = sum(1 for tries in state.fetches.values() if tries.under_way)
     wished: set[ShardId] = set()
     for wish in rules.wishes(state):
         shard = wish.shard
         wished.add(shard.id)
-        attempt = state.fetches.get(shard.id, Attempt())
-        if attempt.under_way or attempt.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
+        tries = state.fetches.get(shard.id, Tries())
+        if tries.under_way or tries.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
             continue
         if wish.owner:
             actions += _make_way(state, shard)
-        elif rules.is_restore(state, shard.id):
+        elif wish.restore:
             _take_back(state, shard.length_bytes)
         slot, made = _slot_for(state, shard.length_bytes)
         actions += made
         if slot is None:
             continue
         running += 1
-        state.fetches[shard.id] = replace(attempt, under_way=True)
+        state.fetches[shard.id] = replace(tries, under_way=True)
         actions += _begin_fetch(state, slot, wish)
-    for key, attempt in list(state.fetches.items()):
-        if key not in wished and not attempt.under_way:
+    for key, tries in list(state.fetches.items()):
+        if key not in wished and not tries.under_way:
             del state.fetches[key]
     return actions
 
@@ -303,8 +306,7 @@ def _lease(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     # What was taken back for a restore is not leased again before it has its room.
     starved = any(
-        rules.is_restore(state, wish.shard.id)
-        and not state.fetches.get(wish.shard.id, Attempt()).under_way
+        wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
         for wish in rules.wishes(state)
     )
     for session in state.sessions.values():
@@ -331,7 +333,7 @@ def _replicate(state: State) -> list[ev.Action]:
     for shard, peers in _copies(state):
         for peer in peers:
             key = (shard.id, peer.node, peer.data_address)
-            ask = state.asks.get(key, Attempt())
+            ask = state.asks.get(key, Tries())
             if running >= ASKS_COUNT_MAX or ask.done or ask.under_way or ask.next_s > state.now_s:
                 continue
             running += 1

@@ -20,12 +20,12 @@ from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import rules
 from holdfast_services.agent.domain.decide import ASK_BACKOFF, FETCH_BACKOFF, decide, say, tell
 from holdfast_services.agent.domain.state import (
-    Attempt,
     Content,
     HoldWish,
     Session,
     Slot,
     State,
+    Tries,
     Work,
 )
 
@@ -78,9 +78,8 @@ def _session_opened(state: State, event: ev.SessionOpened) -> list[ev.Action]:
 
 def _reserved(state: State, event: ev.Reserved) -> list[ev.Action]:
     session = state.sessions[event.session]
-    state.sessions[session.id] = replace(session, reservation=event.reservation)
+    state.sessions[session.id] = replace(session, reservation=event.reservation, refused="")
     state.creating_after_s = 0.0
-    state.refused.pop(event.reservation.length_bytes, None)
     return []
 
 
@@ -179,14 +178,16 @@ def _metadata_lost(state: State, event: ev.MetadataLost) -> list[ev.Action]:
 
 
 def _created(state: State, event: ev.SlotCreated) -> list[ev.Action]:
-    made = state.slots[event.slot]
-    state.slots[event.slot] = replace(made, work=Work.NONE)
-    state.refused.pop(made.length_bytes, None)
+    state.slots[event.slot] = replace(state.slots[event.slot], work=Work.NONE)
     return []
 
 
 def _refused(state: State, event: ev.SlotRefused) -> list[ev.Action]:
-    state.refused[state.slots.pop(event.slot).length_bytes] = event.reason
+    length_bytes = state.slots.pop(event.slot).length_bytes
+    for key, session in state.sessions.items():
+        asked = session.reservation
+        if asked and asked.length_bytes == length_bytes and rules.quota_left(state, session):
+            state.sessions[key] = replace(session, refused=event.reason)
     state.creating_after_s = state.now_s + CREATE_RETRY_S
     return say(state, "arena_exhausted", "error", event.reason)
 
@@ -310,8 +311,8 @@ def _work_blocked(state: State, event: ev.WorkBlocked) -> list[ev.Action]:
 def _hold_asked(state: State, event: ev.HoldAsked) -> list[ev.Action]:
     shard = event.shard.id
     state.holds[shard] = HoldWish(shard=event.shard, source=event.source)
-    attempt = state.fetches.get(shard)
-    if attempt is not None and not attempt.under_way:
+    tries = state.fetches.get(shard)
+    if tries is not None and not tries.under_way:
         del state.fetches[shard]
     return []
 
@@ -327,9 +328,9 @@ def _fetch_done(state: State, event: ev.FetchDone) -> list[ev.Action]:
 
 
 def _fetch_failed(state: State, event: ev.FetchFailed) -> list[ev.Action]:
-    tries = state.fetches.get(event.shard, Attempt()).tries + 1
-    wait_s = FETCH_BACKOFF.wait_s(tries)
-    state.fetches[event.shard] = Attempt(tries=tries, next_s=state.now_s + wait_s)
+    count = state.fetches.get(event.shard, Tries()).count + 1
+    wait_s = FETCH_BACKOFF.wait_s(count)
+    state.fetches[event.shard] = Tries(count=count, next_s=state.now_s + wait_s)
     state.holds.pop(event.shard, None)
     slot = _current(state, event.name)
     actions = _free(state, slot) if slot else []
@@ -337,7 +338,7 @@ def _fetch_failed(state: State, event: ev.FetchFailed) -> list[ev.Action]:
     return [
         *actions,
         *_blame(state, event.shard, event.bad),
-        *(say(state, "fetch_failed", "warning", message) if tries == 1 else []),
+        *(say(state, "fetch_failed", "warning", message) if count == 1 else []),
         *(say(state, "object_store_failed", "warning", event.advice) if event.advice else []),
     ]
 
@@ -358,13 +359,13 @@ def _blame(state: State, shard: ShardId, nodes: tuple[str, ...]) -> list[ev.Acti
 
 def _hold_answered(state: State, event: ev.HoldAnswered) -> list[ev.Action]:
     key = (event.shard, event.peer.node, event.peer.data_address)
-    tries = state.asks.get(key, Attempt()).tries + 1
+    count = state.asks.get(key, Tries()).count + 1
     if not event.refused or event.refused in _FINAL_REFUSALS:
-        state.asks[key] = Attempt(tries=tries, done=True)
+        state.asks[key] = Tries(count=count, done=True)
         return []
-    state.asks[key] = Attempt(tries=tries, next_s=state.now_s + ASK_BACKOFF.wait_s(tries))
+    state.asks[key] = Tries(count=count, next_s=state.now_s + ASK_BACKOFF.wait_s(count))
     message = f"node {event.peer.node} does not hold shard {event.shard.key}: {event.message}"
-    return say(state, "replication_failed", "warning", message) if tries == 1 else []
+    return say(state, "replication_failed", "warning", message) if count == 1 else []
 
 
 _FINAL_REFUSALS = frozenset({"precondition", "invalid_request", "unsupported_format"})

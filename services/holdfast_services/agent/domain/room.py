@@ -65,15 +65,20 @@ def check_holdable(state: State, shard: Shard) -> None:
 
 
 def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
-    """Return how many steps of a peer's rank must stay here, beside those that drain."""
+    """Return how many steps of a peer's rank must stay here, beside those that drain.
+
+    One less if metadata is out and does not know that a commit was heard of here: its owner has a
+    slot more then too, in what budget is left (``rules.quota_left``).
+    """
     pinned = view.pinned if view else ()
     spared = state.view.spares if state.view and not state.lost else ()
     held = {
-        key
+        key: slot
         for key, slot in rules.copies_of_rank(state, shard)
         if slot.content is not None and slot.content.held is HeldState.SEALED
     }
-    return sum(key.checkpoint not in pinned and key not in spared for key in held)
+    more = bool(state.lost) and any(rules.unheard(state, slot) for slot in held.values())
+    return sum(key.checkpoint not in pinned and key not in spared for key in held) - more
 
 
 def dispensable(state: State) -> Slot | None:

@@ -237,7 +237,8 @@ def all_verified(state: State, decision: Decision) -> bool:
 
     Of one whose shards nobody can name any more nothing is: the catalogue was lost meanwhile.
     """
-    slots = [state.held(shard.id) for shard in decision.shards]
+    copies = state.copies()
+    slots = [copies.get(shard.id) for shard in decision.shards]
     return bool(slots) and all(
         slot is not None
         and slot.content is not None
@@ -258,7 +259,7 @@ def quota_left(state: State, session: Session) -> int:
     if session.wants_slot and state.lost:
         # Metadata went away between telling this agent of a commit and hearing that it knows:
         # neither that step nor the one before may go. The rank goes on in what budget is left.
-        taken -= any(_unheard(state, slot) for slot in held)
+        taken -= any(unheard(state, slot) for slot in held)
     if _restored(state, session):
         # What was restored is kept until a newer step is safe. The budget counts it as one of the
         # slots (P8); leased on top, there would be no room for the copies that make a step safe.
@@ -267,7 +268,7 @@ def quota_left(state: State, session: Session) -> int:
     return max(session.reservation.slots - taken, 0)
 
 
-def _unheard(state: State, slot: Slot) -> bool:
+def unheard(state: State, slot: Slot) -> bool:
     """Tell whether a commit is known here of which metadata does not know that it is."""
     view = state.run(slot.content.shard.id.run) if slot.content else None
     if slot.content is None or view is None:
@@ -379,6 +380,15 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     )
 
 
+def reserved_bytes(state: State) -> int:
+    """Return what the ranks that train here have reserved."""
+    return sum(
+        session.reservation.slots * session.reservation.length_bytes
+        for session in state.sessions.values()
+        if session.active and session.reservation
+    )
+
+
 def nodes_known(state: State) -> int:
     """Return how many nodes are live: any of them may get copies, whatever the job's own are."""
     return len(state.view.nodes) if state.view else 0
@@ -418,13 +428,14 @@ def _mates(state: State, session: Session) -> list[Session]:
 class Wish:
     """A copy that should be fetched: from a peer, else from the object store if it is there.
 
-    ``owner`` empty: whoever gives it.
+    ``owner`` empty: whoever gives it. ``restore``: a restore waits for it.
     """
 
     shard: Shard
     sources: tuple[Peer, ...]
     owner: str = ""
     object: bool = False
+    restore: bool = False
 
 
 def wishes(state: State) -> list[Wish]:
@@ -433,6 +444,7 @@ def wishes(state: State) -> list[Wish]:
     Restores come before repairs, repairs before copies that owners asked for.
     """
     wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
+    restored = {w.shard.id for w in wants if w.reason is WantReason.RESTORE}
     listed = [Wish(shard=w.shard, sources=_sources(state, w), object=w.object) for w in wants]
     holds = [
         Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
@@ -441,7 +453,9 @@ def wishes(state: State) -> list[Wish]:
     for wish in (*listed, *holds):
         if wish.shard.id not in first and (wish.sources or wish.object):
             first[wish.shard.id] = wish
-    return [wish for key, wish in first.items() if state.held(key) is None]
+    copies = state.copies()
+    missing = ((key, wish) for key, wish in first.items() if key not in copies)
+    return [replace(wish, restore=key in restored) for key, wish in missing]
 
 
 def _sources(state: State, want: Want) -> tuple[Peer, ...]:
@@ -450,12 +464,6 @@ def _sources(state: State, want: Want) -> tuple[Peer, ...]:
     peers = [state.peer(node) for node in want.sources if node != state.me.node]
     known = [peer for peer in peers if peer is not None]
     return tuple(sorted(known, key=lambda peer: peer.node in bad))
-
-
-def is_restore(state: State, shard: ShardId) -> bool:
-    """Tell whether a fetch of this shard serves a restore."""
-    wants = state.view.wants if state.view else ()
-    return any(w.shard.id == shard and w.reason is WantReason.RESTORE for w in wants)
 
 
 def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:

@@ -93,7 +93,8 @@ class Session:
 
     ``spec`` and ``report`` are the rank's own words; ``seat`` is the catalogue's answer.
     ``wants_slot`` is the step that found no free slot; ``replaced`` are sealed steps that gave
-    theirs up to a later one, newest last.
+    theirs up to a later one, newest last. ``refused`` is why the file system had no room for a
+    slot that this session was short of, since it reserved last.
     """
 
     id: str
@@ -102,6 +103,7 @@ class Session:
     report: RankReport = field(default_factory=RankReport)
     opened_s: float = 0.0
     reservation: Reservation | None = None
+    refused: str = ""
     live: bool = True
     fenced: bool = False
     wants_slot: int = 0
@@ -135,10 +137,10 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Tries:
     """Tries of one thing so far: when it may be tried again, or that it is under way or done."""
 
-    tries: int = 0
+    count: int = 0
     next_s: float = 0.0
     under_way: bool = False
     done: bool = False
@@ -162,7 +164,6 @@ class State:
 
     ``seen`` is, by run, the newest committed checkpoint of any view so far: it never goes back,
     whatever order views arrive in. ``replaced_count`` counts since metadata was lost.
-    ``refused``: why the file system gave no slot of a length when it was last tried.
     """
 
     me: Peer
@@ -174,12 +175,11 @@ class State:
     seen: dict[str, CheckpointId] = field(default_factory=dict)
     replaced_count: int = 0
     holds: dict[ShardId, HoldWish] = field(default_factory=dict)
-    fetches: dict[ShardId, Attempt] = field(default_factory=dict)
-    asks: dict[AskKey, Attempt] = field(default_factory=dict)
+    fetches: dict[ShardId, Tries] = field(default_factory=dict)
+    asks: dict[AskKey, Tries] = field(default_factory=dict)
     bad_sources: tuple[BadSource, ...] = ()
     said: frozenset[str] = frozenset()
     creating_after_s: float = 0.0
-    refused: dict[int, str] = field(default_factory=dict)
     next_slot: int = 1
     now_s: float = 0.0
 
@@ -200,7 +200,6 @@ class State:
             bad_sources=self.bad_sources,
             said=self.said,
             creating_after_s=self.creating_after_s,
-            refused=dict(self.refused),
             next_slot=self.next_slot,
             now_s=self.now_s,
         )
@@ -221,7 +220,7 @@ class State:
         return next((peer for peer in nodes if peer.node == node), None)
 
     def held(self, shard: ShardId) -> Slot | None:
-        """The slot with a servable copy of ``shard``."""
+        """The slot with a servable copy of ``shard``; who asks for many takes ``copies``."""
         return next(
             (
                 slot
@@ -232,3 +231,15 @@ class State:
             ),
             None,
         )
+
+    def copies(self) -> dict[ShardId, Slot]:
+        """Return what ``held`` answers for each shard that is here, as it is now.
+
+        Made anew for each question: a checkpoint has as many shards as ranks, and ``held`` looks
+        at all slots for each of them.
+        """
+        found: dict[ShardId, Slot] = {}
+        for slot in self.slots.values():
+            if slot.content and slot.content.held is HeldState.SEALED:
+                found.setdefault(slot.content.shard.id, slot)
+        return found

@@ -169,7 +169,8 @@ def _restore(state: State, session: Session) -> RestoreView | None:
     if not restoring(decision):
         return RestoreView(decision=decision, ready=confirmed, decide_s=_decide_s(session))
     ready = all_verified(state, decision)
-    held = [state.held(shard.id) for shard in decision.shards] if ready and confirmed else []
+    copies = state.copies() if ready and confirmed else {}
+    held = [copies.get(shard.id) for shard in decision.shards] if copies else []
     return RestoreView(
         decision=decision,
         ready=ready,

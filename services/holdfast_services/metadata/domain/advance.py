@@ -14,9 +14,10 @@ from holdfast_services.metadata.domain.announce import announce
 from holdfast_services.metadata.domain.attempts import absorb
 from holdfast_services.metadata.domain.commit import abandon, commit
 from holdfast_services.metadata.domain.copies import allow
-from holdfast_services.metadata.domain.drains import annotate, persist, persist_off
+from holdfast_services.metadata.domain.drains import persist, persist_off
 from holdfast_services.metadata.domain.evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
+from holdfast_services.metadata.domain.notes import annotate
 from holdfast_services.metadata.domain.restore import Facts, decide
 
 

@@ -200,7 +200,8 @@ def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[
     """Return committed steps that wait for their copies, beyond what ranks have slots for.
 
     An outage can leave more of them than one, whose holders have replaced some parts and have no
-    room for others: none was ever acknowledged. The oldest go, once a later one is firm.
+    room for others: none was ever acknowledged. The oldest go, once a later one is firm; and so do
+    those of which an owner has no part any more, since nobody will ask for copies of that.
     """
     if run.attempt is None:
         return
@@ -208,12 +209,17 @@ def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[
     room = slots_per_rank(persist=run.attempt.spec.persist.on) - beside
     waiting = (row.id for row in run.checkpoints if run.usable(row.id) and not _safe(row))
     mine = sorted((key for key in waiting if key.generation == _committing(run)), reverse=True)
-    beyond = mine[room:]
+    beyond = [key for key in mine if key in mine[room:] or _unowned(evidence.live.get(key, {}))]
     firm = _firm_from(run, nodes, evidence) if beyond else None
     for key in beyond:
         if firm is not None and key < firm:
             reason = f"step {firm.step} is whole, and its copies need the room"
             yield AbandonedStep(run=run.id, step=key.step, generation=key.generation, reason=reason)
+
+
+def _unowned(copies: CheckpointCopies) -> bool:
+    """Tell whether a shard lies with others than its owner only."""
+    return any(item.owner not in item.nodes for item in copies.values())
 
 
 def _firm_from(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> CheckpointId | None:

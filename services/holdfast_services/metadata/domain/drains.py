@@ -1,73 +1,21 @@
-"""Persisting (G10): which checkpoint becomes due, when a drain is given up, what workers do for it.
+"""Drains (G10): which checkpoint goes to the object store, and when one that is going is given up.
 
 One checkpoint of a run is on its way at a time. While it is, another that becomes due is
 *postponed*: memory-tier saves never wait, the object tier gets the next committed one instead.
-The queue carries names of items only; what an item stands for now is planned when it is claimed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from holdfast.core.facts import Event, HeldState, Peer, PersistPlan, PersistRule, Shard
-from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step, run_id, shard_id
-from holdfast.errors import InvalidRequestError, ManifestError
-from holdfast.format.canonical import strict_object
-from holdfast.format.manifest import check_notes
-from holdfast_services.metadata.domain.attempts import status_by_rank
+from holdfast.core.facts import Event, PersistRule, Shard
+from holdfast.core.ids import CheckpointId
 from holdfast_services.metadata.domain.evidence import Copies, Evidence, shards_of, whole
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Node, Outcome, Run
 
-NOTES_BYTES_MAX = 4096
-EARLIER_IN_PLAN_MAX = 4
-SOURCES_IN_PLAN_MAX = 8
 HOLDER_AWAY_S_MAX = 600.0
 """How long a drain waits for a holder that was lost: its node may be only cut off."""
-
-SHARD, MANIFEST, COLLECT, SCRUB = "shard", "manifest", "collect", "scrub"
-ORPHANS = "orphans/all"
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """What a name in the queue asks for; ``shard`` is None unless it is about one."""
-
-    kind: str
-    checkpoint: CheckpointId
-    shard: ShardId | None = None
-
-
-def item_of(kind: str, checkpoint: CheckpointId) -> str:
-    """Return the name in the queue of what is done to a whole checkpoint."""
-    return f"{kind}/{checkpoint.run}/{checkpoint.step}/{checkpoint.generation}"
-
-
-def shard_item(shard: ShardId) -> str:
-    """Return the name in the queue of one shard's upload."""
-    return f"{SHARD}/{shard.key}"
-
-
-def parse(text: str) -> Item:
-    """Return what ``text`` asks for; ``ORPHANS`` is about no checkpoint and not parsed here.
-
-    Raises:
-        InvalidRequestError: it is no name of an item.
-    """
-    kind, _, rest = text.partition("/")
-    if kind == SHARD:
-        shard = shard_id(rest)
-        return Item(kind, shard.checkpoint, shard)
-    parts = rest.split("/")
-    numbers = len(parts) == 3 and all(p.isascii() and p.isdigit() for p in parts[1:])
-    if kind not in (MANIFEST, COLLECT, SCRUB) or not numbers or len(rest) > 80:
-        raise InvalidRequestError(f"item {text[:80]!r} is none of the queue's")
-    key = CheckpointId(run_id(parts[0]), Step(int(parts[1])), Generation(int(parts[2])))
-    return Item(kind, key)
-
-
-# -- which checkpoints go --------------------------------------------------------------------
 
 
 def persist(
@@ -243,128 +191,3 @@ def _lost(run: Run, drain: Drain, why: str) -> Event:
         job=run.job,
         context={"run": run.id, "step": str(key.step), "generation": str(key.generation)},
     )
-
-
-# -- what is known of a row ------------------------------------------------------------------
-
-
-def annotate(run: Run, nodes: Mapping[str, Node]) -> Run:
-    """Return the run whose rows have the notes that rank 0 of their attempt said."""
-    said = status_by_rank(run, nodes).get(0)
-    notes = {note.step: note.json for note in said.report.notes} if said else {}
-    bare = [
-        row
-        for row in run.checkpoints
-        if not row.notes and row.id.generation == run.generation and row.id.step in notes
-    ]
-    known = {row.id: notes[row.id.step] for row in bare if usable_notes(notes[row.id.step])}
-    if not known:
-        return run
-    rows = (replace(r, notes=known[r.id]) if r.id in known else r for r in run.checkpoints)
-    return replace(run, checkpoints=tuple(rows))
-
-
-def usable_notes(text: str) -> bool:
-    """Tell whether ``text`` can stand in a manifest: else it is dropped.
-
-    What a manifest refuses would keep the checkpoint from ever becoming durable.
-    """
-    try:
-        check_notes(strict_object(text.encode(), what="notes", bytes_max=NOTES_BYTES_MAX))
-    except ManifestError:
-        return False
-    return True
-
-
-# -- what workers do -------------------------------------------------------------------------
-
-
-def items(run: Run) -> tuple[str, ...]:
-    """Return the names of all that is still to be done for the run's drains."""
-    found: list[str] = []
-    for drain in run.drains:
-        found += [shard_item(shard.id) for shard in drain.missing]
-        if not drain.missing:
-            found.append(item_of(MANIFEST, drain.checkpoint))
-    return tuple(found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What the catalogue knows of an item's checkpoint.
-
-    ``shards`` are those that the item is about: the one that is awaited or lies there wrong, or
-    all of the checkpoint. ``missing_count`` of a drain's are still to come. ``earlier`` are
-    durable rows of the run, newest first.
-    """
-
-    job: str
-    row: Checkpoint
-    shards: tuple[Shard, ...]
-    missing_count: int = 0
-    repair: bool = False
-    replicas: int = 0
-    earlier: tuple[Checkpoint, ...] = ()
-
-
-def plan(item: Item, work: Work, nodes: Mapping[str, Node], now_s: float) -> PersistPlan | None:
-    """Return what a worker does for ``item`` now, None: nothing any more.
-
-    The sources of a shard may be empty: then who holds it is away.
-    """
-    row = work.row
-    wanted = {
-        SHARD: True,
-        MANIFEST: row.draining and work.missing_count == 0,
-        COLLECT: row.expired,
-        SCRUB: row.durable_at_s is not None and not row.expired,
-    }
-    if not work.shards or not wanted[item.kind]:
-        return None
-    earlier = [one.id for one in work.earlier if one.id != row.id]
-    return PersistPlan(
-        checkpoint=row.id,
-        job=work.job,
-        shards=work.shards,
-        sources=holders(work.shards[0], nodes, now_s) if item.kind == SHARD else (),
-        earlier=tuple(earlier[:EARLIER_IN_PLAN_MAX]),
-        parent=row.parent,
-        notes=row.notes,
-        replicas=work.replicas,
-        created_at_s=row.local_at_s,
-        repair=work.repair,
-    )
-
-
-def orphans(draining: Iterable[CheckpointId], before_s: float) -> PersistPlan:
-    """Return the plan of ``ORPHANS``: what is older than its time goes, ``earlier`` stays."""
-    nothing = CheckpointId(RunId(""), Step(0), Generation(0))
-    return PersistPlan(
-        checkpoint=nothing, job="", earlier=tuple(draining), created_at_s=max(0.0, before_s)
-    )
-
-
-def holders(shard: Shard, nodes: Mapping[str, Node], now_s: float) -> tuple[Peer, ...]:
-    """Return the live nodes that hold exactly ``shard``, a bounded number."""
-    found = (
-        nodes[name].inventory.node
-        for name in sorted(nodes)
-        if nodes[name].live(now_s)
-        and any(
-            held.shard == shard and held.state is HeldState.SEALED
-            for held in nodes[name].inventory.shards
-        )
-    )
-    return tuple(islice(found, SOURCES_IN_PLAN_MAX))
-
-
-def repairs(bad: Iterable[ShardId], nodes: Mapping[str, Node], now_s: float) -> tuple[str, ...]:
-    """Return the names of shards that lie there wrong and that a live node could replace."""
-    there = {
-        held.shard.id
-        for node in nodes.values()
-        if node.live(now_s)
-        for held in node.inventory.shards
-        if held.state is HeldState.SEALED
-    }
-    return tuple(shard_item(key) for key in bad if key in there)

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 from holdfast_services.metadata.domain.view import World
 from holdfast_services.metadata.edges.cost_figures import cost_lines
-from holdfast_services.metadata.loops.keeper import Keeper
-from holdfast_services.metadata.transactor import Service
+from holdfast_services.metadata.edges.object_tier import ObjectTier
+from holdfast_services.metadata.health import waiting_count
+from holdfast_services.metadata.reports import Reports
+from holdfast_services.metadata.transactor import Transactor
 
 _Figure = tuple[str, str, float]
 
 
-async def text(service: Service, keeper: Keeper) -> str:
+async def text(transactor: Transactor, reports: Reports, objects: ObjectTier) -> str:
     """Return the figures in the text format; each name has its unit last."""
-    world = await service.world()
-    figures = [*_memory(world), *await _objects(service, keeper), *_process(service)]
+    world = await transactor.world()
+    figures = [*_memory(world), *await _objects(transactor, objects), *_process(reports)]
     lines = (f"# TYPE {name} {kind}\n{name} {value:.15g}\n" for name, kind, value in figures)
     return "".join((*lines, *cost_lines(world)))
 
@@ -32,8 +34,8 @@ def _memory(world: World) -> Iterator[_Figure]:
     yield "holdfast_arena_used_bytes", "gauge", used_bytes
 
 
-async def _objects(service: Service, keeper: Keeper) -> list[_Figure]:
-    now_s, tier = await service.read(lambda c: (c.now_s(), c.tier_counts()))
+async def _objects(transactor: Transactor, objects: ObjectTier) -> list[_Figure]:
+    now_s, tier = await transactor.read(lambda c: (c.now_s(), c.tier_counts()))
     age_s = max(0.0, now_s - tier.draining_since_s) if tier.draining else 0.0
     found: list[_Figure] = [
         ("holdfast_checkpoints_durable", "gauge", tier.durable),
@@ -49,15 +51,15 @@ async def _objects(service: Service, keeper: Keeper) -> list[_Figure]:
     if tier.scrubbed_since_s:
         oldest_s = max(0.0, now_s - tier.scrubbed_since_s)
         found.append(("holdfast_scrubbed_oldest_seconds", "gauge", oldest_s))
-    waiting = await keeper.queue_waiting()
+    waiting = await waiting_count(objects.queue)
     if waiting is not None:
         found.append(("holdfast_queue_waiting", "gauge", waiting))
-    state = await keeper.store_state()
+    state = await objects.health.state()
     if state.url is not None:
         found.append(("holdfast_store_up", "gauge", state.ok))
     return found
 
 
-def _process(service: Service) -> Iterator[_Figure]:
-    yield "holdfast_report_seconds_sum", "counter", service.report_s_sum
-    yield "holdfast_report_seconds_count", "counter", service.reports_count
+def _process(reports: Reports) -> Iterator[_Figure]:
+    yield "holdfast_report_seconds_sum", "counter", reports.s_sum
+    yield "holdfast_report_seconds_count", "counter", reports.count

@@ -31,15 +31,14 @@ from holdfast.errors import (
 from holdfast.rpc.status import http_code
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.view import World
-from holdfast_services.metadata.edges import documents as queries
-from holdfast_services.metadata.edges import metrics
-from holdfast_services.metadata.edges.rest_users import OneOf, Step, keep_router
+from holdfast_services.metadata.edges import documents, metrics
+from holdfast_services.metadata.edges.object_tier import ObjectTier
+from holdfast_services.metadata.edges.rest_users import OneOf, Step, users_router
 from holdfast_services.metadata.edges.visitors import refusal
-from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.reports import Reports
 from holdfast_services.metadata.storage import Catalogue
-from holdfast_services.metadata.transactor import Service
-from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases import users as keeping
+from holdfast_services.metadata.transactor import Transactor
+from holdfast_services.metadata.usecases import agents, users
 from holdfast_services.metadata.usecases.users import At
 
 EVENT_ID_DIGITS_MAX = 18
@@ -64,7 +63,11 @@ Durable = Annotated[
 
 
 def make_app(
-    service: Service, keeper: Keeper, stopping: asyncio.Event, names: Collection[str] = ()
+    transactor: Transactor,
+    reports: Reports,
+    objects: ObjectTier,
+    stopping: asyncio.Event,
+    names: Collection[str] = (),
 ) -> FastAPI:
     """Return the application; event streams end when ``stopping`` is set.
 
@@ -91,11 +94,12 @@ def make_app(
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _unrouted)
     app.add_exception_handler(Exception, _failed)
-    _add_health(app, service, keeper)
-    app.include_router(keep_router(keeper))
-    _add_checkpoints(app, service)
-    _add_jobs(app, service)
-    _add_events(app, service, stopping)
+    _add_health(app, transactor)
+    _add_metrics(app, transactor, reports, objects)
+    app.include_router(users_router(transactor, objects))
+    _add_checkpoints(app, transactor)
+    _add_jobs(app, transactor)
+    _add_events(app, transactor, stopping)
     return app
 
 
@@ -141,7 +145,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     return await _problem(request, InternalError("unexpected failure; see the service's log"))
 
 
-def _add_health(app: FastAPI, service: Service, keeper: Keeper) -> None:
+def _add_health(app: FastAPI, transactor: Transactor) -> None:
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> str:
         return (files(__package__) / "page" / "index.html").read_text(encoding="utf-8")
@@ -154,29 +158,33 @@ def _add_health(app: FastAPI, service: Service, keeper: Keeper) -> None:
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
         """Answer while the catalogue can be read and was written lately: a disk may be full."""
-        await service.read(transactions.check_written)
+        await transactor.read(agents.check_written)
         return {"status": "ready"}
 
+
+def _add_metrics(
+    app: FastAPI, transactor: Transactor, reports: Reports, objects: ObjectTier
+) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def figures() -> str:
         """Answer with the figures of this process and the catalogue, for Prometheus."""
-        return await metrics.text(service, keeper)
+        return await metrics.text(transactor, reports, objects)
 
 
 # A job's name may hold slashes, so the longer paths come first: "{job:path}" takes them all.
-def _add_checkpoints(app: FastAPI, service: Service) -> None:
+def _add_checkpoints(app: FastAPI, transactor: Transactor) -> None:
     @app.get("/api/v1/jobs/{job:path}/checkpoints/{step}")
     async def checkpoint(
         job: str, step: Step, generation: OneOf = None
-    ) -> queries.CheckpointDetailDoc:
+    ) -> documents.CheckpointDetailDoc:
         """Show one checkpoint with its shards; of several generations the one that counts."""
-        world = await service.world()
-        run = await _run(service, job, world)
+        world = await transactor.world()
+        run = await _run(transactor, job, world)
         at = At(run.job, step, generation)
-        item, stored = await service.read(lambda c: keeping.one(c, run, at))
-        return queries.checkpoint_detail_doc(run, item, stored, world)
+        item, stored = await transactor.read(lambda c: users.one(c, run, at))
+        return documents.checkpoint_detail_doc(run, item, stored, world)
 
-    @app.get("/api/v1/jobs/{job:path}/checkpoints", response_model=list[queries.CheckpointDoc])
+    @app.get("/api/v1/jobs/{job:path}/checkpoints", response_model=list[documents.CheckpointDoc])
     async def checkpoints(
         job: str,
         limit: Rows = CHECKPOINTS_PER_ANSWER_MAX,
@@ -185,64 +193,64 @@ def _add_checkpoints(app: FastAPI, service: Service) -> None:
         durable: Durable = False,
     ) -> Response:
         """List a job's checkpoints, newest first; page on with the last row's step."""
-        world = await service.world()
-        run = await _run(service, job, world)
+        world = await transactor.world()
+        run = await _run(transactor, job, world)
         below = None if before is None else (before, before_generation)
 
         def rows(catalogue: Catalogue) -> bytes:
             now_s = catalogue.now_s()
             found = catalogue.listed(run.id, now_s, below=below, durable=durable, limit=limit)
-            return queries.checkpoints_json(run, found, world)
+            return documents.checkpoints_json(run, found, world)
 
         # Made in the thread that reads: a thousand rows would hold up the loop.
-        return Response(await service.read(rows), media_type="application/json")
+        return Response(await transactor.read(rows), media_type="application/json")
 
 
-def _add_jobs(app: FastAPI, service: Service) -> None:
+def _add_jobs(app: FastAPI, transactor: Transactor) -> None:
     @app.get("/api/v1/jobs")
-    async def jobs() -> list[queries.JobDoc]:
+    async def jobs() -> list[documents.JobDoc]:
         """List the jobs by name."""
-        world = await service.world()
-        names = await service.read(lambda c: [row["name"] for row in c.job_rows()])
-        runs = [await _known(service, name, world) for name in names]
-        return [queries.job_doc(run, world) for run in runs if run and not run.removed]
+        world = await transactor.world()
+        names = await transactor.read(lambda c: [row["name"] for row in c.job_rows()])
+        runs = [await _known(transactor, name, world) for name in names]
+        return [documents.job_doc(run, world) for run in runs if run and not run.removed]
 
     @app.get("/api/v1/jobs/{job:path}")
-    async def one_job(job: str) -> queries.JobDoc:
+    async def one_job(job: str) -> documents.JobDoc:
         """Show one job."""
-        world = await service.world()
-        return queries.job_doc(await _run(service, job, world), world)
+        world = await transactor.world()
+        return documents.job_doc(await _run(transactor, job, world), world)
 
     @app.get("/api/v1/nodes")
-    async def nodes() -> list[queries.NodeDoc]:
+    async def nodes() -> list[documents.NodeDoc]:
         """List the nodes, live and lost."""
-        world = await service.world()
-        return [queries.node_doc(world.nodes[name], world) for name in sorted(world.nodes)]
+        world = await transactor.world()
+        return [documents.node_doc(world.nodes[name], world) for name in sorted(world.nodes)]
 
 
-async def _run(service: Service, job: str, world: World) -> Run:
+async def _run(transactor: Transactor, job: str, world: World) -> Run:
     """Return a job's run.
 
     Raises:
         NotFoundError: there is none, or it was removed.
     """
     name = job_name(job)
-    run = await _known(service, name, world)
+    run = await _known(transactor, name, world)
     if run is None or run.removed:
         raise NotFoundError(f"no job {name}", job=name)
     return run
 
 
-async def _known(service: Service, name: str, world: World) -> Run | None:
+async def _known(transactor: Transactor, name: str, world: World) -> Run | None:
     """Return a job's run from the snapshot, or from the catalogue when nothing moves it."""
     run = next((run for run in world.runs if run.job == name), None)
-    return run or await service.read(lambda c: c.load_run(c.run_of(name) or ""))
+    return run or await transactor.read(lambda c: c.load_run(c.run_of(name) or ""))
 
 
-def _add_events(app: FastAPI, service: Service, stopping: asyncio.Event) -> None:
+def _add_events(app: FastAPI, transactor: Transactor, stopping: asyncio.Event) -> None:
     @app.get(
         "/api/v1/events",
-        response_model=list[queries.EventDoc],
+        response_model=list[documents.EventDoc],
         responses={200: {"content": {"text/event-stream": {}}}},
     )
     async def events(
@@ -252,10 +260,10 @@ def _add_events(app: FastAPI, service: Service, stopping: asyncio.Event) -> None
     ) -> Response:
         """Stream events; with Accept: application/json list the newest, newest first."""
         if "application/json" in accept and "text/event-stream" not in accept:
-            rows = await service.read(lambda c: c.last_events(limit))
-            return JSONResponse([queries.event_doc(row).model_dump() for row in rows])
-        first = await _start(service) if last_event_id is None else _event_id(last_event_id)
-        stream = _stream(service, stopping, first)
+            rows = await transactor.read(lambda c: c.last_events(limit))
+            return JSONResponse([documents.event_doc(row).model_dump() for row in rows])
+        first = await _start(transactor) if last_event_id is None else _event_id(last_event_id)
+        stream = _stream(transactor, stopping, first)
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
@@ -267,19 +275,19 @@ def _event_id(text: str) -> int:
     return int(text)
 
 
-async def _start(service: Service) -> int:
-    rows = await service.read(lambda c: c.last_events(EVENTS_AT_START))
+async def _start(transactor: Transactor) -> int:
+    rows = await transactor.read(lambda c: c.last_events(EVENTS_AT_START))
     return int(rows[-1]["id"]) - 1 if rows else 0
 
 
-async def _stream(service: Service, stopping: asyncio.Event, last: int) -> AsyncIterator[str]:
+async def _stream(transactor: Transactor, stopping: asyncio.Event, last: int) -> AsyncIterator[str]:
     yield "retry: 1000\n\n"
     while not stopping.is_set():
         after = last
-        rows = await service.read(lambda c: c.events_after(after, EVENTS_PER_ANSWER_MAX))  # noqa: B023
+        rows = await transactor.read(lambda c: c.events_after(after, EVENTS_PER_ANSWER_MAX))  # noqa: B023
         for row in rows:
             last = int(row["id"])
-            yield f"id: {last}\ndata: {queries.event_doc(row).model_dump_json()}\n\n"
+            yield f"id: {last}\ndata: {documents.event_doc(row).model_dump_json()}\n\n"
         if not rows:
             yield ": still here\n\n"  # finds out that the reader has gone
-            await service.changed(STREAM_POLL_S)
+            await transactor.changed(STREAM_POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import asdict
 from typing import Annotated
 
@@ -12,7 +13,11 @@ from holdfast.core.facts import Retention
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
 from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.retention import METRIC_LENGTH_MAX, Verdict
-from holdfast_services.metadata.loops.keeper import Keeper
+from holdfast_services.metadata.edges.object_tier import ObjectTier, expect_archive
+from holdfast_services.metadata.health import waiting_count
+from holdfast_services.metadata.links import links
+from holdfast_services.metadata.transactor import Transactor
+from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.users import At
 
 NOTE_LENGTH_MAX = 1000
@@ -144,50 +149,56 @@ class StoreDoc(BaseModel):
     queue_waiting: int | None = Field(description="Items no worker does yet; null: no answer")
 
 
-def keep_router(keeper: Keeper) -> APIRouter:
+def users_router(transactor: Transactor, objects: ObjectTier) -> APIRouter:
     """Return the routes. They come before those of jobs, whose path takes everything."""
     router = APIRouter(prefix="/api/v1", tags=["object tier"])
-    _add_policy(router, keeper)
-    _add_pins(router, keeper)
-    _add_reads(router, keeper)
-    _add_store(router, keeper)
-    _add_removal(router, keeper)
+    _add_policy(router, transactor)
+    _add_pins(router, transactor)
+    _add_reads(router, transactor)
+    _add_store(router, transactor, objects)
+    _add_removal(router, transactor)
     return router
 
 
-def _add_removal(router: APIRouter, keeper: Keeper) -> None:
+def _add_removal(router: APIRouter, transactor: Transactor) -> None:
     @router.delete("/jobs/{job:path}")
     async def remove_job(job: str) -> RemovedDoc:
         """Remove a job from memory, catalogue and object store; 412 while it trains."""
-        return RemovedDoc(durable=await keeper.remove_job(job_name(job)))
+        name = job_name(job)
+        return RemovedDoc(durable=await transactor.change(lambda c: users.remove_job(c, name)))
 
 
-def _add_policy(router: APIRouter, keeper: Keeper) -> None:
+def _add_policy(router: APIRouter, transactor: Transactor) -> None:
     @router.get("/jobs/{job:path}/retention")
     async def retention(job: str) -> RetentionDoc:
         """Show what is kept of a job."""
-        return RetentionDoc(**asdict(await keeper.policy(job_name(job))))
+        name = job_name(job)
+        return RetentionDoc(**asdict(await transactor.read(lambda c: users.policy(c, name))))
 
     @router.put("/jobs/{job:path}/retention")
     async def set_retention(job: str, wish: RetentionDoc) -> RetentionDoc:
         """Set what is kept of a job, as a whole; it is carried out within a minute."""
-        changed = await keeper.set_policy(job_name(job), Retention(**wish.model_dump()))
+        name, policy = job_name(job), Retention(**wish.model_dump())
+        changed = await transactor.change(lambda c: users.set_policy(c, name, policy))
         return RetentionDoc(**asdict(changed))
 
     @router.get("/jobs/{job:path}/collect")
     async def dry_run(job: str) -> list[VerdictDoc]:
         """Show what the policy says of each durable checkpoint, newest first; change nothing."""
-        return [_verdict(verdict) for verdict in await keeper.verdicts(job_name(job))]
+        name = job_name(job)
+        return [_verdict(v) for v in await transactor.read(lambda c: users.verdicts(c, name))]
 
     @router.post("/jobs/{job:path}/collect")
     async def collect(job: str) -> list[VerdictDoc]:
         """Expire now what the policy does not keep, and show the verdicts."""
-        return [_verdict(verdict) for verdict in await keeper.collect(job_name(job))]
+        name = job_name(job)
+        return [_verdict(v) for v in await transactor.change(lambda c: users.expire(c, name))]
 
     @router.post("/jobs/{job:path}/scrub")
     async def scrub(job: str) -> ScrubDoc:
         """Have workers read back all that the job has in the object store."""
-        return ScrubDoc(checkpoints=await keeper.scrub(job_name(job)))
+        name = job_name(job)
+        return ScrubDoc(checkpoints=await transactor.change(lambda c: users.scrub(c, name)))
 
 
 def _verdict(verdict: Verdict) -> VerdictDoc:
@@ -200,17 +211,19 @@ def _verdict(verdict: Verdict) -> VerdictDoc:
     )
 
 
-def _add_pins(router: APIRouter, keeper: Keeper) -> None:
+def _add_pins(router: APIRouter, transactor: Transactor) -> None:
     @router.post("/jobs/{job:path}/checkpoints/{step}/pin")
     async def pin(job: str, step: Step, wish: PinDoc, generation: OneOf = None) -> DoneDoc:
         """Keep a checkpoint until it is unpinned; one in memory goes to the object store now."""
         at = At(job_name(job), step, generation)
-        return _done(job, await keeper.pin(at, wish.note))
+        limits = transactor.limits
+        return _done(await transactor.change(lambda c: users.pin(c, at, wish.note, limits)), job)
 
     @router.delete("/jobs/{job:path}/checkpoints/{step}/pin")
     async def unpin(job: str, step: Step, generation: OneOf = None) -> DoneDoc:
         """Let the policy decide about a checkpoint again."""
-        return _done(job, await keeper.unpin(At(job_name(job), step, generation)))
+        at = At(job_name(job), step, generation)
+        return _done(await transactor.change(lambda c: users.unpin(c, at)), job)
 
     @router.delete("/jobs/{job:path}/checkpoints/{step}")
     async def remove(
@@ -226,49 +239,54 @@ def _add_pins(router: APIRouter, keeper: Keeper) -> None:
         ] = False,
     ) -> DoneDoc:
         """Expire one checkpoint: workers delete its objects, then it is gone from here."""
-        return _done(job, await keeper.remove(At(job_name(job), step, generation), force=force))
+        at = At(job_name(job), step, generation)
+        return _done(await transactor.change(lambda c: users.remove(c, at, force=force)), job)
 
 
-def _done(job: str, item: Listed) -> DoneDoc:
+def _done(item: Listed, job: str) -> DoneDoc:
     key = item.id
     return DoneDoc(job=job, run=key.run, step=key.step, generation=key.generation)
 
 
-def _add_reads(router: APIRouter, keeper: Keeper) -> None:
+def _add_reads(router: APIRouter, transactor: Transactor) -> None:
     @router.post("/jobs/{job:path}/checkpoints/{step}/reads")
     async def begin(job: str, step: Step, wish: ReadWishDoc, generation: OneOf = None) -> ReadDoc:
         """Hold a checkpoint in the object store while somebody reads it."""
-        at = At(job_name(job), step, generation)
-        lease = await keeper.begin_read(at, wish.holder, wish.ttl_s)
+        at, number = At(job_name(job), step, generation), secrets.token_hex(16)
+        lease = await transactor.write(
+            lambda c: users.begin_read(c, at, number=number, holder=wish.holder, ttl_s=wish.ttl_s)
+        )
         return ReadDoc(id=lease.id, until_s=lease.until_s)
 
     @router.put("/reads/{lease}")
     async def renew(lease: Lease, wish: RenewDoc) -> ReadDoc:
         """Let a reader's lease hold longer; 412 when it has run out."""
-        found = await keeper.renew_read(lease, wish.ttl_s)
+        found = await transactor.write(lambda c: users.renew_read(c, lease, wish.ttl_s))
         return ReadDoc(id=found.id, until_s=found.until_s)
 
     @router.delete("/reads/{lease}")
     async def end(lease: Lease) -> None:
         """End a reader's lease; repeats are harmless."""
-        await keeper.end_read(lease)
+        await transactor.write(lambda c: users.end_read(c, lease))
 
 
-def _add_store(router: APIRouter, keeper: Keeper) -> None:
+def _add_store(router: APIRouter, transactor: Transactor, objects: ObjectTier) -> None:
     @router.get("/jobs/{job:path}/checkpoints/{step}/links")
-    async def links(
+    async def show_links(
         job: str,
         step: Step,
         generation: OneOf = None,
         valid_s: Annotated[int, Query(ge=1, le=LINK_S_MAX)] = LINK_S,
     ) -> dict[str, str]:
         """Show a URL per object of a checkpoint; whoever has one can read it so long (F90)."""
-        return await keeper.links(At(job_name(job), step, generation), valid_s)
+        at, store = At(job_name(job), step, generation), expect_archive(objects).store
+        return await links(transactor, store, at, valid_s)
 
     @router.get("/store")
     async def store() -> StoreDoc:
         """Show the object store and whether it answers."""
-        state, counts = await keeper.store_state(), await keeper.counts()
+        state = await objects.health.state()
+        counts = await transactor.read(lambda c: c.tier_counts())
         return StoreDoc(
             url=state.url,
             ok=state.ok,
@@ -278,13 +296,14 @@ def _add_store(router: APIRouter, keeper: Keeper) -> None:
             draining=counts.draining,
             expired=counts.expired,
             bad=counts.bad,
-            queue_waiting=await keeper.queue_waiting(),
+            queue_waiting=await waiting_count(objects.queue),
         )
 
     @router.post("/rebuild")
     async def rebuild(wish: RebuildWishDoc) -> RebuiltDoc:
         """Take in from the object store what the catalogue does not know; changes nothing else."""
-        found = await keeper.rebuild(job_name(wish.job) if wish.job is not None else None)
+        job = job_name(wish.job) if wish.job is not None else None
+        found = await expect_archive(objects).rebuild(job)
         return RebuiltDoc(
             jobs=found.jobs,
             checkpoints=found.checkpoints,

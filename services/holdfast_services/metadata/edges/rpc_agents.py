@@ -14,7 +14,10 @@ from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast.v1.metadata_pb2_grpc import MetadataServicer
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.transactor import Service
+from holdfast_services.metadata.registrations import Registrations
+from holdfast_services.metadata.reports import Reports
+from holdfast_services.metadata.transactor import Transactor
+from holdfast_services.metadata.usecases import agents
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -22,8 +25,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class MetadataRpc(MetadataServicer):
     """Serves ``holdfast.v1.Metadata``; ``rest_url`` is what a handshake answers."""
 
-    def __init__(self, service: Service, rest_url: str) -> None:
-        self._service = service
+    def __init__(
+        self, transactor: Transactor, registrations: Registrations, reports: Reports, rest_url: str
+    ) -> None:
+        self._transactor = transactor
+        self._registrations = registrations
+        self._reports = reports
         self._rest_url = rest_url
 
     async def Handshake(
@@ -38,26 +45,26 @@ class MetadataRpc(MetadataServicer):
     ) -> pb.RegisterRankResponse:
         """Seat one rank of an attempt."""
         del context
-        seat = await self._service.register(from_message(request, Registration))
+        seat = await self._registrations.register(from_message(request, Registration))
         return pb.RegisterRankResponse(seat=to_message(seat, common.Seat))
 
     async def Report(self, request: pb.Inventory, context: Context) -> pb.NodeView:
         """Take an inventory, answer with the node's view."""
         del context
-        view = await self._service.report(from_message(request, Inventory))
+        view = await self._reports.report(from_message(request, Inventory))
         return to_message(view, pb.NodeView)
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> pb.NodeView:
         """Answer when the node's view has changed, or at the deadline."""
         del context
-        view = await self._service.watch(request.node, request.version, request.wait_s)
+        view = await self._reports.watch(request.node, request.version, request.wait_s)
         return to_message(view, pb.NodeView)
 
     async def Record(self, request: pb.RecordRequest, context: Context) -> pb.RecordResponse:
         """Take a node's news."""
         del context
         events = [from_message(event, Event) for event in request.events]
-        await self._service.record(request.node, events)
+        await self._transactor.change(lambda c: agents.record(c, request.node, events))
         return pb.RecordResponse()
 
 

@@ -13,8 +13,8 @@ from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import persistence_pb2 as pb
 from holdfast.v1.persistence_pb2_grpc import PersistenceServicer
 from holdfast_services.metadata.edges.rpc_agents import greeting
-from holdfast_services.metadata.transactor import Service
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.transactor import Transactor
+from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.workers import Ages
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -23,8 +23,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PersistenceRpc(PersistenceServicer):
     """Serves ``holdfast.v1.Persistence``."""
 
-    def __init__(self, service: Service, rest_url: str, ages: Ages) -> None:
-        self._service = service
+    def __init__(self, transactor: Transactor, rest_url: str, ages: Ages) -> None:
+        self._transactor = transactor
         self._rest_url = rest_url
         self._ages = ages
 
@@ -38,7 +38,7 @@ class PersistenceRpc(PersistenceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PersistPlan:
         """Answer what is to be done for an item now."""
         del context
-        plan = await self._service.read(lambda c: persisting.plan(c, request.item, self._ages))
+        plan = await self._transactor.read(lambda c: workers.plan(c, request.item, self._ages))
         return to_message(plan, pb.PersistPlan)
 
     async def ShardStored(
@@ -47,17 +47,17 @@ class PersistenceRpc(PersistenceServicer):
         """Take note of an uploaded shard."""
         del context
         shard = from_message(request.shard, Shard)
-        missing = await self._service.write(lambda c: persisting.shard_stored(c, shard))
+        missing = await self._transactor.write(lambda c: workers.shard_stored(c, shard))
         if missing == 0:  # only then does anybody but the worker have something to do
-            self._service.tell()
+            self._transactor.tell()
         return pb.ShardStoredResponse(missing=missing)
 
     async def Durable(self, request: pb.DurableRequest, context: Context) -> pb.DurableResponse:
         """Let the row follow the manifest."""
         del context
         key, digest = from_message(request.checkpoint, CheckpointId), request.manifest_digest
-        limits = self._service.limits
-        await self._service.change(lambda c: persisting.durable(c, key, digest, limits))
+        limits = self._transactor.limits
+        await self._transactor.change(lambda c: workers.durable(c, key, digest, limits))
         return pb.DurableResponse()
 
     async def Collected(
@@ -66,7 +66,7 @@ class PersistenceRpc(PersistenceServicer):
         """Forget what was deleted."""
         del context
         key, freed = from_message(request.checkpoint, CheckpointId), request.freed_bytes
-        await self._service.change(lambda c: persisting.collected(c, key, freed))
+        await self._transactor.change(lambda c: workers.collected(c, key, freed))
         return pb.CollectedResponse()
 
     async def Scrubbed(self, request: pb.ScrubbedRequest, context: Context) -> pb.ScrubbedResponse:
@@ -74,5 +74,5 @@ class PersistenceRpc(PersistenceServicer):
         del context
         key = from_message(request.checkpoint, CheckpointId)
         bad = [from_message(shard, ShardId) for shard in request.bad]
-        await self._service.change(lambda c: persisting.scrubbed(c, key, bad))
+        await self._transactor.change(lambda c: workers.scrubbed(c, key, bad))
         return pb.ScrubbedResponse()

@@ -14,13 +14,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from holdfast.core import queue_items
 from holdfast.core.facts import Event
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.kit.queue import Queue
-from holdfast_services.metadata.domain.drains import ORPHANS
-from holdfast_services.metadata.transactor import Service
-from holdfast_services.metadata.usecases import agents as transactions
-from holdfast_services.metadata.usecases import workers as persisting
+from holdfast_services.metadata.transactor import Transactor
+from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.workers import Ages
 
 RECONCILE_S = 5.0
@@ -29,6 +28,7 @@ OFFER_S_MAX = 5.0
 STOP_S_MAX = 2.0
 ITEMS_PER_OFFER_MAX = 500
 ORPHANS_S_MAX = 3600.0
+ORPHANS = queue_items.text(queue_items.ORPHANS)
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class _CatalogueError(CheckpointError):
 class Reconciler:
     """Keeps the queue in step with the catalogue; owns a thread and, from ``start``, the queue."""
 
-    def __init__(self, service: Service, queue: Queue, ages: Ages) -> None:
-        self._service = service
+    def __init__(self, transactor: Transactor, queue: Queue, ages: Ages) -> None:
+        self._transactor = transactor
         self._queue = queue
         self._ages = ages
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-offers")
@@ -70,7 +70,7 @@ class Reconciler:
     async def _for_ever(self) -> None:
         while True:
             # Asked for before the catalogue is read: what changes meanwhile is not missed.
-            news = asyncio.create_task(self._service.changed(RECONCILE_S))
+            news = asyncio.create_task(self._transactor.changed(RECONCILE_S))
             try:
                 await self._round()
                 await asyncio.sleep(GAP_S)
@@ -95,9 +95,9 @@ class Reconciler:
         """Return what was not offered since everything was; at times, everything."""
         everything = time.monotonic() >= self._all_at_s
         try:
-            items = await self._service.read(persisting.drain_items)
+            items = await self._transactor.read(workers.drain_items)
             if everything:
-                items += await self._service.read(lambda c: persisting.keep_items(c, self._ages))
+                items += await self._transactor.read(lambda c: workers.keep_items(c, self._ages))
         except CheckpointError as cause:
             raise _CatalogueError(cause.message) from cause
         if not everything:
@@ -143,6 +143,6 @@ class Reconciler:
 
     async def _record(self, event: Event) -> None:
         try:
-            await self._service.change(lambda c: transactions.record(c, "", [event]))
+            await self._transactor.change(lambda c: workers.note(c, event))
         except CheckpointError as error:
             log.info("%s was not recorded: %s", event.kind, error)

@@ -1,6 +1,6 @@
-"""The use cases of the catalogue, each one transaction: read, let the domain decide, write.
+"""The use cases of agents, each one transaction: read, let the domain decide, write.
 
-Synchronous: ``service`` runs them in its threads and redoes one that lost a race. Locks are
+Synchronous: ``transactor`` runs them in its threads and redoes one that lost a race. Locks are
 taken in one order, the pulse, jobs by name, nodes by name, so that no two wait for each other.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import Seat
 from holdfast.core.facts import Event, Inventory
-from holdfast.core.ids import CheckpointId, Generation, RunId, Step
+from holdfast.core.ids import CheckpointId, Generation, RunId, Step, node_name
 from holdfast.core.reports import RankCosts
 from holdfast.errors import (
     AlreadyExistsError,
@@ -32,6 +32,8 @@ CLOCK_BACK_S_MIN = 1.0
 SILENT_S_MAX = 5.0
 """More than ``PULSE_S`` and a tick on a busy machine: past it the database takes no writes."""
 IDLE_S_MAX = 60.0
+EVENTS_PER_CALL_MAX = 100
+EVENT_TEXT_LENGTH_MAX = 2000
 LISTEN_S = 3.0
 """More than agents rest after a report that failed, ``RETRY_S_MAX`` of their reporter."""
 
@@ -269,8 +271,16 @@ def informed(catalogue: Catalogue, run: Run, nodes: Mapping[str, Node]) -> Run:
 
 
 def record(catalogue: Catalogue, node: str, events: Sequence[Event]) -> None:
-    """Append a node's news."""
-    catalogue.add_events(events, node, catalogue.now_s())
+    """Append a node's news.
+
+    Raises:
+        InvalidRequestError: no name of a node, or more than ``EVENTS_PER_CALL_MAX`` events.
+    """
+    node_name(node)
+    if len(events) > EVENTS_PER_CALL_MAX:
+        raise InvalidRequestError(f"{len(events)} events, at most {EVENTS_PER_CALL_MAX}")
+    short = [replace(e, message=e.message[:EVENT_TEXT_LENGTH_MAX]) for e in events]
+    catalogue.add_events(short, node, catalogue.now_s())
 
 
 def tick(catalogue: Catalogue, limits: Limits) -> int:

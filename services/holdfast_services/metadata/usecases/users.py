@@ -1,6 +1,6 @@
 """What users and retention do to checkpoints in the object store, each one transaction.
 
-Like ``transactions``: synchronous, redone by ``service`` when a race was lost. All that holds or
+Like ``agents``: synchronous, redone by ``transactor`` when a race was lost. All that holds or
 expires a checkpoint takes the job's row first, so a pin, a read and an expiry come one after the
 other, and the expiry statement asks for the first two again. Nothing is deleted here: an expired
 checkpoint is collected by a worker, by and by.
@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from holdfast.core.facts import Event, Retention, Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError
-from holdfast_services.metadata.domain import drains as persist
-from holdfast_services.metadata.domain import holds as keeping
-from holdfast_services.metadata.domain import retention
+from holdfast_services.metadata.domain import drains, holds, retention
 from holdfast_services.metadata.domain.evidence import gather, shards_of, whole
 from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.model import Limits, Run, Stored
@@ -40,14 +38,14 @@ class At:
 def verdicts(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
     """Return what the job's policy says of its durable checkpoints now; changes nothing."""
     run, now_s = _run(catalogue, job), catalogue.now_s()
-    return keeping.verdicts(run, catalogue.listed(run.id, now_s, durable=True), now_s)
+    return holds.verdicts(run, catalogue.listed(run.id, now_s, durable=True), now_s)
 
 
-def collect(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
+def expire(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
     """Expire what the job's policy does not keep; return the verdicts that were carried out."""
     run = _locked(catalogue, job)
     now_s = catalogue.now_s()
-    found = keeping.verdicts(run, catalogue.listed(run.id, now_s, durable=True), now_s)
+    found = holds.verdicts(run, catalogue.listed(run.id, now_s, durable=True), now_s)
     done = [
         verdict
         if verdict.keep or verdict.expired or catalogue.expire(verdict.id, now_s)
@@ -116,7 +114,7 @@ def _drained(catalogue: Catalogue, run: Run, item: Listed, now_s: float, limits:
     copies = gather(run.id, tuple(catalogue.nodes().values()), now_s).live.get(item.id, {})
     if not whole(copies):
         raise PreconditionError(f"{name} has no whole copy left to keep", job=run.job)
-    return persist.begin(run, item.row, shards_of(copies), now_s)
+    return drains.begin(run, item.row, shards_of(copies), now_s)
 
 
 def unpin(catalogue: Catalogue, at: At) -> Listed:
@@ -142,7 +140,7 @@ def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
 
     Raises:
         NotFoundError: no such job or checkpoint.
-        PreconditionError: see ``domain.keeping.check_removal``.
+        PreconditionError: see ``domain.holds.check_removal``.
     """
     run = _locked(catalogue, at.job)
     now_s = catalogue.now_s()
@@ -152,7 +150,7 @@ def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
     if item.row.draining and force:
         return _stopped(catalogue, run, at, item, now_s)
     everything = catalogue.listed(run.id, now_s, durable=True)
-    keeping.check_removal(run, item, keeping.newest_restorable(run, everything), force=force)
+    holds.check_removal(run, item, holds.newest_restorable(run, everything), force=force)
     if force:
         catalogue.drop_pin(item.id)
     if not catalogue.expire(item.id, now_s):
@@ -164,7 +162,7 @@ def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
 
 def _stopped(catalogue: Catalogue, run: Run, at: At, item: Listed, now_s: float) -> Listed:
     """Give a drain up; what is there already is an orphan, what comes next goes instead."""
-    outcome = persist.stop(run, item.id)
+    outcome = drains.stop(run, item.id)
     catalogue.drop_pin(item.id)
     catalogue.save_run(run, outcome.run)
     catalogue.add_events(outcome.events, "", now_s)
@@ -178,19 +176,19 @@ def remove_job(catalogue: Catalogue, job: str) -> int:
 
     Raises:
         NotFoundError: no such job.
-        PreconditionError: see ``domain.keeping.check_job_removal``.
+        PreconditionError: see ``domain.holds.check_job_removal``.
     """
     run = _locked(catalogue, job)
     now_s = catalogue.now_s()
     listed = catalogue.listed(run.id, now_s)
-    keeping.check_job_removal(run, listed, now_s)
+    holds.check_job_removal(run, listed, now_s)
     for item in listed:
         catalogue.drop_pin(item.id)
     stopped = run
     for drain in run.drains:
-        stopped = persist.stop(stopped, drain.checkpoint).run
+        stopped = drains.stop(stopped, drain.checkpoint).run
     catalogue.save_run(run, stopped)
-    catalogue.save_run(stopped, keeping.removed(stopped))
+    catalogue.save_run(stopped, holds.removed(stopped))
     durable = [item.id for item in listed if item.row.durable_at_s and not item.row.expired]
     count = sum(catalogue.expire(key, now_s) for key in durable)
     text = f"{job} was removed: {len(listed)} checkpoints, {count} of them in the object store"

@@ -1,4 +1,4 @@
-"""The use cases of persisting, each one transaction; see ``transactions`` for how they run.
+"""The use cases of persistence workers, each one transaction; see ``agents`` for how they run.
 
 What workers say is a claim: it counts while the checkpoint is on its way and may still be chosen
 (P2), and every one may be said again.
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from holdfast.core import queue_items
 from holdfast.core.facts import Event, HeldState, PersistPlan, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.queue_items import Item, Kind
 from holdfast.errors import (
     CheckpointError,
     InvalidRequestError,
@@ -21,7 +23,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format.digest import DIGEST_BYTES
-from holdfast_services.metadata.domain import drains as persist
+from holdfast_services.metadata.domain import drains, work
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.model import Checkpoint, Limits, Run, Stored
 from holdfast_services.metadata.storage import Catalogue
@@ -44,17 +46,22 @@ class Ages:
 def drain_items(catalogue: Catalogue) -> list[str]:
     """Return the items of all drains, whatever a queue knows of them."""
     runs = (catalogue.load_run(name) for name in catalogue.draining_runs())
-    return [item for run in runs if run for item in persist.items(run)]
+    return [item for run in runs if run for item in work.items(run)]
 
 
 def keep_items(catalogue: Catalogue, ages: Ages) -> list[str]:
     """Return the items of what lies in the object store: to collect, to scrub, to repair."""
     now_s = catalogue.now_s()
     before_s = now_s - ages.scrub_s if ages.scrub_s > 0 else None
-    found = [persist.item_of(persist.COLLECT, key) for key in catalogue.expired()]
-    found += [persist.item_of(persist.SCRUB, key) for key in catalogue.to_scrub(before_s)]
+    found = [queue_items.text(Item(Kind.COLLECT, key)) for key in catalogue.expired()]
+    found += [queue_items.text(Item(Kind.SCRUB, key)) for key in catalogue.to_scrub(before_s)]
     bad = [shard for _, shards in catalogue.bad() for shard in shards]
-    return [*found, *(persist.repairs(bad, catalogue.nodes(), now_s) if bad else ())]
+    return [*found, *(work.repairs(bad, catalogue.nodes(), now_s) if bad else ())]
+
+
+def note(catalogue: Catalogue, event: Event) -> None:
+    """Append news of the queue."""
+    catalogue.add_events([event], "", catalogue.now_s())
 
 
 def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
@@ -66,11 +73,11 @@ def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
         InvalidRequestError: no item.
     """
     now_s = catalogue.now_s()
-    if text == persist.ORPHANS:
-        return persist.orphans(catalogue.draining(), now_s - ages.orphan_s)
-    item = persist.parse(text)
-    work = _work(catalogue, item)
-    found = persist.plan(item, work, catalogue.nodes(), now_s) if work else None
+    item = queue_items.parse(text)
+    if item.checkpoint is None:
+        return work.orphans(catalogue.draining(), now_s - ages.orphan_s)
+    facts = _facts(catalogue, item, item.checkpoint)
+    found = work.plan(item, facts, catalogue.nodes(), now_s) if facts else None
     if found is None:
         raise NotFoundError(f"nothing is to be done for {text}", item=text)
     if item.shard and not found.sources:
@@ -78,26 +85,24 @@ def plan(catalogue: Catalogue, text: str, ages: Ages) -> PersistPlan:
     return found
 
 
-def _work(catalogue: Catalogue, item: persist.Item) -> persist.Work | None:
-    row, job = catalogue.checkpoint(item.checkpoint), catalogue.job_of(item.checkpoint.run)
+def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> work.Work | None:
+    row, job = catalogue.checkpoint(key), catalogue.job_of(key.run)
     if row is None or job is None:
         return None
     attempt = catalogue.newest_attempt(row.id.run)
     shards, repair = _shards(catalogue, row, item)
-    return persist.Work(
+    return work.Work(
         job=job,
         row=row,
         shards=shards,
         missing_count=catalogue.drain_counts(row.id)[1],
         repair=repair,
         replicas=attempt.spec.replicas if attempt else 0,
-        earlier=tuple(catalogue.durable(row.id.run, limit=persist.EARLIER_IN_PLAN_MAX + 1)),
+        earlier=tuple(catalogue.durable(row.id.run, limit=work.EARLIER_IN_PLAN_MAX + 1)),
     )
 
 
-def _shards(
-    catalogue: Catalogue, row: Checkpoint, item: persist.Item
-) -> tuple[tuple[Shard, ...], bool]:
+def _shards(catalogue: Catalogue, row: Checkpoint, item: Item) -> tuple[tuple[Shard, ...], bool]:
     """Return the shards that the item is about, and whether they lie there wrong."""
     if row.draining:
         awaited = catalogue.drain_shard(item.shard) if item.shard else None
@@ -178,7 +183,7 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
     catalogue.put_object(stored, manifest_digest=digest, verified_at_s=now_s)
     # What waited for this one may go now: nobody else would look before the next report.
     before = informed(catalogue, before, nodes)
-    finished = persist.finish(before, key, now_s)
+    finished = drains.finish(before, key, now_s)
     outcome = advance(finished, nodes, now_s, limits, listens_until_s)
     catalogue.save_run(before, outcome.run)
     text = f"step {key.step} of {job} is durable"

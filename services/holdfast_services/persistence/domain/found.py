@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 from holdfast.core.facts import Shard
-from holdfast.format.manifest import Manifest
 
 
 class Verdict(Enum):
@@ -36,15 +35,3 @@ def judge(
     if repair or length_bytes != shard.length_bytes:
         return Verdict.WRITE
     return Verdict.DONE if sidecar == shard else Verdict.PROVE
-
-
-def same_checkpoint(found: Manifest, mine: Manifest) -> bool:
-    """Tell whether a manifest that is there already says what ``mine`` would.
-
-    Our own write id: our answer was lost. Another's with the same shards: another worker was
-    quicker, or an earlier life of this one.
-    """
-    return found.write_id == mine.write_id or (
-        (found.job, found.checkpoint, found.world_size, found.shards)
-        == (mine.job, mine.checkpoint, mine.world_size, mine.shards)
-    )

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.core.facts import HeldShard, HeldState, PersistRule
 from holdfast.core.ids import ShardId
-from holdfast.errors import InvalidRequestError
-from holdfast_services.metadata.domain import drains as persist
+from holdfast.core.queue_items import Item, Kind, parse
+from holdfast_services.metadata.domain import work
 from holdfast_services.metadata.domain.model import Checkpoint
 
 EVERY_TEN = PersistRule(steps=10)
@@ -27,34 +27,14 @@ def train(cluster):
 
 def test_items_are_the_missing_shards_and_then_the_manifest(tier):
     generation = train(tier)
-    assert () == persist.items(tier.run)
+    assert () == work.items(tier.run)
     tier.commit(10, generation, "a", "b")
-    assert ("shard/0123456789ab/10/1/0/0", "shard/0123456789ab/10/1/1/0") == persist.items(tier.run)
+    assert ("shard/0123456789ab/10/1/0/0", "shard/0123456789ab/10/1/1/0") == work.items(tier.run)
     tier.shard_done(10, generation, 0)
-    assert ("shard/0123456789ab/10/1/1/0",) == persist.items(tier.run)
+    assert ("shard/0123456789ab/10/1/1/0",) == work.items(tier.run)
     tier.shard_done(10, generation, 1)
 
-    assert ("manifest/0123456789ab/10/1",) == persist.items(tier.run)
-
-
-def test_an_item_is_what_its_name_says(checkpoint):
-    key = checkpoint(10, 1)
-    shard = ShardId(key.run, 10, 1, 3, 2)
-    assert persist.Item("shard", key, shard) == persist.parse(persist.shard_item(shard))
-    for kind in ("manifest", "collect", "scrub"):
-        assert persist.Item(kind, key) == persist.parse(persist.item_of(kind, key))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "shard", "shard/r/1/2", "manifest/r/1", "manifest/r/-1/2", "manifest/r/1/2/3",
-     "manifest/../1/2", "burn/r/1/2", "orphans/all", "manifest/r/" + "9" * 90 + "/1",
-     "scrub/r/²/1"],
-)  # fmt: skip
-def test_other_names_are_refused(text):
-    """P9."""
-    with pytest.raises(InvalidRequestError):
-        persist.parse(text)
+    assert ("manifest/0123456789ab/10/1",) == work.items(tier.run)
 
 
 def row(key, **changes):
@@ -64,10 +44,10 @@ def row(key, **changes):
     )  # fmt: skip
 
 
-def work(tier, key, **changes):
+def facts_of(tier, key, **changes):
     shards = tuple(item.shard for item in tier.machines["a"].shards.values())
     given = {"job": "j", "row": row(key), "shards": shards, "replicas": 2, **changes}
-    return persist.Work(**given)
+    return work.Work(**given)
 
 
 @pytest.fixture
@@ -80,17 +60,17 @@ def held(tier):
 def test_a_shard_is_planned_with_the_live_nodes_that_hold_exactly_it(held, checkpoint):
     key = checkpoint(10, 1)
     earlier = tuple(row(checkpoint(step, 1)) for step in (10, 9, 8, 7, 6, 5))
-    given = work(held, key, earlier=earlier)
-    item = persist.parse("shard/0123456789ab/10/1/0/0")
-    plan = persist.plan(item, given, held.nodes, held.now_s)
+    given = facts_of(held, key, earlier=earlier)
+    item = parse("shard/0123456789ab/10/1/0/0")
+    plan = work.plan(item, given, held.nodes, held.now_s)
 
     assert ["a", "b"] == [peer.node for peer in plan.sources]
     assert [9, 8, 7, 6] == [one.step for one in plan.earlier]
     assert ('{"a":1}', 2, 7.0) == (plan.notes, plan.replicas, plan.created_at_s)
 
     other = tuple(replace(s, root_digest=b"z" * 16) for s in given.shards)
-    assert () == persist.plan(item, replace(given, shards=other), held.nodes, held.now_s).sources
-    away = persist.plan(item, given, held.nodes, held.now_s + 100)
+    assert () == work.plan(item, replace(given, shards=other), held.nodes, held.now_s).sources
+    away = work.plan(item, given, held.nodes, held.now_s + 100)
     assert () == away.sources, "who has no lease serves nothing"
 
 
@@ -103,8 +83,8 @@ def test_a_quarantined_copy_is_no_source(held):
     )
     nodes = {"a": replace(node, inventory=replace(node.inventory, shards=bad))}
 
-    assert () == persist.holders(bad[0].shard, nodes, held.now_s)
-    assert () == persist.repairs([bad[0].shard.id], nodes, held.now_s)
+    assert () == work.holders(bad[0].shard, nodes, held.now_s)
+    assert () == work.repairs([bad[0].shard.id], nodes, held.now_s)
 
 
 @pytest.mark.parametrize(
@@ -127,21 +107,21 @@ def test_a_quarantined_copy_is_no_source(held):
 def test_an_old_item_asks_for_nothing(held, checkpoint, kind, changes, facts, planned):
     """P1: no manifest before all shards; nothing that is not expired is collected."""
     key = checkpoint(10, 1)
-    given = work(held, key, **{"row": row(key, **changes), **facts})
-    plan = persist.plan(persist.Item(kind, key), given, held.nodes, held.now_s)
+    given = facts_of(held, key, **{"row": row(key, **changes), **facts})
+    plan = work.plan(Item(Kind(kind), key), given, held.nodes, held.now_s)
 
     assert planned == (plan is not None)
     assert plan is None or plan.sources == ()
 
 
 def test_orphans_are_older_than_a_time_and_not_on_their_way(checkpoint):
-    plan = persist.orphans([checkpoint(10, 1)], 500.0)
+    plan = work.orphans([checkpoint(10, 1)], 500.0)
 
     assert ((checkpoint(10, 1),), 500.0) == (plan.earlier, plan.created_at_s)
-    assert 0.0 == persist.orphans([], -5.0).created_at_s
+    assert 0.0 == work.orphans([], -5.0).created_at_s
 
 
 def test_a_bad_shard_is_repaired_when_a_live_node_has_it(held):
     keys = [ShardId("0123456789ab", 10, 1, 0), ShardId("0123456789ab", 10, 1, 7)]
-    assert ("shard/0123456789ab/10/1/0/0",) == persist.repairs(keys, held.nodes, held.now_s)
-    assert () == persist.repairs(keys, held.nodes, held.now_s + 100)
+    assert ("shard/0123456789ab/10/1/0/0",) == work.repairs(keys, held.nodes, held.now_s)
+    assert () == work.repairs(keys, held.nodes, held.now_s + 100)

@@ -1,0 +1,47 @@
+"""The clock of the catalogue: has done, every ``TICK_S``, what only time brings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from holdfast.errors import CheckpointError
+from holdfast_services.metadata.transactor import Transactor
+from holdfast_services.metadata.usecases import agents
+
+TICK_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Ticker:
+    """Runs from ``start`` to ``stop``; an outage of the database is said once."""
+
+    def __init__(self, transactor: Transactor) -> None:
+        self._transactor = transactor
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to do what only time brings."""
+        self._running = asyncio.create_task(self._for_ever())
+
+    async def stop(self) -> None:
+        """End the clock."""
+        if self._running:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    async def _for_ever(self) -> None:
+        transactor, silent = self._transactor, False
+        while True:
+            try:
+                if await transactor.write(lambda c: agents.tick(c, transactor.limits)):
+                    transactor.tell()
+                silent = False
+            except CheckpointError as error:
+                if not silent:
+                    log.warning("catalogue does not answer: %s", error)
+                silent = True
+            except Exception:
+                log.exception("tick failed")
+            await asyncio.sleep(TICK_S)

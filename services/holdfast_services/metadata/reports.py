@@ -1,0 +1,90 @@
+"""Agents report and hear: many inventories in one transaction, one snapshot for all answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.core.facts import Inventory, NodeView
+from holdfast.core.ids import node_name
+from holdfast.core.retry import bounded
+from holdfast.rpc.codec import to_message
+from holdfast.v1 import metadata_pb2 as pb
+from holdfast_services.metadata.batch import Batch
+from holdfast_services.metadata.domain.received import received
+from holdfast_services.metadata.domain.view import node_view
+from holdfast_services.metadata.transactor import Transactor
+from holdfast_services.metadata.usecases import agents
+
+WATCH_POLL_S = 1.0
+WATCH_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Answer to a report: what its incarnation must exceed, and when its transaction was over."""
+
+    incarnation_min: int
+    since_s: float
+
+
+class Reports:
+    """Takes inventories and answers with views. Owns no thread; counts for the figures."""
+
+    def __init__(self, transactor: Transactor) -> None:
+        self._transactor = transactor
+        self._batch: Batch[Inventory, Taken] = Batch(self._take)
+        self.count = 0
+        self.s_sum = 0.0
+
+    async def report(self, inventory: Inventory) -> NodeView:
+        """Take a node's inventory and return what the node should know; idempotent.
+
+        Raises:
+            InvalidRequestError: names or numbers that make no sense.
+            UnavailableError: the database does not answer, or too many reports wait.
+        """
+        inventory = received(inventory)
+        began_s = time.monotonic()
+        taken = await self._batch.ask(inventory)
+        view = await self._view(inventory.node.node, taken.since_s)
+        self.count += 1
+        self.s_sum += time.monotonic() - began_s
+        return replace(view, incarnation_min=taken.incarnation_min)
+
+    async def watch(self, node: str, version: str, wait_s: float) -> NodeView:
+        """Return the node's view once its version is not ``version``, or after ``wait_s``."""
+        node_name(node)
+        ends_s = time.monotonic() + bounded(wait_s, WATCH_S_MAX)
+        since_s = None
+        while True:
+            heard = self._transactor.listen()
+            view = await self._view(node, since_s)
+            left_s = ends_s - time.monotonic()
+            if view.version != version or left_s <= 0:
+                return view
+            since_s = await self._transactor.changed(min(left_s, WATCH_POLL_S), heard)
+
+    async def _view(self, node: str, since_s: float | None) -> NodeView:
+        world = await self._transactor.world(since_s)
+        return await self._transactor.in_thread(lambda: _versioned(node_view(world, node)))
+
+    async def _take(self, inventories: Sequence[Inventory]) -> Sequence[Taken]:
+        limits = self._transactor.limits
+        answers, changed = await self._transactor.write(
+            lambda c: agents.report(c, inventories, limits)
+        )
+        since_s = asyncio.get_running_loop().time()
+        if changed:
+            self._transactor.tell()
+        return [Taken(incarnation_min, since_s) for incarnation_min in answers]
+
+
+def _versioned(view: NodeView) -> NodeView:
+    # Which inventory it knows changes with each heartbeat, and is nothing to act on.
+    what = replace(view, taken_incarnation=0, taken_sequence=0)
+    body = to_message(what, pb.NodeView).SerializeToString(deterministic=True)
+    return replace(view, version=hashlib.blake2b(body, digest_size=8).hexdigest())

@@ -1,0 +1,80 @@
+"""The agent's shell: what is kept is served, whichever copy of it went."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.core.facts import HeldState, Peer, Shard
+from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.slots import SlotName, SlotState
+from holdfast_services.agent.arena import Arena
+from holdfast_services.agent.domain import Content, Slot, State, Work
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.performer import Performer
+from holdfast_services.agent.shell import Shell
+from holdfast_services.transport import ServedSegments
+
+PAGE = 4096
+ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
+SHARD = Shard(
+    id=ShardId(RunId("r1"), Step(7), Generation(1), Rank(0)), job="job", world_size=1,
+    plan_hash="p", length_bytes=PAGE, root_digest=bytes(16),
+)  # fmt: skip
+
+
+class Nothing:
+    """Neither fetches nor asks."""
+
+    def stop(self) -> None:
+        """Nothing moves."""
+
+
+@pytest.fixture
+async def agent(tmp_path):
+    """(shell, served) over two slots, s1 and s2, of one shard and one incarnation; s1 is served."""
+    folder = tmp_path / "arena"
+    (folder / "sessions").mkdir(parents=True)
+    for name in ("s1", "s2"):
+        (folder / f"{name}.1.seg").write_bytes(name.encode() * (PAGE // 2))
+    arena = Arena(folder, 4 * PAGE)
+    content = Content(shard=SHARD, owner="a", digests=b"")
+    slots = {
+        name.slot: Slot(name=name, length_bytes=PAGE, content=content, work=Work.VERIFYING)
+        for name, _ in arena.adopt()
+    }
+    served = ServedSegments()
+    served.put(SHARD.id.key, slots["s1"].name, arena.file("s1").view)
+    performer = Performer(me=ME, arena=arena, served=served, fetcher=Nothing(), peers=Nothing())
+    shell = Shell(
+        state=State(me=ME, budget_bytes=4 * PAGE, slots=slots), arena=arena, performer=performer,
+        clock=lambda: 0.0,
+    )  # fmt: skip
+    yield shell, served
+    await performer.stop()
+    arena.close()
+
+
+def bytes_of(served):
+    return bytes(served.lookup(SHARD.id.key, 1) or b"")[:2]
+
+
+async def test_the_second_copy_is_served_once_the_first_is_quarantined(agent):
+    """Else it is listed and located, and no fetch finds it as long as this agent runs."""
+    shell, served = agent
+    assert bytes_of(served) == b"s1"
+
+    shell.dispatch(ev.SlotVerified(SlotName("s1", 1, SlotState.SEALED), intact=False, decision=1))
+
+    assert HeldState.QUARANTINED is shell.state.slots["s1"].content.held
+    assert bytes_of(served) == b"s2"
+
+
+async def test_the_first_copy_is_served_once_the_second_is_freed(agent):
+    shell, served = agent
+    name = SlotName("s2", 1, SlotState.SEALED)
+    served.put(SHARD.id.key, name, memoryview(b"s2"))
+
+    shell.dispatch(ev.SlotVerified(name, intact=True, decision=1))
+
+    assert SlotState.FREE is shell.state.slots["s2"].name.state
+    assert bytes_of(served) == b"s1"
