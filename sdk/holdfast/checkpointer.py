@@ -13,27 +13,36 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from holdfast.core import env
+from holdfast.core.attempts import AttemptSpec
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name, step_number
+from holdfast.core.reports import SaveReason
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,
     InvalidRequestError,
     PreconditionError,
 )
-from holdfast.policy import EverySteps, Policy, Replicas, Retention, grace_s, persist_rule
+from holdfast.policy import (
+    EverySteps,
+    Policy,
+    Replicas,
+    Retention,
+    grace_s,
+    interval_reason,
+    persist_rule,
+)
 from holdfast.state.capture import Capture
 from holdfast.training import launch
 from holdfast.training.handle import SaveHandle
 from holdfast.training.preemption import Preemption
-from holdfast.training.registration import Attempt
 from holdfast.training.restore import Decided, Part, Restored, decide, restore
 from holdfast.training.saving import Saver
 from holdfast.training.session import Session
@@ -258,7 +267,7 @@ class Checkpointer:
 
     def _join(self, timeout_s: float, start: Start | None) -> Saver:
         """Take part in the attempt; from here on the rpc threads run."""
-        attempt = Attempt(
+        spec = AttemptSpec(
             job=self._job,
             nonce=launch.nonce(os.environ, self._place),
             launcher=launch.launcher(os.environ),
@@ -273,9 +282,9 @@ class Checkpointer:
             retention=self._keep,
             start=start,
         )
-        membership = self._session.open(attempt, self._arena, timeout_s=timeout_s)
+        seat = self._session.open(spec, self._arena, timeout_s=timeout_s)
         saver = Saver(
-            capture=self._capture, session=self._session, attempt=attempt, membership=membership
+            capture=self._capture, session=self._session, spec=spec, seat=seat, arena=self._arena
         )
         self._session.start(saver.on_view)
         return saver
@@ -299,24 +308,41 @@ class Checkpointer:
             return None
         self._raise_failure(saver)
         self._progress.advance(step, time.monotonic())
-        announced = self._session.view.announced_step
-        saver.note_step(step, announced)
+        announcement = self._session.view.announcement
+        announced = announcement.step if announcement else 0
+        saver.note_step(step, announcement)
         alone = self._place.world_size == 1
         ending = self._preemption is not None and self._preemption.asked
         due = self._policy.due(step) or step == announced
         due = not self._paused and (due or (alone and (ending or self._save_asked)))
         if due:
             self._save_asked = False  # before the save: what is asked from here on is another one
-        self._session.post(
-            step=step,
-            step_s=self._progress.step_s,
-            save_interval_s=self._policy.interval_s(saver.stall_s) * saver.stretch,
-            wants_save=ending or self._save_asked,
-        )
+        self._report(saver, ending=ending)
+        if due and announcement and step == announced and self._place.rank == 0:
+            log.info(
+                "job %s: all ranks save step %d: %s", self._job, step, announcement.reason.text
+            )
         handle = self.save(step, notes=notes) if due else None
         if ending:
             self._end_after(handle, saved=step == announced or alone)
         return handle
+
+    def _report(self, saver: Saver, *, ending: bool) -> None:
+        """Say where this rank is, what saves cost it, and whether and why it asks for one."""
+        asked = SaveReason.USER if self._save_asked else SaveReason.UNSPECIFIED
+        wants_save = SaveReason.PREEMPTION if ending else asked
+        interval_s = self._policy.interval_s(saver.stall_s) * saver.stretch
+        self._session.report(
+            lambda before: replace(
+                before,
+                step=self._progress.step,
+                step_s=self._progress.step_s,
+                save_interval_s=interval_s,
+                interval_reason=interval_reason(self._policy, saver.stall_s),
+                wants_save=wants_save,
+                costs=replace(before.costs, stall_s=saver.stall_s),
+            )
+        )
 
     def request_save(self) -> None:
         """Ask for a save soon, at a step that all ranks agree on; returns at once.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from holdfast.core import facts
 from holdfast.core.facts import PersistRule
+from holdfast.core.reports import SaveReason
 from holdfast.errors import InvalidRequestError
 
 __all__ = [
@@ -162,6 +163,16 @@ def grace_s(policy: Policy) -> float:
     parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
     graces = [part.grace_s for part in parts if isinstance(part, OnPreemption)]
     return max(graces, default=0.0)
+
+
+def interval_reason(policy: Policy, stall_s: float) -> SaveReason:
+    """Return whose interval is the shortest among the parts of ``policy``: the user's or Auto's."""
+    parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+    wishes = [part for part in parts if part.interval_s(stall_s) > 0]
+    if not wishes:
+        return SaveReason.UNSPECIFIED
+    shortest = min(wishes, key=lambda part: part.interval_s(stall_s))
+    return SaveReason.AUTO if isinstance(shortest, Auto) else SaveReason.INTERVAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core import facts, ids, protection, session, work
+from holdfast.core import attempts, facts, ids, protection, reports, session, work
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
@@ -28,12 +28,12 @@ def message_of(cls):
 
 VALUES = [
     cls
-    for module in (ids, facts, protection, session, work)
+    for module in (ids, reports, facts, attempts, protection, session, work)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]
 INT_MAX = {"rank": 2**31 - 1, "volume": 2**31 - 1, "world_size": 2**31 - 1, "replicas": 2**31 - 1}
-INT_MAX |= {"n": 2**31 - 1, "seats": 2**31 - 1, "last": 2**31 - 1, "best": 2**31 - 1}
+INT_MAX |= dict.fromkeys(("n", "seats", "last", "best", "local_world_size"), 2**31 - 1)
 
 
 def strategy(hint, name):
@@ -97,6 +97,7 @@ def test_an_empty_message_is_a_value_or_refused(cls):
         (metadata_pb2.HeldShard(state=99), facts.HeldShard),
         (metadata_pb2.Inventory(shards=[metadata_pb2.HeldShard(state=99)]), facts.Inventory),
         (metadata_pb2.Want(reason=99), facts.Want),
+        (common_pb2.RankReport(wants_save=99), reports.RankReport),
         (metadata_pb2.Decision(state=-1), facts.Decision),
         (agent_pb2.SessionView(restore={"decision": {"state": 5}}), session.SessionView),
     ],
@@ -114,6 +115,7 @@ def test_an_enum_number_from_the_future_is_refused(message, cls):
         (facts.HeldState, metadata_pb2.HeldShard.State),
         (facts.DecisionState, metadata_pb2.Decision.State),
         (facts.WantReason, metadata_pb2.Want.Reason),
+        (reports.SaveReason, common_pb2.Announcement.Reason),
     ],
 )
 def test_enums_have_the_numbers_of_the_wire(enum, message):
@@ -123,11 +125,11 @@ def test_enums_have_the_numbers_of_the_wire(enum, message):
 
 
 def test_nan_survives():
-    update = session.SessionUpdate(session="s", step_s=math.nan)
+    update = session.SessionUpdate(session="s", report=reports.RankReport(step_s=math.nan))
     sent = to_message(update, agent_pb2.UpdateRequest).SerializeToString()
 
     assert math.isnan(
-        from_message(agent_pb2.UpdateRequest.FromString(sent), session.SessionUpdate).step_s
+        from_message(agent_pb2.UpdateRequest.FromString(sent), session.SessionUpdate).report.step_s
     )
 
 

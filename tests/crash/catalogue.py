@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import event
+from tests import said
 from tests.crash.operations import Point, Sweep
 from tests.integration.metadata.service import Service
+from tests.said import rank_status
 
 from holdfast.core.facts import (
     HeldShard,
@@ -29,7 +31,6 @@ from holdfast.core.facts import (
     Inventory,
     Peer,
     PersistRule,
-    RankStatus,
     Shard,
 )
 from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
@@ -51,7 +52,7 @@ PULSE_AGE_S = 100.0
 
 def registration(rank: int, nonce: bytes) -> Registration:
     """Return the wish of one rank of two."""
-    return Registration(
+    return said.registration(
         job=JOB, nonce=nonce, launcher="L", holder="h", takeover=False,
         rank=rank, world_size=2, node=NODES[rank], replicas=1, persist=PersistRule(steps=STEP),
     )  # fmt: skip
@@ -71,7 +72,7 @@ def inventory(
         )
         for owner in range(2)
     ]  # fmt: skip
-    status = RankStatus(job=JOB, run=RUN, generation=generation, rank=rank, ready_decision=ready)
+    status = rank_status(job=JOB, run=RUN, generation=generation, rank=rank, ready_decision=ready)
     name = NODES[rank]
     return Inventory(
         node=Peer(node=name, rpc_address=f"{name}:1", data_address=f"{name}:2"),

@@ -94,11 +94,14 @@ class Writer:
         answer = self.owner.call(
             "OpenSession",
             pb.OpenSessionRequest(
-                session=self.session, job="job", nonce=self.nonce, launcher="l", holder="h",
-                rank=0, world_size=1, local_world_size=1, replicas=1,
+                session=self.session,
+                spec={
+                    "job": "job", "nonce": self.nonce, "launcher": "l", "holder": "h",
+                    "rank": 0, "world_size": 1, "local_world_size": 1, "replicas": 1,
+                },
             ),
         )  # fmt: skip
-        self.run, self.generation = answer.run, answer.generation
+        self.run, self.generation = answer.seat.run, answer.seat.generation
         reserve(self.owner, self.session, self.length_bytes)
 
     def view(self):
@@ -112,7 +115,7 @@ class Writer:
             return restore and restore.decision.state is DecisionState.CONFIRMED
 
         until(confirmed, "the restore is confirmed")
-        self.owner.call("Update", pb.UpdateRequest(session=self.session, loaded=True))
+        self.owner.call("Update", pb.UpdateRequest(session=self.session, report={"loaded": True}))
 
     def lease(self):
         def unused():

@@ -156,3 +156,18 @@ def test_a_model_is_built_from_the_notes_of_the_step_that_is_restored(stack):
         assert all("call restore() before the first step" in said for said in refused[:2])
         assert "call decide() once" in refused[2]
         assert "say step= to decide()" in refused[3]
+
+
+def test_what_saves_and_a_restore_cost_is_shown_with_the_job(stack):
+    """F110: measured by the trainer, through agent and catalogue, to REST."""
+    run = ("--job", "costs", "--replicas", "0")
+    stack.ranks(*run, "--steps", "5").succeed()
+    first = stack.rest("jobs/costs")["costs"]
+    stack.ranks(*run, "--steps", "8").succeed()
+    second = stack.rest("jobs/costs")["costs"]
+
+    saved, restored = {"stall_s", "copy_s", "save_bytes"}, {"load_s", "restored_bytes"}
+    assert saved <= first.keys()
+    assert not restored & first.keys()
+    assert saved | restored <= second.keys()
+    assert first["save_bytes"] == second["save_bytes"] == second["restored_bytes"]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.said import agent_session, session_update
 
 from holdfast.core.facts import (
     CheckpointId,
@@ -26,9 +27,8 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.protection import Copies
-from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotState
-from holdfast_services.agent.domain import Content, Reservation, Session, State, Work, handle
+from holdfast_services.agent.domain import Content, Reservation, State, Work, handle
 from holdfast_services.agent.domain import events as ev
 
 LENGTH = 100
@@ -113,7 +113,7 @@ class Residency(RuleBasedStateMachine):
     def open_session(self, rank: int, newer: bool) -> None:
         self.generation += newer
         name = f"{self.generation}-{rank}"
-        session = Session(
+        session = agent_session(
             id=name, job="job", run=RUN, generation=self.generation, rank=rank, world_size=2
         )
         self.feed(ev.SessionOpened(session))
@@ -127,7 +127,7 @@ class Residency(RuleBasedStateMachine):
     def session_news(self, data: st.DataObject, loaded: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.state.sessions)))
         if self.state.sessions[name].live:
-            self.feed(ev.Updated(SessionUpdate(session=name, loaded=loaded)))
+            self.feed(ev.Updated(session_update(session=name, loaded=loaded)))
 
     @precondition(lambda self: self.state.sessions)
     @rule(data=st.data())

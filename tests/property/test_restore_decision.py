@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.said import rank_status, registration
 
 from holdfast.core.facts import (
     OBJECT_STORE,
@@ -15,14 +16,13 @@ from holdfast.core.facts import (
     Inventory,
     Peer,
     PersistRule,
-    RankStatus,
     Shard,
     Start,
 )
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain.advance import advance
-from holdfast_services.metadata.domain.attempts import Registration, register
+from holdfast_services.metadata.domain.attempts import register
 from holdfast_services.metadata.domain.drains import finish
 from holdfast_services.metadata.domain.evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
@@ -201,7 +201,7 @@ class Catalogue:
         self.launches += 1
         nonce = str(self.launches).encode()
         for rank in range(WORLD):
-            wish = Registration(
+            wish = registration(
                 job=JOB,
                 nonce=nonce,
                 launcher="L",
@@ -233,7 +233,7 @@ class Catalogue:
                 item for item in shards if item.shard.id.generation <= self.run.generation
             ),
             ranks=tuple(
-                RankStatus(
+                rank_status(
                     job=JOB,
                     run=RUN,
                     generation=self.run.generation,
@@ -273,7 +273,7 @@ class Catalogue:
             assert not same_attempt or decision == before.decision
             chosen = before.decision.checkpoint
             assert chosen is None or any(row.id == chosen for row in run.checkpoints)
-        over = run.attempt and run.attempt.start_due and run.attempt.start.fresh
+        over = run.attempt and run.attempt.start_due and run.attempt.spec.start.fresh
         begun = decision and decision.fresh and not (before.decision and before.decision.fresh)
         if begun and not over:
             assert not any(
@@ -316,13 +316,13 @@ class Catalogue:
         if not attempt:
             return
         if made:
-            assert made == (attempt.start.name,)
+            assert made == (attempt.spec.start.name,)
             assert decision.state is DecisionState.CONFIRMED
         assert not decision.refused or attempt.start_due
         if attempt.start_due and decision.checkpoint:
-            assert decision.checkpoint.step == attempt.start.step
+            assert decision.checkpoint.step == attempt.spec.start.step
         if attempt.start_due and decision.fresh:
-            assert attempt.start.fresh
+            assert attempt.spec.start.fresh
 
     def check_drains(self, evidence):
         """P1, P2: what is on its way is whole, valid, held by somebody, and one at a time."""

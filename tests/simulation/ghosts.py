@@ -205,7 +205,7 @@ class Ghosts:
 
     def _attempt(self, run: Run) -> None:
         if run.attempt is not None:
-            self._attempts_s.setdefault(run.attempt.nonce, self.world.now_s)
+            self._attempts_s.setdefault(run.attempt.spec.nonce, self.world.now_s)
 
     def _rows(self, before: Run, after: Run) -> None:
         known = {row.id for row in before.checkpoints}
@@ -253,18 +253,19 @@ class Ghosts:
             return
         if old is not None and (old.number, old.state) == (decision.number, decision.state):
             return
-        told = attempt.nonce in self.living  # else a catalogue from a backup decides for the dead
+        # Else a catalogue from a backup decides for the dead.
+        told = attempt.spec.nonce in self.living
         if decision.state is DecisionState.LOST:
             self.world.say(f"decision {decision.number} is LOST: {decision.reason}")
             if told and not decision.refused:
-                self._expect_nothing(decision, attempt.nonce)
+                self._expect_nothing(decision, attempt.spec.nonce)
         elif decision.state is DecisionState.CONFIRMED:
             asked = before.attempt and before.attempt.start_due and self._asks(attempt)
             self._confirmed(decision, attempt, judged=told and not asked)
 
     def _asks(self, attempt: Attempt) -> bool:
         """Tell whether an attempt asks for a start that was not made before: it is made once."""
-        name = attempt.start.name if attempt.start else ""
+        name = attempt.spec.start.name if attempt.spec.start else ""
         made = name in self._starts
         self._starts.add(name)
         return bool(name) and not made
@@ -273,12 +274,12 @@ class Ghosts:
         what = None if decision.fresh else decision.checkpoint
         self.world.say(f"decision {decision.number}: generation {attempt.generation} begins with "
                        f"{name(what)}")  # fmt: skip
-        again = attempt.nonce in self.began
-        if again and self.began[attempt.nonce] != what:
+        again = attempt.spec.nonce in self.began
+        if again and self.began[attempt.spec.nonce] != what:
             raise Broken(f"P6: taken in again with {name(what)}, it began with "
-                         f"{name(self.began[attempt.nonce])}")  # fmt: skip
+                         f"{name(self.began[attempt.spec.nonce])}")  # fmt: skip
         if judged and not again:
-            self._expect_newest(what, attempt.nonce)
+            self._expect_newest(what, attempt.spec.nonce)
         known = self.rules[len(self.rules) - self._rules_known :]
         if any(rule.covers(what) for rule in known if what):
             raise Broken(f"M3: {name(what)} was left behind by a restore, and is back")

@@ -85,9 +85,9 @@ MUTANTS = (
     _mutant(
         "B1",
         "an attempt that another replaces within one batch keeps its number",
-        ("metadata/usecases/agents.py", "known = catalogue.generation_of(job, wish.nonce)",
-         ("known = catalogue.generation_of(job, wish.nonce)\n"
-          "            if run.attempt and run.attempt.nonce == wish.nonce:\n"
+        ("metadata/usecases/agents.py", "known = catalogue.generation_of(job, wish.spec.nonce)",
+         ("known = catalogue.generation_of(job, wish.spec.nonce)\n"
+          "            if run.attempt and run.attempt.spec.nonce == wish.spec.nonce:\n"
           "                known = run.attempt.generation")),
         ("metadata/usecases/agents.py", "if known is None:", "if False:"),
     ),
@@ -171,7 +171,7 @@ MUTANTS = (
         "N9 seat forgotten",
         "a rank whose mates brought the attempt back hears that it has no seat",
         ("agent/domain/rules.py",
-         "return view.attempt == session.generation and session.rank not in view.seats",
+         "return view.attempt == session.generation and session.spec.rank not in view.seats",
          "return False"),
     ),
     _mutant(
@@ -210,9 +210,9 @@ MUTANTS = (
     _mutant(
         "nonces",
         "views and statuses of another attempt with the same number are not its own",
-        ("metadata/domain/attempts.py", 'mine = mine and status.nonce in (attempt.nonce, b"")',
+        ("metadata/domain/attempts.py", 'mine = mine and status.nonce in (attempt.spec.nonce, b"")',
          "mine = bool(mine)"),
-        ("agent/domain/rules.py", "return not view.nonce or view.nonce == session.nonce",
+        ("agent/domain/rules.py", "return not view.nonce or view.nonce == session.spec.nonce",
          "return True"),
     ),
     _mutant(
@@ -224,7 +224,7 @@ MUTANTS = (
     _mutant(
         "readmit-fence",
         "taken in again, an older attempt does not replace a newer one",
-        ("metadata/domain/readmit.py", "if wish.generation < run.generation or (run.current and",
+        ("metadata/domain/readmit.py", "if generation < run.generation or (run.current and",
          "if False and (run.current and"),
         ("metadata/storage/runs.py", '_R.generation <= bindparam("generation_max")',
          '_R.generation - 1000 <= bindparam("generation_max")'),

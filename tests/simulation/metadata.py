@@ -17,6 +17,7 @@ from tests.simulation.plan import NODE_LEASE_S, Plan
 from tests.simulation.world import Do, Reply, World
 
 from holdfast.bucket.listing import places
+from holdfast.core.attempts import Seat
 from holdfast.core.facts import Inventory, NodeView
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import CheckpointError, UnavailableError
@@ -27,6 +28,7 @@ from holdfast_services.metadata import bucket
 from holdfast_services.metadata.calls.reports import WATCH_POLL_S
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.domain.received import received
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.domain.view import World as Snapshot
 from holdfast_services.metadata.domain.view import node_view
@@ -35,7 +37,7 @@ from holdfast_services.metadata.loops.retention import SWEEP_S
 from holdfast_services.metadata.loops.tick import TICK_S
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases import agents, users, workers
-from holdfast_services.metadata.usecases.agents import Seat, Wish
+from holdfast_services.metadata.usecases.agents import Wish
 from holdfast_services.metadata.usecases.workers import Ages
 
 T = TypeVar("T")
@@ -103,9 +105,9 @@ class Metadata:
 
     def register(self, wish: Registration, answer: Answer[Seat]) -> None:
         """Seat a rank, with all that come within a moment in one transaction."""
-        item = Wish(wish, first_run(wish.job))
+        item = Wish(wish, first_run(wish.spec.job))
         try:
-            if self._store and self.read(lambda c: agents.begun(c, wish.job, wish.nonce)):
+            if self._store and self.read(lambda c: agents.begun(c, wish.spec.job, wish.spec.nonce)):
                 item = replace(item, begun=True)
             elif self._store:
                 item = replace(item, newest=self._look_up(self._store, wish))
@@ -130,26 +132,26 @@ class Metadata:
 
     def _look_up(self, store: ObjectStore, wish: Registration) -> CheckpointId | None:
         """What ``Registrations._ask`` and ``BucketArchive`` do, in one turn."""
-        newest = self.read(lambda c: agents.known(c, wish.job))
+        newest = self.read(lambda c: agents.known(c, wish.spec.job))
         try:
-            here = self.read(lambda c: bucket.known(c, wish.job))
-            reading = bucket.read(store, wish.job, threading.Event(), here)
-            written = self.write(lambda c: bucket.write(c, wish.job, reading))
+            here = self.read(lambda c: bucket.known(c, wish.spec.job))
+            reading = bucket.read(store, wish.spec.job, threading.Event(), here)
+            written = self.write(lambda c: bucket.write(c, wish.spec.job, reading))
             keys = [item.manifest.checkpoint for item in written.found]
-            there = set(places(store, wish.job)) if written.known and keys else set()
-            gone = [key for key in keys if written.known and Place(wish.job, key) not in there]
+            there = set(places(store, wish.spec.job)) if written.known and keys else set()
+            gone = [key for key in keys if written.known and Place(wish.spec.job, key) not in there]
             if gone:
-                self.write(lambda c: bucket.forget(c, wish.job, gone))
+                self.write(lambda c: bucket.forget(c, wish.spec.job, gone))
             stored = here.stored if here else frozenset()
             return max({*keys, *stored}.difference(gone), default=None)
         except CheckpointError as error:
-            if not newest and not wish.generation:
+            if not newest and not wish.spec.generation:
                 raise UnavailableError("nobody knows whether the job is new") from error
             return newest
 
     def report(self, inventory: Inventory, answer: Answer[NodeView]) -> None:
         """Take an inventory, with all that come within a moment in one transaction."""
-        self._reports.append((inventory, answer))
+        self._reports.append((received(inventory), answer))
         if len(self._reports) == 1:
             self._soon(BATCH_S_MAX, self._take)
 

@@ -7,7 +7,7 @@ with arena and other agents is done here, each piece of work an event of its own
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.checks import intact
@@ -19,6 +19,7 @@ from tests.simulation.world import Do, World
 
 from holdfast.core.facts import Event, HeldState, Inventory, NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError, NotFoundError
@@ -344,7 +345,7 @@ class Node:
         if self.service is None:
             return False
         try:
-            self.service.update(update)
+            self.service.update(replace(update, report=checked(update.report)))
         except NotFoundError:
             return False
         self._tell()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.said import agent_session, registration, session_update
 from tests.simulation.checks import Broken, intact
 from tests.simulation.node import File, Node
 from tests.simulation.saves import Saves
 from tests.simulation.segments import JOB, Moment, plan_hash, segment
 from tests.simulation.world import Do
 
+from holdfast.core.attempts import Seat
 from holdfast.core.budget import slots_per_rank
 from holdfast.core.facts import (
     Decision,
@@ -19,15 +21,13 @@ from holdfast.core.facts import (
     Retention,
 )
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
-from holdfast.core.protection import Copies
-from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.session import SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast.training.save_events import Restored
-from holdfast_services.agent.domain import Reservation, Session, admit, rules
+from holdfast_services.agent.domain import Reservation, admit, rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.usecases.agents import Seat
 
 if TYPE_CHECKING:
     from tests.simulation.job import Attempt
@@ -118,7 +118,7 @@ class Process:
         wish = self._wish(rules.generation_seen(agent, JOB))
 
         def taken(seat: Seat) -> Do:
-            self.ghosts.seat(wish.nonce, seat.generation)
+            self.ghosts.seat(wish.spec.nonce, seat.generation)
             return lambda: self._seated(seat, over)
 
         self.node.fleet.bring(
@@ -131,7 +131,7 @@ class Process:
     def _wish(self, generation_min: int) -> Registration:
         job, attempt = self.attempt.job, self.attempt
         plan = job.plan
-        return Registration(
+        return registration(
             job=JOB, nonce=attempt.nonce, launcher=attempt.launcher, holder=attempt.launcher,
             takeover=attempt.takeover, rank=self.rank, world_size=attempt.world_size,
             node=self.node.name, replicas=plan.replicas, generation_min=generation_min,
@@ -153,9 +153,9 @@ class Process:
         if agent is None or not self.alive:
             return
         attempt = self.attempt
-        session = Session(
+        session = agent_session(
             id=self.session, job=JOB, run=seat.run, generation=seat.generation, rank=self.rank,
-            world_size=attempt.world_size, protection=Copies(attempt.job.plan.replicas),
+            world_size=attempt.world_size, replicas=attempt.job.plan.replicas,
             nonce=attempt.nonce, local_world_size=attempt.on(self.node),
         )  # fmt: skip
         self.node.feed(ev.SessionOpened(session))
@@ -199,7 +199,7 @@ class Process:
         saves = self.saves
         if saves is None:
             return
-        update = SessionUpdate(
+        update = session_update(
             session=self.session, step=self.step, step_s=self.attempt.step_s, loaded=self.begun,
             save_interval_s=self.attempt.step_s, saving=saves.state.steps_saving,
             wants_slot=saves.wants_slot, abandoned=tuple(saves.abandoned), closed_slots=closed,

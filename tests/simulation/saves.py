@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.node import File
 from tests.simulation.segments import JOB
 
-from holdfast.core.facts import AbandonedStep, StepNote
+from holdfast.core.facts import AbandonedStep
+from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView
 from holdfast.core.slots import SlotName
 from holdfast.training import save_events as ev

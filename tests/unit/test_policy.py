@@ -16,8 +16,9 @@ from holdfast import (
     Retention,
 )
 from holdfast.core.facts import PersistRule
+from holdfast.core.reports import SaveReason
 from holdfast.errors import InvalidRequestError
-from holdfast.policy import Policy, grace_s, persist_rule
+from holdfast.policy import Policy, grace_s, interval_reason, persist_rule
 
 
 def test_every_steps_is_due_at_multiples_only():
@@ -118,3 +119,17 @@ def test_the_best_steps_are_kept_by_a_metric():
     kept = Retention(last=3, best=2, metric="loss")
 
     assert (3, 2, "loss", False) == (kept.last, kept.best, kept.metric, kept.maximize)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (EverySteps(2), SaveReason.UNSPECIFIED),
+        (EverySeconds(3), SaveReason.INTERVAL),
+        (Auto(), SaveReason.AUTO),
+        (AnyOf(Auto(interval_s_min=5.0), EverySeconds(3)), SaveReason.INTERVAL),
+        (AnyOf(Auto(), EverySeconds(3), OnPreemption()), SaveReason.AUTO),
+    ],
+)
+def test_whose_interval_it_is(policy, reason):
+    assert reason is interval_reason(policy, 0.0)

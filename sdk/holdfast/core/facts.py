@@ -15,6 +15,7 @@ from enum import IntEnum
 
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.protection import NO_COPIES, Copies
+from holdfast.core.reports import Announcement, RankReport
 
 OBJECT_STORE = "@object"
 """Stands where a source's node name stands; no node can have it."""
@@ -64,32 +65,17 @@ class HeldShard:
 class RankStatus:
     """What one rank's session is doing; ``ready_decision`` 0 means not ready for any.
 
-    ``saving`` are steps begun, neither sealed nor given up: with ``step`` beyond one that is
-    neither there nor among the shards, that one will never be whole.
+    ``report`` is what the rank says of itself, as it said it; the rest is what its agent sees.
     """
 
     job: str
     run: str
     generation: int
     rank: int
-    step: int = 0
-    step_s: float = 0.0
-    save_interval_s: float = 0.0
-    wants_save: bool = False
     live: bool = True
     ready_decision: int = 0
-    loaded: bool = False
-    saving: tuple[int, ...] = ()
-    notes: tuple[StepNote, ...] = ()
     nonce: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepNote:
-    """The user's metadata of one step: a JSON object as text."""
-
-    step: int
-    json: str
+    report: RankReport = field(default_factory=RankReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +168,7 @@ class Inventory:
 
     def lasting(self) -> Inventory:
         """Return it without what changes with every training step: nobody acts on that at once."""
-        ranks = tuple(replace(rank, step=0, step_s=0.0, saving=(), notes=()) for rank in self.ranks)
+        ranks = tuple(replace(rank, report=rank.report.lasting()) for rank in self.ranks)
         return replace(self, incarnation=0, sequence=0, used_bytes=0, ranks=ranks)
 
 
@@ -285,7 +271,7 @@ class RunView:
     pinned: tuple[CheckpointId, ...] = ()
     superseded: tuple[SupersedeRule, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
-    announced_step: int = 0
+    announcement: Announcement | None = None
     decision: Decision | None = None
     shortage: str = ""
     attempt: int = 0

@@ -24,6 +24,7 @@ NodeName = NewType("NodeName", str)
 JOB_NAME_LENGTH_MAX = 128
 NODE_NAME_LENGTH_MAX = 128
 STEP_MAX = 10**15 - 1
+GENERATION_MAX = 10**10 - 1
 WORLD_SIZE_MAX = 1_000_000
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")

@@ -1,4 +1,4 @@
-"""Backoff as data: how long to wait before each further try. Sleeps nowhere."""
+"""Waits as data: before each further try, and as long as a peer may ask for. Sleeps nowhere."""
 
 from __future__ import annotations
 
@@ -24,3 +24,10 @@ class Backoff:
         for _ in range(self.tries_max - 1):
             yield min(wait_s, self.wait_s_max)
             wait_s *= self.factor
+
+
+def bounded(wait_s: float, wait_s_max: float) -> float:
+    """Return a wait that a peer asked for, within 0 and ``wait_s_max``; NaN asks for none."""
+    if wait_s >= wait_s_max:
+        return wait_s_max
+    return wait_s if wait_s > 0 else 0.0

@@ -5,9 +5,10 @@ A ``SessionView`` is a level like every view: whole, versioned, replaced by the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from holdfast.core.facts import AbandonedStep, Decision, Event, Shard, StepNote
+from holdfast.core.facts import AbandonedStep, Decision, Event, Shard
+from holdfast.core.reports import Announcement, RankReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class SessionView:
     fenced: bool = False
     leases: tuple[SlotLease, ...] = ()
     steps: tuple[StepLevels, ...] = ()
-    announced_step: int = 0
+    announcement: Announcement | None = None
     restore: RestoreView | None = None
     degraded: str = ""
     shortage: str = ""
@@ -84,18 +85,13 @@ class SessionView:
 class SessionUpdate:
     """What a rank tells its agent; the newest wins, repeats are harmless.
 
+    ``report`` goes on to the catalogue, the rest is between the two.
     ``wants_slot`` is the step that found no free slot, 0: none waits for one.
     """
 
     session: str
-    step: int = 0
-    step_s: float = 0.0
-    save_interval_s: float = 0.0
-    wants_save: bool = False
-    abandoned: tuple[AbandonedStep, ...] = ()
-    closed_slots: tuple[str, ...] = ()
-    loaded: bool = False
-    events: tuple[Event, ...] = ()
-    saving: tuple[int, ...] = ()
-    notes: tuple[StepNote, ...] = ()
+    report: RankReport = field(default_factory=RankReport)
     wants_slot: int = 0
+    closed_slots: tuple[str, ...] = ()
+    abandoned: tuple[AbandonedStep, ...] = ()
+    events: tuple[Event, ...] = ()

@@ -13,3 +13,8 @@ def tellable(text: str) -> str:
     """
     plain = text[:TEXT_LENGTH_MAX].replace("\0", r"\x00")
     return plain.encode(errors="backslashreplace").decode()
+
+
+def holds_nul(text: str) -> bool:
+    """Tell whether ``text`` holds a NUL, which Postgres takes in no text."""
+    return "\0" in text

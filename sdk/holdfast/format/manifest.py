@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from holdfast.core.facts import Shard
 from holdfast.core.ids import (
+    GENERATION_MAX,
     STEP_MAX,
     WORLD_SIZE_MAX,
     CheckpointId,
@@ -45,7 +46,6 @@ MANIFEST_BYTES_MAX = 256 << 20
 SHARDS_COUNT_MAX = 1_000_000
 VOLUME_MAX = 10**6 - 1
 NOTES_BYTES_MAX = 16 << 10
-GENERATION_MAX = 10**10 - 1
 LENGTH_BYTES_MAX = 1 << 44
 TIME_S_MAX = 1e12
 MESH_AXES_COUNT_MAX = 64

@@ -5,16 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from holdfast.core.facts import StepNote
 from holdfast.core.ids import Step
+from holdfast.core.reports import NOTE_BYTES_MAX, StepNote
 from holdfast.errors import InvalidRequestError
 from holdfast.format.canonical import canonical
-
-NOTE_BYTES_MAX = 4 << 10
-"""Longest text of one note."""
-
-NOTES_COUNT_MAX = 4
-"""How many notes a rank repeats: those of saves that may not be committed yet."""
 
 DEPTH_MAX = 8
 

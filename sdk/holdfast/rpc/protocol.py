@@ -9,8 +9,9 @@ from __future__ import annotations
 from holdfast.errors import UnsupportedFormatError
 
 HEADER = "holdfast-protocol"
-PROTOCOL = 1
-PROTOCOL_MIN = 1
+PROTOCOL = 2
+"""2: one message for what a rank says of its attempt, one for what it says of itself."""
+PROTOCOL_MIN = 2
 
 _DIGITS_MAX = 9
 
@@ -26,11 +27,14 @@ def check(spoken: str | None) -> None:
     number = int(spoken)
     if number < PROTOCOL_MIN:
         raise UnsupportedFormatError(
-            f"caller speaks protocol {number}, this side {PROTOCOL_MIN}..{PROTOCOL}: "
-            f"upgrade the caller"
+            f"caller speaks protocol {number}, this side {_spoken()}: upgrade the caller"
         )
     if number > PROTOCOL:
         raise UnsupportedFormatError(
-            f"caller speaks protocol {number}, this side {PROTOCOL_MIN}..{PROTOCOL}: "
-            f"upgrade this service"
+            f"caller speaks protocol {number}, this side {_spoken()}: upgrade this service"
         )
+
+
+def _spoken() -> str:
+    only = PROTOCOL_MIN == PROTOCOL
+    return str(PROTOCOL) if only else f"{PROTOCOL_MIN} to {PROTOCOL}"

@@ -10,10 +10,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.core.facts import Decision, DecisionState, Event
+from holdfast.core.reports import RankReport
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import (
     CheckpointError,
@@ -214,9 +215,10 @@ def _load(
         )
         for reason in capture.put_orders(segments) if part.only is None else ():
             _say_order(session, located[0][1].job, reason)
-    session.begun(decision.checkpoint)
-    sources = _sources(chosen)
     load_s = time.monotonic() - started_s
+    sources = _sources(chosen)
+    _say_costs(session, chosen, load_s, sum(sources.values()))
+    session.begun(decision.checkpoint)
     if found.missing:
         log.warning("only here, so left as it is: %s", ", ".join(found.missing))
     if found.unexpected:
@@ -231,6 +233,20 @@ def _load(
         missing=found.missing,
         unexpected=found.unexpected,
     )
+
+
+def _say_costs(session: Session, chosen: RestoreView, load_s: float, bytes_count: int) -> None:
+    def change(report: RankReport) -> RankReport:
+        costs = replace(
+            report.costs,
+            decide_s=chosen.decide_s,
+            fetch_s=chosen.fetch_s,
+            load_s=load_s,
+            restored_bytes=bytes_count,
+        )
+        return replace(report, costs=costs)
+
+    session.report(change)
 
 
 def _say_order(session: Session, job: str, reason: str) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.core.facts import AbandonedStep, Event, StepNote
+from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.reports import Announcement, StepNote
 from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotName
 from holdfast.errors import CheckpointError
@@ -29,13 +30,13 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Training has gone on to ``step``. ``announced`` is the step that the agent had announced.
+    """Training has gone on to ``step``. ``announced`` is what the agent had announced by then.
 
     ``known``: this rank has begun to save the announced step.
     """
 
     step: int
-    announced: int = 0
+    announced: Announcement | None = None
     known: bool = False
     agent_lost: bool = False
 

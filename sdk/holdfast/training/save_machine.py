@@ -62,11 +62,13 @@ def _restored(state: SaveState, event: ev.Restored, _now_s: float) -> Handled:
 
 def _stepped(state: SaveState, event: ev.Stepped, now_s: float) -> Handled:
     state, actions = _settle_owed(state, now_s, agent_lost=event.agent_lost)
-    if not state.answered < event.announced <= event.step:
+    announced = event.announced
+    if announced is None or not state.answered < announced.step <= event.step:
         return state, actions
-    state = state._replace(answered=event.announced)
-    if event.announced < event.step and not event.known:
-        state, more = _abandon(state, event.announced, now_s, LATE)
+    state = state._replace(answered=announced.step)
+    if announced.step < event.step and not event.known:
+        late = f"{LATE} ({announced.reason.text})"
+        state, more = _abandon(state, announced.step, now_s, late)
         actions += more
     return state, actions
 

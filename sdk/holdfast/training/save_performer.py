@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import slots_per_rank
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
@@ -23,7 +25,6 @@ from holdfast.snapshot.plan import Moment, SavePlan, make_plan
 from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
 from holdfast.training import save_events as ev
-from holdfast.training.registration import Attempt, Membership
 from holdfast.training.save_state import Claim
 from holdfast.training.session import Reservation, Session
 
@@ -54,13 +55,14 @@ class SavePerformer:
         *,
         capture: Capture,
         session: Session,
-        attempt: Attempt,
-        membership: Membership,
+        spec: AttemptSpec,
+        seat: Seat,
+        arena: Path,
         on_end: Callable[[ev.SaveEvent], None],
     ) -> None:
         self.plan: SavePlan | None = None
         self.latest: Snapshot | None = None
-        self.pool = SlotPool(membership.arena)
+        self.pool = SlotPool(arena)
         self.engine = CopyEngine(self._ended)
         self.gate = Gate(self.engine)
         self.owed: OwedMoment | None = None
@@ -69,8 +71,9 @@ class SavePerformer:
         self._closing: Snapshot | None = None
         self._capture = capture
         self._session = session
-        self._attempt = attempt
-        self._membership = membership
+        self._spec = spec
+        self._seat = seat
+        self._arena = arena
         self._on_end = on_end
         self._works: dict[type, Callable[[Any], ev.SaveEvent | None]] = {
             ev.Warn: self._warn,
@@ -112,11 +115,11 @@ class SavePerformer:
 
     def _exists(self, closed: SlotName) -> bool:
         names = (closed.file_name, closed.to(SlotState.SEALED).file_name)
-        return any((self._membership.arena / entry).exists() for entry in names)
+        return any((self._arena / entry).exists() for entry in names)
 
     def _warn(self, action: ev.Warn) -> None:
         say = log.error if action.level == "error" else log.warning
-        say("job %s: %s", self._attempt.job, action.text)
+        say("job %s: %s", self._spec.job, action.text)
 
     def _prepare(self, action: ev.Prepare) -> ev.SaveEvent:
         """Return that there is a plan of the state as it is now."""
@@ -126,11 +129,11 @@ class SavePerformer:
             self._plan_number += 1  # first: a plan under a number that is reserved has no slots
             self.plan = make_plan(
                 self._capture,
-                job=self._attempt.job,
-                run=self._membership.run,
-                generation=self._membership.generation,
-                rank=self._attempt.rank,
-                world_size=self._attempt.world_size,
+                job=self._spec.job,
+                run=self._seat.run,
+                generation=self._seat.generation,
+                rank=self._spec.rank,
+                world_size=self._spec.world_size,
             )
         return ev.Prepared(action.step, self._plan_number)
 
@@ -146,7 +149,7 @@ class SavePerformer:
                 Reservation(
                     plan_hash=self.plan.plan_hash,
                     length_bytes=self.plan.length_bytes,
-                    slots=slots_per_rank(persist=self._attempt.persist.on),
+                    slots=slots_per_rank(persist=self._spec.persist.on),
                     checkpoint_bytes=self._capture.estimate().checkpoint_bytes,
                 )
             )
@@ -182,7 +185,7 @@ class SavePerformer:
             self.plan,
             self._buffer,
             step=action.step,
-            generation=self._membership.generation,
+            generation=self._seat.generation,
             parent=action.parent,
             defer=action.defer,
         )
@@ -208,7 +211,14 @@ class SavePerformer:
         except OSError as error:
             self.pool.put_back(buffer)
             return ev.CopyFailed(action.step, f"its slot cannot be closed: {error}")
+        self._say_costs(self._closing)
         return ev.Closed(action.step, closed)
+
+    def _say_costs(self, snapshot: Snapshot) -> None:
+        copy_s, size = snapshot.copy_s, snapshot.plan.length_bytes
+        self._session.report(
+            lambda r: replace(r, costs=replace(r.costs, copy_s=copy_s, save_bytes=size))
+        )
 
     def _offer(self, action: ev.Offer) -> None:
         self.pool.offer(action.leases)

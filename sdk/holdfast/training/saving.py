@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.facts import StepNote
+from holdfast.core.attempts import AttemptSpec, Seat
+from holdfast.core.reports import Announcement, StepNote
 from holdfast.core.session import SessionView
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.format.notes import step_note
@@ -24,7 +25,6 @@ from holdfast.training import save_events as ev
 from holdfast.training.handle import SaveHandle
 from holdfast.training.handles import Handles
 from holdfast.training.lapse import reason_text
-from holdfast.training.registration import Attempt, Membership
 from holdfast.training.save_machine import handle
 from holdfast.training.save_performer import SavePerformer
 from holdfast.training.save_state import Author, SaveState
@@ -32,26 +32,28 @@ from holdfast.training.session import Session
 
 
 class Saver:
-    """See the module. ``stall_s`` is what the newest save has cost the training thread."""
+    """See the module.
+
+    ``stall_s`` is what the newest save has cost the training thread, ``arena`` the slots' folder.
+    """
 
     def __init__(
-        self, *, capture: Capture, session: Session, attempt: Attempt, membership: Membership
+        self, *, capture: Capture, session: Session, spec: AttemptSpec, seat: Seat, arena: Path
     ) -> None:
         self.stall_s = 0.0
-        self.arena: Path = membership.arena
+        self.arena = arena
         self._capture = capture
         self._session = session
-        self._rank = attempt.rank
-        self._state = SaveState(
-            Author(attempt.job, membership.run, membership.generation, attempt.rank)
-        )
+        self._rank = spec.rank
+        self._state = SaveState(Author(spec.job, seat.run, seat.generation, spec.rank))
         self._lock = threading.RLock()
-        self._handles = Handles(attempt.persist)
+        self._handles = Handles(spec.persist)
         self._performer = SavePerformer(
             capture=capture,
             session=session,
-            attempt=attempt,
-            membership=membership,
+            spec=spec,
+            seat=seat,
+            arena=arena,
             on_end=self._handle,
         )
         self._waited_s = 0.0
@@ -166,14 +168,15 @@ class Saver:
         """Wait until nothing is being copied; the explicit gate."""
         self._performer.gate.before_update()
 
-    def note_step(self, step: int, announced: int = 0) -> None:
+    def note_step(self, step: int, announced: Announcement | None = None) -> None:
         """Take that ``step`` is done, and that ``announced`` was to be saved on all ranks.
 
         Warns, once, when steps are counted and no optimizer moves.
         """
         state = self._state
-        if state.owed is not None or announced > state.answered:  # else there is nothing to settle
-            lost, known = bool(self._session.lost_agent), announced in self._handles
+        newest = announced.step if announced else 0
+        if state.owed is not None or newest > state.answered:  # else there is nothing to settle
+            lost, known = bool(self._session.lost_agent), newest in self._handles
             self._handle(ev.Stepped(step, announced, known=known, agent_lost=lost))
         gate = self._performer.gate
         idle = self._performer.latest is not None and gate.steps_count == self._steps_seen

@@ -2,7 +2,7 @@
 
 Owns the channel, the session's lock file and the two rpc threads: *watch* (a long poll that
 keeps ``view`` current) and *update* (sends what the rank has to say). The training thread only
-calls ``post``, which sets fields and returns; it never waits for an answer.
+calls ``report`` and ``post``, which set fields and return; it never waits for an answer.
 
 An agent that restarted knows nothing of the session (NotFoundError): it is opened and its slots
 reserved again, under the same session id and nonce, which every party treats as a repeat. A
@@ -23,9 +23,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import MemoryWish
-from holdfast.core.facts import AbandonedStep, Event, StepNote
+from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId, run_id
+from holdfast.core.reports import NOTES_COUNT_MAX, RankReport, StepNote
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.text import tellable
 from holdfast.errors import (
@@ -36,12 +38,11 @@ from holdfast.errors import (
     StaleGenerationError,
     UnavailableError,
 )
-from holdfast.format.notes import NOTES_COUNT_MAX
 from holdfast.logs import steady_logger
 from holdfast.rpc.channel import call, sync_channel, unix_target
 from holdfast.rpc.codec import from_message, to_message
-from holdfast.training.registration import Attempt, Begun, Membership, open_request
 from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1 import common_pb2
 from holdfast.v1.agent_pb2_grpc import AgentStub
 
 CALL_S_MAX = 10.0
@@ -77,16 +78,11 @@ class _Outbox:
     """What the agent has not been told yet; levels are repeated, lists are sent once.
 
     Lists are bounded: of what could not be told for long, the oldest is dropped. That costs
-    nothing but news: which steps are lost follows from ``step`` and ``saving``.
+    nothing but news: which steps are lost follows from the report's ``step`` and ``saving``.
     """
 
-    step: int = 0
-    step_s: float = 0.0
-    save_interval_s: float = 0.0
-    wants_save: bool = False
+    report: RankReport = field(default_factory=RankReport)
     wants_slot: int = 0
-    loaded: bool = False
-    saving: tuple[int, ...] = ()
     notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=NOTES_COUNT_MAX))
     abandoned: deque[AbandonedStep] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
     closed_slots: deque[str] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
@@ -96,16 +92,10 @@ class _Outbox:
         """Return everything as one update."""
         return SessionUpdate(
             session=session,
-            step=self.step,
-            step_s=self.step_s,
-            save_interval_s=self.save_interval_s,
-            wants_save=self.wants_save,
+            report=replace(self.report, notes=tuple(self.notes)),
             wants_slot=self.wants_slot,
-            loaded=self.loaded,
-            saving=self.saving,
-            notes=tuple(self.notes),
-            abandoned=tuple(self.abandoned),
             closed_slots=tuple(self.closed_slots),
+            abandoned=tuple(self.abandoned),
             events=tuple(self.events),
         )
 
@@ -126,9 +116,9 @@ class Session:
         self._channel = sync_channel(unix_target(path))
         self._stub = AgentStub(self._channel)
         self._socket = path
-        self._attempt: Attempt | None = None
-        self._membership: Membership | None = None
-        self._begun = Begun()
+        self._spec: AttemptSpec | None = None
+        self._seat: Seat | None = None
+        self._arena: Path | None = None
         self._reservation: Reservation | None = None
         self._lock_descriptor = -1
         self._outbox = _Outbox()
@@ -162,19 +152,19 @@ class Session:
             f"set HOLDFAST_AGENT to the socket of the one that runs (holdfast status)",
         )
 
-    def open(self, attempt: Attempt, arena: Path, *, timeout_s: float) -> Membership:
+    def open(self, spec: AttemptSpec, arena: Path, *, timeout_s: float) -> Seat:
         """Register this rank; tries again while the agent or the catalogue is unreachable.
 
         Raises:
             AlreadyExistsError: another launch trains this job now; the message names it.
             UnavailableError: not reachable within ``timeout_s``.
         """
-        self._attempt = attempt
+        self._spec = spec
         return self._patiently(
             lambda: self._open(arena),
             timeout_s=timeout_s,
-            waiting=f"job {attempt.job}: waiting for the catalogue",
-            failing=f"job {attempt.job}: the catalogue gave no answer for {timeout_s:.0f} s; see "
+            waiting=f"job {spec.job}: waiting for the catalogue",
+            failing=f"job {spec.job}: the catalogue gave no answer for {timeout_s:.0f} s; see "
             f"what is wrong with metadata service, object store and agent (holdfast doctor)",
         )
 
@@ -197,15 +187,22 @@ class Session:
         except NotFoundError:
             self._reopen()
 
-    def post(  # noqa: PLR0913 - one name for each thing a rank may have to say
+    def report(self, change: Callable[[RankReport], RankReport]) -> None:
+        """Change what this rank says of itself and return; the update thread sends it.
+
+        ``change`` makes the new report of the old one, such as ``lambda r: replace(r, step=3)``.
+        """
+        with self._guard:
+            before = self._outbox.report
+            now = self._outbox.report = change(before)
+        if now.wants_save or now.loaded > before.loaded:
+            self._urgent.set()
+        self._wake.set()
+
+    def post(
         self,
         *,
-        step: int | None = None,
-        step_s: float | None = None,
-        save_interval_s: float | None = None,
-        wants_save: bool | None = None,
         wants_slot: int | None = None,
-        loaded: bool | None = None,
         saving: tuple[int, ...] | None = None,
         note: StepNote | None = None,
         abandoned: AbandonedStep | None = None,
@@ -215,14 +212,9 @@ class Session:
         """Note what the agent should know and return; the update thread sends it."""
         box = self._outbox
         with self._guard:
-            box.step = box.step if step is None else step
-            box.step_s = box.step_s if step_s is None else step_s
-            if save_interval_s is not None:
-                box.save_interval_s = save_interval_s
-            box.wants_save = box.wants_save if wants_save is None else wants_save
             box.wants_slot = box.wants_slot if wants_slot is None else wants_slot
-            box.loaded = box.loaded if loaded is None else loaded
-            box.saving = box.saving if saving is None else saving
+            if saving is not None:
+                box.report = replace(box.report, saving=saving)
             if note is not None:
                 box.notes.append(note)
             if abandoned is not None:
@@ -231,20 +223,21 @@ class Session:
                 box.closed_slots.append(closed_slot)
             if event is not None:
                 box.events.append(replace(event, message=tellable(event.message)))
-        if loaded or wants_save or wants_slot or note or abandoned or closed_slot or event:
+        if wants_slot or note or abandoned or closed_slot or event:
             self._urgent.set()
         self._wake.set()
 
     @property
     def generation(self) -> int:
         """The attempt's number, as this rank was answered when it registered."""
-        assert self._membership is not None
-        return self._membership.generation
+        assert self._seat is not None
+        return self._seat.generation
 
     def begun(self, restored: CheckpointId | None) -> None:
         """Say that training begins: with ``restored`` loaded, None: at step 0."""
-        self._begun = Begun(self.generation, restored)
-        self.post(loaded=True)
+        assert self._spec is not None
+        self._spec = replace(self._spec, generation=self.generation, restored=restored)
+        self.report(lambda report: replace(report, loaded=True))
 
     def wait_view(
         self, accept: Callable[[SessionView], bool], *, timeout_s: float
@@ -299,25 +292,22 @@ class Session:
             time.sleep(min(wait_s, left_s))
             wait_s = min(RETRY_FACTOR * wait_s, RETRY_S_MAX)
 
-    def _open(self, arena: Path) -> Membership:
-        assert self._attempt is not None
-        attempt = self._attempt
+    def _open(self, arena: Path) -> Seat:
+        assert self._spec is not None
         self._hold_lock(arena / "sessions" / self.id)
-        request = open_request(self.id, attempt, self._begun)
-        response = call(self._stub.OpenSession, request, timeout_s=CALL_S_MAX, job=attempt.job)
-        answer = Membership(
-            run=run_id(response.run),
-            generation=response.generation,
-            node=response.node,
-            arena=Path(response.arena),
+        request = pb.OpenSessionRequest(
+            session=self.id, spec=to_message(self._spec, common_pb2.AttemptSpec)
         )
-        known = self._membership
-        if known and (known.run, known.generation) != (answer.run, answer.generation):
+        job = self._spec.job
+        response = call(self._stub.OpenSession, request, timeout_s=CALL_S_MAX, job=job)
+        seat = from_message(response.seat, Seat)
+        run_id(seat.run)
+        if self._seat and self._seat != seat:
             raise StaleGenerationError(
-                f"the catalogue was lost, and has numbered this attempt anew: {answer.generation}"
+                f"the catalogue was lost, and has numbered this attempt anew: {seat.generation}"
             )
-        self._membership = answer
-        return answer
+        self._seat, self._arena = seat, Path(response.arena)
+        return seat
 
     def _hold_lock(self, path: Path) -> None:
         """Hold the record lock by which the agent knows that this process lives."""
@@ -382,10 +372,10 @@ class Session:
 
     def _register_again(self, on_view: Callable[[SessionView], None]) -> None:
         """Tell a catalogue that was lost of this attempt; what fails is tried at the next watch."""
-        assert self._membership is not None
+        assert self._arena is not None
         try:
             with self._opening:
-                self._open(self._membership.arena)
+                self._open(self._arena)
         except StaleGenerationError:
             self._fence(on_view)
         except CheckpointError as error:

@@ -125,68 +125,20 @@ class OpenSessionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
-    JOB_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
-    LAUNCHER_FIELD_NUMBER: _builtins.int
-    HOLDER_FIELD_NUMBER: _builtins.int
-    TAKEOVER_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    WORLD_SIZE_FIELD_NUMBER: _builtins.int
-    LOCAL_WORLD_SIZE_FIELD_NUMBER: _builtins.int
-    REPLICAS_FIELD_NUMBER: _builtins.int
-    REPLICA_DOMAIN_FIELD_NUMBER: _builtins.int
-    PERSIST_FIELD_NUMBER: _builtins.int
-    RETENTION_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
-    RESTORED_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """32 hex digits; the trainer holds a record lock on <arena>/sessions/<session>"""
-    job: _builtins.str
-    nonce: _builtins.bytes
-    launcher: _builtins.str
-    holder: _builtins.str
-    takeover: _builtins.bool
-    rank: _builtins.int
-    world_size: _builtins.int
-    local_world_size: _builtins.int
-    replicas: _builtins.int
-    replica_domain: _builtins.str
-    generation: _builtins.int
-    """of the attempt, once this rank trains; 0: it does not yet"""
     @_builtins.property
-    def persist(self) -> _metadata_pb2.PersistRule: ...
-    @_builtins.property
-    def retention(self) -> _metadata_pb2.Retention: ...
-    @_builtins.property
-    def start(self) -> _metadata_pb2.Start: ...
-    @_builtins.property
-    def restored(self) -> _common_pb2.CheckpointId:
-        """unset, when it trains: it began at step 0"""
-
+    def spec(self) -> _common_pb2.AttemptSpec: ...
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
-        job: _builtins.str = ...,
-        nonce: _builtins.bytes = ...,
-        launcher: _builtins.str = ...,
-        holder: _builtins.str = ...,
-        takeover: _builtins.bool = ...,
-        rank: _builtins.int = ...,
-        world_size: _builtins.int = ...,
-        local_world_size: _builtins.int = ...,
-        replicas: _builtins.int = ...,
-        replica_domain: _builtins.str = ...,
-        persist: _metadata_pb2.PersistRule | None = ...,
-        retention: _metadata_pb2.Retention | None = ...,
-        start: _metadata_pb2.Start | None = ...,
-        generation: _builtins.int = ...,
-        restored: _common_pb2.CheckpointId | None = ...,
+        spec: _common_pb2.AttemptSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "session", b"session", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -196,25 +148,23 @@ Global___OpenSessionRequest: _TypeAlias = OpenSessionRequest  # noqa: Y015
 class OpenSessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RUN_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
+    SEAT_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     ARENA_FIELD_NUMBER: _builtins.int
-    run: _builtins.str
-    generation: _builtins.int
     node: _builtins.str
     arena: _builtins.str
+    @_builtins.property
+    def seat(self) -> _common_pb2.Seat: ...
     def __init__(
         self,
         *,
-        run: _builtins.str = ...,
-        generation: _builtins.int = ...,
+        seat: _common_pb2.Seat | None = ...,
         node: _builtins.str = ...,
         arena: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["seat", b"seat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "generation", b"generation", "node", b"node", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "node", b"node", "seat", b"seat"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -438,15 +388,14 @@ class SessionView(_message.Message):
     FENCED_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
-    ANNOUNCED_STEP_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
     DEGRADED_FIELD_NUMBER: _builtins.int
     SHORTAGE_FIELD_NUMBER: _builtins.int
     FORGOTTEN_FIELD_NUMBER: _builtins.int
+    ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     fenced: _builtins.bool
     """a newer attempt runs: stop"""
-    announced_step: _builtins.int
     degraded: _builtins.str
     """why protection stands still; empty: it does not"""
     shortage: _builtins.str
@@ -463,6 +412,10 @@ class SessionView(_message.Message):
 
     @_builtins.property
     def restore(self) -> Global___RestoreView: ...
+    @_builtins.property
+    def announcement(self) -> _common_pb2.Announcement:
+        """unset: none; save at its step"""
+
     def __init__(
         self,
         *,
@@ -470,15 +423,15 @@ class SessionView(_message.Message):
         fenced: _builtins.bool = ...,
         leases: _abc.Iterable[Global___SlotLease] | None = ...,
         steps: _abc.Iterable[Global___StepLevels] | None = ...,
-        announced_step: _builtins.int = ...,
         restore: Global___RestoreView | None = ...,
         degraded: _builtins.str = ...,
         shortage: _builtins.str = ...,
         forgotten: _builtins.bool = ...,
+        announcement: _common_pb2.Announcement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["restore", b"restore"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced_step", b"announced_step", "degraded", b"degraded", "fenced", b"fenced", "forgotten", b"forgotten", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "degraded", b"degraded", "fenced", b"fenced", "forgotten", b"forgotten", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,58 +442,37 @@ class UpdateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    STEP_S_FIELD_NUMBER: _builtins.int
-    SAVE_INTERVAL_S_FIELD_NUMBER: _builtins.int
-    WANTS_SAVE_FIELD_NUMBER: _builtins.int
-    ABANDONED_FIELD_NUMBER: _builtins.int
-    CLOSED_SLOTS_FIELD_NUMBER: _builtins.int
-    LOADED_FIELD_NUMBER: _builtins.int
-    EVENTS_FIELD_NUMBER: _builtins.int
-    SAVING_FIELD_NUMBER: _builtins.int
-    NOTES_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     WANTS_SLOT_FIELD_NUMBER: _builtins.int
+    CLOSED_SLOTS_FIELD_NUMBER: _builtins.int
+    ABANDONED_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
-    step: _builtins.int
-    step_s: _builtins.float
-    save_interval_s: _builtins.float
-    wants_save: _builtins.bool
-    loaded: _builtins.bool
     wants_slot: _builtins.int
     """the step that found no free slot; 0: none"""
     @_builtins.property
-    def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.AbandonedStep]: ...
+    def report(self) -> _common_pb2.RankReport: ...
     @_builtins.property
     def closed_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """hints: look now"""
 
     @_builtins.property
+    def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.AbandonedStep]: ...
+    @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.Event]: ...
-    @_builtins.property
-    def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """steps begun, neither sealed nor given up"""
-
-    @_builtins.property
-    def notes(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.StepNote]: ...
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
-        step: _builtins.int = ...,
-        step_s: _builtins.float = ...,
-        save_interval_s: _builtins.float = ...,
-        wants_save: _builtins.bool = ...,
-        abandoned: _abc.Iterable[_metadata_pb2.AbandonedStep] | None = ...,
-        closed_slots: _abc.Iterable[_builtins.str] | None = ...,
-        loaded: _builtins.bool = ...,
-        events: _abc.Iterable[_metadata_pb2.Event] | None = ...,
-        saving: _abc.Iterable[_builtins.int] | None = ...,
-        notes: _abc.Iterable[_metadata_pb2.StepNote] | None = ...,
+        report: _common_pb2.RankReport | None = ...,
         wants_slot: _builtins.int = ...,
+        closed_slots: _abc.Iterable[_builtins.str] | None = ...,
+        abandoned: _abc.Iterable[_metadata_pb2.AbandonedStep] | None = ...,
+        events: _abc.Iterable[_metadata_pb2.Event] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "session", b"session", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save", "wants_slot", b"wants_slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "report", b"report", "session", b"session", "wants_slot", b"wants_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -146,6 +147,401 @@ class Peer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Peer: _TypeAlias = Peer  # noqa: Y015
+
+@_typing.final
+class Start(_message.Message):
+    """Where an attempt begins if not at the newest checkpoint. Made once per name: an attempt that
+    brings the name again, started anew by the same launcher, goes on from the newest.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    fresh: _builtins.bool
+    """at step 0; leaves all checkpoints behind"""
+    step: _builtins.int
+    """else at this one"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fresh: _builtins.bool = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh", b"fresh", "name", b"name", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Start: _TypeAlias = Start  # noqa: Y015
+
+@_typing.final
+class PersistRule(_message.Message):
+    """Which committed steps go to the object store: the first one at or after each multiple."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """0: no such rule"""
+    seconds: _builtins.float
+    """the first step committed so long after the last one that went; 0: none"""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersistRule: _TypeAlias = PersistRule  # noqa: Y015
+
+@_typing.final
+class Retention(_message.Message):
+    """What is kept in the object store: the union of the rules; all unset keeps everything."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    SPACED_S_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    MAXIMIZE_FIELD_NUMBER: _builtins.int
+    AGE_S_MIN_FIELD_NUMBER: _builtins.int
+    last: _builtins.int
+    """the newest n"""
+    every: _builtins.int
+    """steps that are multiples"""
+    spaced_s: _builtins.float
+    """one per span of time"""
+    best: _builtins.int
+    """the n best by `metric`"""
+    metric: _builtins.str
+    """a key of the user's metadata"""
+    maximize: _builtins.bool
+    age_s_min: _builtins.float
+    """nothing younger is deleted"""
+    def __init__(
+        self,
+        *,
+        last: _builtins.int = ...,
+        every: _builtins.int = ...,
+        spaced_s: _builtins.float = ...,
+        best: _builtins.int = ...,
+        metric: _builtins.str = ...,
+        maximize: _builtins.bool = ...,
+        age_s_min: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s_min", b"age_s_min", "best", b"best", "every", b"every", "last", b"last", "maximize", b"maximize", "metric", b"metric", "spaced_s", b"spaced_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015
+
+@_typing.final
+class AttemptSpec(_message.Message):
+    """All that a rank says of the attempt it is part of; the agent passes it on as it came."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    LAUNCHER_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    TAKEOVER_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    LOCAL_WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    REPLICA_DOMAIN_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    nonce: _builtins.bytes
+    """1 to 64 bytes; names the launch, the same on all its ranks"""
+    launcher: _builtins.str
+    """same launcher takes over at once"""
+    holder: _builtins.str
+    """for people: host, pid"""
+    takeover: _builtins.bool
+    rank: _builtins.int
+    world_size: _builtins.int
+    local_world_size: _builtins.int
+    replicas: _builtins.int
+    """copies beside the owner's"""
+    replica_domain: _builtins.str
+    generation: _builtins.int
+    """Set by a rank that trains already: a catalogue that has lost the attempt goes on with it under
+    this number, as one that has restored `restored`, or has begun at step 0.
+    """
+    @_builtins.property
+    def persist(self) -> Global___PersistRule:
+        """unset: nothing goes to the object store by itself"""
+
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """unset: the job keeps the policy it has"""
+
+    @_builtins.property
+    def start(self) -> Global___Start:
+        """unset: at the newest checkpoint; the same for all ranks"""
+
+    @_builtins.property
+    def restored(self) -> Global___CheckpointId: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
+        launcher: _builtins.str = ...,
+        holder: _builtins.str = ...,
+        takeover: _builtins.bool = ...,
+        rank: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+        local_world_size: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        replica_domain: _builtins.str = ...,
+        persist: Global___PersistRule | None = ...,
+        retention: Global___Retention | None = ...,
+        start: Global___Start | None = ...,
+        generation: _builtins.int = ...,
+        restored: Global___CheckpointId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptSpec: _TypeAlias = AttemptSpec  # noqa: Y015
+
+@_typing.final
+class Seat(_message.Message):
+    """What the catalogue answers: the run, and the attempt's generation in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Seat: _TypeAlias = Seat  # noqa: Y015
+
+@_typing.final
+class StepNote(_message.Message):
+    """The user's metadata of one step, a JSON object."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    json: _builtins.str
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepNote: _TypeAlias = StepNote  # noqa: Y015
+
+@_typing.final
+class Announcement(_message.Message):
+    """A step that all ranks of an attempt save, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Reason:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Announcement._Reason.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        REASON_UNSPECIFIED: Announcement._Reason.ValueType  # 0
+        REASON_INTERVAL: Announcement._Reason.ValueType  # 1
+        """the user's interval is over"""
+        REASON_AUTO: Announcement._Reason.ValueType  # 2
+        """so is the interval that pays off, as measured"""
+        REASON_PREEMPTION: Announcement._Reason.ValueType  # 3
+        """a rank was told to end"""
+        REASON_USER: Announcement._Reason.ValueType  # 4
+        """the training script asked for it"""
+        REASON_OPERATOR: Announcement._Reason.ValueType  # 5
+        """somebody who looks after the job did"""
+        REASON_RESCALE: Announcement._Reason.ValueType  # 6
+        """the job goes on with another world size"""
+
+    class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
+    REASON_UNSPECIFIED: Announcement.Reason.ValueType  # 0
+    REASON_INTERVAL: Announcement.Reason.ValueType  # 1
+    """the user's interval is over"""
+    REASON_AUTO: Announcement.Reason.ValueType  # 2
+    """so is the interval that pays off, as measured"""
+    REASON_PREEMPTION: Announcement.Reason.ValueType  # 3
+    """a rank was told to end"""
+    REASON_USER: Announcement.Reason.ValueType  # 4
+    """the training script asked for it"""
+    REASON_OPERATOR: Announcement.Reason.ValueType  # 5
+    """somebody who looks after the job did"""
+    REASON_RESCALE: Announcement.Reason.ValueType  # 6
+    """the job goes on with another world size"""
+
+    STEP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    reason: Global___Announcement.Reason.ValueType
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        reason: Global___Announcement.Reason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Announcement: _TypeAlias = Announcement  # noqa: Y015
+
+@_typing.final
+class RankCosts(_message.Message):
+    """What saves and the restore have cost, as last measured; 0: not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STALL_S_FIELD_NUMBER: _builtins.int
+    COPY_S_FIELD_NUMBER: _builtins.int
+    SAVE_BYTES_FIELD_NUMBER: _builtins.int
+    DECIDE_S_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
+    LOAD_S_FIELD_NUMBER: _builtins.int
+    RESTORED_BYTES_FIELD_NUMBER: _builtins.int
+    stall_s: _builtins.float
+    """training waited for the last save, its gate included"""
+    copy_s: _builtins.float
+    """from the beginning of the last save to the end of its copy"""
+    save_bytes: _builtins.int
+    """of the segment that the last save wrote"""
+    decide_s: _builtins.float
+    """restore: until the catalogue had chosen"""
+    fetch_s: _builtins.float
+    """restore: until all bytes were here and verified"""
+    load_s: _builtins.float
+    """restore: into the tensors"""
+    restored_bytes: _builtins.int
+    """of the segments that were loaded"""
+    def __init__(
+        self,
+        *,
+        stall_s: _builtins.float = ...,
+        copy_s: _builtins.float = ...,
+        save_bytes: _builtins.int = ...,
+        decide_s: _builtins.float = ...,
+        fetch_s: _builtins.float = ...,
+        load_s: _builtins.float = ...,
+        restored_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_s", b"copy_s", "decide_s", b"decide_s", "fetch_s", b"fetch_s", "load_s", b"load_s", "restored_bytes", b"restored_bytes", "save_bytes", b"save_bytes", "stall_s", b"stall_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankCosts: _TypeAlias = RankCosts  # noqa: Y015
+
+@_typing.final
+class RankReport(_message.Message):
+    """What a rank says of itself, a level: the newest counts. The agent passes it on as it came."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    SAVE_INTERVAL_S_FIELD_NUMBER: _builtins.int
+    INTERVAL_REASON_FIELD_NUMBER: _builtins.int
+    WANTS_SAVE_FIELD_NUMBER: _builtins.int
+    LOADED_FIELD_NUMBER: _builtins.int
+    SAVING_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """optimizer steps completed"""
+    step_s: _builtins.float
+    """recent seconds per step; 0: unknown"""
+    save_interval_s: _builtins.float
+    """time trigger; 0: none"""
+    interval_reason: Global___Announcement.Reason.ValueType
+    """whose interval that is: INTERVAL or AUTO"""
+    wants_save: Global___Announcement.Reason.ValueType
+    """why it asks for a save now; unset: it does not"""
+    loaded: _builtins.bool
+    """the rank has loaded what was confirmed"""
+    @_builtins.property
+    def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps this rank has begun to save, neither sealed nor given up. A step it has completed that
+        is neither here nor among the shards will never be whole.
+        """
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepNote]:
+        """What the user said of recent saves; of rank 0 only, newest last, a bounded number."""
+
+    @_builtins.property
+    def costs(self) -> Global___RankCosts: ...
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        step_s: _builtins.float = ...,
+        save_interval_s: _builtins.float = ...,
+        interval_reason: Global___Announcement.Reason.ValueType = ...,
+        wants_save: Global___Announcement.Reason.ValueType = ...,
+        loaded: _builtins.bool = ...,
+        saving: _abc.Iterable[_builtins.int] | None = ...,
+        notes: _abc.Iterable[Global___StepNote] | None = ...,
+        costs: Global___RankCosts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "interval_reason", b"interval_reason", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankReport: _TypeAlias = RankReport  # noqa: Y015
 
 @_typing.final
 class ErrorDetail(_message.Message):

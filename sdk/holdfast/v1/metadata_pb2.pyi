@@ -24,203 +24,44 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class RegisterRankRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
-    LAUNCHER_FIELD_NUMBER: _builtins.int
-    HOLDER_FIELD_NUMBER: _builtins.int
-    TAKEOVER_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
-    REPLICAS_FIELD_NUMBER: _builtins.int
-    REPLICA_DOMAIN_FIELD_NUMBER: _builtins.int
-    PERSIST_FIELD_NUMBER: _builtins.int
-    RETENTION_FIELD_NUMBER: _builtins.int
     GENERATION_MIN_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
-    RESTORED_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
-    nonce: _builtins.bytes
-    """16 bytes; names the attempt"""
-    launcher: _builtins.str
-    """same launcher takes over at once"""
-    holder: _builtins.str
-    """for people: host, pid"""
-    takeover: _builtins.bool
-    rank: _builtins.int
-    world_size: _builtins.int
     node: _builtins.str
-    replicas: _builtins.int
-    """copies beside the owner's"""
-    replica_domain: _builtins.str
     generation_min: _builtins.int
     """newest of the job that this node knows of; 0: none"""
-    generation: _builtins.int
-    """Set by a rank that trains already: a catalogue that has lost the attempt goes on with it under
-    this number, as one that has restored `restored`, or has begun at step 0.
-    """
     @_builtins.property
-    def persist(self) -> Global___PersistRule:
-        """unset: nothing goes to the object store by itself"""
-
-    @_builtins.property
-    def retention(self) -> Global___Retention:
-        """unset: the job keeps the policy it has"""
-
-    @_builtins.property
-    def start(self) -> Global___Start:
-        """unset: at the newest checkpoint; the same for all ranks"""
-
-    @_builtins.property
-    def restored(self) -> _common_pb2.CheckpointId: ...
+    def spec(self) -> _common_pb2.AttemptSpec: ...
     def __init__(
         self,
         *,
-        job: _builtins.str = ...,
-        nonce: _builtins.bytes = ...,
-        launcher: _builtins.str = ...,
-        holder: _builtins.str = ...,
-        takeover: _builtins.bool = ...,
-        rank: _builtins.int = ...,
-        world_size: _builtins.int = ...,
+        spec: _common_pb2.AttemptSpec | None = ...,
         node: _builtins.str = ...,
-        replicas: _builtins.int = ...,
-        replica_domain: _builtins.str = ...,
-        persist: Global___PersistRule | None = ...,
-        retention: Global___Retention | None = ...,
         generation_min: _builtins.int = ...,
-        start: Global___Start | None = ...,
-        generation: _builtins.int = ...,
-        restored: _common_pb2.CheckpointId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "generation_min", b"generation_min", "holder", b"holder", "job", b"job", "launcher", b"launcher", "node", b"node", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_min", b"generation_min", "node", b"node", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterRankRequest: _TypeAlias = RegisterRankRequest  # noqa: Y015
 
 @_typing.final
-class Start(_message.Message):
-    """Where an attempt begins if not at the newest checkpoint. Made once per name: an attempt that
-    brings the name again, started anew by the same launcher, goes on from the newest.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    FRESH_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    fresh: _builtins.bool
-    """at step 0; leaves all checkpoints behind"""
-    step: _builtins.int
-    """else at this one"""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        fresh: _builtins.bool = ...,
-        step: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh", b"fresh", "name", b"name", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Start: _TypeAlias = Start  # noqa: Y015
-
-@_typing.final
-class PersistRule(_message.Message):
-    """Which committed steps go to the object store: the first one at or after each multiple."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEPS_FIELD_NUMBER: _builtins.int
-    SECONDS_FIELD_NUMBER: _builtins.int
-    steps: _builtins.int
-    """0: no such rule"""
-    seconds: _builtins.float
-    """the first step committed so long after the last one that went; 0: none"""
-    def __init__(
-        self,
-        *,
-        steps: _builtins.int = ...,
-        seconds: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PersistRule: _TypeAlias = PersistRule  # noqa: Y015
-
-@_typing.final
-class Retention(_message.Message):
-    """What is kept in the object store: the union of the rules; all unset keeps everything."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LAST_FIELD_NUMBER: _builtins.int
-    EVERY_FIELD_NUMBER: _builtins.int
-    SPACED_S_FIELD_NUMBER: _builtins.int
-    BEST_FIELD_NUMBER: _builtins.int
-    METRIC_FIELD_NUMBER: _builtins.int
-    MAXIMIZE_FIELD_NUMBER: _builtins.int
-    AGE_S_MIN_FIELD_NUMBER: _builtins.int
-    last: _builtins.int
-    """the newest n"""
-    every: _builtins.int
-    """steps that are multiples"""
-    spaced_s: _builtins.float
-    """one per span of time"""
-    best: _builtins.int
-    """the n best by `metric`"""
-    metric: _builtins.str
-    """a key of the user's metadata"""
-    maximize: _builtins.bool
-    age_s_min: _builtins.float
-    """nothing younger is deleted"""
-    def __init__(
-        self,
-        *,
-        last: _builtins.int = ...,
-        every: _builtins.int = ...,
-        spaced_s: _builtins.float = ...,
-        best: _builtins.int = ...,
-        metric: _builtins.str = ...,
-        maximize: _builtins.bool = ...,
-        age_s_min: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s_min", b"age_s_min", "best", b"best", "every", b"every", "last", b"last", "maximize", b"maximize", "metric", b"metric", "spaced_s", b"spaced_s"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Retention: _TypeAlias = Retention  # noqa: Y015
-
-@_typing.final
 class RegisterRankResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RUN_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
-    run: _builtins.str
-    generation: _builtins.int
+    SEAT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def seat(self) -> _common_pb2.Seat: ...
     def __init__(
         self,
         *,
-        run: _builtins.str = ...,
-        generation: _builtins.int = ...,
+        seat: _common_pb2.Seat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["seat", b"seat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seat", b"seat"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -228,7 +69,7 @@ Global___RegisterRankResponse: _TypeAlias = RegisterRankResponse  # noqa: Y015
 
 @_typing.final
 class RankStatus(_message.Message):
-    """What one rank's session on this node is doing."""
+    """What one rank's session on this node is doing. Catalogues keep it: numbers are never used again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -236,45 +77,23 @@ class RankStatus(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    STEP_S_FIELD_NUMBER: _builtins.int
-    SAVE_INTERVAL_S_FIELD_NUMBER: _builtins.int
-    WANTS_SAVE_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
     READY_DECISION_FIELD_NUMBER: _builtins.int
-    LOADED_FIELD_NUMBER: _builtins.int
-    SAVING_FIELD_NUMBER: _builtins.int
-    NOTES_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     run: _builtins.str
     generation: _builtins.int
     rank: _builtins.int
-    step: _builtins.int
-    """optimizer steps completed"""
-    step_s: _builtins.float
-    """recent seconds per step; 0: unknown"""
-    save_interval_s: _builtins.float
-    """time trigger; 0: none"""
-    wants_save: _builtins.bool
-    """preemption or signal"""
     live: _builtins.bool
     """false: the process has gone"""
     ready_decision: _builtins.int
     """Set once all that this rank needs for decision `ready_decision` is here, verified."""
-    loaded: _builtins.bool
-    """the rank has loaded what was confirmed"""
     nonce: _builtins.bytes
     """of the attempt; empty: of the one that has this generation"""
     @_builtins.property
-    def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Steps this rank has begun to save, neither sealed nor given up. A step it has completed that
-        is neither here nor among the shards will never be whole.
-        """
-
-    @_builtins.property
-    def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepNote]:
-        """What the user said of recent saves; of rank 0 only, newest last, a bounded number."""
+    def report(self) -> _common_pb2.RankReport:
+        """as the rank said it"""
 
     def __init__(
         self,
@@ -283,48 +102,18 @@ class RankStatus(_message.Message):
         run: _builtins.str = ...,
         generation: _builtins.int = ...,
         rank: _builtins.int = ...,
-        step: _builtins.int = ...,
-        step_s: _builtins.float = ...,
-        save_interval_s: _builtins.float = ...,
-        wants_save: _builtins.bool = ...,
         live: _builtins.bool = ...,
         ready_decision: _builtins.int = ...,
-        loaded: _builtins.bool = ...,
-        saving: _abc.Iterable[_builtins.int] | None = ...,
-        notes: _abc.Iterable[Global___StepNote] | None = ...,
         nonce: _builtins.bytes = ...,
+        report: _common_pb2.RankReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "loaded", b"loaded", "nonce", b"nonce", "notes", b"notes", "rank", b"rank", "ready_decision", b"ready_decision", "run", b"run", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "nonce", b"nonce", "rank", b"rank", "ready_decision", b"ready_decision", "report", b"report", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankStatus: _TypeAlias = RankStatus  # noqa: Y015
-
-@_typing.final
-class StepNote(_message.Message):
-    """The user's metadata of one step, a JSON object."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_FIELD_NUMBER: _builtins.int
-    JSON_FIELD_NUMBER: _builtins.int
-    step: _builtins.int
-    json: _builtins.str
-    def __init__(
-        self,
-        *,
-        step: _builtins.int = ...,
-        json: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StepNote: _TypeAlias = StepNote  # noqa: Y015
 
 @_typing.final
 class HeldShard(_message.Message):
@@ -633,20 +422,18 @@ class RunView(_message.Message):
     PINNED_FIELD_NUMBER: _builtins.int
     SUPERSEDED_FIELD_NUMBER: _builtins.int
     ABANDONED_FIELD_NUMBER: _builtins.int
-    ANNOUNCED_STEP_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
     SHORTAGE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     SEATS_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
+    ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     job: _builtins.str
     generation: _builtins.int
     """newest; older ones are fenced"""
     world_size: _builtins.int
-    announced_step: _builtins.int
-    """0: none; all ranks save at this step"""
     shortage: _builtins.str
     """why no step gets all its copies; empty: it may"""
     attempt: _builtins.int
@@ -681,6 +468,10 @@ class RunView(_message.Message):
 
     @_builtins.property
     def copies(self) -> Global___Copies: ...
+    @_builtins.property
+    def announcement(self) -> _common_pb2.Announcement:
+        """unset: none; all ranks save at its step"""
+
     def __init__(
         self,
         *,
@@ -694,17 +485,17 @@ class RunView(_message.Message):
         pinned: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
         superseded: _abc.Iterable[Global___SupersedeRule] | None = ...,
         abandoned: _abc.Iterable[Global___AbandonedStep] | None = ...,
-        announced_step: _builtins.int = ...,
         decision: Global___Decision | None = ...,
         shortage: _builtins.str = ...,
         attempt: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
         seats: _abc.Iterable[_builtins.int] | None = ...,
         copies: Global___Copies | None = ...,
+        announcement: _common_pb2.Announcement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "decision", b"decision", "keep_from", b"keep_from", "protection", b"protection"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "copies", b"copies", "decision", b"decision", "keep_from", b"keep_from", "protection", b"protection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announced_step", b"announced_step", "attempt", b"attempt", "committed", b"committed", "copies", b"copies", "decision", b"decision", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "nonce", b"nonce", "pinned", b"pinned", "protection", b"protection", "ring", b"ring", "run", b"run", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announcement", b"announcement", "attempt", b"attempt", "committed", b"committed", "copies", b"copies", "decision", b"decision", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "nonce", b"nonce", "pinned", b"pinned", "protection", b"protection", "ring", b"ring", "run", b"run", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_protection: _TypeAlias = _typing.Literal["copies"]  # noqa: Y015
     _WhichOneofArgType_protection: _TypeAlias = _typing.Literal["protection", b"protection"]  # noqa: Y015

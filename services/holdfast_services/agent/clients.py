@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.facts import Event, Inventory, NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.errors import UnavailableError
@@ -27,13 +28,17 @@ class MetadataClient:
         self._channel = async_channel(address)
         self._stub = metadata_pb2_grpc.MetadataStub(self._channel)
 
-    async def register(
-        self, request: metadata_pb2.RegisterRankRequest
-    ) -> metadata_pb2.RegisterRankResponse:
-        """Register a rank; answers with run and generation."""
-        return await call_async(
-            self._stub.RegisterRank, request, timeout_s=REGISTER_S_MAX, job=request.job
+    async def register(self, spec: AttemptSpec, *, node: str, generation_min: int) -> Seat:
+        """Register a rank of ``node``, which knows of the job up to ``generation_min``."""
+        request = metadata_pb2.RegisterRankRequest(
+            spec=codec.to_message(spec, common_pb2.AttemptSpec),
+            node=node,
+            generation_min=generation_min,
         )
+        answer = await call_async(
+            self._stub.RegisterRank, request, timeout_s=REGISTER_S_MAX, job=spec.job
+        )
+        return codec.from_message(answer.seat, Seat)
 
     async def report(self, inventory: Inventory, *, timeout_s: float = CALL_S_MAX) -> NodeView:
         """Send the whole inventory; return what this node should know."""

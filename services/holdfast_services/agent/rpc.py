@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 import holdfast
+from holdfast.core.attempts import AttemptSpec, check
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
-from holdfast.core.protection import Copies
+from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
-from holdfast.v1 import agent_pb2_grpc, common_pb2, metadata_pb2
-from holdfast_services.agent.domain import Reservation, Session
+from holdfast.v1 import agent_pb2_grpc, common_pb2
+from holdfast_services.agent.domain import Reservation
 from holdfast_services.agent.service import AgentService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -45,10 +46,11 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
         self, request: pb.OpenSessionRequest, context: Context
     ) -> pb.OpenSessionResponse:
         """Register a rank with metadata and open its session."""
-        opened = await self._service.open_session(_session(request), _registration(request))
+        spec = codec.from_message(request.spec, AttemptSpec)
+        check(spec)
+        seat = await self._service.open_session(session_id(request.session), spec)
         return pb.OpenSessionResponse(
-            run=opened.run,
-            generation=opened.generation,
+            seat=codec.to_message(seat, common_pb2.Seat),
             node=self._service.node,
             arena=self._service.arena_folder,
         )
@@ -71,7 +73,8 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
 
     async def Update(self, request: pb.UpdateRequest, context: Context) -> pb.UpdateResponse:
         """Take a rank's news."""
-        self._service.update(codec.from_message(request, SessionUpdate))
+        update = codec.from_message(request, SessionUpdate)
+        self._service.update(replace(update, report=checked(update.report)))
         return pb.UpdateResponse()
 
     async def CloseSession(
@@ -143,37 +146,3 @@ def _shard(message: common_pb2.Shard) -> Shard:
     if shard.length_bytes <= 0:
         raise InvalidRequestError(f"shard {shard.id.key} has {shard.length_bytes} bytes")
     return shard
-
-
-def _registration(request: pb.OpenSessionRequest) -> metadata_pb2.RegisterRankRequest:
-    return metadata_pb2.RegisterRankRequest(
-        job=request.job,
-        nonce=request.nonce,
-        launcher=request.launcher,
-        holder=request.holder,
-        takeover=request.takeover,
-        rank=request.rank,
-        world_size=request.world_size,
-        replicas=request.replicas,
-        replica_domain=request.replica_domain,
-        persist=request.persist if request.HasField("persist") else None,
-        retention=request.retention if request.HasField("retention") else None,
-        start=request.start if request.HasField("start") else None,
-        generation=request.generation,
-        restored=request.restored if request.HasField("restored") else None,
-    )
-
-
-def _session(request: pb.OpenSessionRequest) -> Session:
-    """Return a session whose names are checked; metadata gives run and generation."""
-    return Session(
-        id=session_id(request.session),
-        job=job_name(request.job),
-        run="",
-        generation=0,
-        rank=request.rank,
-        world_size=request.world_size,
-        local_world_size=max(request.local_world_size, 1),
-        nonce=request.nonce,
-        protection=Copies(request.replicas, request.replica_domain),
-    )

@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import MemoryWish, memory_need
 from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
+from holdfast.core.retry import bounded
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, UnavailableError
-from holdfast.v1.metadata_pb2 import RegisterRankRequest
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import Located, MetadataClient
 from holdfast_services.agent.domain import (
@@ -107,26 +108,22 @@ class AgentService:
         )
         return rules.refusal(self._state, job, need)
 
-    async def open_session(self, session: Session, registration: RegisterRankRequest) -> Session:
+    async def open_session(self, session: str, spec: AttemptSpec) -> Seat:
         """Register a rank with metadata and open its session; a repeat is harmless.
 
-        Args:
-            session: What the rank says of itself; run and generation come from metadata.
-            registration: What metadata is told; this node adds its name and what it has seen.
+        Metadata is told the spec as it came; this node adds its name and what it has seen.
 
         Raises:
             PreconditionError: no process holds ``<arena>/sessions/<session>``: its death could not
                 be seen.
             CheckpointError: metadata refuses the rank, or does not answer.
         """
-        if not self._arena.session_alive(session.id):
-            raise PreconditionError(f"session {session.id} holds no lock in {self._arena.folder}")
-        registration.node = self.node
-        registration.generation_min = rules.generation_seen(self._state, session.job)
-        answer = await self._metadata.register(registration)
-        opened = replace(session, run=answer.run, generation=answer.generation)
-        self._shell.dispatch(ev.SessionOpened(opened))
-        return opened
+        if not self._arena.session_alive(session):
+            raise PreconditionError(f"session {session} holds no lock in {self._arena.folder}")
+        seen = rules.generation_seen(self._state, spec.job)
+        seat = await self._metadata.register(spec, node=self.node, generation_min=seen)
+        self._shell.dispatch(ev.SessionOpened(Session(id=session, spec=spec, seat=seat)))
+        return seat
 
     def session(self, session: str) -> Session:
         """Return an open session.
@@ -188,7 +185,7 @@ class AgentService:
             known = self._state.sessions.get(session)
             return known is None or not known.live or last.version != version
 
-        await self._shell.until(over, min(max(wait_s, 0.0), WATCH_S_MAX))
+        await self._shell.until(over, bounded(wait_s, WATCH_S_MAX))
         return last
 
     def update(self, update: SessionUpdate) -> None:
@@ -199,7 +196,7 @@ class AgentService:
         """
         session = self.session(update.session)
         for event in update.events:
-            self._shell.on_event(replace(event, job=event.job or session.job))
+            self._shell.on_event(replace(event, job=event.job or session.spec.job))
         self._shell.dispatch(ev.Updated(update))
         if update.closed_slots:
             self._shell.look()

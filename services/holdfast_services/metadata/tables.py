@@ -43,13 +43,14 @@ jobs = _table(
 # rules: JSON [[after_step, below_generation]]; abandoned: JSON [[step, generation, reason]].
 # retention: JSON of the policy, NULL: everything is kept. persisted_*: the last checkpoint that
 # became due, when; persist_owed: one was due and could not go, so the next one does.
-# started: JSON [name of a start that was made].
+# started: JSON [name of a start that was made]. announced_*: step 0: nothing is announced.
 runs = _table(
     "runs",
     Column("run", String(32), primary_key=True),
     Column("job", String(128), nullable=False),
     Column("generation", _BIG, nullable=False),
     Column("announced_step", _BIG, nullable=False),
+    Column("announced_reason", Integer, nullable=False),
     Column("announced_at_s", Float, nullable=False),
     Column("rules", Text, nullable=False),
     Column("abandoned", Text, nullable=False),
@@ -60,25 +61,21 @@ runs = _table(
     Column("started", Text, nullable=False),
 )
 
-# start: JSON of where it asks to begin, NULL: at the newest checkpoint; start_due: nobody has yet.
+# spec: holdfast.v1.AttemptSpec of the rank that began it; nonce is that of the spec, for its index.
+# start_due: nobody has begun yet where it asks to. costs: holdfast.v1.RankCosts, of all its ranks.
 attempts = _table(
     "attempts",
     Column("run", String(32), primary_key=True),
     Column("generation", _BIG, primary_key=True),
     Column("job", String(128), nullable=False),
     Column("nonce", LargeBinary(64), nullable=False),
-    Column("launcher", Text, nullable=False),
-    Column("holder", Text, nullable=False),
-    Column("world_size", Integer, nullable=False),
-    Column("replicas", Integer, nullable=False),
     Column("replicas_allowed", Integer, nullable=False),
-    Column("replica_domain", Text, nullable=False),
     Column("started_at_s", Float, nullable=False),
     Column("lease_until_s", Float, nullable=False),
-    Column("persist_steps", _BIG, nullable=False),
-    Column("persist_seconds", Float, nullable=False),
-    Column("start", Text),
     Column("start_due", Boolean, nullable=False),
+    Column("spec", LargeBinary, nullable=False),
+    Column("costs", LargeBinary, nullable=False),
+    Column("costs_at_s", Float, nullable=False),
     UniqueConstraint("job", "nonce"),
 )
 

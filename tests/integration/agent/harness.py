@@ -102,8 +102,8 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
 
     def RegisterRank(self, request, context):
         self.registrations.append(request)
-        known = self.generations.setdefault(request.nonce, len(self.generations) + 1)
-        return metadata_pb2.RegisterRankResponse(run=RUN, generation=known)
+        known = self.generations.setdefault(request.spec.nonce, len(self.generations) + 1)
+        return metadata_pb2.RegisterRankResponse(seat={"run": RUN, "generation": known})
 
     def Report(self, request, context):
         inventory = codec.from_message(request, Inventory)
@@ -267,10 +267,11 @@ def open_session(node: Node, session: str, *, nonce: bytes = b"n" * 16, **fields
     answer = node.call(
         "OpenSession",
         pb.OpenSessionRequest(
-            session=session, job="job", nonce=nonce, launcher="l", holder="h", **request
+            session=session,
+            spec={"job": "job", "nonce": nonce, "launcher": "l", "holder": "h", **request},
         ),
     )
-    return answer.generation
+    return answer.seat.generation
 
 
 def reserve(node: Node, session: str, length: int, slots: int = 2, checkpoint: int = 0) -> None:

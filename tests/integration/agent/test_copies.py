@@ -152,8 +152,8 @@ def test_a_restore_fetches_verifies_confirms_and_holds_until_loaded(node, catalo
     until(lambda: not catalogue.held("a"), "a is not asked to keep it")
     assert (b.arena / segment.file_name).exists()
 
-    b.call("Update", pb.UpdateRequest(session=new.session, loaded=True))
-    until(lambda: catalogue.inventories["b"].ranks[0].loaded, "loaded reported")
+    b.call("Update", pb.UpdateRequest(session=new.session, report={"loaded": True}))
+    until(lambda: catalogue.inventories["b"].ranks[0].report.loaded, "loaded reported")
     until(lambda: not catalogue.held("b"), "freed once loaded")
     new.end()
 

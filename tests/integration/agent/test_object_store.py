@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.facts import OBJECT_STORE, DecisionState, StepNote
+from holdfast.core.facts import OBJECT_STORE, DecisionState
+from holdfast.core.reports import StepNote
 from holdfast.format import keys
 from holdfast.format import sidecar as bucket_sidecar
 from holdfast.format.digest import part_digests, root_digest
@@ -17,7 +18,7 @@ from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore.directory import DirectoryStore
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb
-from holdfast.v1 import common_pb2, metadata_pb2
+from holdfast.v1 import common_pb2
 
 from .harness import RUN, Trainer, decision, open_session, reported, restart, until, want
 from .s3 import BUCKET, S3Server
@@ -306,15 +307,15 @@ def test_what_a_rank_wants_kept_goes_to_metadata_with_its_registration(node, cat
     open_session(
         a,
         t.session,
-        persist=metadata_pb2.PersistRule(steps=100),
-        retention=metadata_pb2.Retention(last=5),
+        persist=common_pb2.PersistRule(steps=100),
+        retention=common_pb2.Retention(last=5),
     )
     t.end()
 
     silent, told = catalogue.registrations
-    assert not silent.HasField("persist")
-    assert not silent.HasField("retention")
-    assert (100, 5) == (told.persist.steps, told.retention.last)
+    assert not silent.spec.persist.steps
+    assert not silent.spec.HasField("retention")
+    assert (100, 5) == (told.spec.persist.steps, told.spec.retention.last)
 
 
 def test_what_a_rank_says_of_a_step_is_reported_with_it(node, catalogue):
@@ -323,11 +324,11 @@ def test_what_a_rank_says_of_a_step_is_reported_with_it(node, catalogue):
     t = Trainer(a.arena, secrets.token_hex(16))
     open_session(a, t.session)
     note = pb.UpdateRequest(session=t.session)
-    note.notes.add(step=7, json='{"loss":0.5}')
+    note.report.notes.add(step=7, json='{"loss":0.5}')
     a.call("Update", note)
 
-    rank = until(lambda: [r for r in catalogue.inventories["a"].ranks if r.notes], "notes")[0]
-    assert (RUN, (StepNote(step=7, json='{"loss":0.5}'),)) == (rank.run, rank.notes)
+    ranks = until(lambda: [r for r in catalogue.inventories["a"].ranks if r.report.notes], "notes")
+    assert (RUN, (StepNote(step=7, json='{"loss":0.5}'),)) == (ranks[0].run, ranks[0].report.notes)
     t.end()
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.core.facts import CheckpointId, Committed, Decision, DecisionState, StepNote
+from holdfast.core.facts import CheckpointId, Committed, Decision, DecisionState
+from holdfast.core.reports import StepNote
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 
 from .harness import RUN, reported, until
@@ -99,13 +100,13 @@ def test_what_is_asked_of_the_object_tier_is_registered_and_notes_are_reported(
         persist=holdfast.AnyOf(holdfast.EverySteps(10), holdfast.EverySeconds(60)),
         keep=keep,
     )
-    asked = catalogue.registrations[-1]
+    asked = catalogue.registrations[-1].spec
     assert (10, 60.0) == (asked.persist.steps, asked.persist.seconds)
     assert (3, 1, "loss") == (asked.retention.last, asked.retention.best, asked.retention.metric)
 
     commit(catalogue, ck.step(1, notes={"loss": 0.5}))
     expected = (StepNote(step=1, json='{"loss":0.5}'),)
-    until(lambda: catalogue.inventories["a"].ranks[0].notes == expected, "notes")
+    until(lambda: catalogue.inventories["a"].ranks[0].report.notes == expected, "notes")
 
 
 def test_a_job_without_a_rule_asks_for_nothing_and_two_slots(node, catalogue, begin):
@@ -113,9 +114,9 @@ def test_a_job_without_a_rule_asks_for_nothing_and_two_slots(node, catalogue, be
     ck = begin(a)
     handle = ck.step(1)
     commit(catalogue, handle)
-    asked = catalogue.registrations[-1]
+    asked = catalogue.registrations[-1].spec
 
-    assert not asked.HasField("persist")
+    assert (0, 0.0) == (asked.persist.steps, asked.persist.seconds)
     assert not asked.HasField("retention")
     assert [2] == [s["reservation"]["slots"] for s in a.dump()["sessions"].values()]
     with pytest.raises(PreconditionError, match="persist= is not set"):

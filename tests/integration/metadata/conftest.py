@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.integration.metadata.service import Service
+from tests.said import rank_status, registration
 
-from holdfast.core.facts import HeldShard, HeldState, Inventory, Peer, RankStatus, Shard
+from holdfast.core.facts import HeldShard, HeldState, Inventory, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast_services.kit.db import make_engine
-from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.migrations import upgrade
 
@@ -48,7 +48,7 @@ class Agent:
 
     def serve(self, seat, rank, **facts):
         self.ranks = (
-            RankStatus(job=JOB, run=seat.run, generation=seat.generation, rank=rank, **facts),
+            rank_status(job=JOB, run=seat.run, generation=seat.generation, rank=rank, **facts),
         )
 
     def inventory(self):
@@ -72,7 +72,7 @@ class Agent:
 
 
 def wish(rank, node, nonce=b"first", *, launcher="L", world=2, job=JOB, replicas=1):
-    return Registration(
+    return registration(
         job=job,
         nonce=nonce,
         launcher=launcher,

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from holdfast.core.facts import RankStatus
+from tests.said import rank_status
+
 from holdfast.errors import StaleGenerationError
 from holdfast_services.metadata.calls.batch import Batch
 from holdfast_services.metadata.domain.model import Node
@@ -12,7 +13,7 @@ from holdfast_services.metadata.usecases import agents
 
 async def together(service, wishes):
     """Register all in one transaction; return generations, or the kind of the refusal."""
-    items = [agents.Wish(wish, first_run(wish.job)) for wish in wishes]
+    items = [agents.Wish(wish, first_run(wish.spec.job)) for wish in wishes]
     answers = await service.write(lambda c: agents.register(c, items, service.limits))
     return [getattr(answer, "generation", type(answer)) for answer in answers]
 
@@ -32,7 +33,7 @@ async def test_two_attempts_in_one_batch_keep_one_generation_each(database_url, 
 
     assert (2, b"second", [0, 1]) == (
         run.generation,
-        run.current.nonce,
+        run.current.spec.nonce,
         [rank.rank for rank in run.ranks],
     )
 
@@ -69,7 +70,7 @@ async def test_who_waits_for_a_change_is_not_woken_by_progress(database_url, kit
         for change in ("joins", "lives", "opens", "trains", "holds", "lives"):
             if change in ("opens", "trains"):
                 step = 5 if change == "trains" else 0
-                agent.ranks = (RankStatus(job=kit.JOB, run=run, generation=1, rank=0, step=step),)
+                agent.ranks = (rank_status(job=kit.JOB, run=run, generation=1, rank=0, step=step),)
             if change == "holds":
                 agent.hold(run, 1, 1, 0, world=1)
             waiting = asyncio.create_task(service.changed(60))
@@ -86,7 +87,7 @@ def test_a_heartbeat_reads_no_job_that_has_ended(kit):
     """Defect C4: a node may hold what hundreds of them have left."""
     agent, other = kit.Agent("a"), first_run("other")
     agent.ranks = tuple(
-        RankStatus(job=job, run=run, generation=1, rank=0, live=live)
+        rank_status(job=job, run=run, generation=1, rank=0, live=live)
         for job, run, live in (("ended", first_run("ended"), False), ("other", other, True))
     )
     agent.hold(first_run(kit.JOB), 1, 1, 0, world=1)

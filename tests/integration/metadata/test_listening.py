@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from tests.said import changed_wish
+
 from holdfast.core.facts import DecisionState
 from holdfast_services.metadata.usecases.agents import LISTEN_S, PULSE_GAP_S_MAX, pulse
 
@@ -39,7 +41,7 @@ async def test_a_lost_catalogue_does_not_call_a_job_new_before_its_agents_have_r
         holder.hold(seat.run, 10, seat.generation, 0, world=1)
         await service.report(holder.inventory())
         await grow_old(service, LISTEN_S)
-        again = await service.register(replace(wish, nonce=b"second"))
+        again = await service.register(changed_wish(wish, nonce=b"second"))
         fresh.serve(again, 0)
         await service.report(fresh.inventory())
         await service.report(holder.inventory())

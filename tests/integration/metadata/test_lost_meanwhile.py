@@ -75,7 +75,7 @@ async def test_an_attempt_that_was_there_must_be_there_still(kit, database_url):
     """P5: for a nonce that was known nobody has looked into the bucket."""
 
     def item(wish: Registration, **seen):
-        return Wish(wish, first_run(wish.job), **seen)
+        return Wish(wish, first_run(wish.spec.job), **seen)
 
     async with kit.running(database_url) as service:
         items = [

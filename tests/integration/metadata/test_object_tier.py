@@ -7,6 +7,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from tests.integration.metadata.tier import tier_over, until
+from tests.said import changed_wish
 
 from holdfast.core.facts import DecisionState, PersistRule, RankStatus
 from holdfast.core.ids import CheckpointId, ShardId
@@ -216,7 +217,8 @@ async def test_forgetting_memory_leaves_what_is_durable_and_its_lineage(database
             agent.shards = []
             agent.incarnation += 1
         other = [
-            replace(kit.wish(rank, a.name, b"2"), launcher="M") for rank, a in enumerate(agents)
+            changed_wish(kit.wish(rank, a.name, b"2"), launcher="M")
+            for rank, a in enumerate(agents)
         ]
         for rank, (wish, agent) in enumerate(zip(other, agents, strict=True)):
             second = await tier.service.register(wish)
@@ -253,7 +255,7 @@ async def test_a_catalogue_of_the_first_version_is_upgraded_with_its_data(
     async with tier_over(database_url, kit, offers=False) as tier:
         run = await tier.run()
         assert [10] == [row.id.step for row in run.checkpoints]
-        assert not run.attempt.persist.on
+        assert not run.attempt.spec.persist.on
         second = await tier.launch(agents, b"second")
         number = (await tier.run()).decision.number
         for rank, agent in enumerate(agents):

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 from tests.integration.metadata.tier import LIMITS, expire, tier_over
+from tests.said import changed_status
 
-from holdfast.core.facts import StepNote
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.reports import StepNote
 from holdfast.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -36,7 +37,8 @@ async def test_a_drain_from_commit_to_durable(database_url, agents, kit):
     async with tier_over(database_url, kit) as tier:
         seat = await tier.launch(agents)
         agents[0].ranks = tuple(
-            replace(s, notes=(StepNote(step=10, json='{"loss":1}'),)) for s in agents[0].ranks
+            changed_status(s, notes=(StepNote(step=10, json='{"loss":1}'),))
+            for s in agents[0].ranks
         )
         view = await tier.commit(agents, seat, 10)
         key = CheckpointId(seat.run, 10, seat.generation)

@@ -18,6 +18,7 @@ from holdfast.core.facts import DecisionState, NodeView
 from holdfast.errors import AlreadyExistsError
 from holdfast.rpc.channel import call, sync_channel
 from holdfast.rpc.codec import from_message, to_message
+from holdfast.rpc.protocol import HEADER, PROTOCOL
 from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast.v1.metadata_pb2_grpc import MetadataStub
@@ -33,6 +34,7 @@ class Running:
     def __init__(self, process, ready):
         self.process = process
         self.rest_url = ready["rest_url"]
+        self.channel_address = ready["address"]
         self.channel = sync_channel(ready["address"])
         self.stub = MetadataStub(self.channel)
         self.http = httpx.Client(base_url=self.rest_url, timeout=30)
@@ -44,16 +46,18 @@ class Running:
         return self.call(
             "RegisterRank",
             pb.RegisterRankRequest(
-                job=JOB,
-                nonce=nonce,
-                launcher=launcher,
-                holder="host:1",
-                rank=rank,
-                world_size=2,
+                spec={
+                    "job": JOB,
+                    "nonce": nonce,
+                    "launcher": launcher,
+                    "holder": "host:1",
+                    "rank": rank,
+                    "world_size": 2,
+                    "replicas": 1,
+                },
                 node=node,
-                replicas=1,
             ),
-        )
+        ).seat
 
     def report(self, inventory):
         return from_message(self.call("Report", to_message(inventory, pb.Inventory)), NodeView)
@@ -242,7 +246,7 @@ def test_sigterm_ends_it_cleanly_though_streams_and_watches_are_open(tmp_path):
     reader = threading.Thread(target=follow)
     reader.start()
     watch = running.stub.Watch.future(
-        pb.WatchRequest(node="a", version="", wait_s=30), metadata=(("holdfast-protocol", "1"),)
+        pb.WatchRequest(node="a", version="", wait_s=30), metadata=((HEADER, str(PROTOCOL)),)
     )
     assert opened.wait(20)
     assert watch.result(20).version

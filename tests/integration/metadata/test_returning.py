@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from tests.integration.metadata.tier import tier_over
+from tests.said import changed_status
 
-from holdfast.core.facts import AbandonedStep, Retention, StepNote
+from holdfast.core.facts import AbandonedStep, Retention
 from holdfast.core.ids import CheckpointId
+from holdfast.core.reports import StepNote
 from holdfast_services.metadata.usecases import users
 
 BEST = Retention(best=1, metric="loss")
@@ -14,7 +16,7 @@ BEST = Retention(best=1, metric="loss")
 async def made_durable(tier, agents, seat, step, loss):
     """Commit the step with notes, drain it, and free its slots everywhere."""
     note = (StepNote(step=step, json=f'{{"loss":{loss}}}'),)
-    agents[0].ranks = tuple(replace(status, notes=note) for status in agents[0].ranks)
+    agents[0].ranks = tuple(changed_status(status, notes=note) for status in agents[0].ranks)
     await tier.commit(agents, seat, step)
     key = CheckpointId(seat.run, step, seat.generation)
     await tier.drained(key)

@@ -1,9 +1,8 @@
 """Starting over and going back through the database: what is asked, what was made, old rows."""
 
-from dataclasses import replace
-
 from tests.integration.metadata.test_returning import made_durable
 from tests.integration.metadata.tier import tier_over
+from tests.said import changed_wish
 
 from holdfast.core.facts import DecisionState, Start
 
@@ -14,7 +13,7 @@ FRESH = Start(name="fresh launch:L", fresh=True)
 async def begin(tier, agents, nonce, start):
     """Another attempt of the same launcher; both agents report until it is decided."""
     for rank, agent in enumerate(agents):
-        wish = replace(tier.kit.wish(rank, agent.name, nonce), start=start)
+        wish = changed_wish(tier.kit.wish(rank, agent.name, nonce), start=start)
         seat = await tier.service.register(wish)
         agent.serve(seat, rank)
     for agent in agents:

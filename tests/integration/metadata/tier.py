@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from sqlalchemy import text
+from tests.said import changed_wish
 
 from holdfast.core.facts import PersistRule
 from holdfast.core.work import CheckpointWork, ShardWork, SweepWork
@@ -92,7 +92,7 @@ class Tier:
 
     async def launch(self, agents, nonce=b"first", rule=RULE):
         for rank, agent in enumerate(agents):
-            wish = replace(self.kit.wish(rank, agent.name, nonce), persist=rule)
+            wish = changed_wish(self.kit.wish(rank, agent.name, nonce), persist=rule)
             seat = await self.service.register(wish)
             agent.serve(seat, rank)
         for agent in agents:

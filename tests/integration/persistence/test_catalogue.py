@@ -11,6 +11,7 @@ import pytest
 from tests.integration.metadata.test_process import Running
 from tests.integration.persistence.harness import JOB, Holder, segment, until
 from tests.integration.persistence.process import ROOT, WorkerProcess
+from tests.said import rank_status
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
@@ -20,7 +21,6 @@ from holdfast.core.facts import (
     HeldShard,
     HeldState,
     Inventory,
-    RankStatus,
 )
 from holdfast.format import keys
 from holdfast.v1 import metadata_pb2 as pb
@@ -63,10 +63,13 @@ class Cluster:
             seat = self.metadata.call(
                 "RegisterRank",
                 pb.RegisterRankRequest(
-                    job=JOB, nonce=nonce, launcher="L", holder="h", rank=rank, world_size=WORLD,
-                    node=node.node, replicas=0, persist=pb.PersistRule(steps=10),
+                    spec={
+                        "job": JOB, "nonce": nonce, "launcher": "L", "holder": "h", "rank": rank,
+                        "world_size": WORLD, "replicas": 0, "persist": {"steps": 10},
+                    },
+                    node=node.node,
                 ),
-            )  # fmt: skip
+            ).seat  # fmt: skip
         self.run, self.generation = seat.run, seat.generation
         # It has just come, and listens a while before it lets the attempt begin.
         until(lambda: self.report().state is DecisionState.CONFIRMED, "it begins")
@@ -90,7 +93,7 @@ class Cluster:
         """Report for every node; return what the attempt should do."""
         self.sequence += 1
         for rank, node in enumerate(self.nodes):
-            status = RankStatus(job=JOB, run=self.run, generation=self.generation, rank=rank)
+            status = rank_status(job=JOB, run=self.run, generation=self.generation, rank=rank)
             view = self.metadata.report(
                 Inventory(
                     node=node.peer, incarnation=1, sequence=self.sequence, budget_bytes=1 << 30,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.said import agent_session, changed_session
 
 from holdfast.core.facts import (
     AbandonedStep,
@@ -23,12 +24,12 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
+from holdfast.core.reports import Announcement, SaveReason
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (
     Content,
     Reservation,
-    Session,
     Slot,
     State,
     Work,
@@ -82,7 +83,7 @@ def view(run=None, wants=(), version="1", nodes=(ME, B, C)):
 
 def session(generation=1, **fields):
     name = f"{generation:032x}"
-    return Session(
+    return agent_session(
         id=name, job="job", run="r1", generation=generation, rank=0, world_size=1, **fields
     )
 
@@ -306,14 +307,14 @@ def test_segments_are_shown_only_once_confirmed_with_the_times_it_took():
 def test_levels_and_announced_steps_come_from_the_catalogue():
     now, _ = handle(state(), ev.SessionOpened(session()))
     run = run_view(
-        announced_step=12,
+        announcement=Announcement(step=12, reason=SaveReason.USER),
         committed=(Committed(checkpoint=CheckpointId("r1", 7, 1), replicated=True),),
         abandoned=(AbandonedStep(run="r1", step=6, generation=1, reason="late"),),
         shortage="one node is missing",
     )
     now, _ = handle(now, view(run))
     shown = session_view(now, now.sessions[session().id])
-    assert (12, "one node is missing") == (shown.announced_step, shown.shortage)
+    assert (12, "one node is missing") == (shown.announcement.step, shown.shortage)
     assert [(7, True, False), (6, False, True)] == [
         (s.step, s.replicated, s.abandoned) for s in shown.steps
     ]
@@ -333,7 +334,7 @@ def test_the_first_rank_is_refused_and_not_the_last():
 
 def test_other_runs_count_in_the_sum():
     now = state()
-    other = replace(session(), id="f" * 32, job="else", run="r2", reservation=asked(6 * KIB))
+    other = agent_session(id="f" * 32, job="else", run="r2", reservation=asked(6 * KIB))
     now.sessions[other.id] = other
     with pytest.raises(ExhaustedError, match="beside 12 KiB of other runs"):
         admit(now, session(), asked(3 * KIB))
@@ -457,7 +458,7 @@ def test_a_registration_says_the_newest_generation_that_anything_here_is_of():
     """P6, M1; defect A1: a catalogue that was lost asks no inventory before it numbers."""
     assert 0 == rules.generation_seen(state(), "job")
     held = state(sealed("s1", 5, 3), sealed("s2", 6, 2))
-    held.sessions = {"x": session(4), "y": replace(session(9), job="another")}
+    held.sessions = {"x": session(4), "y": changed_session(session(9), job="another")}
     assert 4 == rules.generation_seen(held, "job")
 
     held, _ = handle(held, view(replace(run_view(), generation=6)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.said import agent_session, session_update
 
 from holdfast.core.facts import (
     OBJECT_STORE,
@@ -15,21 +16,18 @@ from holdfast.core.facts import (
     Peer,
     RunView,
     Shard,
-    StepNote,
     SupersedeRule,
     Want,
     WantReason,
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
-from holdfast.core.session import SessionUpdate
+from holdfast.core.reports import NOTE_BYTES_MAX, NOTES_COUNT_MAX, StepNote, checked
 from holdfast.core.slots import SlotName, SlotState
-from holdfast.format.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.domain import (
     Content,
     Reservation,
-    Session,
     Slot,
     State,
     handle,
@@ -73,7 +71,7 @@ def state(*slots):
 
 
 def session(**fields):
-    return Session(id="1" * 32, job="job", run="r1", generation=1, rank=0, world_size=1, **fields)
+    return agent_session(id="1" * 32, **fields)
 
 
 def view(wants=(), version="1", **run):
@@ -227,8 +225,9 @@ def notes(*steps, json='{"loss":1}'):
 def updated(made, sent):
     before = state()
     before.sessions = {made.id: made}
-    after, _ = handle(before, ev.Updated(SessionUpdate(session=made.id, notes=sent)))
-    return inventory(after, incarnation=1, sequence=1).ranks[0].notes
+    update = session_update(session=made.id, notes=sent)
+    after, _ = handle(before, ev.Updated(replace(update, report=checked(update.report))))
+    return inventory(after, incarnation=1, sequence=1).ranks[0].report.notes
 
 
 def test_notes_of_rank_0_go_into_the_inventory_within_their_limits():
@@ -236,7 +235,7 @@ def test_notes_of_rank_0_go_into_the_inventory_within_their_limits():
     assert NOTES_COUNT_MAX == len(updated(session(), notes(*range(20))))
     long = notes(1, json='"' + "x" * NOTE_BYTES_MAX + '"')
     assert notes(2) == updated(session(), long + notes(2))
-    assert () == updated(replace(session(), rank=1), notes(1))
+    assert () == updated(session(rank=1, world_size=2), notes(1))
 
 
 @pytest.mark.parametrize("source", ["memory", "peer", "object"])

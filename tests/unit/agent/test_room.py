@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.said import changed_session
 from tests.unit.agent.test_machine import (
     KIB,
     B,
@@ -154,7 +155,7 @@ BAD = sealed("s2", 1, held=HeldState.QUARANTINED)
 def begun(*slots, **fields):
     """A node with these slots and no room, whose rank has leased what is open."""
     made = full(*slots)
-    made.sessions = {session().id: replace(reserved(), **fields)}
+    made.sessions = {session().id: changed_session(reserved(), **fields)}
     return made
 
 
@@ -226,7 +227,7 @@ def test_room_that_a_restore_waits_for_is_not_leased_to_the_rank_that_waits_for_
     now, _ = handle(before, ev.Tick(1.0))
     assert "" == now.slots["s1"].session
 
-    trains = replace(now, sessions={session().id: replace(reserved(), loaded=True)})
+    trains = replace(now, sessions={session().id: changed_session(reserved(), loaded=True)})
     later, _ = handle(trains, ev.Tick(2.0))
     assert session().id == later.slots["s1"].session
 
@@ -238,7 +239,7 @@ def two_that_reserve(*answers):
     """Two ranks reserve a slot each, one after the other; return why each was refused, and all."""
     now = state()
     for number, (length, refused) in enumerate(answers, 1):
-        one = replace(session(), id=str(number) * 32, rank=number)
+        one = changed_session(session(), id=str(number) * 32, rank=number, world_size=4)
         now.sessions[one.id] = one
         now, actions = handle(now, ev.Reserved(one.id, asked(length, slots=1)))
         made = kinds(actions, ev.CreateSlot)[0].name.slot

@@ -9,15 +9,16 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
+from tests.said import attempt_spec
 
+from holdfast.core.attempts import Seat
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import NotFoundError, PreconditionError, UnavailableError
-from holdfast.v1.metadata_pb2 import RegisterRankRequest, RegisterRankResponse
 from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.domain import Session, State
+from holdfast_services.agent.domain import State
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
 from holdfast_services.agent.domain.state import Content
@@ -52,9 +53,9 @@ class Catalogue:
     def __init__(self) -> None:
         self.told = []
 
-    async def register(self, request):
-        self.told.append(request)
-        return RegisterRankResponse(run="r1", generation=3)
+    async def register(self, spec, *, node, generation_min):
+        self.told.append((spec, node, generation_min))
+        return Seat(run="r1", generation=3)
 
 
 @pytest.fixture
@@ -90,11 +91,8 @@ def shard(step):
     )
 
 
-def session(number, rank):
-    return Session(
-        id=str(number) * 32, job="job", run="", generation=0, rank=rank, world_size=2,
-        local_world_size=2,
-    )  # fmt: skip
+def spec(rank):
+    return attempt_spec(rank=rank, world_size=2, local_world_size=2)
 
 
 @contextmanager
@@ -114,18 +112,17 @@ def alive(folder, session):
 async def test_a_session_is_registered_with_what_this_node_adds(agent, catalogue):
     """The edge knows no node and no generation; both stand in what metadata is told."""
     with alive(agent.arena_folder, "1" * 32):
-        opened = await agent.open_session(session(1, 0), RegisterRankRequest(job="job"))
-        again = await agent.open_session(session(1, 0), RegisterRankRequest(job="job"))
+        opened = await agent.open_session("1" * 32, spec(0))
+        again = await agent.open_session("1" * 32, spec(0))
 
     assert ("r1", 3) == (opened.run, opened.generation) == (again.run, again.generation)
     assert agent.session("1" * 32).generation == 3
-    told = [(one.node, one.generation_min) for one in catalogue.told]
-    assert [("a", 0), ("a", 3)] == told
+    assert [(spec(0), "a", 0), (spec(0), "a", 3)] == catalogue.told, "the spec as it came"
 
 
 async def test_a_session_whose_death_could_not_be_seen_is_not_opened(agent, catalogue):
     with pytest.raises(PreconditionError, match="holds no lock"):
-        await agent.open_session(session(1, 0), RegisterRankRequest(job="job"))
+        await agent.open_session("1" * 32, spec(0))
     with pytest.raises(NotFoundError):
         agent.session("1" * 32)
     assert [] == catalogue.told

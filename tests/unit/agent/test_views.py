@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.said import agent_session, session_update
+
 from holdfast.core.facts import (
     Decision,
     DecisionState,
@@ -16,11 +18,10 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.session import SessionUpdate
+from holdfast.core.reports import SaveReason
 from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.domain import (
     Content,
-    Session,
     Slot,
     State,
     handle,
@@ -52,9 +53,7 @@ def state(*slots):
 
 
 def session(generation=1, **fields):
-    return Session(
-        id=f"{1:032x}", job="job", run="r1", generation=generation, rank=0, world_size=1, **fields
-    )
+    return agent_session(id=f"{1:032x}", generation=generation, **fields)
 
 
 def test_the_inventory_shows_a_good_copy_before_a_quarantined_one():
@@ -74,10 +73,12 @@ def test_what_is_said_of_a_rank_names_its_attempt():
 
 def test_what_cannot_wait_until_the_next_report():
     """Progress is of every step, and what was freed is freed by the catalogue's word."""
-    one = SessionUpdate(session=session().id, step=4, saving=(4,), step_s=0.1)
+    one = session_update(session=session().id, step=4, saving=(4,), step_s=0.1)
     begun, _ = handle(state(sealed("s1", 3)), ev.SessionOpened(session()))
     trains, _ = handle(begun, ev.Updated(one))
-    told, _ = handle(begun, ev.Updated(replace(one, wants_save=True)))
+    told, _ = handle(
+        begun, ev.Updated(session_update(session=session().id, step=4, wants_save=SaveReason.USER))
+    )
     ended, _ = handle(begun, ev.SessionEnded(session().id))
     more = replace(begun, slots={**begun.slots, "s2": sealed("s2", 4)})
     bad = replace(begun, slots={"s1": sealed("s1", 3, held=HeldState.QUARANTINED)})
@@ -98,10 +99,10 @@ def test_what_cannot_wait_until_the_next_report():
 def test_what_a_rank_has_begun_is_reported_with_it():
     before = state()
     before.sessions = {session().id: session()}
-    update = SessionUpdate(session=session().id, step=7, saving=(5, 6))
+    update = session_update(session=session().id, step=7, saving=(5, 6))
     after, _ = handle(before, ev.Updated(update))
 
-    assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].saving
+    assert (5, 6) == inventory(after, incarnation=1, sequence=1).ranks[0].report.saving
 
 
 def test_a_restore_of_many_shards_looks_none_of_them_up_by_going_through_all_slots(monkeypatch):

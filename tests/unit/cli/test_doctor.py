@@ -12,9 +12,10 @@ import pytest
 from holdfast.cli.doctor import Facts, checks, gather
 from holdfast.cli.doctor_store import StoreFacts, look_at_store
 from holdfast.cli.probes import AgentFacts, MetadataFacts
+from holdfast.rpc.protocol import PROTOCOL
 
 GIB = 1 << 30
-METADATA = MetadataFacts(address="h:1", version="1", protocols=(1, 1), skew_s=0.2)
+METADATA = MetadataFacts(address="h:1", version="1", protocols=(PROTOCOL, PROTOCOL), skew_s=0.2)
 AGENT = AgentFacts(socket=Path("/s"), node="a", budget_bytes=GIB, metadata_reachable=True)
 STORE = StoreFacts(url="file:///s", queue_error="", worker_ready=True)
 GOOD = Facts(
@@ -59,8 +60,8 @@ def test_a_healthy_machine_has_nothing_to_mend():
         (replace(GOOD, metadata=None), "metadata", "warn", "holdfast up"),
         (replace(GOOD, metadata=MetadataFacts(address="h:1", error="silence")), "metadata",
          "fail", "is it up?"),
-        (replace(GOOD, metadata=replace(METADATA, protocols=(2, 3))), "metadata", "fail",
-         "upgrade"),
+        (replace(GOOD, metadata=replace(METADATA, protocols=(PROTOCOL + 1, PROTOCOL + 2))),
+         "metadata", "fail", "upgrade"),
         (replace(GOOD, metadata=replace(METADATA, skew_s=-9.0)), "clock", "warn", "synchronize"),
         (replace(GOOD, metadata=replace(METADATA, unready="read-only")), "catalogue", "fail",
          "standby"),

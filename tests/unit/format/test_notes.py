@@ -5,8 +5,9 @@ import math
 
 import pytest
 
+from holdfast.core.reports import NOTE_BYTES_MAX
 from holdfast.errors import InvalidRequestError
-from holdfast.format.notes import DEPTH_MAX, NOTE_BYTES_MAX, step_note
+from holdfast.format.notes import DEPTH_MAX, step_note
 
 
 def test_notes_are_one_json_object():

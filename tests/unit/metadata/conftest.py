@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
+from tests.said import changed_status, rank_status, registration
 
 from holdfast.core.facts import (
     AbandonedStep,
@@ -13,12 +14,10 @@ from holdfast.core.facts import (
     HeldState,
     Inventory,
     Peer,
-    RankStatus,
     Shard,
 )
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast_services.metadata.domain.advance import advance
-from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.drains import finish
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
 from holdfast_services.metadata.domain.readmit import seat
@@ -134,7 +133,7 @@ class Cluster:
         generation=0,
         restored=None,
     ):
-        wish = Registration(
+        wish = registration(
             job=JOB,
             nonce=nonce,
             launcher=launcher,
@@ -180,8 +179,8 @@ class Cluster:
         known = ranks.get(rank)
         generation = changes.get("generation", known.generation if known else 0)
         if known is None or known.generation != generation:
-            known = RankStatus(job=JOB, run=RUN, generation=generation, rank=rank)
-        ranks[rank] = replace(known, **changes)
+            known = rank_status(job=JOB, run=RUN, generation=generation, rank=rank)
+        ranks[rank] = changed_status(known, **changes)
 
     def hold(self, node, step, generation, rank, *, world=2, owner=None, digest=None, state=1):
         item = shard(step, generation, rank, world=world, digest=digest)

@@ -1,9 +1,10 @@
 """One generation per launch, one trainer per name."""
 
 import pytest
+from tests.said import registration
 
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
-from holdfast_services.metadata.domain.attempts import Registration, check
+from holdfast_services.metadata.domain.attempts import check
 
 
 def test_one_nonce_has_one_generation_from_whatever_rank_and_node(cluster):
@@ -174,7 +175,7 @@ def test_a_registration_brings_the_generation_that_its_node_knows_of(cluster):
 
 @pytest.mark.parametrize("number", [-1, 10**10])
 def test_a_generation_that_no_attempt_can_have_is_refused(number):
-    wish = Registration(
+    wish = registration(
         job="j", nonce=b"n", launcher="", holder="", takeover=False, rank=0, world_size=1,
         node="a", generation_min=number,
     )  # fmt: skip

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from tests.said import registration
 
 from holdfast.core.facts import (
     PersistRule,
     Retention,
-    StepNote,
 )
+from holdfast.core.reports import StepNote
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain import drains
 from holdfast_services.metadata.domain.model import MEMORY_ROWS_PER_RUN_MAX
@@ -323,7 +324,7 @@ def test_a_new_attempt_may_change_the_rule_and_keeps_the_policy_it_does_not_name
     assert Retention(last=3) == tier.run.retention
     tier.register(0, "a", nonce=b"second", persist=PersistRule(steps=7))
 
-    assert PersistRule(steps=7) == tier.run.attempt.persist
+    assert PersistRule(steps=7) == tier.run.attempt.spec.persist
     assert Retention(last=3) == tier.run.retention
 
 
@@ -331,9 +332,9 @@ def test_a_new_attempt_may_change_the_rule_and_keeps_the_policy_it_does_not_name
     "rule", [PersistRule(steps=-1), PersistRule(seconds=-1.0), PersistRule(seconds=float("inf"))]
 )
 def test_rules_that_make_no_sense_are_refused(tier, rule):
-    from holdfast_services.metadata.domain.attempts import Registration, check
+    from holdfast_services.metadata.domain.attempts import check
 
-    wish = Registration(
+    wish = registration(
         job="j", nonce=b"n", launcher="", holder="", takeover=False, rank=0, world_size=1,
         node="a", persist=rule,
     )  # fmt: skip

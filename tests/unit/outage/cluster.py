@@ -5,17 +5,16 @@ Every node hosts one rank. Work that an agent begins ends at once; reports go wh
 
 from __future__ import annotations
 
+from tests.said import agent_session, registration, session_update
+
 from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard, Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
-from holdfast.core.protection import Copies
-from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotState
 from holdfast.errors import CheckpointError
 from holdfast_services.agent.domain import (
     Content,
     Reservation,
-    Session,
     State,
     handle,
     inventory,
@@ -23,7 +22,7 @@ from holdfast_services.agent.domain import (
 )
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.advance import advance
-from holdfast_services.metadata.domain.attempts import Registration, register
+from holdfast_services.metadata.domain.attempts import register
 from holdfast_services.metadata.domain.commit import keep_from
 from holdfast_services.metadata.domain.model import Limits, Run
 from holdfast_services.metadata.domain.model import Node as Row
@@ -54,9 +53,9 @@ class Node:
     def open(self, generation: int, nonce: bytes) -> None:
         """A trainer of this generation begins."""
         self.session = f"{generation}-{self.rank}"
-        session = Session(
+        session = agent_session(
             id=self.session, job=JOB, run=RUN, generation=generation, rank=self.rank,
-            world_size=self.world, protection=Copies(self.replicas), nonce=nonce,
+            world_size=self.world, replicas=self.replicas, nonce=nonce,
         )  # fmt: skip
         self.feed(ev.SessionOpened(session))
         asked = Reservation(
@@ -133,7 +132,7 @@ class Node:
         self.tell(step, abandoned=(given_up,))
 
     def tell(self, step: int, **fields: object) -> None:
-        self.feed(ev.Updated(SessionUpdate(session=self.session, step=step, **fields)))
+        self.feed(ev.Updated(session_update(session=self.session, step=step, **fields)))
 
     def lease(self):
         """An open slot of this rank's, or None."""
@@ -186,7 +185,7 @@ class Cluster:
         for node in self.nodes.values():
             node.rank = list(self.nodes).index(node.name)
             node.world = len(self.nodes)
-            wish = Registration(
+            wish = registration(
                 job=JOB, nonce=nonce, launcher="L", holder="h", takeover=False, rank=node.rank,
                 world_size=node.world, node=node.name, replicas=self.replicas,
                 persist=PersistRule(steps=int(node.slots > SLOTS_PER_RANK)), start=start,

@@ -2,31 +2,19 @@
 
 import os
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.session import SlotLease
 from holdfast.state.capture import Capture
-from holdfast.training.registration import Attempt, Membership
 from holdfast.training.saving import Saver
 from holdfast.training.session import Session
 
 
 def attempt(**fields):
-    made = Attempt(
-        job="j",
-        nonce=os.urandom(16),
-        launcher="l",
-        holder="h",
-        takeover=False,
-        rank=0,
-        world_size=1,
-        local_world_size=1,
-        replicas=0,
-        replica_domain="",
-    )
-    return replace(made, **fields)
+    plain = {"job": "j", "nonce": os.urandom(16), "launcher": "l", "holder": "h", "rank": 0}
+    return AttemptSpec(**{**plain, "world_size": 1, **fields})
 
 
 class Fails:
@@ -50,8 +38,8 @@ def saver_of(folder, state):
     """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
     session = Session(folder / "nobody.sock")
     capture = Capture(state, rank=0, world_size=1)
-    membership = Membership(run="r", generation=1, node="n", arena=folder)
-    saver = Saver(capture=capture, session=session, attempt=attempt(), membership=membership)
+    seat = Seat(run="r", generation=1)
+    saver = Saver(capture=capture, session=session, spec=attempt(), seat=seat, arena=folder)
     saver.save(1)  # makes the plan; there is no agent to reserve its slots
     plan = saver._performer.plan
     saver._state = saver._state._replace(refused=None, reserved=1, patience_s=0.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.reports import Announcement, SaveReason
 from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import (
@@ -51,6 +52,7 @@ def told(actions: list[ev.SaveAction], field: str) -> list[Any]:
     return [getattr(post, field) for post in posts if getattr(post, field) is not None]
 
 
+ENDING = Announcement(step=6, reason=SaveReason.PREEMPTION)
 DUE, PREPARED, NO_SLOT = ev.Due(7), ev.Prepared(7, 1), ev.NoSlot(7)
 
 
@@ -119,7 +121,7 @@ def test_slots_are_offered_after_all_that_a_view_says():
         (READY._replace(owed=6), ev.Stepped(7), f"no free slot: {rules.BEHIND}"),
         (READY._replace(owed=6), ev.Stepped(7, agent_lost=True), f"no free slot: {rules.AWAY}"),
         (READY._replace(owed=6), ev.Waits(1.0, changed=True), f"no free slot: {rules.BEHIND}"),
-        (READY, ev.Stepped(7, announced=6), rules.LATE),
+        (READY, ev.Stepped(7, ENDING), f"{rules.LATE} (a rank was told to end)"),
         (READY, ev.SlotsLost((6,)), rules.LOST),
         (READY._replace(copying=6), ev.CopyGivenUp(6, "it hung"), "it hung"),
         (READY._replace(copying=6), ev.CopyFailed(6, "boom"), "boom"),
@@ -226,13 +228,13 @@ def test_an_owed_step_that_is_paid_is_owed_no_more():
 
 
 def test_an_announcement_is_declined_once_and_only_if_it_is_late_and_not_saved():
-    late = ev.Stepped(7, announced=6)
+    late = ev.Stepped(7, ENDING)
     state, _ = live(READY, late)
 
     assert [] == live(state, late)[1]
-    assert [] == live(READY, ev.Stepped(7, announced=6, known=True))[1]
-    assert [] == live(READY, ev.Stepped(7, announced=7), ev.Stepped(8, announced=7))[1]
-    assert [] == live(READY, ev.Stepped(7, announced=9))[1]
+    assert [] == live(READY, ev.Stepped(7, ENDING, known=True))[1]
+    assert [] == live(READY, ev.Stepped(6, ENDING), ev.Stepped(7, ENDING))[1]
+    assert [] == live(READY, ev.Stepped(5, ENDING))[1]
 
 
 def test_a_newer_attempt_ends_all_waits_and_all_saves():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.unit.training.savers import Fails, attempt, saver_of, stepped
 
+from holdfast.core.attempts import Seat
 from holdfast.core.facts import PersistRule
 from holdfast.core.session import SessionView, StepLevels
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
@@ -15,7 +16,6 @@ from holdfast.state.capture import Capture
 from holdfast.training import save_events as ev
 from holdfast.training.handle import SaveHandle
 from holdfast.training.handles import HANDLES_COUNT_MAX
-from holdfast.training.registration import Membership
 from holdfast.training.saving import Saver
 from holdfast.training.session import Session
 from holdfast.v1 import agent_pb2 as pb
@@ -28,8 +28,8 @@ def make_saver(tmp_path):
     def make(**fields):
         made = attempt(**fields)
         capture = Capture({"tokens": 1}, rank=made.rank, world_size=made.world_size)
-        membership = Membership(run="r", generation=1, node="n", arena=tmp_path)
-        return Saver(capture=capture, session=session, attempt=made, membership=membership)
+        seat = Seat(run="r", generation=1)
+        return Saver(capture=capture, session=session, spec=made, seat=seat, arena=tmp_path)
 
     make.session = session
     yield make
@@ -130,14 +130,16 @@ def test_notes_of_rank_0_are_told_and_repeated(make_saver):
     first = box.message("s")
     box.delivered(first)
 
-    assert [(7, '{"loss":0.5}')] == [(note.step, note.json) for note in first.notes]
-    assert first.notes == box.message("s").notes, "an agent that restarted hears them too"
+    assert [(7, '{"loss":0.5}')] == [(note.step, note.json) for note in first.report.notes]
+    assert first.report.notes == box.message("s").report.notes, (
+        "an agent that restarted hears them too"
+    )
 
 
 def test_other_ranks_say_nothing_of_a_step(make_saver):
     make_saver(rank=1, world_size=2).save(7, {"loss": 0.5})
 
-    assert () == make_saver.session._outbox.message("s").notes
+    assert () == make_saver.session._outbox.message("s").report.notes
 
 
 def test_notes_that_cannot_be_kept_cost_no_save_and_are_said(make_saver):
@@ -205,6 +207,14 @@ def test_who_counts_micro_batches_is_warned_once(tmp_path):
     assert len(warned) == 1
 
 
+def test_what_a_copy_costs_is_said_before_the_step_is_staged(leased):
+    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
+    leased.save(2).wait("staged", timeout_s=20)
+
+    costs = leased.session._outbox.report.costs
+    assert (leased._performer.plan.length_bytes, True) == (costs.save_bytes, costs.copy_s > 0)
+
+
 def test_where_no_optimizer_is_captured_none_is_missed(leased):
     leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
     leased.save(2).wait("staged", timeout_s=20)
@@ -225,7 +235,7 @@ def test_whatever_a_save_raises_costs_that_save_and_names_the_value(leased, erro
     assert handle.abandoned
     assert "boom" in str(handle.error)
     assert "'scheduler'" in str(handle.error)
-    assert 2 not in leased.session._outbox.saving, "nobody waits for it"
+    assert 2 not in leased.session._outbox.report.saving, "nobody waits for it"
     leased.value.error = None
     leased.save(3).wait("staged", timeout_s=20)
 
@@ -287,10 +297,10 @@ def test_a_step_without_a_slot_is_dropped_by_all_once_training_goes_on(leased):
     """4.1, X0: until then it is still claimed, since the end of training may save it."""
     box = leased.session._outbox
     leased.save(2)
-    assert (2 in box.saving, [a.step for a in box.abandoned if a.step == 2]) == (True, [])
+    assert (2 in box.report.saving, [a.step for a in box.abandoned if a.step == 2]) == (True, [])
 
     leased.note_step(3)
-    assert (2 in box.saving, [a.step for a in box.abandoned if a.step == 2]) == (False, [2])
+    assert (2 in box.report.saving, [a.step for a in box.abandoned if a.step == 2]) == (False, [2])
 
 
 def test_closing_saves_the_last_step_that_found_no_slot(leased):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import AbandonedStep
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.core.session import SessionView
@@ -16,7 +17,6 @@ from holdfast.errors import NotFoundError, StaleGenerationError
 from holdfast.rpc.channel import unix_target
 from holdfast.rpc.codec import from_message
 from holdfast.rpc.status import TRAILER, to_status
-from holdfast.training.registration import Attempt
 from holdfast.training.session import HINTS_COUNT_MAX, Session, _Outbox
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc
@@ -48,7 +48,7 @@ class Agent(agent_pb2_grpc.AgentServicer):
         self.opened.append(request)
         self.lost.clear()
         return pb.OpenSessionResponse(
-            run="r1", generation=self.generation, node="a", arena=str(self.arena)
+            seat={"run": "r1", "generation": self.generation}, node="a", arena=str(self.arena)
         )
 
     def Update(self, request, context):
@@ -97,7 +97,7 @@ def agent(tmp_path):
 @pytest.fixture
 def session(agent, tmp_path):
     made = Session(tmp_path / "agent")
-    attempt = Attempt(
+    attempt = AttemptSpec(
         job="job",
         nonce=b"n",
         launcher="l",
@@ -137,7 +137,7 @@ def test_a_catalogue_that_was_lost_is_told_of_the_attempt_that_trains(agent, ses
     views: list[SessionView] = []
     restored = CheckpointId(RunId("r1"), Step(7), Generation(1))
     agent.generation = 3
-    session._membership = replace(session._membership, generation=3)
+    session._seat = replace(session._seat, generation=3)
     session.begun(restored)
     session.start(views.append)
     assert session.wait_view(lambda view: bool(view.leases), timeout_s=WAIT_S)
@@ -146,10 +146,10 @@ def test_a_catalogue_that_was_lost_is_told_of_the_attempt_that_trains(agent, ses
     assert session.wait_view(lambda view: view.forgotten, timeout_s=WAIT_S)
     assert session.wait_view(lambda view: not view.forgotten, timeout_s=WAIT_S)
     first, second = agent.opened
-    assert (first.generation, first.HasField("restored")) == (0, False)
-    assert second.nonce == first.nonce
-    assert second.generation == 3
-    assert from_message(second.restored, CheckpointId) == restored
+    assert (first.spec.generation, first.spec.HasField("restored")) == (0, False)
+    assert second.spec.nonce == first.spec.nonce
+    assert second.spec.generation == 3
+    assert from_message(second.spec.restored, CheckpointId) == restored
     assert all(view.leases for view in views)
 
 

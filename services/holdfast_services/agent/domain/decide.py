@@ -157,7 +157,7 @@ def _seal(state: State) -> list[ev.Action]:
     for key, slot in state.slots.items():
         if slot.name.state is SlotState.CLOSED and slot.work is Work.NONE and not slot.blocked:
             session = rules.holder(state, slot)
-            expected = (session.run, session.generation, session.rank) if session else None
+            expected = (session.run, session.generation, session.spec.rank) if session else None
             state.slots[key] = replace(slot, work=Work.SEALING)
             actions.append(ev.SealSlot(slot.name, expected))
     return actions

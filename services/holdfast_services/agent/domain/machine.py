@@ -11,15 +11,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.facts import OBJECT_STORE, BadSource, HeldState, NodeView, StepNote
+from holdfast.core.facts import OBJECT_STORE, BadSource, HeldState, NodeView
 from holdfast.core.ids import ShardId
+from holdfast.core.reports import RankReport
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
-from holdfast.format.notes import NOTE_BYTES_MAX, NOTES_COUNT_MAX
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import rules
 from holdfast_services.agent.domain.decide import ASK_BACKOFF, FETCH_BACKOFF, decide, say, tell
-from holdfast_services.agent.domain.state import Content, HoldWish, Slot, State, Tries, Work
+from holdfast_services.agent.domain.state import (
+    Content,
+    HoldWish,
+    Session,
+    Slot,
+    State,
+    Tries,
+    Work,
+)
 
 SEALED_STEPS_COUNT_MAX = 64
 ABANDONED_COUNT_MAX = 64
@@ -81,24 +89,18 @@ def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
     abandoned = tuple(dict.fromkeys((*session.abandoned, *update.abandoned)))
     state.sessions[session.id] = replace(
         session,
-        step=max(session.step, update.step),
-        step_s=update.step_s or session.step_s,
-        save_interval_s=update.save_interval_s or session.save_interval_s,
-        wants_save=update.wants_save,
+        report=_heard(session, update.report),
         wants_slot=update.wants_slot,
-        saving=update.saving,
-        loaded=session.loaded or update.loaded,
         abandoned=abandoned[-ABANDONED_COUNT_MAX:],
-        notes=_notes(update) if session.rank == 0 else (),
-        reading=frozenset() if update.loaded else session.reading,
+        reading=frozenset() if update.report.loaded else session.reading,
     )
     return []
 
 
-def _notes(update: SessionUpdate) -> tuple[StepNote, ...]:
-    """What a rank says of its newest saves, within the limits whatever it sent."""
-    fitting = (note for note in update.notes if len(note.json.encode()) <= NOTE_BYTES_MAX)
-    return tuple(fitting)[-NOTES_COUNT_MAX:]
+def _heard(session: Session, report: RankReport) -> RankReport:
+    """Return what the rank says of itself now; what the user says of a step, rank 0 says."""
+    said = report.after(session.report)
+    return said if session.spec.rank == 0 else replace(said, notes=())
 
 
 def _session_ended(state: State, event: ev.SessionEnded) -> list[ev.Action]:
@@ -211,7 +213,7 @@ def _sealed(state: State, event: ev.SlotSealed) -> list[ev.Action]:
     _fill(state, slot, event.content)
     shard = event.content.shard.id
     for session in list(state.sessions.values()):
-        if (session.run, session.generation, session.rank) == (
+        if (session.run, session.generation, session.spec.rank) == (
             shard.run,
             shard.generation,
             shard.rank,

@@ -44,7 +44,7 @@ def generation_seen(state: State, job: str) -> int:
     return max(
         (
             *(shard.id.generation for shard in held if shard.job == job),
-            *(one.generation for one in state.sessions.values() if one.job == job),
+            *(one.generation for one in state.sessions.values() if one.spec.job == job),
             *(
                 view.generation
                 for view in (state.view.runs if state.view else ())
@@ -144,7 +144,7 @@ def is_of(session: Session, shard: ShardId) -> bool:
     return (shard.run, shard.generation, shard.rank) == (
         session.run,
         session.generation,
-        session.rank,
+        session.spec.rank,
     )
 
 
@@ -204,7 +204,7 @@ def _same_attempt(view: RunView, session: Session) -> bool:
 
     A catalogue that was lost gives numbers again, and the last view of it may still be here (P2).
     """
-    return not view.nonce or view.nonce == session.nonce
+    return not view.nonce or view.nonce == session.spec.nonce
 
 
 def restoring(decision: Decision | None) -> bool:
@@ -229,7 +229,7 @@ def forgotten(state: State, session: Session) -> bool:
     if view is None or view.attempt < session.generation or not _same_attempt(view, session):
         return True
     # Its mates may have brought the attempt back already, and it has no seat there.
-    return view.attempt == session.generation and session.rank not in view.seats
+    return view.attempt == session.generation and session.spec.rank not in view.seats
 
 
 def all_verified(state: State, decision: Decision) -> bool:
@@ -322,7 +322,7 @@ def _counts(state: State, slot: Slot, session: Session) -> bool:
     if slot.content is None or slot.content.owner != state.me.node:
         return False
     shard = slot.content.shard.id
-    return (shard.run, shard.rank) == (session.run, session.rank) and not freeable(state, slot)
+    return (shard.run, shard.rank) == (session.run, session.spec.rank) and not freeable(state, slot)
 
 
 def admit(state: State, session: Session, asked: Reservation) -> None:
@@ -341,8 +341,8 @@ def admit(state: State, session: Session, asked: Reservation) -> None:
             f"cannot reserve {asked.slots} slots of {asked.length_bytes} bytes; "
             f"1..{SLOTS_PER_SESSION_MAX} slots of at least 1 byte"
         )
-    if refused := refusal(state, session.job, _need(state, session, asked)):
-        raise ExhaustedError(refused, node=state.me.node, job=session.job)
+    if refused := refusal(state, session.spec.job, _need(state, session, asked)):
+        raise ExhaustedError(refused, node=state.me.node, job=session.spec.job)
 
 
 def refusal(state: State, job: str, need: MemoryNeed) -> str:
@@ -368,13 +368,13 @@ def refusal(state: State, job: str, need: MemoryNeed) -> str:
 def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     mates = [s for s in _mates(state, session) if s.id != session.id and s.reservation]
     reserved = sum(s.reservation.length_bytes for s in mates if s.reservation)
-    missing = max(session.local_world_size - len(mates), 1)
-    nodes = -(-session.world_size // max(session.local_world_size, 1))
+    missing = max(session.spec.local_world_size - len(mates), 1)
+    nodes = -(-session.spec.world_size // max(session.spec.local_world_size, 1))
     own = reserved + asked.length_bytes * missing
     return memory_need(
         own_bytes=own,
         checkpoint_bytes=max(asked.checkpoint_bytes, own),
-        protection=session.protection,
+        protection=session.spec.protection,
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,
     )
@@ -398,14 +398,14 @@ def _trained_bytes(state: State, job: str) -> int:
     """Return what the other jobs that train here need."""
     seen = {job: 0}
     for other in state.sessions.values():
-        if other.active and other.reservation and other.job not in seen:
-            seen[other.job] = _need(state, other, other.reservation).total_bytes
+        if other.active and other.reservation and other.spec.job not in seen:
+            seen[other.spec.job] = _need(state, other, other.reservation).total_bytes
     return sum(seen.values())
 
 
 def _left_bytes(state: State, job: str) -> dict[str, int]:
     """Return job -> bytes that may not be freed, of the jobs that do not train here."""
-    training = {s.job for s in state.sessions.values() if s.active and s.reservation}
+    training = {s.spec.job for s in state.sessions.values() if s.active and s.reservation}
     found: dict[str, int] = {}
     for slot in state.slots.values():
         if slot.content is None or freeable(state, slot):

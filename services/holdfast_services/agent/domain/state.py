@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.facts import (
     AbandonedStep,
     BadSource,
@@ -17,10 +18,9 @@ from holdfast.core.facts import (
     Peer,
     RunView,
     Shard,
-    StepNote,
 )
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.protection import NO_COPIES, Copies
+from holdfast.core.reports import RankReport
 from holdfast.core.slots import SlotName, SlotState
 
 AGENT = "agent"
@@ -91,33 +91,22 @@ class Reservation:
 class Session:
     """One rank's process. ``reading`` holds slots until it has loaded from them.
 
+    ``spec`` and ``report`` are the rank's own words; ``seat`` is the catalogue's answer.
     ``wants_slot`` is the step that found no free slot; ``replaced`` are sealed steps that gave
     theirs up to a later one, newest last. ``refused`` is why the file system had no room for a
     slot that this session was short of, since it reserved last.
     """
 
     id: str
-    job: str
-    run: str
-    generation: int
-    rank: int
-    world_size: int
-    local_world_size: int = 1
-    nonce: bytes = b""
-    protection: Copies = NO_COPIES
+    spec: AttemptSpec
+    seat: Seat
+    report: RankReport = field(default_factory=RankReport)
     opened_s: float = 0.0
     reservation: Reservation | None = None
     refused: str = ""
     live: bool = True
     fenced: bool = False
-    step: int = 0
-    step_s: float = 0.0
-    save_interval_s: float = 0.0
-    wants_save: bool = False
     wants_slot: int = 0
-    saving: tuple[int, ...] = ()
-    notes: tuple[StepNote, ...] = ()
-    loaded: bool = False
     sealed_steps: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
@@ -125,6 +114,21 @@ class Session:
     proposed_s: float | None = None
     ready_s: float | None = None
     ready_decision: int = 0
+
+    @property
+    def run(self) -> str:
+        """The run it trains."""
+        return self.seat.run
+
+    @property
+    def generation(self) -> int:
+        """That of its attempt."""
+        return self.seat.generation
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the rank has loaded what was confirmed."""
+        return self.report.loaded
 
     @property
     def active(self) -> bool:

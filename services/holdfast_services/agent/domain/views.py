@@ -79,20 +79,14 @@ def _shards(state: State) -> tuple[HeldShard, ...]:
 
 def _rank(session: Session) -> RankStatus:
     return RankStatus(
-        job=session.job,
+        job=session.spec.job,
         run=session.run,
         generation=session.generation,
-        rank=session.rank,
-        step=session.step,
-        step_s=session.step_s,
-        save_interval_s=session.save_interval_s,
-        wants_save=session.wants_save,
+        rank=session.spec.rank,
         live=session.live,
         ready_decision=session.ready_decision,
-        loaded=session.loaded,
-        saving=session.saving,
-        notes=session.notes,
-        nonce=session.nonce,
+        nonce=session.spec.nonce,
+        report=session.report,
     )
 
 
@@ -104,7 +98,7 @@ def session_view(state: State, session: Session) -> SessionView:
         fenced=session.fenced,
         leases=_leases(state, session),
         steps=_steps(state, session),
-        announced_step=view.announced_step if view and not session.fenced else 0,
+        announcement=view.announcement if view and not session.fenced else None,
         restore=_restore(state, session),
         degraded=state.lost,
         shortage=view.shortage if view and not session.fenced else "",

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from holdfast.core.ids import CheckpointId, job_name, node_name
+from holdfast.core.attempts import Seat
+from holdfast.core.ids import CheckpointId
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.metadata.calls.batch import Batch
 from holdfast_services.metadata.domain.attempts import Registration, check
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents
-from holdfast_services.metadata.usecases.agents import Seat, Wish
+from holdfast_services.metadata.usecases.agents import Wish
 
 ARCHIVE_S_MAX = 30.0
 ARCHIVE_KNOWN_S_MAX = 5.0
@@ -57,10 +58,8 @@ class Registrations:
                 does not say whether it has, or the catalogue was lost meanwhile: that the job
                 is new is never guessed.
         """
-        job_name(wish.job)
-        node_name(wish.node)
         check(wish)
-        item = Wish(wish, first_run(wish.job))
+        item = Wish(wish, first_run(wish.spec.job))
         if self._archive:
             item = await self._look_up(self._archive, item)
         seat = await self._batch.ask(item)
@@ -73,7 +72,7 @@ class Registrations:
         Ranks that come at the same time share the question; those that come later have a nonce
         that is known.
         """
-        wish = item.registration
+        wish = item.registration.spec
         if await self._transactor.read(lambda c: agents.begun(c, wish.job, wish.nonce)):
             return replace(item, begun=True)
         asking = self._asking.get(wish.job)

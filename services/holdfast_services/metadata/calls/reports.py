@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.facts import Inventory, NodeView
-from holdfast.core.ids import job_name, node_name, run_id
-from holdfast.errors import InvalidRequestError
+from holdfast.core.ids import node_name
+from holdfast.core.retry import bounded
 from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata.calls.batch import Batch
+from holdfast_services.metadata.domain.received import received
 from holdfast_services.metadata.domain.view import node_view
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents
 
 WATCH_POLL_S = 1.0
 WATCH_S_MAX = 60.0
-SHARDS_PER_INVENTORY_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Reports:
             InvalidRequestError: names or numbers that make no sense.
             UnavailableError: the database does not answer, or too many reports wait.
         """
-        _check(inventory)
+        inventory = received(inventory)
         began_s = time.monotonic()
         taken = await self._batch.ask(inventory)
         view = await self._view(inventory.node.node, taken.since_s)
@@ -58,7 +58,7 @@ class Reports:
     async def watch(self, node: str, version: str, wait_s: float) -> NodeView:
         """Return the node's view once its version is not ``version``, or after ``wait_s``."""
         node_name(node)
-        ends_s = time.monotonic() + min(max(wait_s, 0.0), WATCH_S_MAX)
+        ends_s = time.monotonic() + bounded(wait_s, WATCH_S_MAX)
         since_s = None
         while True:
             heard = self._transactor.listen()
@@ -88,18 +88,3 @@ def _versioned(view: NodeView) -> NodeView:
     what = replace(view, taken_incarnation=0, taken_sequence=0)
     body = to_message(what, pb.NodeView).SerializeToString(deterministic=True)
     return replace(view, version=hashlib.blake2b(body, digest_size=8).hexdigest())
-
-
-def _check(inventory: Inventory) -> None:
-    node_name(inventory.node.node)
-    if len(inventory.shards) > SHARDS_PER_INVENTORY_MAX:
-        raise InvalidRequestError(
-            f"{len(inventory.shards)} shards, at most {SHARDS_PER_INVENTORY_MAX}"
-        )
-    if inventory.incarnation < 0 or inventory.sequence < 0:
-        raise InvalidRequestError("incarnation and sequence must not be negative")
-    for job, run in {(h.shard.job, h.shard.id.run) for h in inventory.shards} | {
-        (status.job, status.run) for status in inventory.ranks
-    }:
-        job_name(job)
-        run_id(run)

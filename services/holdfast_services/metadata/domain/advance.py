@@ -50,7 +50,8 @@ def advance(
     else:
         outcome = persist_off(run)
     run, events = outcome.run, [*events, *outcome.events]
-    return Outcome(run=announce(run, nodes, now_s), events=tuple(events))
+    outcome = announce(run, nodes, now_s)
+    return Outcome(run=outcome.run, events=(*events, *outcome.events))
 
 
 def counter(run: Run, seen: int) -> int:

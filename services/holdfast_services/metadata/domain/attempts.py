@@ -5,26 +5,21 @@ The lease tells a restart from a second trainer under the same name (architectur
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from holdfast.core.attempts import AttemptSpec, check_generation
+from holdfast.core.attempts import check as check_spec
 from holdfast.core.facts import (
     Decision,
     DecisionState,
     Event,
-    PersistRule,
     RankStatus,
-    Retention,
-    Start,
 )
-from holdfast.core.ids import WORLD_SIZE_MAX, CheckpointId
-from holdfast.core.protection import Copies
+from holdfast.core.ids import node_name
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
-from holdfast.format.manifest import GENERATION_MAX
-from holdfast_services.metadata.domain import start
+from holdfast_services.metadata.domain import costs, start
 from holdfast_services.metadata.domain.model import (
-    NEVER,
     Attempt,
     Limits,
     Node,
@@ -34,37 +29,20 @@ from holdfast_services.metadata.domain.model import (
 )
 from holdfast_services.metadata.domain.retention import check as check_retention
 
-NONCE_BYTES_MAX = 64
-REPLICAS_MAX = 64
 LEASE_PART_MIN = 0.1
 """Of a lease: less is not worth a write of the run with each report of its nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """One rank's wish to take part in the attempt that ``nonce`` names.
+    """The wish of one rank on ``node`` to take part in the attempt that its ``spec`` describes.
 
     ``generation_min`` is the newest generation of the job that the rank's agent knows of.
-    ``generation`` is that of the attempt if the rank trains already, and ``restored`` what it
-    began with, None: at step 0; see ``readmit``.
     """
 
-    job: str
-    nonce: bytes
-    launcher: str
-    holder: str
-    takeover: bool
-    rank: int
-    world_size: int
+    spec: AttemptSpec
     node: str
-    replicas: int = 0
-    replica_domain: str = ""
-    persist: PersistRule | None = None
-    retention: Retention | None = None
     generation_min: int = 0
-    start: Start | None = None
-    generation: int = 0
-    restored: CheckpointId | None = None
 
 
 def check(wish: Registration) -> None:
@@ -73,29 +51,12 @@ def check(wish: Registration) -> None:
     Raises:
         InvalidRequestError: names the number.
     """
-    if not 0 < len(wish.nonce) <= NONCE_BYTES_MAX:
-        raise InvalidRequestError(
-            f"nonce has {len(wish.nonce)} bytes, must have 1 to {NONCE_BYTES_MAX}", job=wish.job
-        )
-    if not 0 < wish.world_size <= WORLD_SIZE_MAX or not 0 <= wish.rank < wish.world_size:
-        raise InvalidRequestError(
-            f"rank {wish.rank} of world size {wish.world_size} is not possible", job=wish.job
-        )
-    if not 0 <= wish.replicas <= REPLICAS_MAX:
-        raise InvalidRequestError(
-            f"replicas={wish.replicas} must be 0 to {REPLICAS_MAX}", job=wish.job
-        )
-    for generation in (wish.generation_min, wish.generation):
-        if not 0 <= generation < GENERATION_MAX:
-            raise InvalidRequestError(
-                f"generation {generation} is not possible", job=wish.job, rank=wish.rank
-            )
-    rule = wish.persist
-    if rule and not (rule.steps >= 0 and 0 <= rule.seconds < math.inf):
-        raise InvalidRequestError(f"persist rule {rule} must not be negative", job=wish.job)
-    if wish.retention:
-        check_retention(wish.retention)
-    start.check(wish.start, wish.job)
+    check_spec(wish.spec)
+    node_name(wish.node)
+    check_generation(wish.generation_min, wish.spec.job)
+    if wish.spec.retention:
+        check_retention(wish.spec.retention)
+    start.check(wish.spec.start, wish.spec.job)
 
 
 def register(
@@ -124,20 +85,21 @@ def register(
             f"attempt of generation {known} was replaced by generation {run.generation}",
             job=run.job,
             run=run.id,
-            rank=wish.rank,
+            rank=wish.spec.rank,
         )
-    if wish.world_size != attempt.world_size:
+    asked, begun = wish.spec, attempt.spec
+    if asked.world_size != begun.world_size:
         raise InvalidRequestError(
-            f"world size {wish.world_size} differs from the attempt's {attempt.world_size}",
+            f"world size {asked.world_size} differs from the attempt's {begun.world_size}",
             job=run.job,
-            rank=wish.rank,
+            rank=asked.rank,
         )
-    if wish.start != attempt.start:
+    if asked.start != begun.start:
         raise InvalidRequestError(
-            f"rank {wish.rank} asks to begin at {start.text_of(wish.start)}, the attempt at "
-            f"{start.text_of(attempt.start)}: say the same on all ranks",
+            f"rank {asked.rank} asks to begin at {start.text_of(asked.start)}, the attempt at "
+            f"{start.text_of(begun.start)}: say the same on all ranks",
             job=run.job,
-            rank=wish.rank,
+            rank=asked.rank,
         )
     return Outcome(run=_seat(run, attempt, wish, now_s, limits), events=events)
 
@@ -148,12 +110,12 @@ def _begin(
     previous = run.attempt
     if previous is not None and not _may_replace(previous, wish, now_s):
         raise AlreadyExistsError(
-            f"job {run.job} is held by {previous.holder or 'another launcher'} "
+            f"job {run.job} is held by {previous.spec.holder or 'another launcher'} "
             f"(generation {previous.generation}, lease for another "
             f"{previous.lease_until_s - now_s:.1f} s); pass takeover=True to replace it",
             job=run.job,
             run=run.id,
-            holder=previous.holder,
+            holder=previous.spec.holder,
             generation=previous.generation,
         )
     # A catalogue that was lost counts anew; what the agent holds was numbered by the old one.
@@ -170,20 +132,13 @@ def _begin(
 def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: Limits) -> Run:
     """Return the run with an attempt of ``generation``, no rank seated and nothing decided."""
     number = run.decision.number + 1 if run.decision else 1
-    asked = Copies(wish.replicas, wish.replica_domain)
     attempt = Attempt(
         generation=generation,
-        nonce=wish.nonce,
-        launcher=wish.launcher,
-        holder=wish.holder,
-        world_size=wish.world_size,
-        protection=asked,
+        spec=wish.spec,
         started_at_s=now_s,
         lease_until_s=now_s + limits.node_lease_s,
-        allowed=asked,
-        persist=wish.persist or NEVER,
-        start=wish.start,
-        start_due=start.is_due(run, wish.start),
+        allowed=wish.spec.protection,
+        start_due=start.is_due(run, wish.spec.start),
     )
     return replace(
         run,
@@ -193,16 +148,16 @@ def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: L
         decision=Decision(number=number, state=DecisionState.PENDING, generation=generation),
         rejected=(),
         pins=(),
-        announced_step=0,
+        announcement=None,
         announced_at_s=0.0,
-        retention=wish.retention or run.retention,
+        retention=wish.spec.retention or run.retention,
         persisted_at_s=run.persisted_at_s or now_s,  # an interval needs a beginning
     )
 
 
 def _may_replace(previous: Attempt, wish: Registration, now_s: float) -> bool:
-    same_launcher = bool(wish.launcher) and wish.launcher == previous.launcher
-    return wish.takeover or same_launcher or previous.lease_until_s <= now_s
+    same_launcher = bool(wish.spec.launcher) and wish.spec.launcher == previous.spec.launcher
+    return wish.spec.takeover or same_launcher or previous.lease_until_s <= now_s
 
 
 def _registered(run: Run, attempt: Attempt) -> Event:
@@ -210,14 +165,14 @@ def _registered(run: Run, attempt: Attempt) -> Event:
         kind="attempt_registered",
         severity="info",
         message=f"attempt {attempt.generation} of {run.job} began: "
-        f"{attempt.world_size} ranks, held by {attempt.holder or 'unnamed'}",
+        f"{attempt.spec.world_size} ranks, held by {attempt.spec.holder or 'unnamed'}",
         job=run.job,
         context={"run": run.id, "generation": str(attempt.generation)},
     )
 
 
 def _unpersisted(run: Run, attempt: Attempt, limits: Limits) -> tuple[Event, ...]:
-    if not attempt.persist.on or limits.object_tier:
+    if not attempt.spec.persist.on or limits.object_tier:
         return ()
     text = f"{run.job} asks for the object store, but the metadata service has no HOLDFAST_STORE"
     return (Event(kind="persist_off", severity="warning", message=text, job=run.job),)
@@ -225,10 +180,10 @@ def _unpersisted(run: Run, attempt: Attempt, limits: Limits) -> tuple[Event, ...
 
 def _seat(run: Run, attempt: Attempt, wish: Registration, now_s: float, limits: Limits) -> Run:
     """Return the run with the rank on its node; a repeat from the same node keeps what it did."""
-    others = tuple(rank for rank in run.ranks if rank.rank != wish.rank)
-    seated = next((rank for rank in run.ranks if rank.rank == wish.rank), None)
+    others = tuple(rank for rank in run.ranks if rank.rank != wish.spec.rank)
+    seated = next((rank for rank in run.ranks if rank.rank == wish.spec.rank), None)
     if seated is None or seated.node != wish.node:
-        seated = RankFacts(rank=wish.rank, node=wish.node, registered_at_s=now_s)
+        seated = RankFacts(rank=wish.spec.rank, node=wish.node, registered_at_s=now_s)
     elif not seated.live:
         seated = replace(seated, live=True, registered_at_s=now_s)
     lease_until_s = max(attempt.lease_until_s, now_s + limits.node_lease_s)
@@ -261,6 +216,8 @@ def absorb(run: Run, nodes: Mapping[str, Node], limits: Limits) -> Run:
         lease_until_s = attempt.lease_until_s
     if not any(rank.live for rank in ranks):
         lease_until_s = 0.0
+    heard = (nodes[rank.node].reported_at_s for rank in ranks if rank.rank in statuses)
+    attempt = costs.kept(attempt, statuses, max(heard, default=0.0))
     return replace(run, ranks=ranks, attempt=replace(attempt, lease_until_s=lease_until_s))
 
 
@@ -278,7 +235,7 @@ def _statuses(run: Run, attempt: Attempt, nodes: Mapping[str, Node]) -> Mapping[
         for status in node.inventory.ranks:
             seat = seats.get(status.rank)
             mine = (status.run, status.generation) == (run.id, attempt.generation)
-            mine = mine and status.nonce in (attempt.nonce, b"")  # b"": an agent before nonces
+            mine = mine and status.nonce in (attempt.spec.nonce, b"")  # b"": an agent before nonces
             if mine and seat and seat.node == name and node.reported_at_s >= seat.registered_at_s:
                 found[status.rank] = status
     return found
@@ -291,5 +248,5 @@ def _heard(rank: RankFacts, status: RankStatus | None) -> RankFacts:
         rank,
         live=status.live,
         ready_decision=status.ready_decision,
-        loaded=rank.loaded or status.loaded,
+        loaded=rank.loaded or status.report.loaded,
     )

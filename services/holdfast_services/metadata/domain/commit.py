@@ -187,7 +187,8 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
             continue  # older ones are freed anyway, and a node that is away may hold some for long
         missing = sorted(statuses.keys() - ranks_of(copies))
         for rank in missing:
-            if statuses[rank].step > key.step and key.step not in statuses[rank].saving:
+            said = statuses[rank].report
+            if said.step > key.step and key.step not in said.saving:
                 reason = f"rank {rank} went on without a segment of it"
                 yield AbandonedStep(
                     run=run.id, step=key.step, generation=key.generation, reason=reason
@@ -205,7 +206,7 @@ def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[
     if run.attempt is None:
         return
     beside = run.parent is not None or keep_from(run) is not None
-    room = slots_per_rank(persist=run.attempt.persist.on) - beside
+    room = slots_per_rank(persist=run.attempt.spec.persist.on) - beside
     waiting = (row.id for row in run.checkpoints if run.usable(row.id) and not _safe(row))
     mine = sorted((key for key in waiting if key.generation == _committing(run)), reverse=True)
     beyond = [key for key in mine if key in mine[room:] or _unowned(evidence.live.get(key, {}))]

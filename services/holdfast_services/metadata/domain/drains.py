@@ -36,7 +36,7 @@ def persist(
     """
     outcome = _give_up(_on_this_clock(run, now_s), evidence, nodes, now_s)
     run, events = outcome.run, list(outcome.events)
-    rule = run.current.persist if run.current else PersistRule()
+    rule = run.current.spec.persist if run.current else PersistRule()
     if not rule.on:
         return Outcome(run=replace(run, persist_owed=False), events=tuple(events))
     for row in _candidates(run, committed, evidence):

@@ -101,7 +101,7 @@ def check_job_removal(run: Run, listed: Iterable[Listed], now_s: float) -> None:
     attempt = run.current
     if attempt is not None and attempt.lease_until_s > now_s:
         raise PreconditionError(
-            f"{run.job} trains, held by {attempt.holder or 'another launcher'}: stop it first",
+            f"{run.job} trains, held by {attempt.spec.holder or 'another launcher'}: stop it first",
             job=run.job,
         )
     if readers := sorted({reader for item in listed for reader in item.readers}):
@@ -129,7 +129,7 @@ def removed(run: Run) -> Run:
         pins=(),
         checkpoints=tuple(row for row in run.checkpoints if row.durable_at_s is not None),
         abandoned=(),
-        announced_step=0,
+        announcement=None,
         retention=None,
         persisted_step=0,
         persist_owed=False,

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import (
     AbandonedStep,
     Decision,
     DecisionState,
     Event,
     Inventory,
-    PersistRule,
     Retention,
     Shard,
-    Start,
     SupersedeRule,
 )
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.protection import NO_COPIES, Copies
+from holdfast.core.reports import Announcement, RankCosts
 
 MEMORY_ROWS_PER_RUN_MAX = 64
 ABANDONED_PER_RUN_MAX = 64
 SUPERSEDE_RULES_PER_RUN_MAX = 1024
 """One is added by each restart that made progress; they are a few bytes in row and view."""
-
-NEVER = PersistRule()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +64,23 @@ class Node:
 class Attempt:
     """One launch of the process group; ``allowed`` is what the live nodes allow of ``protection``.
 
-    ``start`` is where it asks to begin; ``start_due``: no attempt before it has begun there.
+    ``spec`` is what the rank that began it said. ``start_due``: no attempt before it has begun
+    where it asks to. ``costs`` are those of its ranks together, as of ``costs_at_s``.
     """
 
     generation: int
-    nonce: bytes
-    launcher: str
-    holder: str
-    world_size: int
-    protection: Copies
+    spec: AttemptSpec
     started_at_s: float
     lease_until_s: float
     allowed: Copies = NO_COPIES
-    persist: PersistRule = NEVER
-    start: Start | None = None
     start_due: bool = False
+    costs: RankCosts = field(default_factory=RankCosts)
+    costs_at_s: float = 0.0
+
+    @property
+    def protection(self) -> Copies:
+        """What it asks for against the loss of nodes."""
+        return self.spec.protection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ class Run:
     checkpoints: tuple[Checkpoint, ...] = ()
     rules: tuple[SupersedeRule, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
-    announced_step: int = 0
+    announcement: Announcement | None = None
     announced_at_s: float = 0.0
     retention: Retention | None = None
     persisted_step: int = 0
@@ -245,7 +245,7 @@ class Run:
             and decision is not None
             and decision.state is DecisionState.CONFIRMED
             and decision.checkpoint is not None
-            and sum(rank.loaded for rank in self.ranks) < attempt.world_size
+            and sum(rank.loaded for rank in self.ranks) < attempt.spec.world_size
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from holdfast.core.reports import NOTE_BYTES_MAX
 from holdfast.errors import ManifestError
 from holdfast.format.canonical import strict_object
 from holdfast.format.manifest import check_notes
-from holdfast.format.notes import NOTE_BYTES_MAX
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.model import Node, Run
 
@@ -16,7 +16,7 @@ from holdfast_services.metadata.domain.model import Node, Run
 def annotate(run: Run, nodes: Mapping[str, Node]) -> Run:
     """Return the run whose rows have the notes that rank 0 of their attempt said."""
     said = status_by_rank(run, nodes).get(0)
-    notes = {note.step: note.json for note in said.notes} if said else {}
+    notes = {note.step: note.json for note in said.report.notes} if said else {}
     bare = [
         row
         for row in run.checkpoints

@@ -25,10 +25,10 @@ def seat(run: Run, wish: Registration, known: int | None, now_s: float, limits: 
         StaleGenerationError: as ``readmit`` and ``attempts.register`` do.
         InvalidRequestError: so too.
     """
-    if known is not None or not wish.generation:
+    if known is not None or not wish.spec.generation:
         return register(run, wish, known, now_s, limits)
     back = readmit(run, wish, now_s, limits)
-    seated = register(back.run, wish, wish.generation, now_s, limits)
+    seated = register(back.run, wish, wish.spec.generation, now_s, limits)
     return replace(seated, events=back.events)
 
 
@@ -41,20 +41,20 @@ def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outco
         StaleGenerationError: a higher generation is known, or another attempt has this one.
         InvalidRequestError: what it had restored is not of this run and before it.
     """
-    past = wish.restored
-    if past and (past.run != run.id or past.generation >= wish.generation):
+    past, generation = wish.spec.restored, wish.spec.generation
+    if past and (past.run != run.id or past.generation >= generation):
         raise InvalidRequestError(
-            f"an attempt of generation {wish.generation} has not restored {past}", job=run.job
+            f"an attempt of generation {generation} has not restored {past}", job=run.job
         )
-    if wish.generation < run.generation or (run.current and run.generation == wish.generation):
+    if generation < run.generation or (run.current and run.generation == generation):
         raise StaleGenerationError(
-            f"attempt of generation {wish.generation} is not known here, and generation "
+            f"attempt of generation {generation} is not known here, and generation "
             f"{run.generation} is",
             job=run.job,
             run=run.id,
-            rank=wish.rank,
+            rank=wish.spec.rank,
         )
-    changed = begin(run, wish, wish.generation, now_s, limits)
+    changed = begin(run, wish, generation, now_s, limits)
     attempt, decision = changed.attempt, changed.decision
     assert attempt is not None
     assert decision is not None
@@ -64,8 +64,8 @@ def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outco
     event = Event(
         kind="attempt_readmitted",
         severity="warning",
-        message=f"attempt {wish.generation} of {run.job} goes on, the catalogue had lost it",
+        message=f"attempt {generation} of {run.job} goes on, the catalogue had lost it",
         job=run.job,
-        context={"run": run.id, "generation": str(wish.generation)},
+        context={"run": run.id, "generation": str(generation)},
     )
     return Outcome(run=changed, events=(event,))

@@ -79,7 +79,12 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
     """
     attempt, decision = run.attempt, run.decision
     settled = decision is not None and decision.state in _SETTLED
-    if attempt is None or host not in live or not settled or len(run.ranks) < attempt.world_size:
+    if (
+        attempt is None
+        or host not in live
+        or not settled
+        or len(run.ranks) < attempt.spec.world_size
+    ):
         return ()
     chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
     kept = acknowledged(run) if chosen else None

@@ -89,19 +89,23 @@ def settled(run: Run, facts: Facts) -> bool:
     """
     attempt = run.current
     listens = facts.now_s < facts.listens_until_s
-    if attempt is None or listens or (attempt.start_due and len(run.ranks) < attempt.world_size):
+    if (
+        attempt is None
+        or listens
+        or (attempt.start_due and len(run.ranks) < attempt.spec.world_size)
+    ):
         return False
     if facts.now_s >= attempt.started_at_s + facts.limits.decide_wait_s:
         return True
     hosts = {rank.node for rank in run.ranks}
     if not _heard(attempt, {*facts.live(), *hosts}, facts):
         return False
-    if attempt.start and attempt.start_due:
-        return attempt.start.fresh or bool(_candidates(run, facts.evidence.sources))
+    if attempt.spec.start and attempt.start_due:
+        return attempt.spec.start.fresh or bool(_candidates(run, facts.evidence.sources))
     candidates = _candidates(run, facts.evidence.live)
     if candidates and candidates[0] >= max(_seen(run, facts)):
         return True
-    return len(run.ranks) == attempt.world_size and _heard(
+    return len(run.ranks) == attempt.spec.world_size and _heard(
         attempt, facts.lately(facts.limits.node_lease_s), facts
     )
 
@@ -133,7 +137,7 @@ def _restorable(run: Run, key: CheckpointId) -> bool:
 
 
 def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
-    asked = attempt.start if attempt.start_due else None
+    asked = attempt.spec.start if attempt.start_due else None
     if asked and asked.fresh:
         return _start_fresh(run, attempt, decision)
     for key in _candidates(run, facts.evidence.sources):
@@ -177,7 +181,7 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
     if chosen is None:
         return Outcome(run=run)
     ready = [rank for rank in run.ranks if rank.ready_decision == decision.number]
-    if len(ready) == attempt.world_size:
+    if len(ready) == attempt.spec.world_size:
         return _confirm(run, attempt, decision, facts)
     copies = _hoped(chosen, facts)
     intact = all(_same(copies, shard.id, shard.root_digest) for shard in decision.shards)

@@ -37,7 +37,7 @@ def is_due(run: Run, start: Start | None) -> bool:
 
 def wished(run: Run, key: CheckpointId) -> bool:
     """Tell whether the newest attempt would take ``key``: any, unless it asks for one step."""
-    start = run.attempt.start if run.attempt and run.attempt.start_due else None
+    start = run.attempt.spec.start if run.attempt and run.attempt.start_due else None
     return start is None or key.step == start.step
 
 
@@ -48,9 +48,9 @@ def unbound(run: Run) -> Run:
 
 def made(run: Run, attempt: Attempt) -> Run:
     """Return the run with the attempt's start made, if it had one to make."""
-    if attempt.start is None or not attempt.start_due:
+    if attempt.spec.start is None or not attempt.start_due:
         return run
-    return replace(run, started=(*run.started, attempt.start.name)[-STARTS_PER_RUN_MAX:])
+    return replace(run, started=(*run.started, attempt.spec.start.name)[-STARTS_PER_RUN_MAX:])
 
 
 def text_of(start: Start | None) -> str:
@@ -62,10 +62,11 @@ def text_of(start: Start | None) -> str:
 
 def repeated(run: Run, attempt: Attempt) -> tuple[Event, ...]:
     """Return the news that an attempt's start was made before, if it was."""
-    if attempt.start is None or attempt.start_due:
+    if attempt.spec.start is None or attempt.start_due:
         return ()
+    where = text_of(attempt.spec.start)
     text = (
-        f"attempt {attempt.generation} of {run.job} asks to begin at {text_of(attempt.start)}; its "
+        f"attempt {attempt.generation} of {run.job} asks to begin at {where}; its "
         f"launch has done so already, and goes on from the newest checkpoint"
     )
     context = {"run": run.id, "generation": str(attempt.generation)}

@@ -106,7 +106,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         run=run.id,
         job=run.job,
         generation=run.generation,
-        world_size=attempt.world_size if attempt else 0,
+        world_size=attempt.spec.world_size if attempt else 0,
         ring=places(run, live).ring,
         copies=attempt.allowed if attempt else NO_COPIES,
         committed=_committed(run),
@@ -114,11 +114,11 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         pinned=tuple(sorted({*run.pins, *draining})),
         superseded=run.rules,
         abandoned=run.abandoned,
-        announced_step=run.announced_step,
+        announcement=run.announcement,
         decision=_decision(run),
         shortage=shortage,
         attempt=attempt.generation if attempt else 0,
-        nonce=attempt.nonce if attempt else b"",
+        nonce=attempt.spec.nonce if attempt else b"",
         seats=seats,
     )
 

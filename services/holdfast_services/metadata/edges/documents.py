@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter
@@ -14,6 +15,8 @@ from pydantic import BaseModel, Field, TypeAdapter
 from holdfast.core.facts import DecisionState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.format.keys import folder
+from holdfast_services.metadata.domain import costs
+from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.commit import keep_from
 from holdfast_services.metadata.domain.copies import shortage
 from holdfast_services.metadata.domain.evidence import ShardCopies
@@ -50,6 +53,10 @@ class JobDoc(BaseModel):
     newest_replicated_step: int | None
     newest_durable_step: int | None
     restore: RestoreDoc | None
+    costs: dict[str, float] = Field(
+        description="What saves and the restore of the attempt cost, as last measured: seconds "
+        "of its slowest rank, bytes of all its ranks; without those that are not known"
+    )
 
 
 class CheckpointDoc(BaseModel):
@@ -147,7 +154,7 @@ def job_doc(run: Run, world: World) -> JobDoc:
     replicated = (row.id.step for row in usable if row.replicated_at_s is not None)
     stored = (row.id.step for row in usable if row.stored)
     statuses = (
-        status.step
+        status.report.step
         for node in world.live.values()
         for status in node.inventory.ranks
         if (status.run, status.generation) == (run.id, run.generation)
@@ -157,9 +164,9 @@ def job_doc(run: Run, world: World) -> JobDoc:
         run=run.id,
         attempt=run.generation,
         generation=run.generation,
-        world_size=attempt.world_size if attempt else 0,
+        world_size=attempt.spec.world_size if attempt else 0,
         running=bool(attempt and attempt.lease_until_s > world.now_s),
-        holder=attempt.holder if attempt else "",
+        holder=attempt.spec.holder if attempt else "",
         replicas=attempt.protection.n if attempt else 0,
         replicas_allowed=attempt.allowed.n if attempt else 0,
         shortage=shortage(run, world.live.values()),
@@ -168,7 +175,15 @@ def job_doc(run: Run, world: World) -> JobDoc:
         newest_replicated_step=next(replicated, None),
         newest_durable_step=next(stored, None),
         restore=_restore_doc(run),
+        costs=_costs(run, world),
     )
+
+
+def _costs(run: Run, world: World) -> dict[str, float]:
+    if run.attempt is None:
+        return {}
+    known = costs.shown(run.attempt, status_by_rank(run, world.nodes))
+    return {name: value for name, value in asdict(known).items() if value}
 
 
 def _restore_doc(run: Run) -> RestoreDoc | None:

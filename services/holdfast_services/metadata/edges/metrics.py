@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from holdfast_services.metadata.calls.health import waiting_count
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.edges.cost_figures import cost_lines
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.transactor import Transactor
 
@@ -17,7 +18,8 @@ async def text(transactor: Transactor, reports: Reports, objects: ObjectTier) ->
     """Return the figures in the text format; each name has its unit last."""
     world = await transactor.world()
     figures = [*_memory(world), *await _objects(transactor, objects), *_process(reports)]
-    return "".join(f"# TYPE {name} {kind}\n{name} {value:.15g}\n" for name, kind, value in figures)
+    lines = (f"# TYPE {name} {kind}\n{name} {value:.15g}\n" for name, kind, value in figures)
+    return "".join((*lines, *cost_lines(world)))
 
 
 def _memory(world: World) -> Iterator[_Figure]:

@@ -20,7 +20,7 @@ from fastapi.responses import (
 from starlette.exceptions import HTTPException
 
 import holdfast
-from holdfast.core.ids import STEP_MAX, job_name
+from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
 from holdfast.errors import (
     AccessError,
     CheckpointError,
@@ -28,7 +28,6 @@ from holdfast.errors import (
     InvalidRequestError,
     NotFoundError,
 )
-from holdfast.format.manifest import GENERATION_MAX
 from holdfast.rpc.status import http_code
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Run

@@ -46,7 +46,7 @@ class MetadataRpc(MetadataServicer):
         """Seat one rank of an attempt."""
         del context
         seat = await self._registrations.register(from_message(request, Registration))
-        return pb.RegisterRankResponse(run=seat.run, generation=seat.generation)
+        return pb.RegisterRankResponse(seat=to_message(seat, common.Seat))
 
     async def Report(self, request: pb.Inventory, context: Context) -> pb.NodeView:
         """Take an inventory, answer with the node's view."""

@@ -141,7 +141,7 @@ class CheckpointStatements(ObjectStatements):
         hurt = self._read(damaged, run=run.id) if run.deciding else ()
         chosen = run.decision.checkpoint if run.decision else None
         named = self._read(_NAMED, **key_of(chosen)) if chosen else ()
-        start = run.attempt.start if run.attempt and run.attempt.start_due else None
+        start = run.attempt.spec.start if run.attempt and run.attempt.start_due else None
         if start and run.deciding:  # however old it is
             named += self._durable(run.id, c.step == start.step, limit=DURABLE_ROWS_IN_RUN_MAX)
         rows = {row.id: row for row in (*memory, *mine, *valid, *hurt, *named)}

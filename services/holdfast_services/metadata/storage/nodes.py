@@ -171,10 +171,10 @@ class NodeStatements(Statements):
         rows = [
             {
                 "at_s": now_s,
-                "kind": event.kind[:64],
-                "severity": event.severity[:16],
+                "kind": tellable(event.kind)[:64],
+                "severity": tellable(event.severity)[:16],
                 "message": tellable(event.message),
-                "job": event.job[:128],
+                "job": tellable(event.job)[:128],
                 "node": node,
                 "context": json.dumps(dict(event.context), sort_keys=True),
             }

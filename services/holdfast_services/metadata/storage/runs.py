@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import RowMapping, and_, bindparam, delete, exists, insert, select, update
 
+from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import (
     AbandonedStep,
     Decision,
     DecisionState,
-    PersistRule,
     Retention,
-    Start,
     SupersedeRule,
 )
 from holdfast.core.ids import CheckpointId
-from holdfast.core.protection import Copies
+from holdfast.core.reports import Announcement, RankCosts, SaveReason
 from holdfast.rpc.codec import from_message, to_message
+from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Attempt, RankFacts, Run
@@ -33,8 +33,8 @@ from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
 DECISIONS_PER_RUN_MAX = 16
 
 _FINAL = (int(DecisionState.CONFIRMED), int(DecisionState.LOST))
-_VALUES = ("persist", "start", "protection", "allowed")
-"""Fields of an attempt that are columns of their own."""
+_VALUES = ("spec", "costs", "allowed")
+"""Fields of an attempt that are not columns as they are."""
 
 _ATTEMPT = tuple(name for name in Attempt.__dataclass_fields__ if name not in _VALUES)
 # A report reads these for each run: made once, as making one costs more than running it.
@@ -86,7 +86,9 @@ _SAVE_RUN = update(t.runs).where(
 _PUT_ATTEMPT = upsert(
     t.attempts,
     ["run", "generation"],
-    lambda new: {name: new[name] for name in ("lease_until_s", "replicas_allowed")},
+    lambda new: {
+        name: new[name] for name in ("lease_until_s", "replicas_allowed", "costs", "costs_at_s")
+    },
 )
 _PUT_RANK = upsert(
     t.attempt_ranks,
@@ -98,6 +100,7 @@ _PUT_RANK = upsert(
 _NEW_RUN = {
     "generation": 0,
     "announced_step": 0,
+    "announced_reason": 0,
     "announced_at_s": 0.0,
     "rules": "[]",
     "abandoned": "[]",
@@ -176,7 +179,7 @@ class RunStatements(CheckpointStatements):
                 AbandonedStep(run=run, step=step, generation=generation, reason=reason)
                 for step, generation, reason in json.loads(row["abandoned"])
             ),
-            announced_step=row["announced_step"],
+            announcement=_announcement(row),
             announced_at_s=row["announced_at_s"],
             retention=Retention(**json.loads(row["retention"])) if row["retention"] else None,
             persisted_step=row["persisted_step"],
@@ -208,7 +211,8 @@ class RunStatements(CheckpointStatements):
         """Replace the row unless its generation is higher by now."""
         values = {
             "generation": run.generation,
-            "announced_step": run.announced_step,
+            "announced_step": run.announcement.step if run.announcement else 0,
+            "announced_reason": run.announcement.reason if run.announcement else 0,
             "announced_at_s": run.announced_at_s,
             "rules": json.dumps([[r.after_step, r.below_generation] for r in run.rules]),
             "abandoned": json.dumps([[s.step, s.generation, s.reason] for s in run.abandoned]),
@@ -228,24 +232,20 @@ class RunStatements(CheckpointStatements):
         row = self._db.execute(_ATTEMPTS, {"run": run}).mappings().one_or_none()
         if row is None:
             return None
-        rule = PersistRule(steps=row["persist_steps"], seconds=row["persist_seconds"])
-        start = Start(**json.loads(row["start"])) if row["start"] else None
+        spec = from_message(common.AttemptSpec.FromString(row["spec"]), AttemptSpec)
+        costs = from_message(common.RankCosts.FromString(row["costs"]), RankCosts)
+        allowed = replace(spec.protection, n=row["replicas_allowed"])
         return Attempt(
-            **{name: row[name] for name in _ATTEMPT},
-            persist=rule,
-            start=start,
-            protection=Copies(row["replicas"], row["replica_domain"]),
-            allowed=Copies(row["replicas_allowed"], row["replica_domain"]),
+            **{name: row[name] for name in _ATTEMPT}, spec=spec, costs=costs, allowed=allowed
         )
 
     def _save_attempt(self, run: Run, attempt: Attempt) -> None:
-        """Insert the attempt, or move its lease and cut; (job, nonce) is unique, so one wins."""
+        """Insert the attempt, or move what changes; (job, nonce) is unique, so one wins."""
         row: dict[str, Any] = {name: getattr(attempt, name) for name in _ATTEMPT}
-        row["replicas"], row["replica_domain"] = attempt.protection.n, attempt.protection.domain
+        row["nonce"] = attempt.spec.nonce
+        row["spec"] = to_message(attempt.spec, common.AttemptSpec).SerializeToString()
+        row["costs"] = to_message(attempt.costs, common.RankCosts).SerializeToString()
         row["replicas_allowed"] = attempt.allowed.n
-        row["persist_steps"] = attempt.persist.steps
-        row["persist_seconds"] = attempt.persist.seconds
-        row["start"] = json.dumps(asdict(attempt.start)) if attempt.start else None
         self._put(_PUT_ATTEMPT, {"run": run.id, "job": run.job, **row})
 
     def _ranks(self, run: str, generation: int) -> tuple[RankFacts, ...]:
@@ -322,6 +322,12 @@ class RunStatements(CheckpointStatements):
     def forget_leases(self) -> None:
         """End every attempt's lease: none of their processes can be there any more."""
         self._db.execute(update(t.attempts).values(lease_until_s=0.0))
+
+
+def _announcement(row: RowMapping) -> Announcement | None:
+    """Return what a run's row says is announced; step 0: nothing is."""
+    step, reason = row["announced_step"], SaveReason(row["announced_reason"])
+    return Announcement(step=step, reason=reason) if step else None
 
 
 def _seats(run: Run) -> object:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from holdfast.core.attempts import Seat
 from holdfast.core.facts import Event, Inventory
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step, node_name
+from holdfast.core.reports import RankCosts
 from holdfast.errors import (
     AlreadyExistsError,
     CheckpointError,
@@ -34,14 +36,6 @@ EVENTS_PER_CALL_MAX = 100
 EVENT_TEXT_LENGTH_MAX = 2000
 LISTEN_S = 3.0
 """More than agents rest after a report that failed, ``RETRY_S_MAX`` of their reporter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Answer to a registration."""
-
-    run: str
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +98,8 @@ def register(
     now_s = catalogue.now_s()
     listens_until_s = pulse(catalogue, now_s, limits)
     answers: dict[int, Seat | CheckpointError] = {}
-    for job in sorted({wish.registration.job for wish in wishes}):
-        mine = [(i, wish) for i, wish in enumerate(wishes) if wish.registration.job == job]
+    for job in sorted({wish.registration.spec.job for wish in wishes}):
+        mine = [(i, wish) for i, wish in enumerate(wishes) if wish.registration.spec.job == job]
         catalogue.lock_job(job)
         lost = {i: _lost(job) for i, wish in mine if not _is_there(catalogue, wish)}
         answers |= lost
@@ -116,7 +110,7 @@ def register(
         before = informed(catalogue, _locked(catalogue, job, mine[0][1].run, now_s), nodes)
         run, events = before, list[Event]()
         for index, wish in ((i, item.registration) for i, item in mine):
-            known = catalogue.generation_of(job, wish.nonce)
+            known = catalogue.generation_of(job, wish.spec.nonce)
             try:
                 outcome = seat(run, wish, known, now_s, limits)
             except CheckpointError as refusal:
@@ -125,13 +119,13 @@ def register(
                 continue
             run = outcome.run
             events += outcome.events
-            answers[index] = Seat(run.id, run.generation)
+            answers[index] = Seat(run=run.id, generation=run.generation)
             if known is None:
                 # Before the next wish: one attempt may replace another within a batch, and the
                 # nonces of both must have a row, or the older one's repeat begins a third (M1).
                 catalogue.save_run(before, run)
                 before = run
-        if run.attempt and len(run.ranks) == run.attempt.world_size:
+        if run.attempt and len(run.ranks) == run.attempt.spec.world_size:
             outcome = advance(run, nodes, now_s, limits, listens_until_s)
             run, events = outcome.run, [*events, *outcome.events]
         catalogue.save_run(before, run)
@@ -141,7 +135,7 @@ def register(
 
 def _is_there(catalogue: Catalogue, wish: Wish) -> bool:
     """Tell whether this is the catalogue that the wish was made for: it has what was seen."""
-    mine = wish.registration
+    mine = wish.registration.spec
     begun = catalogue.generation_of(mine.job, mine.nonce) is not None
     if begun or wish.begun:
         return begun
@@ -156,13 +150,13 @@ def _lost(job: str) -> UnavailableError:
 def _refused(wish: attempts.Registration, refusal: CheckpointError) -> list[Event]:
     if not isinstance(refusal, AlreadyExistsError):
         return []
-    context = {"rank": str(wish.rank), "node": wish.node, **refusal.context}
+    context = {"rank": str(wish.spec.rank), "node": wish.node, **refusal.context}
     return [
         Event(
             kind="attempt_refused",
             severity="warning",
-            message=f"{wish.holder or wish.node} was refused: {refusal.message}",
-            job=wish.job,
+            message=f"{wish.spec.holder or wish.node} was refused: {refusal.message}",
+            job=wish.spec.job,
             context=context,
         )
     ]
@@ -317,7 +311,8 @@ def tick(catalogue: Catalogue, limits: Limits) -> int:
 
 
 def _same_but_lease(run: Run) -> Run:
-    attempt = replace(run.attempt, lease_until_s=0.0) if run.attempt else None
+    bare = RankCosts()
+    attempt = run.attempt and replace(run.attempt, lease_until_s=0.0, costs=bare, costs_at_s=0.0)
     return replace(run, attempt=attempt)
 
 

@@ -1,0 +1,136 @@
+"""What a rank says of the attempt that it is part of, and what the catalogue answers.
+
+One value from the training script to the catalogue's row: the rank makes it, its agent passes it
+on as it came, the catalogue checks it and keeps that of the rank which began the attempt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from holdfast.core.facts import PersistRule, Retention, Start
+from holdfast.core.ids import (
+    GENERATION_MAX,
+    STEP_MAX,
+    WORLD_SIZE_MAX,
+    CheckpointId,
+    job_name,
+    run_id,
+)
+from holdfast.core.protection import Copies
+from holdfast.core.text import holds_nul
+from holdfast.errors import InvalidRequestError
+
+NONCE_BYTES_MAX = 64
+REPLICAS_MAX = 64
+TEXT_LENGTH_MAX = 300
+"""Of launcher, holder, failure domain, name of a start, metric."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSpec:
+    """All that a rank says of its attempt when it opens its session.
+
+    ``nonce`` names the launch and is the same on all its ranks. ``launcher`` tells a restart from
+    a second trainer; ``holder`` names the process for people. ``retention`` None leaves the job
+    the policy that it has; ``start`` None begins at the newest checkpoint. ``generation`` is that
+    of the attempt if the rank trains already, and ``restored`` what it began with, None: at step 0.
+    """
+
+    job: str
+    nonce: bytes
+    launcher: str
+    holder: str
+    rank: int
+    world_size: int
+    local_world_size: int = 1
+    takeover: bool = False
+    replicas: int = 0
+    replica_domain: str = ""
+    persist: PersistRule = field(default_factory=PersistRule)
+    retention: Retention | None = None
+    start: Start | None = None
+    generation: int = 0
+    restored: CheckpointId | None = None
+
+    @property
+    def protection(self) -> Copies:
+        """What it asks for against the loss of nodes."""
+        return Copies(self.replicas, self.replica_domain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What the catalogue answers: the run, and the attempt's generation in it."""
+
+    run: str
+    generation: int
+
+
+def check(spec: AttemptSpec) -> None:
+    """Refuse a spec that no attempt can have, whoever sent it.
+
+    Raises:
+        InvalidRequestError: names the field, its value and its limits.
+    """
+    job_name(spec.job)
+    if not 0 < len(spec.nonce) <= NONCE_BYTES_MAX:
+        raise InvalidRequestError(
+            f"nonce has {len(spec.nonce)} bytes, must have 1 to {NONCE_BYTES_MAX}", job=spec.job
+        )
+    if not 0 < spec.world_size <= WORLD_SIZE_MAX or not 0 <= spec.rank < spec.world_size:
+        raise InvalidRequestError(
+            f"rank {spec.rank} of world size {spec.world_size} is not possible", job=spec.job
+        )
+    if not 0 <= spec.local_world_size <= spec.world_size:
+        raise InvalidRequestError(
+            f"local world size {spec.local_world_size} of {spec.world_size} is not possible",
+            job=spec.job,
+        )
+    if not 0 <= spec.replicas <= REPLICAS_MAX:
+        raise InvalidRequestError(
+            f"replicas={spec.replicas} must be 0 to {REPLICAS_MAX}", job=spec.job
+        )
+    rule = spec.persist
+    if not (0 <= rule.steps <= STEP_MAX and 0 <= rule.seconds < math.inf):
+        raise InvalidRequestError(f"persist rule {rule} must not be negative", job=spec.job)
+    _check_begun(spec)
+    _check_texts(spec)
+
+
+def check_generation(generation: int, job: str) -> None:
+    """Refuse a number that no attempt has.
+
+    Raises:
+        InvalidRequestError: names it.
+    """
+    if not 0 <= generation < GENERATION_MAX:
+        raise InvalidRequestError(f"generation {generation} is not possible", job=job)
+
+
+def _check_begun(spec: AttemptSpec) -> None:
+    check_generation(spec.generation, spec.job)
+    past = spec.restored
+    if past is not None:
+        run_id(past.run)
+        check_generation(past.generation, spec.job)
+        if not 0 <= past.step <= STEP_MAX:
+            raise InvalidRequestError(f"restored step {past.step} is not possible", job=spec.job)
+
+
+def _check_texts(spec: AttemptSpec) -> None:
+    texts = {
+        "launcher": spec.launcher,
+        "holder": spec.holder,
+        "replica_domain": spec.replica_domain,
+        "start.name": spec.start.name if spec.start else "",
+        "retention.metric": spec.retention.metric if spec.retention else "",
+    }
+    for name, text in texts.items():
+        if len(text) > TEXT_LENGTH_MAX or holds_nul(text):
+            raise InvalidRequestError(
+                f"{name} {text[:40]!r} must be at most {TEXT_LENGTH_MAX} characters, none of "
+                f"them NUL",
+                job=spec.job,
+            )

@@ -1,0 +1,193 @@
+"""What a rank says of itself, and the steps that all ranks are told to save.
+
+A ``RankReport`` is one value from the training script to the catalogue: the rank makes it, its
+agent passes it on as it came. Each process that receives one from another takes it through
+``checked`` once. A new field stands in ``proto/holdfast/v1/common.proto``, here, and in the rule
+that uses it; nobody between copies fields.
+
+Units: bytes, seconds; ``step`` counts optimizer steps completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from holdfast.core.ids import STEP_MAX
+from holdfast.core.text import holds_nul
+from holdfast.errors import InvalidRequestError
+
+SECONDS_MIN = 1e-9
+"""A measured time below it is taken as not known: nothing that is measured here is so short."""
+SECONDS_MAX = 1e9
+BYTES_MAX = 1 << 42
+"""Of one rank's segment, so that the sum over the largest world still is a 63-bit number."""
+SAVING_COUNT_MAX = 1024
+NOTE_BYTES_MAX = 4 << 10
+"""Longest text of one note."""
+NOTES_COUNT_MAX = 4
+"""How many notes a rank repeats: those of saves that may not be committed yet."""
+
+V = TypeVar("V")
+
+
+class SaveReason(IntEnum):
+    """Why all ranks save a step that no rule of step numbers names."""
+
+    UNSPECIFIED = 0
+    INTERVAL = 1
+    AUTO = 2
+    PREEMPTION = 3
+    USER = 4
+    OPERATOR = 5
+    RESCALE = 6
+
+    @property
+    def text(self) -> str:
+        """The reason as people read it."""
+        return _REASONS[self]
+
+
+_REASONS = {
+    SaveReason.UNSPECIFIED: "no reason given",
+    SaveReason.INTERVAL: "the interval is over",
+    SaveReason.AUTO: "the interval that pays off is over",
+    SaveReason.PREEMPTION: "a rank was told to end",
+    SaveReason.USER: "the training script asked for it",
+    SaveReason.OPERATOR: "an operator asked for it",
+    SaveReason.RESCALE: "the job goes on with another world size",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """A step that all ranks of an attempt save, and why."""
+
+    step: int
+    reason: SaveReason = SaveReason.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNote:
+    """The user's metadata of one step: a JSON object as text."""
+
+    step: int
+    json: str
+
+
+def _cost(about: str, over: Callable[[Iterable[Any]], Any], unknown: float) -> Any:
+    return field(default=unknown, metadata={"about": about, "over": over})
+
+
+def _slowest_s(about: str) -> Any:
+    """A time; that of an attempt is the time of its slowest rank."""
+    return _cost(about, max, 0.0)
+
+
+def _all_bytes(about: str) -> Any:
+    """An amount; that of an attempt is the sum over its ranks."""
+    return _cost(about, sum, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCosts:
+    """What saves and the restore have cost one rank, as last measured; 0: not known.
+
+    Each field says what it is about and how the ranks of an attempt make one figure of it;
+    ``/metrics`` and REST show what stands here.
+    """
+
+    stall_s: float = _slowest_s("Time that training waited for the last save")
+    copy_s: float = _slowest_s("Time to copy the state of the last save")
+    save_bytes: int = _all_bytes("Size of the last save")
+    decide_s: float = _slowest_s("Time of the restore until the checkpoint was chosen")
+    fetch_s: float = _slowest_s("Time of the restore to fetch and verify all bytes")
+    load_s: float = _slowest_s("Time of the restore to load the tensors")
+    restored_bytes: int = _all_bytes("Size of the segments that the restore loaded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What a rank says of itself, a level: the newest counts, repeats are harmless.
+
+    ``interval_reason`` says whose ``save_interval_s`` it is. ``wants_save`` is why the rank asks
+    for a save now, UNSPECIFIED: it does not. ``saving`` are steps begun, neither sealed nor given
+    up: with ``step`` beyond one that is neither there nor among the shards, that one will never be
+    whole. ``notes`` are those of rank 0 only.
+    """
+
+    step: int = 0
+    step_s: float = 0.0
+    save_interval_s: float = 0.0
+    interval_reason: SaveReason = SaveReason.UNSPECIFIED
+    wants_save: SaveReason = SaveReason.UNSPECIFIED
+    loaded: bool = False
+    saving: tuple[int, ...] = ()
+    notes: tuple[StepNote, ...] = ()
+    costs: RankCosts = field(default_factory=RankCosts)
+
+    def after(self, before: RankReport) -> RankReport:
+        """Return this report as the one that follows ``before``: what is done stays done."""
+        return replace(self, step=max(self.step, before.step), loaded=self.loaded or before.loaded)
+
+    def lasting(self) -> RankReport:
+        """Return it without what changes with every training step: nobody acts on that at once."""
+        return replace(self, step=0, step_s=0.0, saving=(), notes=(), costs=RankCosts())
+
+
+def checked(report: RankReport) -> RankReport:
+    """Return a peer's report with numbers that every rule can reckon with.
+
+    A measured time that is no time (NaN, infinite, negative, below ``SECONDS_MIN``) is taken as
+    not known, and so is an amount that no segment has: a bad clock must not end the training.
+    Notes that nobody could keep are left out: they never cost a save.
+
+    Raises:
+        InvalidRequestError: a step that is none, or more steps than a rank can have begun.
+    """
+    for step in (report.step, *report.saving):
+        if not 0 <= step <= STEP_MAX:
+            raise InvalidRequestError(f"report: step {step} is not within 0..{STEP_MAX}")
+    if len(report.saving) > SAVING_COUNT_MAX:
+        raise InvalidRequestError(
+            f"report: {len(report.saving)} steps begun to save, at most {SAVING_COUNT_MAX}"
+        )
+    notes = tuple(note for note in report.notes if _keepable(note))[-NOTES_COUNT_MAX:]
+    return replace(_measured(report), notes=notes, costs=_measured(report.costs))
+
+
+def _keepable(note: StepNote) -> bool:
+    fits = len(note.json.encode()) <= NOTE_BYTES_MAX
+    return fits and 0 <= note.step <= STEP_MAX and not holds_nul(note.json)
+
+
+def seconds(value: float) -> float:
+    """Return a time as it was measured, 0: it is none that a clock can have shown."""
+    return value if SECONDS_MIN <= value <= SECONDS_MAX else 0.0
+
+
+def together(costs: Iterable[RankCosts]) -> RankCosts:
+    """Return what the ranks of an attempt have cost: of times the longest, of bytes the sum."""
+    each = tuple(costs)
+    if not each:
+        return RankCosts()
+    return RankCosts(
+        **{
+            spec.name: spec.metadata["over"](getattr(one, spec.name) for one in each)
+            for spec in fields(RankCosts)
+        }
+    )
+
+
+def _measured(value: V) -> V:
+    """Return ``value`` with each float a time and each amount of bytes one that can be."""
+    found: dict[str, float] = {}
+    for spec in fields(value):  # type: ignore[arg-type]
+        item = getattr(value, spec.name)
+        if type(item) is float:
+            found[spec.name] = seconds(item)
+        elif spec.name.endswith("_bytes") and not 0 <= item <= BYTES_MAX:
+            found[spec.name] = 0
+    return replace(value, **found)  # type: ignore[type-var]

@@ -1,0 +1,45 @@
+"""What an agent sends, checked once before any rule reckons with it.
+
+A rank's bad clock is taken as "not known"; what no agent of ours can send is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.facts import Inventory
+from holdfast.core.ids import job_name, node_name, run_id
+from holdfast.core.reports import BYTES_MAX, checked
+from holdfast.core.text import holds_nul
+from holdfast.errors import InvalidRequestError
+
+SHARDS_PER_INVENTORY_MAX = 200_000
+
+
+def received(inventory: Inventory) -> Inventory:
+    """Return an agent's inventory with numbers and texts that rules and database can hold.
+
+    Raises:
+        InvalidRequestError: names what no agent can have.
+    """
+    node_name(inventory.node.node)
+    if len(inventory.shards) > SHARDS_PER_INVENTORY_MAX:
+        raise InvalidRequestError(
+            f"{len(inventory.shards)} shards, at most {SHARDS_PER_INVENTORY_MAX}"
+        )
+    if inventory.incarnation < 0 or inventory.sequence < 0:
+        raise InvalidRequestError("incarnation and sequence must not be negative")
+    for job, run in {(h.shard.job, h.shard.id.run) for h in inventory.shards} | {
+        (status.job, status.run) for status in inventory.ranks
+    }:
+        job_name(job)
+        run_id(run)
+    for held in inventory.shards:
+        shard = held.shard
+        if holds_nul(shard.plan_hash) or not 0 <= shard.length_bytes <= BYTES_MAX:
+            raise InvalidRequestError(
+                f"shard {shard.id.key} has {shard.length_bytes} bytes and plan "
+                f"{shard.plan_hash[:40]!r}: at most {BYTES_MAX} bytes, and no NUL in the plan"
+            )
+    ranks = tuple(replace(status, report=checked(status.report)) for status in inventory.ranks)
+    return replace(inventory, ranks=ranks)
