@@ -28,6 +28,7 @@ from holdfast.reading.parts import (
 )
 from holdfast.reading.pieces import Part
 from holdfast.reading.reader import Copy, Reader
+from holdfast.threads import limit_this_thread
 
 
 def open_folder(folder: CheckpointFolder, manifest: Manifest) -> Reader:
@@ -69,6 +70,7 @@ class FolderBytes:
         self._shards = manifest.shards
         self._checked: set[int] = set()
         self._parts = VerifiedParts(folder, manifest.shards, check, window, ahead)
+        self._copier = ThreadPoolExecutor(1, "holdfast-load", initializer=limit_this_thread)
         with ExitStack() as undo:
             undo.callback(self.close)
             with ThreadPoolExecutor(THREADS_COUNT, "holdfast-read") as pool:
@@ -84,6 +86,7 @@ class FolderBytes:
 
     def close(self) -> None:
         """See ``Bytes.close``."""
+        self._copier.shutdown(cancel_futures=True)
         self._parts.close()
 
     def expect(self, parts: Iterable[Part]) -> None:
@@ -103,9 +106,8 @@ class FolderBytes:
         if not expected:
             spans = ((sink.number, sink.begin, sink.end) for sink in sinks)
             self._parts.announce(self._order(spans))
-        for number, group in groupby(sinks, key=lambda sink: sink.number):
-            self.verify(number)
-            self._feed(number, list(group))
+        # On a thread of one core: torch's others would spin where parts are hashed meanwhile.
+        self._copier.submit(self._feed_all, sinks).result()
 
     def verify(self, number: int) -> None:
         """Compare the header with its verified bytes; nothing of the segment was used before.
@@ -141,6 +143,12 @@ class FolderBytes:
         header = parse_header(head, shard.length_bytes)
         header.expect(shard)
         return header, part_digest(head)
+
+    def _feed_all(self, sinks: Sequence[_Sink]) -> None:
+        with torch.no_grad():
+            for number, group in groupby(sinks, key=lambda sink: sink.number):
+                self.verify(number)
+                self._feed(number, list(group))
 
     def _feed(self, number: int, sinks: Sequence[_Sink]) -> None:
         """Give each part to the sinks that want bytes of it; both are in order."""
