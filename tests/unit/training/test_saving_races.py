@@ -1,0 +1,35 @@
+"""Saver: what two of its threads may do at the same moment."""
+
+import pytest
+import torch
+from tests.unit.training.savers import saver_of, stepped
+
+from holdfast.core.session import SessionView
+from holdfast.core.slots import SlotName, SlotState
+from holdfast.snapshot.engine import Snapshot
+from holdfast.training import save_events as ev
+
+
+@pytest.fixture
+def leased(tmp_path):
+    with saver_of(tmp_path, stepped(torch.nn.Parameter(torch.ones(3)))) as saver:
+        yield saver
+
+
+def test_a_copy_that_ends_while_another_is_closed_closes_its_own_slot(leased):
+    """An eager copy ends on the training thread, at any moment of the copy thread's."""
+    performer = leased._performer
+    leased.on_view(
+        SessionView(version="1", leases=(leased.lease(slot="s1"), leased.lease(slot="s2")))
+    )
+    buffers = [performer.pool.acquire(performer.plan.plan_hash, 0.0) for _ in range(2)]
+    performer._on_end = lambda _event: None
+
+    for step, buffer in zip((2, 3), buffers, strict=True):
+        performer._ended(Snapshot(performer.plan, buffer, step=step, generation=1))
+
+    closed = [performer.do(ev.CloseSlot(step)) for step in (2, 3)]
+    assert closed == [
+        ev.Closed(step, SlotName(buffer.slot, 1, SlotState.CLOSED))
+        for step, buffer in zip((2, 3), buffers, strict=True)
+    ]
