@@ -114,7 +114,8 @@ class Saver:
         self._settle_stall()
         self._look_around()
         started_s = time.perf_counter()
-        made = self._handles.make(step)
+        with self._lock:  # the watch thread tells the handles what is new
+            made = self._handles.make(step)
         made.on_wait = partial(self._pay, step)
         note = self._note(step, notes)
         self._try(step, ev.Due(step, note, agent_lost=bool(self._session.lost_agent)))

@@ -1,5 +1,9 @@
 """Saver: what two of its threads may do at the same moment."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
+
 import pytest
 import torch
 from tests.unit.training.savers import saver_of, stepped
@@ -8,6 +12,7 @@ from holdfast.core.session import SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.snapshot.engine import Snapshot
 from holdfast.training import save_events as ev
+from holdfast.training.handle import SaveHandle
 
 
 @pytest.fixture
@@ -33,3 +38,22 @@ def test_a_copy_that_ends_while_another_is_closed_closes_its_own_slot(leased):
         ev.Closed(step, SlotName(buffer.slot, 1, SlotState.CLOSED))
         for step, buffer in zip((2, 3), buffers, strict=True)
     ]
+
+
+def test_a_save_that_begins_while_news_is_told_to_handles_hears_it_too(leased):
+    """The watch thread goes through the handles: it must not die of a new one, nor pass it by."""
+    first = leased.save(2)
+    told, begun = first.lack_copies, list[Future[SaveHandle]]()
+
+    def meanwhile(reason):
+        told(reason)
+        begun.append(training.submit(leased.save, 3))
+        with suppress(NotYet):  # it waits for what is told, or is over
+            begun[0].result(timeout=0.5)
+
+    first.lack_copies = meanwhile
+    with ThreadPoolExecutor(1) as training:
+        leased.on_view(SessionView(version="1", shortage="one node"))
+        second = begun[0].result(timeout=20)
+
+    assert "one node" in str(second._shortage)
