@@ -57,3 +57,19 @@ def test_a_save_that_begins_while_news_is_told_to_handles_hears_it_too(leased):
         second = begun[0].result(timeout=20)
 
     assert "one node" in str(second._shortage)
+
+
+def test_news_that_cannot_be_taken_are_taken_again(leased):
+    """Without the watch thread no slot would ever come, and nobody would hear why."""
+    session, heard = leased.session, []
+
+    def on_view(view):
+        heard.append(view.version)
+        if len(heard) == 1:
+            raise RuntimeError("boom")
+
+    session._take(SessionView(version="7"), on_view)
+    assert session.view.version == "", "the agent answers at once to a version that is not its own"
+    session._take(SessionView(version="7"), on_view)
+
+    assert (heard, session.view.version) == (["7", "7"], "7")
