@@ -181,9 +181,10 @@ class Checkpointer:
             What was chosen, or None: training begins at step 0. ``restore`` comes in any case.
 
         Raises:
-            PreconditionError: it was decided before.
+            PreconditionError: it was decided before, or this is closed.
             CheckpointError: as ``restore`` does.
         """
+        self._require_open()
         if self._saver is not None:
             raise PreconditionError("it is decided already: call decide() once", job=self._job)
         self._start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
@@ -227,6 +228,7 @@ class Checkpointer:
             raise PreconditionError(
                 "restore() was called already: call it once, before the first step", job=self._job
             )
+        self._require_open()
         made_since = self._saver is not None
         if made_since and step is not None:
             raise PreconditionError("say step= to decide(): it has chosen", job=self._job)
@@ -460,6 +462,11 @@ class Checkpointer:
     @staticmethod
     def _timeout_s() -> float:
         return env.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
+
+    def _require_open(self) -> None:
+        """Refuse to restore what no session holds: its bytes could be replaced while read."""
+        if self._closed:
+            raise PreconditionError("it is closed: make another Checkpointer", job=self._job)
 
     def _require_saver(self) -> Saver:
         if self._saver is None:

@@ -47,6 +47,19 @@ def test_a_second_restore_is_refused(make):
         ck.restore()
 
 
+@pytest.mark.parametrize("call", ["decide", "restore"])
+@pytest.mark.parametrize("decided", [True, False], ids=["after", "before"])
+def test_what_is_closed_restores_nothing(make, call, decided):
+    """Nobody holds any more what was decided: its bytes may be replaced while they are read."""
+    ck = make(restored=False)
+    if decided:
+        ck.decide()
+    ck.close()
+
+    with pytest.raises(PreconditionError, match="closed"):
+        getattr(ck, call)()
+
+
 def test_a_repeated_step_and_a_repeated_save_do_nothing(make):
     ck = make()
     first = ck.step(1)

@@ -206,7 +206,11 @@ def _closed(state: SaveState, event: ev.Closed, _now_s: float) -> Handled:
     saving = state.saving
     if any(claim.step == step for claim in saving):  # else it is sealed already
         saving = tuple([Claim(step, event.name) if c.step == step else c for c in saving])
-    state = state._replace(saving=saving, copying=_without(state.copying, step))
+    state = state._replace(
+        saving=saving,
+        copying=_without(state.copying, step),
+        hanging=_without(state.hanging, step),  # it was whole before it could be stopped
+    )
     return state, [ev.Stage(step), ev.Post(closed_slot=event.name.slot)]
 
 

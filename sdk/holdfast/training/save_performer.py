@@ -68,7 +68,8 @@ class SavePerformer:
         self.owed: OwedMoment | None = None
         self._plan_number = 0
         self._buffer: SlotBuffer | None = None
-        self._closing: Snapshot | None = None
+        # By step: one may end on the training thread while the copy thread closes the one before.
+        self._closing: dict[int, Snapshot] = {}
         self._capture = capture
         self._session = session
         self._spec = spec
@@ -196,12 +197,11 @@ class SavePerformer:
             self.pool.put_back(snapshot.buffer)
             self._on_end(ev.CopyFailed(snapshot.step, snapshot.reason))
             return
-        self._closing = snapshot
+        self._closing[snapshot.step] = snapshot
         self._on_end(ev.Copied(snapshot.step))
 
     def _close_slot(self, action: ev.CloseSlot) -> ev.SaveEvent:
-        assert self._closing is not None
-        buffer = self._closing.buffer
+        buffer = self._closing.pop(action.step).buffer
         closed = SlotName(buffer.slot, buffer.incarnation, SlotState.CLOSED)
         try:
             buffer.close_slot()

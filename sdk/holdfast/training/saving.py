@@ -116,9 +116,10 @@ class Saver:
         self._settle_stall()
         self._look_around()
         started_s = time.perf_counter()
-        made = self._handles.make(step)
-        made.on_wait = partial(self._pay, step)
         note = self._note(step, notes)
+        with self._lock:  # the watch thread tells the handles what is new
+            made = self._handles.make(step)
+        made.on_wait = partial(self._pay, step)
         self._try(step, ev.Due(step, note, agent_lost=bool(self._session.lost_agent)))
         made.stall_s += time.perf_counter() - started_s
         return made
@@ -129,8 +130,8 @@ class Saver:
         What ends a process (Ctrl-C) goes on to the caller, once the slot is free again and nobody
         waits for the step.
         """
-        self._performer.let_go()  # what a second Ctrl-C may have left
         try:
+            self._performer.let_go()  # what a second Ctrl-C may have left
             self._handle(event)
         except BaseException as cause:
             if not self._performer.let_go():
@@ -245,8 +246,11 @@ class Saver:
         try:
             return step_note(step, notes)
         except InvalidRequestError as error:
-            self._handle(ev.NoteRefused(step, error))
-            return None
+            refused = error
+        except Exception as cause:  # noqa: BLE001 - values of the user's raise what they like
+            refused = InvalidRequestError(f"notes cannot be read: {reason_text(cause)}")
+        self._handle(ev.NoteRefused(step, refused))
+        return None
 
     def _settle_stall(self) -> None:
         """Add to the newest save what the gate has waited for it since."""

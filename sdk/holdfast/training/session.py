@@ -386,7 +386,12 @@ class Session:
         self._take(replace(self.view, fenced=True, leases=()), on_view)
 
     def _take(self, view: SessionView, on_view: Callable[[SessionView], None]) -> None:
-        on_view(view)
+        try:
+            on_view(view)
+        except Exception:  # without this thread there would be no slot any more
+            log.exception("news of the agent could not be taken, they are asked for again")
+            self._stopping.wait(RETRY_S)
+            return
         with self._changed:
             self.view = view
             self._changed.notify_all()

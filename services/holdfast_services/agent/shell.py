@@ -50,6 +50,7 @@ class Shell:
         self._views: dict[str, SessionView] = {}
         self._views_count = 0
         self._inventory: Inventory | None = None
+        self._broken: Exception | None = None
         self._waiting: dict[ShardId, list[Callable[[str], None]]] = defaultdict(list)
         self.on_inventory: Callable[[bool], None] = lambda _: None
         self.on_event: Callable[[Event], None] = lambda _: None
@@ -57,9 +58,20 @@ class Shell:
     # ------------------------------------------------------------------------- the machine
 
     def dispatch(self, event: ev.Event) -> None:
-        """Feed one event to the machine and begin what it decides."""
+        """Feed one event to the machine and begin what it decides.
+
+        Raises:
+            Exception: something of it could not be begun; the agent ends at its next turn.
+        """
         before = self.state
         self.state, actions = handle(before, event, now_s=self._clock())
+        try:
+            self._perform(event, before, actions)
+        except Exception as error:
+            self._broken = error
+            raise
+
+    def _perform(self, event: ev.Event, before: State, actions: Sequence[ev.Action]) -> None:
         for action in actions:
             if isinstance(action, ev.Emit):
                 self.on_event(action.event)
@@ -129,13 +141,20 @@ class Shell:
     # ---------------------------------------------------------------------------- the loop
 
     async def scan(self) -> None:
-        """Look at locks and names until cancelled: deaths, closed slots, time."""
+        """Look at locks and names until cancelled: deaths, closed slots, time.
+
+        Raises:
+            Exception: what was decided is half done. State and folder differ, and what was not
+                begun is never answered: the next agent adopts what is in the folder.
+        """
         while True:
             self.turn()
             await asyncio.sleep(SCAN_S)
 
     def turn(self) -> None:
         """Look once at locks, names and the clock."""
+        if self._broken is not None:
+            raise self._broken
         for session in list(self.state.sessions.values()):
             if self._arena.session_alive(session.id):
                 continue

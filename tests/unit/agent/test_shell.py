@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+
 import pytest
 
 from holdfast.core.facts import HeldState, Peer, Shard
@@ -78,3 +81,21 @@ async def test_the_first_copy_is_served_once_the_second_is_freed(agent):
 
     assert SlotState.FREE is shell.state.slots["s2"].name.state
     assert bytes_of(served) == b"s1"
+
+
+async def test_an_agent_that_could_not_do_all_it_decided_ends(agent, monkeypatch):
+    """P6: the next one adopts what is in the folder. This one would wait for ever for the rest."""
+    shell, _ = agent
+
+    def fails(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as once:
+        once.setattr(Arena, "rename", fails)
+        with pytest.raises(OSError, match="allocate"):
+            shell.dispatch(
+                ev.SlotVerified(SlotName("s2", 1, SlotState.SEALED), intact=True, decision=1)
+            )
+
+    with pytest.raises(OSError, match="allocate"):
+        await asyncio.wait_for(shell.scan(), 10)

@@ -163,6 +163,15 @@ def test_a_copy_that_hangs_costs_its_step_and_the_next_and_is_waited_for_once():
     assert ev.Prepare(11, GATE_S_MAX) == live(state, ev.Due(11))[1][-1]
 
 
+def test_a_copy_that_ends_whole_as_it_is_given_up_is_waited_for_no_more():
+    """P4: else each later save that meets a copy on its way would be lost, and that copy's too."""
+    state, _ = live(READY, DUE, PREPARED, ev.SlotReady(7), ev.Due(8), ev.CopyHangs(8))
+
+    state, _ = live(state, ev.Copied(7), ev.Closed(7, SLOT))
+
+    assert ev.Prepare(9, GATE_S_MAX) == live(state, ev.Due(9))[1][-1]
+
+
 def test_a_reservation_that_was_interrupted_is_made_again():
     """Ctrl-C in the only RPC of a save: the plan is there, its slots are not."""
     state, _ = live(NEW, DUE, PREPARED)

@@ -152,6 +152,26 @@ def test_notes_that_cannot_be_kept_cost_no_save_and_are_said(make_saver):
     assert "notes_refused" == make_saver.session._outbox.message("s").events[0].kind
 
 
+class Broken(dict):
+    def items(self):
+        raise RuntimeError("closed already")
+
+
+@pytest.mark.parametrize(
+    ("notes", "said"),
+    [({"seed": 10**5000}, "4300 digits"), (Broken(loss=1), "closed already")],
+    ids=["a long number", "no mapping after all"],
+)
+def test_notes_that_cannot_even_be_read_cost_no_save(make_saver, notes, said):
+    """P4: whatever the user's values raise."""
+    saver = make_saver()
+
+    saver.save(7, notes)
+
+    events = make_saver.session._outbox.message("s").events
+    assert any(said in event.message for event in events if event.kind == "notes_refused")
+
+
 def test_missing_nodes_are_said_once_by_rank_0_and_known_to_every_handle(make_saver, caplog):
     """F54; defect X9: saves before and after the news."""
     lack = "replicas=1 needs 2 live nodes, there is 1"
