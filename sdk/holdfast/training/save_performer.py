@@ -201,7 +201,8 @@ class SavePerformer:
         self._on_end(ev.Copied(snapshot.step))
 
     def _close_slot(self, action: ev.CloseSlot) -> ev.SaveEvent:
-        buffer = self._closing.pop(action.step).buffer
+        snapshot = self._closing.pop(action.step)
+        buffer = snapshot.buffer
         closed = SlotName(buffer.slot, buffer.incarnation, SlotState.CLOSED)
         try:
             buffer.close_slot()
@@ -211,7 +212,7 @@ class SavePerformer:
         except OSError as error:
             self.pool.put_back(buffer)
             return ev.CopyFailed(action.step, f"its slot cannot be closed: {error}")
-        self._say_costs(self._closing)
+        self._say_costs(snapshot)
         return ev.Closed(action.step, closed)
 
     def _say_costs(self, snapshot: Snapshot) -> None:
