@@ -146,6 +146,16 @@ def test_a_tree_that_only_pickle_could_express_is_refused_by_its_place():
         capture.live(capture.survey())
 
 
+@pytest.mark.parametrize("inner", ["module", "itself"])
+def test_an_object_inside_a_tree_is_refused_at_the_save(tmp_path, inner):
+    """P1: it would be named and never saved, and no restore could find it."""
+    holdfast.register_handler(
+        Average, lambda a: {"in": nn.Linear(1, 1) if inner == "module" else a}, put
+    )
+    with pytest.raises(InvalidRequestError, match=r"'a\.in' is a .* inside the state of another"):
+        holdfast.save(tmp_path / "x", {"a": Average(1)})
+
+
 def test_without_a_handler_it_is_refused():
     with pytest.raises(InvalidRequestError, match="Average"):
         Capture({"a": Average(1)}, rank=0, world_size=1)
