@@ -211,6 +211,44 @@ def test_of_two_saves_into_one_path_none_says_saved_of_the_others_bytes(
     assert overwrite or said, "a checkpoint is not replaced unless asked"
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_save_that_begins_beside_another_puts_nothing_over_what_that_one_has_saved(
+    store, monkeypatch, overwrite
+):
+    """P1: held up with all its bytes sent, it wakes up when the other has said saved."""
+    plain, threads = store.begin, []
+    here, go = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def late():
+        try:
+            holdfast.save("memory:", state(1), overwrite=overwrite)
+        except CheckpointError as error:
+            said.append(error.kind)
+
+    def begin(*args):
+        if not threads:  # the one that will succeed has looked round, and begins
+            threads.append(threading.Thread(target=late))
+            threads[0].start()
+            assert here.wait(WAIT_S)
+        return plain(*args)
+
+    def finish(*args):
+        if threading.current_thread() in threads:
+            here.set()
+            assert go.wait(WAIT_S)
+        return MemoryStore.finish(store, *args)
+
+    monkeypatch.setattr(store, "begin", begin)
+    monkeypatch.setattr(store, "finish", finish)
+    holdfast.save("memory:", state(2), overwrite=overwrite)
+    go.set()
+    threads[0].join(WAIT_S)
+
+    assert ["conflict"] == said
+    assert 2 == readable()
+
+
 def test_a_segment_replaced_after_the_manifest_takes_the_manifest_with_it(store, monkeypatch):
     """Defect C2: the last look; a manifest that speaks of another save's segment is none."""
     plain = MemoryStore.put
