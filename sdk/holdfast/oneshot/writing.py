@@ -301,9 +301,24 @@ def _filler(plan: SavePlan) -> Fill:
 
 def _copy(target: torch.Tensor, source: torch.Tensor, begin: int, end: int) -> None:
     """Copy bytes ``[begin, end)`` of ``source``, from whatever device and in row-major order."""
-    flat = source.resolve_conj().resolve_neg().reshape(-1)
-    piece = flat[begin // flat.itemsize : end // flat.itemsize]
-    target.view(flat.dtype).copy_(piece)
+    piece = _elements(source, begin // source.itemsize, end // source.itemsize)
+    target.view(piece.dtype).copy_(piece.resolve_conj().resolve_neg())
+
+
+def _elements(source: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Return elements ``[first, last)`` in row-major order.
+
+    Of a tensor that does not lie so no more is copied than the rows that hold them, at the depth
+    where there are several: one of many parts must not cost a whole copy.
+    """
+    while not source.is_contiguous():
+        row = source[0].numel()
+        top, bottom = first // row, -(-last // row)
+        source, first, last = source[top:bottom], first - top * row, last - top * row
+        if bottom - top > 1:
+            break
+        source = source[0]
+    return source.reshape(-1)[first:last]
 
 
 def _send_parts(writer: SegmentWriter, fill: Fill) -> None:
