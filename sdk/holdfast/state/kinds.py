@@ -137,7 +137,10 @@ class _Tree(Kind):
     turn = 2
 
     def live(self, at: Taking, path: str, value: Any) -> None:
-        at.objects[path] = at.encode(self.take(value, at.loaders), path)
+        tree = self.take(value, at.loaders)
+        # The path itself is the object's name, and a tensor needs one of its own.
+        name = f"{path}.tensor" if isinstance(tree, torch.Tensor) else path
+        at.objects[path] = at.encode(tree, name)
 
     def load(self, at: Restoring, path: str, value: Any) -> None:
         at.want_object(path, value, lambda tree: self.put(value, tree, at.loaders))

@@ -146,6 +146,15 @@ def test_a_tree_that_only_pickle_could_express_is_refused_by_its_place():
         capture.live(capture.survey())
 
 
+def test_a_tree_may_be_a_tensor_alone(tmp_path):
+    holdfast.register_handler(Average, lambda a: a.mean, lambda a, mean: setattr(a, "mean", mean))
+    here = {"a": Average(0), "deep": [Average(0)]}
+    worlds.there_and_back(tmp_path, {"a": Average(3), "deep": [Average(4)]}, here)
+
+    assert torch.equal(torch.full((3,), 3.0), here["a"].mean)
+    assert torch.equal(torch.full((3,), 4.0), here["deep"][0].mean)
+
+
 @pytest.mark.parametrize("inner", ["module", "itself"])
 def test_an_object_inside_a_tree_is_refused_at_the_save(tmp_path, inner):
     """P1: it would be named and never saved, and no restore could find it."""
