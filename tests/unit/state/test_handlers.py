@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tests.unit.state import worlds
@@ -114,8 +115,10 @@ def test_each_class_is_registered_once():
 
 
 @pytest.mark.parametrize(
-    "kind", [dict, int, str, torch.Tensor, nn.Parameter, object, nn.Module, holdfast.State, "text"]
-)
+    "kind",
+    [dict, int, str, torch.Tensor, nn.Parameter, object, nn.Module, holdfast.State, "text",
+     np.ndarray, np.float32, torch.Size],
+)  # fmt: skip
 def test_what_is_saved_as_it_is_takes_no_handler(kind):
     with pytest.raises(InvalidRequestError, match=r"register|pass the class"):
         holdfast.register_handler(kind, take, put)
