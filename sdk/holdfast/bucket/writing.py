@@ -64,6 +64,11 @@ class SegmentWriter:
         if kind is not None:
             self.abort()
 
+    @property
+    def upload_id(self) -> str:
+        """How the store calls the upload."""
+        return self._upload.id
+
     def range(self, number: int) -> tuple[int, int]:
         """Return ``(begin, end)`` of part ``number``."""
         begin = number * self.part_bytes

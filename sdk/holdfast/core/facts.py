@@ -303,6 +303,10 @@ class NodeView:
         return self.taken_incarnation, self.taken_sequence
 
 
+EVENTS_PER_CALL_MAX = 100
+"""How many events a call may bring; who has more brings them one call after the other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """News for people: never the ground of a decision."""

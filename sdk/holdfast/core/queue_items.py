@@ -7,14 +7,15 @@ is about the whole bucket. A name is a hint: what it stands for now is asked whe
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.core.ids import CheckpointId, Generation, ShardId, Step, run_id, shard_id
 from holdfast.errors import InvalidRequestError
 
-CHECKPOINT_LENGTH_MAX = 80
 _ALL = "all"
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Kind(StrEnum):
@@ -76,9 +77,10 @@ def parse(name: str) -> Item:
     if name == text(ORPHANS):
         return ORPHANS
     parts = rest.split("/")
-    numbers = len(parts) == 3 and all(part.isascii() and part.isdigit() for part in parts[1:])
+    # Longer ones are no number of a database, and fail there each time that they are asked for.
+    numbers = len(parts) == 3 and all(_NUMBER.fullmatch(part) for part in parts[1:])
     known = word in set(Kind) - {Kind.ORPHANS}
-    if not known or not numbers or len(rest) > CHECKPOINT_LENGTH_MAX:
+    if not known or not numbers:
         raise InvalidRequestError(f"{name[:80]!r} is not the name of an item of the queue")
     key = CheckpointId(run_id(parts[0]), Step(int(parts[1])), Generation(int(parts[2])))
     return Item(Kind(word), key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -79,10 +79,12 @@ def write(
                 "length_bytes": segment.sidecar.shard.length_bytes,
                 "root": segment.sidecar.shard.root_digest.hex(),
                 "plan_hash": segment.sidecar.shard.plan_hash,
+                "upload": segment.writer.upload_id,
             }
         with Agreement(world):
             if world.rank == 0:
-                _make_room(store, overwrite=overwrite)
+                ours = {str(told["upload"]) for told in sent.values}
+                _make_room(store, ours, overwrite=overwrite)
         with Agreement(world):
             segment.finish(folder)
             undo.pop_all()
@@ -118,15 +120,15 @@ def _sweep(store: ObjectStore, *, overwrite: bool) -> None:
         AlreadyExistsError: there is a checkpoint, and it is not to be replaced.
     """
     taken = _is_taken(store, overwrite=overwrite)
-    for upload in list(store.open_uploads("shard-")):
-        if _is_ours(upload.key):
-            store.abort(upload)
+    _abort_others(store, frozenset())
     if not taken:
         _delete_shards(store)
 
 
-def _make_room(store: ObjectStore, *, overwrite: bool) -> None:
+def _make_room(store: ObjectStore, uploads: Collection[str], *, overwrite: bool) -> None:
     """Make sure that nothing of another checkpoint is left: readers believe the listing.
+
+    Nor may another save that is under way put its files over ours later: all but ``uploads`` end.
 
     Raises:
         AlreadyExistsError: there is a checkpoint by now, and it is not to be replaced.
@@ -134,7 +136,14 @@ def _make_room(store: ObjectStore, *, overwrite: bool) -> None:
     if _is_taken(store, overwrite=overwrite):
         # First of all the manifest: from here on nobody takes what is left for a checkpoint.
         store.delete([MANIFEST])
+    _abort_others(store, uploads)
     _delete_shards(store)
+
+
+def _abort_others(store: ObjectStore, keep: Collection[str]) -> None:
+    for upload in list(store.open_uploads("shard-")):
+        if _is_ours(upload.key) and upload.id not in keep:
+            store.abort(upload)
 
 
 def _is_taken(store: ObjectStore, *, overwrite: bool) -> bool:
@@ -172,13 +181,19 @@ class _Segment:
         """Make the segment appear, check it, then write its sidecar: only if there is none.
 
         Raises:
-            AlreadyExistsError: another save has finished its own meanwhile.
+            AlreadyExistsError, ConflictError: another save has finished its own meanwhile.
+            CorruptionError: what is there is not what was sent.
         """
         self.writer.finish()
-        with suppress(OutcomeUnknownError):  # ``check_ours`` reads it back
+        try:
             put_sidecar(folder, self.sidecar, if_absent=True)
+        except OutcomeUnknownError:
+            pass  # ``check_ours`` reads it back
+        except CorruptionError:
+            self.check_ours(folder, sidecar=False)
+            raise
 
-    def check_ours(self, folder: CheckpointFolder) -> None:
+    def check_ours(self, folder: CheckpointFolder, *, sidecar: bool = True) -> None:
         """Do nothing if segment and sidecar there are this save's: the header names the save.
 
         Raises:
@@ -188,7 +203,8 @@ class _Segment:
         try:
             folder.check_length(shard)
             folder.header(shard)
-            folder.sidecar(shard)
+            if sidecar:
+                folder.sidecar(shard)
         except (NotFoundError, CorruptionError) as cause:
             raise ConflictError(
                 f"another save is writing into {folder.store.url}: {cause.message}"
@@ -285,9 +301,24 @@ def _filler(plan: SavePlan) -> Fill:
 
 def _copy(target: torch.Tensor, source: torch.Tensor, begin: int, end: int) -> None:
     """Copy bytes ``[begin, end)`` of ``source``, from whatever device and in row-major order."""
-    flat = source.resolve_conj().resolve_neg().reshape(-1)
-    piece = flat[begin // flat.itemsize : end // flat.itemsize]
-    target.view(flat.dtype).copy_(piece)
+    piece = _elements(source, begin // source.itemsize, end // source.itemsize)
+    target.view(piece.dtype).copy_(piece.resolve_conj().resolve_neg())
+
+
+def _elements(source: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Return elements ``[first, last)`` in row-major order.
+
+    Of a tensor that does not lie so no more is copied than the rows that hold them, at the depth
+    where there are several: one of many parts must not cost a whole copy.
+    """
+    while not source.is_contiguous():
+        row = source[0].numel()
+        top, bottom = first // row, -(-last // row)
+        source, first, last = source[top:bottom], first - top * row, last - top * row
+        if bottom - top > 1:
+            break
+        source = source[0]
+    return source.reshape(-1)[first:last]
 
 
 def _send_parts(writer: SegmentWriter, fill: Fill) -> None:

@@ -104,8 +104,7 @@ class FolderBytes:
         sinks = [_Sink(copy) for copy in copies if copy.target.numel()]
         sinks.sort(key=lambda sink: (sink.number, sink.begin))
         if not expected:
-            spans = ((sink.number, sink.begin, sink.end) for sink in sinks)
-            self._parts.announce(self._order(spans))
+            self._parts.announce(self._order(_apart(sinks)))
         # On a thread of one core: torch's others would spin where parts are hashed meanwhile.
         self._copier.submit(self._feed_all, sinks).result()
 
@@ -170,6 +169,8 @@ class FolderBytes:
         checked = set(self._checked)
         last: PartKey | None = None
         for number, begin, end in spans:
+            if begin == end:
+                continue  # an empty tensor asks for no part, not even the one it would lie in
             keys = parts_of(number, begin, end)
             if number not in checked:
                 checked.add(number)
@@ -229,6 +230,16 @@ class _Sink:
         flat, self._flat = self._flat, None
         if flat is not None and not self._direct:
             self._target.copy_(flat.view(self._rows)[(slice(None), *self._cut)])
+
+
+def _apart(sinks: Iterable[_Sink]) -> Iterator[tuple[int, int, int]]:
+    """Yield the spans of sorted ``sinks`` without what those before want too: it is read once."""
+    at = (0, 0)
+    for sink in sinks:
+        begin = max(at, (sink.number, sink.begin))[1]
+        if begin < sink.end:
+            yield sink.number, begin, sink.end
+            at = (sink.number, sink.end)
 
 
 def parts_of(number: int, begin: int, end: int) -> list[PartKey]:

@@ -198,7 +198,8 @@ class Capture:
         """Take everything that is not in the survey, as of now.
 
         Raises:
-            InvalidRequestError: a value that only pickle could express, named by its path.
+            InvalidRequestError: a value that only pickle could express, or an object in the state
+                of another one; named by its path.
         """
         walk = self._walk()
         objects = dict(walk.objects)
@@ -217,6 +218,7 @@ class Capture:
             with named("taking", path):
                 self._kind(path, value).live(at, path, value)
         streams = walk.encode(rng.take(), "holdfast.rng") if self._rng else None
+        _check_no_more(walk.objects, objects)
         turned = ((name, t) for name, t in walk.tensors.items() if not t.is_contiguous())
         live = blobs.Live(
             tree=walk.tree, groups=groups, loose=loose, objects=saved, extra=extra, rng=streams,
@@ -343,6 +345,18 @@ class Capture:
                 entry.bind(self._clock)
                 self._loaders[id(value)] = entry
         return walk
+
+
+def _check_no_more(found: Mapping[str, object], objects: Mapping[str, object]) -> None:
+    """Refuse an object that came with the state of another one: nobody would save its own."""
+    path = next((path for path in found if path not in objects), None)
+    if path is not None:
+        raise InvalidRequestError(
+            f"state {path!r} is a {type(found[path]).__name__} inside the state of another object, "
+            f"where only tensors and plain data are saved: put its state_dict() there, or the "
+            f"object itself under a key of its own",
+            key=path,
+        )
 
 
 def _check_names(objects: Mapping[str, object]) -> None:

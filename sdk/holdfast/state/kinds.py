@@ -137,7 +137,10 @@ class _Tree(Kind):
     turn = 2
 
     def live(self, at: Taking, path: str, value: Any) -> None:
-        at.objects[path] = at.encode(self.take(value, at.loaders), path)
+        tree = self.take(value, at.loaders)
+        # The path itself is the object's name, and a tensor needs one of its own.
+        name = f"{path}.tensor" if isinstance(tree, torch.Tensor) else path
+        at.objects[path] = at.encode(tree, name)
 
     def load(self, at: Restoring, path: str, value: Any) -> None:
         at.want_object(path, value, lambda tree: self.put(value, tree, at.loaders))
@@ -237,7 +240,7 @@ def register_handler(
     it has a handler of its own: the most specific type wins.
 
     Args:
-        type: A class; no plain type (``dict``, ``int`` …), no tensor.
+        type: A class; no plain type (``dict``, ``int``, NumPy's …), no tensor.
         save: Returns a tree of tensors and plain values; called at each save, on the training
             thread. Tensors are copied before ``save()`` of the Checkpointer returns. What it raises
             costs that save and not the run; the error names the object's place in the state.
@@ -249,7 +252,8 @@ def register_handler(
     """
     if not isinstance(type, _TYPE):
         raise InvalidRequestError(f"{type!r} is not a class: pass the class of your objects")
-    if type in PLAIN or issubclass(type, torch.Tensor) or type is object:
+    plain = type in PLAIN or type in (object, torch.Size) or type.__module__ == "numpy"
+    if plain or issubclass(type, torch.Tensor):
         raise InvalidRequestError(f"{type.__qualname__} is saved as it is: register a class")
     if type in _registered or type in _BUILT_IN:
         raise InvalidRequestError(

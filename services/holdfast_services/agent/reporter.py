@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
-from holdfast.core.facts import Event, Inventory, NodeView
+from holdfast.core.facts import EVENTS_PER_CALL_MAX, Event, Inventory, NodeView
 from holdfast.core.text import tellable
 from holdfast.errors import CheckpointError
 from holdfast_services.agent.clients import MetadataClient
@@ -150,15 +150,18 @@ class Reporter:
             await self._eventful.wait()
             await self._reached.wait()
             self._eventful.clear()
-            events = tuple(self._events)
-            self._events.clear()
+            count = min(len(self._events), EVENTS_PER_CALL_MAX)
+            events = [self._events.popleft() for _ in range(count)]
             try:
-                await self._client.record(self._node, events)
+                await self._client.record(self._node, tuple(events))
             except CheckpointError as error:
                 log.debug("%d events not recorded: %s", len(events), error)
-                self._events.extendleft(reversed(events))
-                self._eventful.set()
+                later = tuple(self._events)
+                self._events.clear()
+                self._events.extend((*events, *later))  # of too many, the oldest go
                 await asyncio.sleep(HEARTBEAT_S)
+            if self._events:
+                self._eventful.set()
 
 
 def rest_s(failures_count: int) -> float:

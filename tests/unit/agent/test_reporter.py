@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from holdfast.core.facts import Inventory, Peer
-from holdfast.errors import UnavailableError
+from holdfast.core.facts import EVENTS_PER_CALL_MAX, Event, Inventory, Peer
+from holdfast.errors import InvalidRequestError, UnavailableError
 from holdfast_services.agent import reporter
-from holdfast_services.agent.reporter import COALESCE_S, RETRY_S_MAX, Reporter, rest_s
+from holdfast_services.agent.reporter import (
+    COALESCE_S,
+    EVENTS_COUNT_MAX,
+    RETRY_S_MAX,
+    Reporter,
+    rest_s,
+)
 from holdfast_services.metadata.usecases.agents import LISTEN_S
 
 FAILURES_COUNT = 12
@@ -63,3 +69,48 @@ def test_an_agent_rests_less_than_a_new_catalogue_listens(monkeypatch):
 
     assert [rest_s(n) + COALESCE_S for n in range(1, FAILURES_COUNT + 1)] == rests[:-1]
     assert max(rests) < RETRY_S_MAX + 0.5 < LISTEN_S
+
+
+class Strict(Away):
+    """Takes news as metadata does: no more than it may; ``failures`` calls get no answer."""
+
+    def __init__(self, failures):
+        super().__init__([])
+        self.failures = failures
+        self.recorded = []
+
+    async def record(self, node, events):
+        if self.failures:
+            self.failures -= 1
+            raise UnavailableError("no answer")
+        if len(events) > EVENTS_PER_CALL_MAX:
+            raise InvalidRequestError("too many")
+        self.recorded += [int(event.message) for event in events]
+        if self.recorded[-1] == EVENTS_COUNT_MAX + 2:
+            raise asyncio.CancelledError
+
+
+def test_news_that_gathered_in_an_outage_is_told_in_calls_that_metadata_takes(monkeypatch):
+    """More than one call may bring was refused whole, again and again, and all that came after."""
+
+    rests = []
+
+    async def rest(wait_s):
+        rests.append(wait_s)
+        if len(rests) > 1:
+            raise asyncio.CancelledError
+        news.tell(Event(kind="x", severity="info", message=str(EVENTS_COUNT_MAX + 2)))
+
+    async def main():
+        monkeypatch.setattr(reporter.asyncio, "sleep", rest)
+        for number in range(EVENTS_COUNT_MAX + 2):
+            news.tell(Event(kind="x", severity="info", message=str(number)))
+        news._reached.set()
+        await news._record_loop()
+
+    metadata = Strict(failures=1)
+    news = Reporter("a", metadata, Agent())
+    with suppress(asyncio.CancelledError):
+        asyncio.run(main())
+
+    assert [*range(3, EVENTS_COUNT_MAX + 3)] == [*metadata.recorded]

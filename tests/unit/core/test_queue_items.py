@@ -32,7 +32,8 @@ def test_an_item_of_a_shard_is_about_its_checkpoint():
     "name",
     ["", "/", "shard", "shard/", "shard/r/1/2", "SHARD/r/1/2/0/0", "paint/r1", "burn/r/1/2",
      "manifest/r/1", "manifest/r/-1/2", "manifest/r/1/2/3", "manifest/../1/2", "scrub/r/\u00b2/1",
-     "manifest/r/" + "9" * 90 + "/1", "orphans", "orphans/", "orphans/r/1/2", "orphans/all/1"],
+     "manifest/r/" + "9" * 90 + "/1", "collect/r/" + "9" * 30 + "/1", "scrub/r/1/" + "9" * 19,
+     "orphans", "orphans/", "orphans/r/1/2", "orphans/all/1"],
 )  # fmt: skip
 def test_other_names_are_refused(name):
     """P9: what lies in the queue may be anything."""

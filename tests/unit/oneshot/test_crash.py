@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast
 from holdfast.errors import (
@@ -211,6 +212,44 @@ def test_of_two_saves_into_one_path_none_says_saved_of_the_others_bytes(
     assert overwrite or said, "a checkpoint is not replaced unless asked"
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_save_that_begins_beside_another_puts_nothing_over_what_that_one_has_saved(
+    store, monkeypatch, overwrite
+):
+    """P1: held up with all its bytes sent, it wakes up when the other has said saved."""
+    plain, threads = store.begin, []
+    here, go = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def late():
+        try:
+            holdfast.save("memory:", state(1), overwrite=overwrite)
+        except CheckpointError as error:
+            said.append(error.kind)
+
+    def begin(*args):
+        if not threads:  # the one that will succeed has looked round, and begins
+            threads.append(threading.Thread(target=late))
+            threads[0].start()
+            assert here.wait(WAIT_S)
+        return plain(*args)
+
+    def finish(*args):
+        if threading.current_thread() in threads:
+            here.set()
+            assert go.wait(WAIT_S)
+        return MemoryStore.finish(store, *args)
+
+    monkeypatch.setattr(store, "begin", begin)
+    monkeypatch.setattr(store, "finish", finish)
+    holdfast.save("memory:", state(2), overwrite=overwrite)
+    go.set()
+    threads[0].join(WAIT_S)
+
+    assert ["conflict"] == said
+    assert 2 == readable()
+
+
 def test_a_segment_replaced_after_the_manifest_takes_the_manifest_with_it(store, monkeypatch):
     """Defect C2: the last look; a manifest that speaks of another save's segment is none."""
     plain = MemoryStore.put
@@ -254,6 +293,37 @@ def test_a_manifest_that_somebody_else_wrote_meanwhile_is_no_success(store, monk
     monkeypatch.setattr(store, "put", race)
     with pytest.raises(AlreadyExistsError):
         holdfast.save("memory:", state(1))
+
+
+class Copied(TorchDispatchMode):
+    """Notes the most elements that one operation has copied into new memory."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("clone", "_unsafe_view", "contiguous"):
+            self.most = max(self.most, made.numel())
+        return made
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda t: t.t(), lambda t: t.t()[None], lambda t: t[:, ::2], lambda t: t.t().conj(),
+     lambda t: t.view(8, 8, 64).permute(1, 2, 0), lambda t: t[3:, 5:].expand(2, 61, 59)],
+    ids=["turned", "one", "strided", "conj", "deep", "expanded"],
+)  # fmt: skip
+def test_a_part_of_a_tensor_that_lies_otherwise_costs_no_copy_of_all_of_it(view):
+    """F73: a parameter of 8 GiB in column order has 512 parts, and 4 are made at once."""
+    source = view(torch.randn(64, 64, dtype=torch.complex64))
+    wanted = source.contiguous().resolve_conj().reshape(-1)
+    for first, last in [(0, 5), (60, 190), (300, 301), (source.numel() - 3, source.numel())]:
+        target = torch.zeros(8 * (last - first), dtype=torch.uint8)
+        with Copied() as copied:
+            writing._copy(target, source, 8 * first, 8 * last)
+
+        assert torch.equal(wanted[first:last], target.view(torch.complex64))
+        assert copied.most <= 600
 
 
 def test_a_failed_upload_is_aborted_and_the_store_is_given_back(store, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,12 +22,14 @@ from holdfast.errors import (
 )
 from holdfast.format import sidecar as sidecars
 from holdfast.format.boxes import Box, whole
-from holdfast.format.digest import part_digests, root_digest
+from holdfast.format.digest import PART_BYTES, part_digests, root_digest
 from holdfast.format.manifest import Manifest
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template, parse_header
 from holdfast.objectstore.memory import MemoryStore
+from holdfast.reading import folder as folders
 from holdfast.reading.files import open_files
 from holdfast.reading.folder import open_folder
+from holdfast.reading.parts import VerifiedParts
 from holdfast.reading.reader import Want
 
 FULL = torch.arange(7 * 5 * 3, dtype=torch.float32).reshape(7, 5, 3)
@@ -138,6 +141,60 @@ def test_a_region_of_rows_reads_no_other_parts(monkeypatch):
         reader.tensor("w", Box((4, 0, 0), (2, 5, 3)))
 
     assert {2} == set(read)
+
+
+def parts_apart():
+    """A folder with one segment: ``a`` ends within part 1, ``none`` is empty, ``b`` follows."""
+    number, sizes = ShardId("r1", 1, 1, 0), {"a": PART_BYTES + 5, "none": 0, "b": PART_BYTES}
+    specs = [
+        TensorSpec(fqn=name, dtype="U8", shape=(size,), box=whole((size,)))
+        for name, size in sizes.items()
+    ]
+    identity = SegmentIdentity(id=number, job="j", world_size=1, plan_hash="p")
+    template = header_template(identity, specs)
+    data = template.fill(step=1, generation=1, parent=None).ljust(template.length_bytes)
+    digests = tuple(part_digests(memoryview(data)))
+    shard = Shard(
+        id=number, job="j", world_size=1, plan_hash="p",
+        length_bytes=len(data), root_digest=root_digest(len(data), digests),
+    )  # fmt: skip
+    folder = CheckpointFolder(MemoryStore())
+    folder.store.put(folder.segment_key(shard), data)
+    sidecar = sidecars.encode(sidecars.Sidecar(shard=shard, digests=digests))
+    folder.store.put(folder.sidecar_key(shard), sidecar)
+    return folder, Manifest(
+        checkpoint=number.checkpoint, job="j", world_size=1, shards=(shard,),
+        write_id="0" * 32, created_at_s=1.0,
+    )  # fmt: skip
+
+
+def _twice(reader):
+    full = {name: spec.box for name, spec in reader.specs().items()}
+    names = ("a", "b", "a", "none")
+    reader.read([Want(torch.empty(full[n].lengths).byte(), n, full[n]) for n in names])
+
+
+@pytest.mark.parametrize(
+    "ask", [_twice, lambda reader: list(reader.tensors(["none", "a", "b"]))], ids=["twice", "empty"]
+)
+def test_what_is_announced_is_what_is_asked_for(monkeypatch, ask):
+    """A part that nobody asks for stays first in line, and nothing more is fetched ahead."""
+    announced, asked = [], []
+
+    class Watched(VerifiedParts):
+        def announce(self, parts):
+            announced.extend(made := list(parts))
+            super().announce(made)
+
+        def get(self, file, number):
+            asked.append((file, number))
+            return super().get(file, number)
+
+    monkeypatch.setattr(folders, "VerifiedParts", Watched)
+    with open_folder(*parts_apart()) as reader:
+        ask(reader)
+
+    assert [key for key, _ in itertools.groupby(asked)] == announced
 
 
 def test_a_header_that_is_not_the_one_that_was_hashed_is_no_header(monkeypatch):

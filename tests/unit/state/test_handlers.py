@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tests.unit.state import worlds
@@ -114,8 +115,10 @@ def test_each_class_is_registered_once():
 
 
 @pytest.mark.parametrize(
-    "kind", [dict, int, str, torch.Tensor, nn.Parameter, object, nn.Module, holdfast.State, "text"]
-)
+    "kind",
+    [dict, int, str, torch.Tensor, nn.Parameter, object, nn.Module, holdfast.State, "text",
+     np.ndarray, np.float32, torch.Size],
+)  # fmt: skip
 def test_what_is_saved_as_it_is_takes_no_handler(kind):
     with pytest.raises(InvalidRequestError, match=r"register|pass the class"):
         holdfast.register_handler(kind, take, put)
@@ -144,6 +147,25 @@ def test_a_tree_that_only_pickle_could_express_is_refused_by_its_place():
     capture = Capture({"a": Average(1)}, rank=0, world_size=1)
     with pytest.raises(InvalidRequestError, match=r"'a\.bad'"):
         capture.live(capture.survey())
+
+
+def test_a_tree_may_be_a_tensor_alone(tmp_path):
+    holdfast.register_handler(Average, lambda a: a.mean, lambda a, mean: setattr(a, "mean", mean))
+    here = {"a": Average(0), "deep": [Average(0)]}
+    worlds.there_and_back(tmp_path, {"a": Average(3), "deep": [Average(4)]}, here)
+
+    assert torch.equal(torch.full((3,), 3.0), here["a"].mean)
+    assert torch.equal(torch.full((3,), 4.0), here["deep"][0].mean)
+
+
+@pytest.mark.parametrize("inner", ["module", "itself"])
+def test_an_object_inside_a_tree_is_refused_at_the_save(tmp_path, inner):
+    """P1: it would be named and never saved, and no restore could find it."""
+    holdfast.register_handler(
+        Average, lambda a: {"in": nn.Linear(1, 1) if inner == "module" else a}, put
+    )
+    with pytest.raises(InvalidRequestError, match=r"'a\.in' is a .* inside the state of another"):
+        holdfast.save(tmp_path / "x", {"a": Average(1)})
 
 
 def test_without_a_handler_it_is_refused():

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import Seat
-from holdfast.core.facts import Event, Inventory
+from holdfast.core.facts import EVENTS_PER_CALL_MAX, Event, Inventory
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step, node_name
 from holdfast.core.reports import RankCosts
 from holdfast.errors import (
@@ -32,7 +32,6 @@ CLOCK_BACK_S_MIN = 1.0
 SILENT_S_MAX = 5.0
 """More than ``PULSE_S`` and a tick on a busy machine: past it the database takes no writes."""
 IDLE_S_MAX = 60.0
-EVENTS_PER_CALL_MAX = 100
 EVENT_TEXT_LENGTH_MAX = 2000
 LISTEN_S = 3.0
 """More than agents rest after a report that failed, ``RETRY_S_MAX`` of their reporter."""
