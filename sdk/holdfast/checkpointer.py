@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -43,6 +43,7 @@ from holdfast.state.capture import Capture
 from holdfast.training import launch
 from holdfast.training.handle import SaveHandle
 from holdfast.training.preemption import Preemption
+from holdfast.training.progress import Progress
 from holdfast.training.restore import Decided, Part, Restored, decide, restore
 from holdfast.training.saving import Saver
 from holdfast.training.session import Session
@@ -57,22 +58,6 @@ FAILED_CLOSE_S_MAX = 2.0
 OnFailure = Literal["degrade", "warn", "raise"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Progress:
-    """Steps as the training thread counts them; ``step_s`` is a moving average."""
-
-    step: int = -1
-    at_s: float = 0.0
-    step_s: float = 0.0
-
-    def advance(self, step: int, now_s: float) -> None:
-        """Note that ``step`` has been completed at ``now_s``."""
-        if self.at_s and step > self.step >= 0:
-            latest = (now_s - self.at_s) / (step - self.step)
-            self.step_s = latest if not self.step_s else 0.8 * self.step_s + 0.2 * latest
-        self.step, self.at_s = step, now_s
 
 
 class Checkpointer:
@@ -162,7 +147,7 @@ class Checkpointer:
         self._decided: Decided | None = None
         self._loaded = False
         self._preemption: Preemption | None = None
-        self._progress = _Progress()
+        self._progress = Progress()
         self._paused = False
         self._save_asked = False
         self._closed = False

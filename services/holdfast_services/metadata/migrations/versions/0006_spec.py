@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, Float, Integer, LargeBinary, Text
 
 from holdfast.v1 import common_pb2 as pb
 
-revision = "0007"
+revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
