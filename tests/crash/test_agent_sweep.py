@@ -181,10 +181,16 @@ class Cluster:
         assert len(self.a.files("open")) <= 2
 
     def saves(self, victim: Agent) -> None:
-        """One save during which ``victim`` may die."""
+        """One save during which ``victim`` may die; what was asked for before is done by then."""
         lease = self.writer.lease()
+        until(self.asked, "the owner has asked for copies of what it holds")
         victim.arm()
         self.writer.write(lease)
+
+    def asked(self) -> bool:
+        """Tell whether each copy of what the owner holds has been asked for, with success."""
+        asks = self.a.dump()["asks"].values()
+        return bool(asks) and all(ask["done"] for ask in asks)
 
     def opens(self, victim: Agent) -> None:
         """One attempt: its session, its slots, its restore; ``victim`` may die."""
