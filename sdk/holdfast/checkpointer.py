@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import Literal, Self
 
 from holdfast.core import env
+from holdfast.core.announcements import SaveReason
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name, step_number
-from holdfast.core.reports import SaveReason
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,

@@ -14,8 +14,8 @@ import signal
 from dataclasses import dataclass
 
 from holdfast.core import facts
+from holdfast.core.announcements import SaveReason
 from holdfast.core.facts import PersistRule
-from holdfast.core.reports import SaveReason
 from holdfast.errors import InvalidRequestError
 
 __all__ = [

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core import attempts, facts, ids, protection, reports, session, work
+from holdfast.core import announcements, attempts, facts, ids, protection, reports, session, work
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
@@ -28,7 +28,7 @@ def message_of(cls):
 
 VALUES = [
     cls
-    for module in (ids, reports, facts, attempts, protection, session, work)
+    for module in (ids, announcements, reports, facts, attempts, protection, session, work)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]
@@ -115,7 +115,7 @@ def test_an_enum_number_from_the_future_is_refused(message, cls):
         (facts.HeldState, metadata_pb2.HeldShard.State),
         (facts.DecisionState, metadata_pb2.Decision.State),
         (facts.WantReason, metadata_pb2.Want.Reason),
-        (reports.SaveReason, common_pb2.Announcement.Reason),
+        (announcements.SaveReason, common_pb2.Announcement.Reason),
     ],
 )
 def test_enums_have_the_numbers_of_the_wire(enum, message):

@@ -387,13 +387,13 @@ MUTANTS = (
     _mutant(
         "manifest-again",
         "a manifest that is there is not written over",
-        ("sdk/holdfast/bucket/writing.py",
+        ("sdk/holdfast/bucket/publish.py",
          "store.put(key, data, if_absent=True)", "store.put(key, data)"),
     ),
     _mutant(
         "unproven",
         "an object without its sidecar is read back before it is believed",
-        ("persistence/domain/found.py",
+        ("persistence/domain/existing_object.py",
          "return Verdict.DONE if sidecar == shard else Verdict.PROVE", "return Verdict.DONE"),
     ),
     _mutant(

@@ -15,8 +15,8 @@ from holdfast import (
     Replicas,
     Retention,
 )
+from holdfast.core.announcements import SaveReason
 from holdfast.core.facts import PersistRule
-from holdfast.core.reports import SaveReason
 from holdfast.errors import InvalidRequestError
 from holdfast.policy import Policy, grace_s, interval_reason, persist_rule
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.listing import places
-from holdfast.bucket.writing import SegmentStream, publish, put_sidecar
+from holdfast.bucket.publish import publish, put_sidecar
+from holdfast.bucket.writing import SegmentStream
 from holdfast.convert.reading import CheckpointReader
 from holdfast.core.facts import Shard
 from holdfast.core.ids import job_name, run_id

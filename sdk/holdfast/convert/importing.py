@@ -15,7 +15,8 @@ from pathlib import Path
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.listing import places
-from holdfast.bucket.writing import SegmentStream, publish, put_sidecar
+from holdfast.bucket.publish import publish, put_sidecar
+from holdfast.bucket.writing import SegmentStream
 from holdfast.convert.dcp_files import METADATA, DcpSource
 from holdfast.convert.safetensors_files import (
     SUFFIX,

@@ -17,8 +17,8 @@ from holdfast.format import blob
 from holdfast.format.names import blob_rank
 from holdfast.format.segment import SegmentHeader, TensorSpec
 from holdfast.reading.folder import FolderBytes
-from holdfast.reading.parts import window_for
 from holdfast.reading.reader import Reader
+from holdfast.reading.verified_parts import window_for
 
 
 class CheckpointReader:

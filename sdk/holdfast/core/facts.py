@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from holdfast.core.announcements import Announcement
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.protection import NO_COPIES, Copies
-from holdfast.core.reports import Announcement, RankReport
+from holdfast.core.reports import RankReport
 
 OBJECT_STORE = "@object"
 """Stands where a source's node name stands; no node can have it."""

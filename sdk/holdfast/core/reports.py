@@ -1,4 +1,4 @@
-"""What a rank says of itself, and the steps that all ranks are told to save.
+"""What a rank says of itself.
 
 A ``RankReport`` is one value from the training script to the catalogue: the rank makes it, its
 agent passes it on as it came. Each process that receives one from another takes it through
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from enum import IntEnum
 from typing import Any, TypeVar
 
+from holdfast.core.announcements import SaveReason
 from holdfast.core.ids import STEP_MAX
 from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError
@@ -31,42 +31,6 @@ NOTES_COUNT_MAX = 4
 """How many notes a rank repeats: those of saves that may not be committed yet."""
 
 V = TypeVar("V")
-
-
-class SaveReason(IntEnum):
-    """Why all ranks save a step that no rule of step numbers names."""
-
-    UNSPECIFIED = 0
-    INTERVAL = 1
-    AUTO = 2
-    PREEMPTION = 3
-    USER = 4
-    OPERATOR = 5
-    RESCALE = 6
-
-    @property
-    def text(self) -> str:
-        """The reason as people read it."""
-        return _REASONS[self]
-
-
-_REASONS = {
-    SaveReason.UNSPECIFIED: "no reason given",
-    SaveReason.INTERVAL: "the interval is over",
-    SaveReason.AUTO: "the interval that pays off is over",
-    SaveReason.PREEMPTION: "a rank was told to end",
-    SaveReason.USER: "the training script asked for it",
-    SaveReason.OPERATOR: "an operator asked for it",
-    SaveReason.RESCALE: "the job goes on with another world size",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Announcement:
-    """A step that all ranks of an attempt save, and why."""
-
-    step: int
-    reason: SaveReason = SaveReason.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.core.announcements import Announcement
 from holdfast.core.facts import AbandonedStep, Decision, Event, Shard
-from holdfast.core.reports import Announcement, RankReport
+from holdfast.core.reports import RankReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

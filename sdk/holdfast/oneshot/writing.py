@@ -19,7 +19,8 @@ import torch
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.bucket.writing import SegmentWriter, publish, put_sidecar
+from holdfast.bucket.publish import publish, put_sidecar
+from holdfast.bucket.writing import SegmentWriter
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.errors import (

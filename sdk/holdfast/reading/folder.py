@@ -19,15 +19,15 @@ from holdfast.errors import ManifestError
 from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.format.manifest import Manifest
 from holdfast.format.segment import SegmentHeader, parse_header
-from holdfast.reading.parts import (
+from holdfast.reading.pieces import Part
+from holdfast.reading.reader import Copy, Reader
+from holdfast.reading.verified_parts import (
     AHEAD_PARTS_COUNT,
     THREADS_COUNT,
     WINDOW_PARTS_COUNT_MIN,
     PartKey,
     VerifiedParts,
 )
-from holdfast.reading.pieces import Part
-from holdfast.reading.reader import Copy, Reader
 from holdfast.threads import limit_this_thread
 
 

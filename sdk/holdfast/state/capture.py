@@ -34,7 +34,8 @@ from holdfast.format import blob as blobs
 from holdfast.format.names import RESERVED
 from holdfast.format.tree import Json, encode
 from holdfast.reading.reader import Segments
-from holdfast.state import State, buckets, kinds, modules, optimizers, rng
+from holdfast.state import State, kinds, modules, optimizers, rng
+from holdfast.state import ddp_buckets as buckets
 from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
 from holdfast.state.kinds import Kind, Surveying, Taking, named

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from holdfast.core.announcements import Announcement
 from holdfast.core.facts import AbandonedStep, Event
-from holdfast.core.reports import Announcement, StepNote
+from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotName
 from holdfast.errors import CheckpointError

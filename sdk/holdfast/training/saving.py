@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.reports import Announcement, StepNote
+from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.format.notes import step_note

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.bucket.writing import publish
+from holdfast.bucket.publish import publish
 from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.work import CheckpointWork

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.publish import publish, says_the_same
 from holdfast.bucket.verify import verify
-from holdfast.bucket.writing import publish, says_the_same
 from holdfast.core.ids import ShardId
 from holdfast.core.work import CheckpointWork
 from holdfast.errors import CorruptionError, NotFoundError

@@ -32,7 +32,7 @@ from holdfast.errors import (
 from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.format.segment import header_length, parse_header
 from holdfast_services.persistence.clients import Located, locate, suspect
-from holdfast_services.persistence.domain.parts import Part
+from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.transport import FetchRequest, InterruptedFetchError, Transport
 

@@ -35,8 +35,8 @@ from holdfast.objectstore import (
     Upload,
     UploadedPart,
 )
-from holdfast_services.persistence.domain.found import Verdict, judge
-from holdfast_services.persistence.domain.parts import (
+from holdfast_services.persistence.domain.existing_object import Verdict, judge
+from holdfast_services.persistence.domain.upload_plan import (
     Copy,
     Part,
     UploadPlan,

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.agent.harness import Node, Trainer, open_session, until
 from tests.integration.metadata.test_process import start as start_metadata
 
-from holdfast.core.reports import SaveReason
+from holdfast.core.announcements import SaveReason
 from holdfast.errors import InvalidRequestError
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import metadata_pb2

@@ -5,8 +5,9 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import text
 
+from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.facts import HeldState, PersistRule, Start
-from holdfast.core.reports import Announcement, RankReport, SaveReason
+from holdfast.core.reports import RankReport
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
 from holdfast_services.metadata import migrations
 from holdfast_services.metadata.migrations import upgrade

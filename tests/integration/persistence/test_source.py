@@ -18,7 +18,7 @@ from holdfast.errors import (
     TruncatedShardError,
 )
 from holdfast.format.digest import PART_BYTES, part_digests
-from holdfast_services.persistence.domain.parts import cut
+from holdfast_services.persistence.domain.upload_plan import cut
 from holdfast_services.persistence.source import MappedFile
 
 

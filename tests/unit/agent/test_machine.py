@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.said import agent_session, changed_session
 
+from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.facts import (
     AbandonedStep,
     CheckpointId,
@@ -24,7 +25,6 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
-from holdfast.core.reports import Announcement, SaveReason
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (

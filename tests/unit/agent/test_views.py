@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tests.said import agent_session, session_update
 
+from holdfast.core.announcements import SaveReason
 from holdfast.core.facts import (
     Decision,
     DecisionState,
@@ -18,7 +19,6 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.reports import SaveReason
 from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.domain import (
     Content,

@@ -8,13 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.bucket.folders import make
 
-from holdfast.bucket.writing import (
-    SegmentStream,
-    SegmentWriter,
-    publish,
-    put_sidecar,
-    says_the_same,
-)
+from holdfast.bucket.publish import publish, put_sidecar, says_the_same
+from holdfast.bucket.writing import SegmentStream, SegmentWriter
 from holdfast.errors import (
     AlreadyExistsError,
     CorruptionError,

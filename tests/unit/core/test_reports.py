@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from holdfast.core.announcements import SaveReason
 from holdfast.core.ids import STEP_MAX
 from holdfast.core.reports import (
     BYTES_MAX,
@@ -12,7 +13,6 @@ from holdfast.core.reports import (
     SAVING_COUNT_MAX,
     RankCosts,
     RankReport,
-    SaveReason,
     StepNote,
     checked,
     together,

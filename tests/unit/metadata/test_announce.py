@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdfast.core.reports import SaveReason
+from holdfast.core.announcements import SaveReason
 from holdfast_services.metadata.domain.announce import STEPS_AHEAD_MAX, STEPS_AHEAD_MIN
 
 

@@ -23,7 +23,7 @@ from holdfast.errors import (
 from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore.memory import MemoryStore
 from holdfast.oneshot import writing
-from holdfast.reading import parts
+from holdfast.reading import verified_parts as parts
 
 WAIT_S = 30.0
 WRITES = ("put", "delete", "begin", "put_part", "finish", "abort")

@@ -11,7 +11,7 @@ from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
 from holdfast.errors import InvalidRequestError
 from holdfast_services.persistence.domain.backoff import REST_S_MAX, rest_s, worth_telling
-from holdfast_services.persistence.domain.found import Verdict, judge
+from holdfast_services.persistence.domain.existing_object import Verdict, judge
 from holdfast_services.persistence.domain.pacing import BURST_S, Bucket, take
 from holdfast_services.persistence.settings import Settings
 

@@ -12,7 +12,7 @@ from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import NotFoundError
 from holdfast.format.digest import PART_BYTES, part_digests
 from holdfast_services.persistence.clients import Located
-from holdfast_services.persistence.domain.parts import Part
+from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import RemoteCopy
 from holdfast_services.transport import ServedSegments

@@ -29,8 +29,8 @@ from holdfast.objectstore.memory import MemoryStore
 from holdfast.reading import folder as folders
 from holdfast.reading.files import open_files
 from holdfast.reading.folder import open_folder
-from holdfast.reading.parts import VerifiedParts
 from holdfast.reading.reader import Want
+from holdfast.reading.verified_parts import VerifiedParts
 
 FULL = torch.arange(7 * 5 * 3, dtype=torch.float32).reshape(7, 5, 3)
 SHAPE = tuple(FULL.shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.reports import Announcement, SaveReason
+from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import (

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.facts import DecisionState, Event, RankStatus
-from holdfast.core.reports import Announcement, SaveReason
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.model import Node, Outcome, Run
 

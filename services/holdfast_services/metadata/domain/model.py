@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import (
     AbandonedStep,
@@ -21,7 +22,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.protection import NO_COPIES, Copies
-from holdfast.core.reports import Announcement, RankCosts
+from holdfast.core.reports import RankCosts
 
 MEMORY_ROWS_PER_RUN_MAX = 64
 ABANDONED_PER_RUN_MAX = 64

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping, and_, bindparam, delete, exists, insert, select, update
 
+from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import (
     AbandonedStep,
@@ -21,7 +22,7 @@ from holdfast.core.facts import (
     SupersedeRule,
 )
 from holdfast.core.ids import CheckpointId
-from holdfast.core.reports import Announcement, RankCosts, SaveReason
+from holdfast.core.reports import RankCosts
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.state import buckets
+from holdfast.state import ddp_buckets as buckets
 
 
 @pytest.fixture(scope="module")

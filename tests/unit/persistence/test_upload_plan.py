@@ -9,7 +9,7 @@ from holdfast.core.ids import ShardId
 from holdfast.format.digest import PART_BYTES, part_digest, parts_count, root_digest
 from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX
-from holdfast_services.persistence.domain.parts import (
+from holdfast_services.persistence.domain.upload_plan import (
     SAMPLE_COUNT,
     comparable,
     cut,
