@@ -141,16 +141,25 @@ class Shelf:
             raise self.error
 
 
+class Looks(dict):
+    """Questions under way, and how many ranks have looked for one: from then on each waits."""
+
+    count = 0
+
+    def get(self, job):
+        self.count += 1
+        return super().get(job)
+
+
 async def test_the_archive_is_asked_once_before_a_job_is_called_new(database_url, agents, kit):
     """F74, A9: ranks that come together share one question; a known attempt asks none."""
     async with tier_over(database_url, kit, offers=False) as tier:
         tier.service.archive = shelf = Shelf()
+        tier.service.register.__self__._asking = looks = Looks()
         shelf.open.clear()
         wishes = [tier.service.register(kit.wish(rank, "a", world=8)) for rank in range(8)]
         asking = asyncio.gather(*wishes)
-        await until(lambda: _true(shelf.asked))
-        for _ in range(8):  # the threads take turns: by now all eight ranks have looked and wait
-            await asyncio.gather(*(tier.service.read(lambda c: c.now_s()) for _ in range(8)))
+        await until(lambda: _true(looks.count == 8))
         shelf.open.set()
         await asking
         assert [kit.JOB] == shelf.asked

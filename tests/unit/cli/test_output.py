@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from holdfast.cli import output
 from holdfast.cli.output import Report, Table, plain, print_report, progress
 
+END = "<all that was told>"
 TABLE = Table(("job", "newest step"), (("gpt", "12"), ("team/longer", "-")))
 
 
@@ -63,13 +64,15 @@ def test_progress_draws_nothing_when_nobody_watches(capsys):
 def watched(monkeypatch):
     """Make standard error a terminal; yield a list that gets what it was told in the end."""
     ours, theirs = os.openpty()
-    os.set_blocking(ours, False)
     told: list[str] = []
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         yield told
-        terminal.flush()
-        told.append(os.read(ours, 4096).decode())
+        print(END, end="", file=terminal, flush=True)
+        text = ""
+        while not text.endswith(END):  # a terminal hands on what it was told in pieces
+            text += os.read(ours, 4096).decode()
+        told.append(text.removesuffix(END))
     os.close(ours)
 
 
