@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.simulation.guards import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("sdk", "services", "tests/simulation")
+COPIED = ("sdk", "services", "tests/simulation", "tests/said.py")
 SEEDS_COUNT = 2000
 ENOUGH_COUNT = 3
 """Of seeds that a mutant breaks: more say nothing new, and a mutant that many miss takes long."""
@@ -92,18 +92,29 @@ def broken_by(mutant: Mutant, root: Path, seeds_count: int, *, drawn: bool = Fal
 
 def _copy(root: Path, tree: Path) -> Path:
     for name in COPIED:
-        shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if (root / name).is_file():
+            shutil.copy(root / name, tree / name)
+        else:
+            shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tree
 
 
 def _tell(tree: Path, path: str) -> str:
-    """Return what a plan breaks in ``tree``; empty: nothing."""
+    """Return what a plan breaks in ``tree``; empty: nothing.
+
+    Raises:
+        RuntimeError: the simulator did not even begin, which is no proof of anything.
+    """
     try:
         done = _simulation(tree, START_S_MAX + SEED_S_MAX, "--tell", path)
     except subprocess.TimeoutExpired:
         return "deadline: not over"
-    last = [f"exit code {done.returncode}", *done.stdout.splitlines()][-1]
-    return last.partition(" restores; ")[2] or last if done.returncode else ""
+    if not done.returncode:
+        return ""
+    _, told, broke = done.stdout.rpartition(" restores; ")
+    if not told:
+        raise RuntimeError(f"{path} cannot be lived through: {done.stderr[-500:]}")
+    return broke.strip()
 
 
 def _simulation(tree: Path, limit_s: float, *arguments: str) -> subprocess.CompletedProcess[str]:

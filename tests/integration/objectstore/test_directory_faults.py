@@ -217,7 +217,7 @@ def test_finish_waits_for_parts_being_written_and_no_later_one_gets_in(store, mo
         late = threading.Thread(target=store.put_part, args=(begun, 0, memoryview(bytes(PART))))
         late.start()
         assert entered.wait(30)
-        with pytest.raises(UnavailableError, match="somebody else"):
+        with pytest.raises(UnavailableError, match="another process"):
             store.finish(begun, [part])
         leave.set()
         late.join(30)
