@@ -7,6 +7,7 @@ no kind: ``capture`` walks through them to whatever they hold.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Restoring(Protocol):
         ...
 
 
-class Kind:
+class Kind(ABC):
     """What is done with the values of one kind.
 
     ``turn``: modules are surveyed and loaded before optimizers, and these before the others.
@@ -84,15 +85,15 @@ class Kind:
     turn: ClassVar[int]
     saved: ClassVar[type[SavedModule | SavedOptimizer] | None] = None
 
-    def survey(self, at: Surveying, path: str, value: Any) -> None:
+    def survey(self, at: Surveying, path: str, value: Any) -> None:  # noqa: B027 - a kind may have none
         """Name the tensors of ``value`` that last from save to save."""
 
-    def live(self, at: Taking, path: str, value: Any) -> None:
+    def live(self, at: Taking, path: str, value: Any) -> None:  # noqa: B027 - a kind may have none
         """Take the rest of ``value``, as it is now."""
 
+    @abstractmethod
     def load(self, at: Restoring, path: str, value: Any) -> None:
         """Have ``value`` put back as it was saved."""
-        raise NotImplementedError
 
 
 class _Module(Kind):
