@@ -211,9 +211,10 @@ def test_a_flipped_byte_in_memory_is_found_and_survived(stack):
 def test_when_the_last_source_is_corrupt_all_ranks_load_the_older_step(stack):
     """F68, F69; interleaving 2: rank 0 could load the newer step, rank 1's last source is bad.
 
-    Without metadata nothing is committed, so an older committed step and a newer sealed one lie in
-    memory side by side. Rank 1's newer segment, of which there is one copy, is damaged; its agent
-    reports only after the next attempt has begun, so the newer step is proposed, not committed.
+    Without metadata nothing is committed, so an older committed step and a newer one, sealed after
+    metadata went, lie in memory side by side. Rank 1's newer segment, of which there is one copy,
+    is damaged; its agent reports only after the next attempt has begun, so the newer step is
+    proposed, not committed.
     """
     places = {"world_size": 2, "nodes": (0, 1)}
     common = ("--job", "j", "--pause-s", "0.05", "--replicas", "0")
@@ -223,7 +224,9 @@ def test_when_the_last_source_is_corrupt_all_ranks_load_the_older_step(stack):
     arenas = [stack.arena(0), stack.arena(1)]
     os.kill(supervisor, signal.SIGSTOP)
     os.kill(stack.metadata_pid(), signal.SIGKILL)
-    until(lambda: newer_step_lies_everywhere(arenas), "a newer sealed step on both nodes")
+    until(lambda: not answers(stack), "the end of metadata")
+    known = max(newest_sealed(arenas))
+    until(lambda: sealed_everywhere(arenas, after=known), "a newer sealed step on both nodes")
     ranks.kill()
     ranks.wait()
     newer = sealed_step(segment_of(arenas[1], rank=1))
@@ -254,19 +257,29 @@ def began(stack: Stack, *, generation: int) -> bool:
         return False
 
 
+def answers(stack: Stack) -> bool:
+    try:
+        stack.rest("jobs/j")
+    except OSError:
+        return False
+    return True
+
+
 def sealed_step(path: Path) -> int:
     found = re.search(rb'"holdfast.step":"(\d+)"', path.read_bytes()[:4096])
     assert found
     return int(found[1])
 
 
-def newer_step_lies_everywhere(arenas: list[Path]) -> bool:
-    """Tell whether two sealed steps, the same ones, lie in every arena."""
-    try:
-        held = [{sealed_step(path) for path in arena.glob("*.seg")} for arena in arenas]
-    except OSError:
-        return False
-    return len(held[0]) == 2 and all(steps == held[0] for steps in held)
+def sealed_everywhere(arenas: list[Path], *, after: int) -> bool:
+    """Tell whether the newest sealed step is the same in every arena, and later than ``after``."""
+    newest = set(newest_sealed(arenas))
+    return len(newest) == 1 and newest.pop() > after
+
+
+def newest_sealed(arenas: list[Path]) -> list[int]:
+    """Return the newest sealed step of each arena, 0 where none lies."""
+    return [max(steps_of(arena), default=0) for arena in arenas]
 
 
 def test_a_stopped_old_trainer_that_wakes_up_writes_nowhere_anyone_reads(stack):
