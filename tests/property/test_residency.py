@@ -221,7 +221,7 @@ class Residency(RuleBasedStateMachine):
     def metadata_commits(self, step: int, replicas: int) -> None:
         self.run_view = replace(
             self.run_view,
-            keep_from=CheckpointId(RUN, Step(step), Generation(1)),
+            free_before=CheckpointId(RUN, Step(step), Generation(1)),
             copies=Copies(replicas),
         )
         self.view()

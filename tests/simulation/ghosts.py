@@ -136,7 +136,7 @@ class Ghosts:
     def view_arrived(self, kept: CheckpointId | None) -> None:
         """M9: what is named as kept was acknowledged."""
         if kept is not None and kept not in self.acknowledged:
-            raise Broken(f"M9: keep_from is {name(kept)}, which was never acknowledged")
+            raise Broken(f"M9: free_before is {name(kept)}, which was never acknowledged")
 
     def replaced(self, node: str, key: CheckpointId) -> None:
         """A6: an agent that cannot reach metadata gives up what it has not said it knows of."""

@@ -443,5 +443,5 @@ class Node:
         if not self.alive(life):
             return
         for run in view.runs:
-            self.ghosts.view_arrived(run.keep_from)
+            self.ghosts.view_arrived(run.free_before)
         self.feed(ev.ViewArrived(view))

@@ -252,7 +252,7 @@ class Want:
 class RunView:
     """What a node needs to know of one run; see ``NodeView``.
 
-    ``ring`` lists the nodes of the attempt in placement order. ``keep_from`` is the newest
+    ``ring`` lists the nodes of the attempt in placement order. ``free_before`` is the newest
     checkpoint of which all copies that could be made lie with holders that have said that they know
     of the commit: slots of older ones may be freed. ``copies`` are those that the live nodes allow;
     ``shortage`` why that is fewer than asked for, if no node that was lost may still come back.
@@ -268,7 +268,7 @@ class RunView:
     ring: tuple[str, ...] = ()
     copies: Copies = NO_COPIES
     committed: tuple[Committed, ...] = ()
-    keep_from: CheckpointId | None = None
+    free_before: CheckpointId | None = None
     pinned: tuple[CheckpointId, ...] = ()
     superseded: tuple[SupersedeRule, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()

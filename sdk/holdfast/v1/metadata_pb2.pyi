@@ -418,7 +418,7 @@ class RunView(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
-    KEEP_FROM_FIELD_NUMBER: _builtins.int
+    FREE_BEFORE_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
     SUPERSEDED_FIELD_NUMBER: _builtins.int
     ABANDONED_FIELD_NUMBER: _builtins.int
@@ -449,7 +449,7 @@ class RunView(_message.Message):
         """newest first, a bounded number"""
 
     @_builtins.property
-    def keep_from(self) -> _common_pb2.CheckpointId:
+    def free_before(self) -> _common_pb2.CheckpointId:
         """Newest acknowledged: all copies that could be made lie with agents that have said `seen`. Older
         slots may be freed.
         """
@@ -481,7 +481,7 @@ class RunView(_message.Message):
         world_size: _builtins.int = ...,
         ring: _abc.Iterable[_builtins.str] | None = ...,
         committed: _abc.Iterable[Global___Committed] | None = ...,
-        keep_from: _common_pb2.CheckpointId | None = ...,
+        free_before: _common_pb2.CheckpointId | None = ...,
         pinned: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
         superseded: _abc.Iterable[Global___SupersedeRule] | None = ...,
         abandoned: _abc.Iterable[Global___AbandonedStep] | None = ...,
@@ -493,9 +493,9 @@ class RunView(_message.Message):
         copies: Global___Copies | None = ...,
         announcement: _common_pb2.Announcement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "copies", b"copies", "decision", b"decision", "keep_from", b"keep_from", "protection", b"protection"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "copies", b"copies", "decision", b"decision", "free_before", b"free_before", "protection", b"protection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announcement", b"announcement", "attempt", b"attempt", "committed", b"committed", "copies", b"copies", "decision", b"decision", "generation", b"generation", "job", b"job", "keep_from", b"keep_from", "nonce", b"nonce", "pinned", b"pinned", "protection", b"protection", "ring", b"ring", "run", b"run", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announcement", b"announcement", "attempt", b"attempt", "committed", b"committed", "copies", b"copies", "decision", b"decision", "free_before", b"free_before", "generation", b"generation", "job", b"job", "nonce", b"nonce", "pinned", b"pinned", "protection", b"protection", "ring", b"ring", "run", b"run", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_protection: _TypeAlias = _typing.Literal["copies"]  # noqa: Y015
     _WhichOneofArgType_protection: _TypeAlias = _typing.Literal["protection", b"protection"]  # noqa: Y015

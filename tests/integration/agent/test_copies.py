@@ -120,7 +120,7 @@ def test_a_copy_without_room_or_use_is_refused(node, catalogue, saved):
     )
     with pytest.raises(ExhaustedError, match="no room for a copy of 4 MiB"):
         b.call_peer("Hold", request)
-    catalogue.set_run(keep_from=CheckpointId(RUN, 9, generation))
+    catalogue.set_run(free_before=CheckpointId(RUN, 9, generation))
     until(lambda: b.dump()["view"]["runs"], "view at b")
     with pytest.raises(PreconditionError, match="no longer wanted"):
         b.call_peer("Hold", request)
@@ -145,7 +145,7 @@ def test_a_restore_fetches_verifies_confirms_and_holds_until_loaded(node, catalo
     assert () == view.restore.segments
 
     confirmed = decision([shard], generation=generation, state=DecisionState.CONFIRMED)
-    catalogue.set_run(decision=confirmed, keep_from=CheckpointId(RUN, 99, generation))
+    catalogue.set_run(decision=confirmed, free_before=CheckpointId(RUN, 99, generation))
     segment = until(lambda: b.view(new.session).restore.segments, "segments")[0]
     assert (shard, "peer") == (segment.shard, segment.source)
     assert shard.id in catalogue.held("b")

@@ -85,7 +85,7 @@ def test_two_hundred_kills_leave_no_torn_segment(node, catalogue):
         catalogue.set_run(
             generation=generation,
             committed=(committed(step, generation),),
-            keep_from=committed(step, generation).checkpoint,
+            free_before=committed(step, generation).checkpoint,
         )
     assert sealed > KILLS // 20, "the writer was never let through"
     assert killed_sealing, "no agent was killed before it had sealed"

@@ -82,7 +82,7 @@ def test_saving_goes_on_in_two_slots_while_a_step_drains_in_the_third(node, cata
     for step in range(101, 108):
         handle = ck.step(step)
         commit(catalogue, handle)
-        catalogue.set_run(keep_from=CheckpointId(RUN, step, 1), pinned=(pinned,))
+        catalogue.set_run(free_before=CheckpointId(RUN, step, 1), pinned=(pinned,))
 
     until(lambda: {100, 107} == {s.step for s in catalogue.held("a")}, "old ones are freed")
     assert 3 == len([s for s in a.dump()["slots"].values() if s["length_bytes"]])

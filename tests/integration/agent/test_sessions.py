@@ -121,7 +121,7 @@ def test_slots_are_reused_once_the_catalogue_lets_go(node, trainer, catalogue):
         assert "closed" == t.ask("write", *lease(a, t.session), step, generation)
         until(lambda s=step: any(k.step == s for k in catalogue.held("a")), f"step {step}")
         keep = CheckpointId(RUN, step, generation)
-        catalogue.set_run(committed=(committed(step),), keep_from=keep)
+        catalogue.set_run(committed=(committed(step),), free_before=keep)
         until(lambda s=step: {k.step for k in catalogue.held("a")} == {s}, "older is freed")
     assert 2 == len(list(a.arena.glob("s*.*.*"))) - len(a.files("sum"))
 

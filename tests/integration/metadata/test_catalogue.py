@@ -46,7 +46,7 @@ async def test_a_life_of_save_crash_restore_and_load(database_url, agents, kit):
         first = await kit.launch(service, agents)
         view = await commit_step(service, agents, first, 10)
         key = CheckpointId(first.run, 10, first.generation)
-        assert run_view(view).keep_from == key
+        assert run_view(view).free_before == key
         assert run_view(view).committed[0].replicated
 
         second = await kit.launch(service, agents, b"second")

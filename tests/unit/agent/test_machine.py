@@ -104,16 +104,16 @@ def test_nothing_is_freed_before_the_catalogue_has_spoken():
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"keep_from": CheckpointId("r1", 2, 1)}, {"s1"}),
+        ({"free_before": CheckpointId("r1", 2, 1)}, {"s1"}),
         ({"superseded": (SupersedeRule(after_step=1, below_generation=2),)}, {"s2", "s3"}),
         ({"abandoned": (AbandonedStep(run="r1", step=3, generation=1),)}, {"s3"}),
         (
-            {"keep_from": CheckpointId("r1", 3, 1), "pinned": (CheckpointId("r1", 1, 1),)},
+            {"free_before": CheckpointId("r1", 3, 1), "pinned": (CheckpointId("r1", 1, 1),)},
             {"s2"},
         ),
         (
             {
-                "keep_from": CheckpointId("r1", 3, 1),
+                "free_before": CheckpointId("r1", 3, 1),
                 "decision": Decision(
                     number=1,
                     state=DecisionState.PROPOSED,
@@ -189,7 +189,7 @@ def test_what_was_confirmed_is_kept_for_the_attempt_that_loads_it(nonce, expecte
     now, _ = handle(state(sealed("s1", 1)), ev.SessionOpened(session(nonce=b"mine")))
 
     keep = CheckpointId("r1", 3, 1)
-    _, actions = handle(now, view(run_view(nonce=nonce, keep_from=keep, decision=chosen)))
+    _, actions = handle(now, view(run_view(nonce=nonce, free_before=keep, decision=chosen)))
 
     assert expected == freed(actions)
 
@@ -373,7 +373,7 @@ def test_a_reservation_without_sense_is_refused(length, slots):
 
 
 def test_a_copy_that_nobody_wants_is_refused():
-    now, _ = handle(state(), view(run_view(keep_from=CheckpointId("r1", 5, 1))))
+    now, _ = handle(state(), view(run_view(free_before=CheckpointId("r1", 5, 1))))
     with pytest.raises(PreconditionError):
         room.check_holdable(now, shard(4))
     room.check_holdable(now, shard(5))
@@ -411,11 +411,11 @@ def test_what_was_restored_counts_as_one_of_the_slots_whosever_rank_it_was():
     held = replace(sealed("s1", 5), content=other_rank)
     before = state(held)
     before.sessions = {session(2).id: reserved(2)}
-    kept = run_view(keep_from=CheckpointId("r1", 5, 1))
+    kept = run_view(free_before=CheckpointId("r1", 5, 1))
     after, _ = handle(before, view(replace(kept, generation=2)))
     assert 1 == rules.quota_left(before, before.sessions[session(2).id])
 
-    newer = replace(kept, generation=2, keep_from=CheckpointId("r1", 6, 2))
+    newer = replace(kept, generation=2, free_before=CheckpointId("r1", 6, 2))
     after, actions = handle(after, view(newer, version="2"))
 
     assert {"s1"} == freed(actions)
@@ -428,7 +428,7 @@ def test_what_was_restored_counts_as_one_of_the_slots_whosever_rank_it_was():
 def test_a_drain_that_does_not_end_leaves_a_slot_to_save_into(slots):
     """F88: the store is gone for hours; also without persist=, after a restart or a user's pin."""
     ten, twenty, thirty = (CheckpointId("r1", *key) for key in ((10, 1), (20, 1), (30, 2)))
-    kept = replace(run_view(keep_from=twenty, pinned=(ten,)), generation=2)
+    kept = replace(run_view(free_before=twenty, pinned=(ten,)), generation=2)
     asked = Reservation(plan_hash="p", length_bytes=KIB, slots=slots, checkpoint_bytes=KIB)
     mine = session(2, reservation=asked)
     before = state(sealed("s1", 10), sealed("s2", 20))
@@ -438,7 +438,7 @@ def test_a_drain_that_does_not_end_leaves_a_slot_to_save_into(slots):
 
     before = state(sealed("s1", 10), sealed("s2", 20), sealed("s3", 30, 2))
     before.sessions = {mine.id: mine}
-    after, actions = handle(before, view(replace(kept, keep_from=thirty)))
+    after, actions = handle(before, view(replace(kept, free_before=thirty)))
 
     assert {"s2"} == freed(actions)
     assert 1 == sum(slot.name.state is SlotState.WRITING for slot in after.slots.values())
@@ -449,7 +449,7 @@ def test_a_checkpoint_that_drains_and_is_the_newest_counts_as_a_slot():
     ten = CheckpointId("r1", 10, 1)
     before = state(sealed("s1", 10))
     before.sessions = {session().id: reserved(1)}
-    after, _ = handle(before, view(run_view(keep_from=ten, pinned=(ten,))))
+    after, _ = handle(before, view(run_view(free_before=ten, pinned=(ten,))))
 
     assert 1 == rules.quota_left(after, after.sessions[session().id])
 

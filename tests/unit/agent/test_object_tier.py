@@ -156,7 +156,7 @@ def test_a_draining_checkpoint_keeps_its_slots_and_its_copies_until_it_is_durabl
         held.slots["s2"],
         content=replace(held.slots["s2"].content, shard=shard(5, rank=1)),
     )
-    keep = {"keep_from": checkpoint(6)}
+    keep = {"free_before": checkpoint(6)}
     now, actions = handle(held, view(pinned=(checkpoint(5),), **keep))
     assert set() == freed(actions)
     _, actions = handle(now, view(version="2", **keep))
@@ -165,7 +165,7 @@ def test_a_draining_checkpoint_keeps_its_slots_and_its_copies_until_it_is_durabl
 
 def test_what_is_draining_is_copied_to_backups_although_a_newer_step_is_kept():
     """A drain lost with its only holder is a durable step less."""
-    run = {"keep_from": checkpoint(6), "ring": ("a", "b"), "copies": Copies(1)}
+    run = {"free_before": checkpoint(6), "ring": ("a", "b"), "copies": Copies(1)}
     _, actions = handle(state(sealed("s1", 5)), view(pinned=(checkpoint(5),), **run))
     assert [5] == [a.shard.id.step for a in kinds(actions, ev.AskHold)]
 
@@ -190,7 +190,7 @@ def test_the_third_slot_is_what_a_rank_writes_while_an_older_step_drains():
     reservation = Reservation(plan_hash="p", length_bytes=KIB, slots=3, checkpoint_bytes=KIB)
     before = state(sealed("s1", 5), sealed("s2", 9), *free("s3", "s4"))
     before.sessions = {"1" * 32: session(reservation=reservation)}
-    keep = {"keep_from": checkpoint(9)}
+    keep = {"free_before": checkpoint(9)}
     now, _ = handle(before, view(pinned=(checkpoint(5),), **keep))
     assert ["s3"] == leases(now)
 

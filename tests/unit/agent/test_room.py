@@ -86,7 +86,7 @@ def test_a_copy_that_a_later_one_replaces_is_no_hindrance_to_it():
     kept = CheckpointId("r1", 1, 1)
     committed = (Committed(checkpoint=kept),)
     held = state(sealed("s1", 1, owner="b"), sealed("s2", 2, owner="b"))
-    now, _ = handle(held, told(keep_from=kept, committed=committed))
+    now, _ = handle(held, told(free_before=kept, committed=committed))
     now, _ = handle(now, ev.MetadataLost("no answer"))
 
     room.check_holdable(now, shard(3))
@@ -106,7 +106,7 @@ def test_a_commit_that_metadata_does_not_know_was_heard_costs_a_backup_one_more_
     kept = CheckpointId("r1", 1, 1)
     committed = tuple(Committed(checkpoint=CheckpointId("r1", step, 1)) for step in held)
     copies = state(*(sealed(f"s{step}", step, owner="b") for step in held))
-    now, _ = handle(copies, told(keep_from=kept, committed=committed))
+    now, _ = handle(copies, told(free_before=kept, committed=committed))
     now = replace(now, lost=lost)
 
     if fits:
@@ -213,7 +213,7 @@ def test_what_a_catalogue_from_a_backup_keeps_frees_nothing_of_a_later_attempt()
     kept = CheckpointId("r1", 20, 1)
     before = state(sealed("s1", 10), sealed("s2", 20), sealed("s3", 10, 2))
 
-    now, actions = handle(before, told(keep_from=kept))
+    now, actions = handle(before, told(free_before=kept))
 
     assert {"s1"} == freed(actions)
     room.check_holdable(now, shard(11, 2))

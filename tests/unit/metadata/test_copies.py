@@ -20,7 +20,7 @@ def told(cluster, node="a"):
 
 
 def kept(cluster, node="a"):
-    return cluster.view(node).runs[0].keep_from.step
+    return cluster.view(node).runs[0].free_before.step
 
 
 def test_a_job_on_one_node_stays_local_and_is_told_once(cluster):

@@ -42,7 +42,7 @@ def test_steps_of_an_attempt_that_trains_are_committed_again(training):
 
     assert training.levels() == {(20, 2): "replicated"}
     assert training.view("a").runs[0].attempt == 2
-    assert training.view("a").runs[0].keep_from.step == 20
+    assert training.view("a").runs[0].free_before.step == 20
     assert "attempt_readmitted" in training.kinds()
     assert training.launch(b"third", "a", "b") == 3
     assert training.decided() == ("PROPOSED", (20, 2))

@@ -159,13 +159,13 @@ def test_nothing_is_freed_while_a_restore_is_decided(cluster):
     """4.7: until it is confirmed every older step may still be needed."""
     first = fresh(cluster, "a", "b")
     save(cluster, 8, first, ("a", "b"))
-    assert cluster.view("a").runs[0].keep_from.step == 8
+    assert cluster.view("a").runs[0].free_before.step == 8
 
     cluster.launch(b"second", "a", "b")
-    assert cluster.view("a").runs[0].keep_from is None
+    assert cluster.view("a").runs[0].free_before is None
 
     cluster.ready(("a", 0), ("b", 1))
-    assert cluster.view("a").runs[0].keep_from.step == 8
+    assert cluster.view("a").runs[0].free_before.step == 8
 
 
 def test_a_cut_off_node_that_returns_with_newer_shards_is_superseded(cluster):

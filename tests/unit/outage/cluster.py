@@ -23,7 +23,7 @@ from holdfast_services.agent.domain import (
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.attempts import register
-from holdfast_services.metadata.domain.commit import keep_from
+from holdfast_services.metadata.domain.commit import free_before
 from holdfast_services.metadata.domain.model import Limits, Run
 from holdfast_services.metadata.domain.model import Node as Row
 from holdfast_services.metadata.domain.view import node_view, world
@@ -237,7 +237,7 @@ class Cluster:
 
     @property
     def kept(self) -> int | None:
-        key = keep_from(self.run)
+        key = free_before(self.run)
         return int(key.step) if key else None
 
     def committed(self) -> set[int]:

@@ -84,7 +84,7 @@ def _left_behind(view: RunView, shard: ShardId) -> bool:
 
 
 def _older(view: RunView, shard: ShardId) -> bool:
-    keep = view.keep_from
+    keep = view.free_before
     # A later attempt may be at an earlier step: what a catalogue from a backup keeps of the one
     # before says nothing of it.
     if keep is None or shard.generation > keep.generation:
@@ -273,7 +273,7 @@ def unheard(state: State, slot: Slot) -> bool:
     view = state.run(slot.content.shard.id.run) if slot.content else None
     if slot.content is None or view is None:
         return False
-    shard, kept = slot.content.shard.id, view.keep_from
+    shard, kept = slot.content.shard.id, view.free_before
     return heard(state, shard) and (kept is None or shard.step > kept.step)
 
 

@@ -181,7 +181,7 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
     A rank and its shards are in one inventory, so what it has begun is always in one of both.
     """
     statuses = status_by_rank(run, nodes)
-    kept = keep_from(run)
+    kept = free_before(run)
     for key, copies in evidence.known.items():
         if key.generation != _committing(run) or (kept is not None and key < kept):
             continue  # older ones are freed anyway, and a node that is away may hold some for long
@@ -205,7 +205,7 @@ def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[
     """
     if run.attempt is None:
         return
-    beside = run.parent is not None or keep_from(run) is not None
+    beside = run.parent is not None or free_before(run) is not None
     room = slots_per_rank(persist=run.attempt.spec.persist.on) - beside
     waiting = (row.id for row in run.checkpoints if run.usable(row.id) and not _safe(row))
     mine = sorted((key for key in waiting if key.generation == _committing(run)), reverse=True)
@@ -239,7 +239,7 @@ def _abandoned(run: Run, step: AbandonedStep) -> Event:
     )
 
 
-def keep_from(run: Run) -> CheckpointId | None:
+def free_before(run: Run) -> CheckpointId | None:
     """Return the newest acknowledged checkpoint; older slots may be freed.
 
     All copies of it that could be made are with holders that will not replace them. None while a

@@ -12,7 +12,7 @@ from holdfast.core.facts import OBJECT_STORE, DecisionState, Want, WantReason
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.placement import ring
 from holdfast.core.protection import Copies
-from holdfast_services.metadata.domain.commit import acknowledged, keep_from
+from holdfast_services.metadata.domain.commit import acknowledged, free_before
 from holdfast_services.metadata.domain.copies import domains_of
 from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.model import Node, Run
@@ -168,7 +168,7 @@ def _protected(run: Run) -> tuple[CheckpointId, ...]:
     owner, has replaced before it heard of the commit is nobody else's to bring back (ADR 0021).
     """
     newest = max((row.id for row in run.checkpoints if run.usable(row.id)), default=None)
-    return tuple(dict.fromkeys(key for key in (keep_from(run), newest) if key))
+    return tuple(dict.fromkeys(key for key in (free_before(run), newest) if key))
 
 
 def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import NO_COPIES
-from holdfast_services.metadata.domain.commit import keep_from
+from holdfast_services.metadata.domain.commit import free_before
 from holdfast_services.metadata.domain.copies import awaited, shortage
 from holdfast_services.metadata.domain.evidence import Evidence, gather
 from holdfast_services.metadata.domain.model import Node, Run
@@ -110,7 +110,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         ring=places(run, live).ring,
         copies=attempt.allowed if attempt else NO_COPIES,
         committed=_committed(run),
-        keep_from=keep_from(run),
+        free_before=free_before(run),
         pinned=tuple(sorted({*run.pins, *draining})),
         superseded=run.rules,
         abandoned=run.abandoned,

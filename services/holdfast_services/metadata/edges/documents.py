@@ -17,7 +17,7 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.format.keys import folder
 from holdfast_services.metadata.domain import costs
 from holdfast_services.metadata.domain.attempts import status_by_rank
-from holdfast_services.metadata.domain.commit import keep_from
+from holdfast_services.metadata.domain.commit import free_before
 from holdfast_services.metadata.domain.copies import shortage
 from holdfast_services.metadata.domain.evidence import ShardCopies
 from holdfast_services.metadata.domain.holds import Listed, holds
@@ -201,7 +201,7 @@ def _restore_doc(run: Run) -> RestoreDoc | None:
 
 def checkpoints_json(run: Run, listed: Sequence[Listed], world: World) -> bytes:
     """Return what people see of checkpoints, in the same order, as JSON."""
-    kept = keep_from(run)
+    kept = free_before(run)
     docs = [CheckpointDoc(**_fields(run, item, kept, _copies(run, item, world))) for item in listed]
     return _CHECKPOINTS.dump_json(docs)
 
@@ -224,7 +224,7 @@ def checkpoint_detail_doc(
         _shard_doc(shard, copies.get(key), in_store, item)
         for key, shard in sorted({**shards, **in_store}.items())
     ]
-    fields = _fields(run, item, keep_from(run), copies)
+    fields = _fields(run, item, free_before(run), copies)
     return CheckpointDetailDoc(**fields, shards=docs)
 
 
