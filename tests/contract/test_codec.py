@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core import announcements, attempts, facts, ids, protection, reports, session, work
+from holdfast.core import (
+    announcements,
+    attempts,
+    facts,
+    ids,
+    protection,
+    reports,
+    session,
+    sources,
+    work,
+)
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
@@ -28,7 +38,7 @@ def message_of(cls):
 
 VALUES = [
     cls
-    for module in (ids, announcements, reports, facts, attempts, protection, session, work)
+    for module in (ids, announcements, reports, sources, facts, attempts, protection, session, work)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]
@@ -41,7 +51,7 @@ def strategy(hint, name):
     if origin is tuple:
         return st.lists(strategy(inner[0], name), max_size=3).map(tuple)
     if origin in (typing.Union, types.UnionType):
-        return st.none() | strategy(inner[0], name)
+        return st.one_of(st.none() if t is type(None) else strategy(t, name) for t in inner)
     if origin is not None and issubclass(origin, Mapping):
         return st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
     if dataclasses.is_dataclass(hint):
@@ -107,6 +117,13 @@ def test_an_enum_number_from_the_future_is_refused(message, cls):
     received = type(message).FromString(message.SerializeToString())
     with pytest.raises(InvalidRequestError, match="malformed"):
         from_message(received, cls)
+
+
+def test_a_kind_from_the_future_is_refused():
+    """F94: a source that cannot be told is not left out, nor taken for another."""
+    later = metadata_pb2.Source.FromString(bytes([15 << 3 | 2, 0]))
+    with pytest.raises(InvalidRequestError, match="Source of a kind that is not known here"):
+        from_message(metadata_pb2.Want(sources=[later]), facts.Want)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.protection import Copies
 from holdfast.core.slots import SlotState
+from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import Content, Reservation, State, Work, handle
 from holdfast_services.agent.domain import events as ev
 
@@ -188,7 +189,7 @@ class Residency(RuleBasedStateMachine):
                 return ev.Reclaimed(action.name, replaced=True)
             case ev.Fetch():
                 if not good:
-                    return ev.FetchFailed(action.name, action.shard.id, "no", ("b",))
+                    return ev.FetchFailed(action.name, action.shard.id, "no", (Memory("b"),))
                 made = Content(shard=action.shard, owner="b", digests=b"d" * 16, source="peer")
                 return ev.FetchDone(action.name, made)
             case ev.AskHold():
@@ -214,7 +215,7 @@ class Residency(RuleBasedStateMachine):
                 shards=(wanted,),
             ),
         )
-        self.wants = (Want(shard=wanted, sources=("b",), reason=WantReason.RESTORE),)
+        self.wants = (Want(shard=wanted, sources=(Memory("b"),), reason=WantReason.RESTORE),)
         self.view()
 
     @rule(step=st.integers(1, 6), replicas=st.integers(0, 2))

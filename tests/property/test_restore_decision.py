@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from tests.said import rank_status, registration
 
 from holdfast.core.facts import (
-    OBJECT_STORE,
     AbandonedStep,
     BadSource,
     DecisionState,
@@ -20,6 +19,7 @@ from holdfast.core.facts import (
     Start,
 )
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.sources import Memory, Object
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.attempts import register
@@ -30,6 +30,7 @@ from holdfast_services.metadata.domain.work import items
 
 RUN, JOB, WORLD = "run0", "job", 2
 NODES = ("a", "b", "c")
+SOURCES = (*map(Memory, NODES), Object())
 LIMITS = Limits(node_lease_s=5.0, decide_wait_s=10.0, object_tier=True)
 
 shard_ids = st.builds(
@@ -66,7 +67,7 @@ reports = st.tuples(
     st.lists(held(), max_size=8, unique_by=lambda item: item.shard.id),
     st.booleans(),  # ready for what is proposed
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=1),  # abandoned
-    st.lists(st.tuples(shard_ids, st.sampled_from((*NODES, OBJECT_STORE))), max_size=2),  # accused
+    st.lists(st.tuples(shard_ids, st.sampled_from(SOURCES)), max_size=2),  # accused
 )
 starts = st.one_of(
     st.none(),
@@ -244,7 +245,7 @@ class Catalogue:
                 if rank.node == name
             ),
             abandoned=tuple(AbandonedStep(run=RUN, step=s, generation=g) for s, g in abandoned),
-            bad_sources=tuple(BadSource(shard=k, node=n, decision=number) for k, n in accused),
+            bad_sources=tuple(BadSource(shard=k, source=s, decision=number) for k, s in accused),
         )
         self.nodes[name] = Node(
             inventory=inventory, reported_at_s=self.now_s, lease_until_s=self.now_s + 5.0

@@ -12,8 +12,9 @@ from tests.simulation.segments import root
 from tests.simulation.world import Do
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import OBJECT_STORE, Peer
+from holdfast.core.facts import Peer
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory, Object, Source
 from holdfast.errors import CheckpointError, CorruptionError, NotFoundError
 from holdfast.format import keys
 from holdfast_services.agent.domain import Content
@@ -32,7 +33,7 @@ class Fetch:
         self._node, self._action = node, action
         self._life = node.life
         self._left = list(action.sources)
-        self._bad: list[str] = []
+        self._bad: list[Source] = []
 
     def begin(self) -> None:
         """Ask the next source, if this agent still lives."""
@@ -40,9 +41,16 @@ class Fetch:
         if not node.alive(self._life):
             return
         if not self._left:
-            self._from_store()
+            self._failed("no source has it")
             return
-        source = self._left.pop(0)
+        match self._left.pop(0):
+            case Peer() as peer:
+                self._from_peer(peer)
+            case Object():
+                self._from_store()
+
+    def _from_peer(self, source: Peer) -> None:
+        node = self._node
 
         def take() -> Do | None:
             there = node.nodes[source.node]
@@ -64,7 +72,7 @@ class Fetch:
     def _fetched(self, source: Peer, served: SlotName, data: bytes) -> None:
         if root(data) != self._action.shard.root_digest:
             self._suspect(source, served)
-            self._bad.append(source.node)
+            self._bad.append(Memory(source.node))
             self.begin()
             return
         tier = "memory" if self._action.owner else "peer"
@@ -102,10 +110,10 @@ class Fetch:
         )
 
     def _from_store(self) -> None:
-        if self._action.object and self._node.bucket is not None:
+        if self._node.bucket is not None:
             self._soon(self._read)
         else:
-            self._failed("no source has it")
+            self.begin()
 
     def _read(self) -> None:
         shard, store = self._action.shard, self._node.bucket
@@ -119,7 +127,7 @@ class Fetch:
             )  # fmt: skip
         except (CorruptionError, NotFoundError) as error:
             self._node.world.say(f"{self._node.name}: object store: {error.message}")
-            self._bad.append(OBJECT_STORE)
+            self._bad.append(Object())
             self._failed("the object store has it not, or not intact")
         except CheckpointError as error:
             self._failed("the object store does not answer", error.message)

@@ -17,9 +17,7 @@ from holdfast.core.announcements import Announcement
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.reports import RankReport
-
-OBJECT_STORE = "@object"
-"""Stands where a source's node name stands; no node can have it."""
+from holdfast.core.sources import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +135,10 @@ class AbandonedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSource:
-    """A node whose bytes did not match, as seen while fetching for ``decision``.
-
-    ``node`` is ``OBJECT_STORE`` when it was the object store that had no good bytes.
-    """
+    """A source that had no good bytes of a shard, as seen while fetching for ``decision``."""
 
     shard: ShardId
-    node: str
+    source: Source
     decision: int
 
 
@@ -237,15 +232,14 @@ class WantReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A copy that this node should fetch, and the nodes that have one.
+    """A copy that this node should fetch, and its sources in the order to ask them.
 
-    ``object``: the object store has it too, under the name that ``core.keys`` gives it.
+    The object store is the last.
     """
 
     shard: Shard
-    sources: tuple[str, ...]
+    sources: tuple[Source, ...]
     reason: WantReason
-    object: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A core dataclass has the name and fields of its message, so one rule converts all: ``tuple`` is
 repeated, ``X | None`` is an optional message, ``IntEnum`` is an enum by number, ``Mapping`` is a
-map. ``tests/contract/test_codec.py`` checks every pair.
+map, and a union of classes is a message with a ``oneof kind`` of theirs.
+``tests/contract/test_codec.py`` checks every pair.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from holdfast.core.sources import Memory, Object
 from holdfast.errors import InvalidRequestError
 
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 _SCALARS = frozenset({str, int, bytes, float, bool})
+_KINDS: Mapping[type[object], str] = {Memory: "memory", Object: "object"}
+"""Classes that are members of a union, and their fields in its message's ``oneof kind``."""
 
 
 def to_message(value: object, message_type: type[M]) -> M:
@@ -60,7 +64,8 @@ def _plain(item: object) -> object:
     if isinstance(item, tuple):
         return [_plain(part) for part in item]
     if hasattr(item, "__dataclass_fields__"):
-        return _keywords(item)
+        kind = _KINDS.get(type(item))
+        return _keywords(item) if kind is None else {kind: _keywords(item)}
     if isinstance(item, Mapping):
         return dict(item)
     return item
@@ -80,7 +85,7 @@ def _reader(name: str, hint: Any) -> Callable[[Message], object]:
     if origin is tuple:
         convert = _converter(typing.get_args(hint)[0])
         return lambda message: tuple(convert(part) for part in getattr(message, name))
-    if origin in (typing.Union, types.UnionType):
+    if type(None) in typing.get_args(hint):
         convert = _converter(next(t for t in typing.get_args(hint) if t is not type(None)))
         return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
     if origin is not None and issubclass(origin, Mapping):
@@ -90,8 +95,20 @@ def _reader(name: str, hint: Any) -> Callable[[Message], object]:
 
 
 def _converter(hint: Any) -> Callable[[Any], object]:
+    if isinstance(hint, types.UnionType):
+        return _one_of({_KINDS[kind]: _converter(kind) for kind in typing.get_args(hint)})
     if hasattr(hint, "__dataclass_fields__"):
         return lambda message: from_message(message, hint)
     if isinstance(hint, type) and issubclass(hint, IntEnum):
         return hint
     return lambda value: value
+
+
+def _one_of(kinds: Mapping[str, Callable[[Any], object]]) -> Callable[[Any], object]:
+    def convert(message: Any) -> object:
+        kind = message.WhichOneof("kind")
+        if kind is None:
+            raise ValueError(f"{type(message).__name__} of a kind that is not known here")
+        return kinds[kind](getattr(message, kind))
+
+    return convert

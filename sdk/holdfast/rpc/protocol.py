@@ -9,9 +9,9 @@ from __future__ import annotations
 from holdfast.errors import UnsupportedFormatError
 
 HEADER = "holdfast-protocol"
-PROTOCOL = 2
-"""2: one message for what a rank says of its attempt, one for what it says of itself."""
-PROTOCOL_MIN = 2
+PROTOCOL = 3
+"""3: a source of a shard is a message with a kind, and a peer has endpoints with a kind each."""
+PROTOCOL_MIN = 3
 
 _DIGITS_MAX = 9
 

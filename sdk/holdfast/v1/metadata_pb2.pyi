@@ -189,28 +189,95 @@ class AbandonedStep(_message.Message):
 Global___AbandonedStep: _TypeAlias = AbandonedStep  # noqa: Y015
 
 @_typing.final
+class Memory(_message.Message):
+    """The memory of a node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Memory: _TypeAlias = Memory  # noqa: Y015
+
+@_typing.final
+class Object(_message.Message):
+    """The object store, under the name that format.keys gives the shard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Object: _TypeAlias = Object  # noqa: Y015
+
+@_typing.final
+class Source(_message.Message):
+    """Where a shard can be fetched from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def memory(self) -> Global___Memory: ...
+    @_builtins.property
+    def object(self) -> Global___Object: ...
+    def __init__(
+        self,
+        *,
+        memory: Global___Memory | None = ...,
+        object: Global___Object | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "memory", b"memory", "object", b"object"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "memory", b"memory", "object", b"object"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["memory", "object"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Source: _TypeAlias = Source  # noqa: Y015
+
+@_typing.final
 class BadSource(_message.Message):
     """A source that answered with bytes that do not match, seen by this node for an open decision."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARD_FIELD_NUMBER: _builtins.int
-    NODE_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
-    node: _builtins.str
+    SOURCE_FIELD_NUMBER: _builtins.int
     decision: _builtins.int
     @_builtins.property
     def shard(self) -> _common_pb2.ShardId: ...
+    @_builtins.property
+    def source(self) -> Global___Source: ...
     def __init__(
         self,
         *,
         shard: _common_pb2.ShardId | None = ...,
-        node: _builtins.str = ...,
         decision: _builtins.int = ...,
+        source: Global___Source | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "node", b"node", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "shard", b"shard", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,27 +618,25 @@ class Want(_message.Message):
     REASON_REPAIR: Want.Reason.ValueType  # 2
 
     SHARD_FIELD_NUMBER: _builtins.int
-    SOURCES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    OBJECT_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     reason: Global___Want.Reason.ValueType
-    object: _builtins.bool
-    """the object store has it too, under the name that core.keys gives it"""
     @_builtins.property
     def shard(self) -> _common_pb2.Shard: ...
     @_builtins.property
-    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
+        """to be asked in this order; the object store is the last"""
+
     def __init__(
         self,
         *,
         shard: _common_pb2.Shard | None = ...,
-        sources: _abc.Iterable[_builtins.str] | None = ...,
         reason: Global___Want.Reason.ValueType = ...,
-        object: _builtins.bool = ...,
+        sources: _abc.Iterable[Global___Source] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["object", b"object", "reason", b"reason", "shard", b"shard", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "shard", b"shard", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Brings copies here: from peers, else from the object store; fetches, verifies, seals.
+"""Brings copies here: asks the sources in turn, verifies what comes, seals it.
 
 Blames sources that have bad bytes; those that do not answer are tried again later, unblamed.
 """
@@ -13,8 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from holdfast.core.facts import OBJECT_STORE, Peer, Shard
+from holdfast.core.facts import Peer, Shard
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory, Object, Source
 from holdfast.errors import (
     CheckpointError,
     ConflictError,
@@ -45,7 +46,7 @@ class _Progress:
     """One fetch over all its sources: parts that are here, whom to blame, what went wrong."""
 
     done: set[int] = field(default_factory=set)
-    bad: list[str] = field(default_factory=list)
+    bad: list[Source] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     advice: str = ""
 
@@ -91,11 +92,15 @@ class Fetcher:
         return [ev.FetchFailed(action.name, action.shard.id, reason, bad, progress.advice)]
 
     async def _from_any(self, action: ev.Fetch, progress: _Progress) -> Content | None:
-        for peer in action.sources:
-            content = await self._from_peer(peer, action, progress)
+        for source in action.sources:
+            match source:
+                case Peer():
+                    content = await self._from_peer(source, action, progress)
+                case Object():
+                    content = await self._from_store(action, progress)
             if content is not None:
                 return content
-        return await self._from_store(action, progress) if action.object else None
+        return None
 
     async def _from_store(self, action: ev.Fetch, progress: _Progress) -> Content | None:
         """Fetch what is missing from the object store; None when it did not give all of it."""
@@ -108,7 +113,7 @@ class Fetcher:
             digests = await self._in_thread(transfer)
         except CorruptionError as error:
             log.warning("object store: %s", error)
-            progress.bad.append(OBJECT_STORE)
+            progress.bad.append(Object())
             progress.reasons.append(f"object store: {error}")
             return None
         except CheckpointError as error:
@@ -127,7 +132,7 @@ class Fetcher:
             await self._transfer(peer, action, located, progress)
         except CorruptionError as error:
             log.warning("source %s is bad: %s", peer.node, error)
-            progress.bad.append(peer.node)
+            progress.bad.append(Memory(peer.node))
             progress.reasons.append(f"{peer.node}: {error}")
             await self._tell(peer, action.shard, located)
             return None

@@ -29,6 +29,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.session import SessionView
+from holdfast.core.sources import Memory, Object
 from holdfast.rpc import codec
 from holdfast.rpc.channel import call, sync_channel, unix_target
 from holdfast.v1 import agent_pb2 as pb
@@ -147,8 +148,9 @@ def restart(a: Node, catalogue: Catalogue) -> None:
     until(lambda: catalogue.inventories[a.name].incarnation > before, "reported again")
 
 
-def want(shard, *sources: str, reason=WantReason.RESTORE, stored: bool = False) -> Want:
-    return Want(shard=shard, sources=sources, reason=reason, object=stored)
+def want(shard, *nodes: str, reason=WantReason.RESTORE, stored: bool = False) -> Want:
+    stores = [Object()] if stored else []
+    return Want(shard=shard, sources=(*map(Memory, nodes), *stores), reason=reason)
 
 
 class Node:

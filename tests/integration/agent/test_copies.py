@@ -18,6 +18,7 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.protection import Copies
+from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError, PreconditionError
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb
@@ -201,7 +202,7 @@ def test_a_source_that_serves_bad_bytes_is_named_and_the_next_one_is_taken(node,
 
     held = until(lambda: catalogue.held("c").get(shard.id), "copy at c")
     assert HeldState.SEALED is held.state
-    assert ["a"] == [bad.node for bad in catalogue.inventories["c"].bad_sources]
+    assert [Memory("a")] == [bad.source for bad in catalogue.inventories["c"].bad_sources]
     until(lambda: catalogue.held("a")[shard.id].state is HeldState.QUARANTINED, "suspected")
     assert seg_bytes(b) == seg_bytes(c)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.facts import OBJECT_STORE, DecisionState
+from holdfast.core.facts import DecisionState
 from holdfast.core.reports import StepNote
+from holdfast.core.sources import Memory, Object
 from holdfast.format import keys
 from holdfast.format import sidecar as bucket_sidecar
 from holdfast.format.digest import part_digests, root_digest
@@ -118,7 +119,7 @@ class Restore:
         return {segment.shard.id.rank: segment for segment in shown}
 
     def bad(self):
-        return [b.node for b in self.catalogue.inventories[self.node.name].bad_sources]
+        return [b.source for b in self.catalogue.inventories[self.node.name].bad_sources]
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def test_the_object_store_gives_the_parts_that_a_bad_peer_could_not(
     restore.propose(want(shard, "b", stored=True))
 
     assert "object" == restore.segments()[0].source
-    assert ["b"] == restore.bad()
+    assert [Memory("b")] == restore.bad()
 
 
 def flip(store, shard):
@@ -234,7 +235,7 @@ def test_a_bad_object_is_accused_and_an_older_step_restored(
     harm(store, newer)
     restore = restoring(node("a"))
     restore.propose(want(newer, stored=True))
-    until(lambda: restore.bad() == [OBJECT_STORE], "accused")
+    until(lambda: restore.bad() == [Object()], "accused")
     assert not restore.ready()
     until(lambda: catalogue.said("bad_source"), "said")
 

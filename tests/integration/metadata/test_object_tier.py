@@ -11,6 +11,7 @@ from tests.said import changed_wish
 
 from holdfast.core.facts import DecisionState, PersistRule, RankStatus
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.sources import Memory, Object
 from holdfast.core.work import CheckpointWork
 from holdfast.errors import UnavailableError
 from holdfast.format.keys import manifest_key
@@ -44,7 +45,7 @@ async def test_a_job_restores_from_the_object_store_and_its_rows_are_few(databas
         decision = (await tier.run()).decision
         assert (DecisionState.PROPOSED, 40) == (decision.state, decision.checkpoint.step)
         view = await tier.service.watch("a", "", 0)
-        assert [((), True)] * 2 == [(want.sources, want.object) for want in view.wants]
+        assert [(Object(),)] * 2 == [want.sources for want in view.wants]
         for rank, agent in enumerate(agents):
             agent.serve(second, rank, ready_decision=decision.number)
             await tier.service.report(agent.inventory())
@@ -124,7 +125,7 @@ async def test_what_is_damaged_in_the_store_and_whole_with_memory_is_restored(
         decision = (await tier.run()).decision
         assert (DecisionState.PROPOSED, 20) == (decision.state, decision.checkpoint.step)
         wants = (await tier.service.watch(replaced.name, "", 0)).wants
-        assert [((survivor.name,), False), ((), True)] == [(w.sources, w.object) for w in wants]
+        assert [(Memory(survivor.name),), (Object(),)] == [want.sources for want in wants]
 
 
 class Shelf:

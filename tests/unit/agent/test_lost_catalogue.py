@@ -19,6 +19,7 @@ from tests.unit.agent.test_machine import (
 
 from holdfast.core.facts import Want, WantReason
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import Slot, handle, inventory, rules, session_view
 from holdfast_services.agent.domain import events as ev
 
@@ -85,13 +86,14 @@ def test_what_was_verified_for_a_decision_is_verified_again_for_its_namesake(old
 def test_who_served_bad_bytes_for_a_decision_is_not_accused_for_its_namesake(old, new):
     """P3, M2: the new attempt has not asked it yet."""
     free = Slot(name=SlotName("s1", 0, SlotState.FREE), length_bytes=KIB)
-    wants = (Want(shard=shard(5), sources=("b", "c"), reason=WantReason.RESTORE),)
+    wants = (Want(shard=shard(5), sources=(Memory("b"), Memory("c")), reason=WantReason.RESTORE),)
     first, _ = attempt(*old)
     now, actions = handle(state(free), view(first, wants))
     name = kinds(actions, ev.Fetch)[0].name
-    now, _ = handle(now, ev.FetchFailed(name, shard(5).id, "bad", ("b",)))
+    now, _ = handle(now, ev.FetchFailed(name, shard(5).id, "bad", (Memory("b"),)))
     now, _ = handle(now, view(first, wants, version="2"))
-    assert ["b"] == [bad.node for bad in inventory(now, incarnation=1, sequence=1).bad_sources]
+    accused = inventory(now, incarnation=1, sequence=1).bad_sources
+    assert [Memory("b")] == [bad.source for bad in accused]
 
     now, _ = handle(now, view(attempt(*new)[0], wants, version="3"))
 

@@ -26,6 +26,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (
     Content,
@@ -238,7 +239,7 @@ def test_a_backup_that_came_back_elsewhere_is_asked_again():
 def test_restores_are_fetched_before_repairs():
     free = [Slot(name=SlotName(f"s{i}", 0, SlotState.FREE), length_bytes=KIB) for i in range(1, 7)]
     wants = tuple(
-        Want(shard=shard(step), sources=("b",), reason=reason)
+        Want(shard=shard(step), sources=(Memory("b"),), reason=reason)
         for step, reason in [(i, WantReason.REPAIR) for i in range(1, 5)]
         + [(9, WantReason.RESTORE)]
     )
@@ -250,17 +251,17 @@ def test_restores_are_fetched_before_repairs():
 
 def test_a_source_that_served_bad_bytes_is_asked_last():
     free = [Slot(name=SlotName(f"s{i}", 0, SlotState.FREE), length_bytes=KIB) for i in (1, 2)]
-    wants = (Want(shard=shard(9), sources=("b", "c"), reason=WantReason.RESTORE),)
+    wants = (Want(shard=shard(9), sources=(Memory("b"), Memory("c")), reason=WantReason.RESTORE),)
     held, actions = handle(state(*free), view(run_view(), wants))
     name = kinds(actions, ev.Fetch)[0].name
-    held, _ = handle(held, ev.FetchFailed(name, shard(9).id, "bad", ("b",)))
+    held, _ = handle(held, ev.FetchFailed(name, shard(9).id, "bad", (Memory("b"),)))
     _, actions = handle(held, ev.Tick(10.0))
     assert [C, B] == list(kinds(actions, ev.Fetch)[0].sources)
 
 
 def test_free_slots_of_a_length_nobody_needs_make_room():
     big = Slot(name=SlotName("s1", 3, SlotState.FREE), length_bytes=16 * KIB)
-    wants = (Want(shard=shard(9), sources=("b",), reason=WantReason.RESTORE),)
+    wants = (Want(shard=shard(9), sources=(Memory("b"),), reason=WantReason.RESTORE),)
     _, actions = handle(state(big), view(run_view(), wants))
     assert [big.name] == [a.name for a in kinds(actions, ev.DropSlot)]
     assert [KIB] == [a.length_bytes for a in kinds(actions, ev.CreateSlot)]

@@ -8,7 +8,6 @@ import pytest
 from tests.said import agent_session, session_update
 
 from holdfast.core.facts import (
-    OBJECT_STORE,
     AbandonedStep,
     CheckpointId,
     Committed,
@@ -24,6 +23,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
 from holdfast.core.reports import NOTE_BYTES_MAX, NOTES_COUNT_MAX, StepNote, checked
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory, Object
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.domain import (
     Content,
@@ -79,8 +79,8 @@ def view(wants=(), version="1", **run):
     return ev.ViewArrived(NodeView(version=version, nodes=(ME, B), runs=(made,), wants=wants))
 
 
-def want(step, *sources, stored=True, reason=WantReason.RESTORE):
-    return Want(shard=shard(step), sources=sources, reason=reason, object=stored)
+def want(step, *sources, reason=WantReason.RESTORE):
+    return Want(shard=shard(step), sources=sources, reason=reason)
 
 
 def kinds(actions, kind):
@@ -96,42 +96,40 @@ def freed(actions):
 
 
 @pytest.mark.parametrize(
-    ("sources", "stored", "expected"),
+    ("sources", "expected"),
     [
-        ((), True, [((), True)]),
-        (("b",), True, [((B,), True)]),
-        (("b",), False, [((B,), False)]),
-        ((), False, []),
-        (("gone",), True, [((), True)]),
+        ((Object(),), [(Object(),)]),
+        ((Memory("b"), Object()), [(B, Object())]),
+        ((Memory("b"),), [(B,)]),
+        ((), []),
+        ((Memory("gone"), Object()), [(Object(),)]),
     ],
     ids=["object", "both", "peer", "nobody", "peer unknown here"],
 )
-def test_a_copy_that_no_peer_has_is_fetched_if_the_object_store_has_it(sources, stored, expected):
+def test_a_copy_that_no_peer_has_is_fetched_if_the_object_store_has_it(sources, expected):
     """F67: never dropped for want of a peer."""
-    _, actions = handle(state(*free("s1")), view((want(7, *sources, stored=stored),)))
-    assert expected == [(a.sources, a.object) for a in kinds(actions, ev.Fetch)]
+    _, actions = handle(state(*free("s1")), view((want(7, *sources),)))
+    assert expected == [a.sources for a in kinds(actions, ev.Fetch)]
 
 
 def test_several_shards_are_fetched_side_by_side_and_never_more_than_the_limit():
     """F72"""
-    wants = tuple(replace(want(7), shard=shard(7, rank)) for rank in range(6))
+    wants = tuple(replace(want(7, Object()), shard=shard(7, rank)) for rank in range(6))
     _, actions = handle(state(*free("s1", "s2", "s3", "s4", "s5", "s6")), view(wants))
     assert 4 == len(kinds(actions, ev.Fetch))
 
 
 def fetching():
-    now, actions = handle(state(*free("s1")), view((want(7),)))
+    now, actions = handle(state(*free("s1")), view((want(7, Object()),)))
     return now, kinds(actions, ev.Fetch)[0]
 
 
 def test_an_object_without_good_bytes_is_accused_under_the_name_of_the_store():
     """F70: metadata must choose something else; the event says what is meant."""
     now, fetch = fetching()
-    now, actions = handle(
-        now, ev.FetchFailed(fetch.name, shard(7).id, "truncated", (OBJECT_STORE,))
-    )
+    now, actions = handle(now, ev.FetchFailed(fetch.name, shard(7).id, "truncated", (Object(),)))
     listed = inventory(now, incarnation=1, sequence=1).bad_sources
-    assert [(OBJECT_STORE, shard(7).id)] == [(bad.node, bad.shard) for bad in listed]
+    assert [(Object(), shard(7).id)] == [(bad.source, bad.shard) for bad in listed]
     assert ["the object store has no good copy of shard r1/7/1/0/0"] == said(actions, "bad_source")
 
 
@@ -144,7 +142,7 @@ def test_a_store_that_cannot_be_read_is_tried_again_unaccused_and_says_once_what
 
     now, actions = handle(now, ev.Tick(60.0))
     again = kinds(actions, ev.Fetch)
-    assert [True] == [a.object for a in again]
+    assert [(Object(),)] == [a.sources for a in again]
     now, actions = handle(now, replace(failed, name=again[0].name))
     assert [] == said(actions, "object_store_failed")
 

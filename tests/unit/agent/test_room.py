@@ -24,6 +24,7 @@ from tests.unit.agent.test_machine import (
 
 from holdfast.core.facts import CheckpointId, Committed, HeldState, Want, WantReason
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError
 from holdfast_services.agent.domain import Slot, Work, handle, room, rules, session_view
 from holdfast_services.agent.domain import events as ev
@@ -43,7 +44,7 @@ def told(*, wants=(), spares=(), **fields):
 
 
 def wanted(step, reason=WantReason.RESTORE):
-    return (Want(shard=shard(step), sources=("b",), reason=reason),)
+    return (Want(shard=shard(step), sources=(Memory("b"),), reason=reason),)
 
 
 @pytest.mark.parametrize(

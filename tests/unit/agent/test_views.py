@@ -20,6 +20,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import (
     Content,
     Slot,
@@ -115,7 +116,7 @@ def test_a_restore_of_many_shards_looks_none_of_them_up_by_going_through_all_slo
         shards=shards,
     )  # fmt: skip
     run = RunView(run="r1", job="job", generation=2, world_size=4, decision=decision, attempt=2)
-    wants = (Want(shard=shards[3], sources=("a", "b"), reason=WantReason.RESTORE),)
+    wants = (Want(shard=shards[3], sources=(Memory("a"), Memory("b")), reason=WantReason.RESTORE),)
     news = NodeView(version="1", nodes=(ME, PEER), runs=(run,), wants=wants)
     now, _ = handle(state(*slots), ev.SessionOpened(session(generation=2)))
     now, _ = handle(now, ev.ViewArrived(news))

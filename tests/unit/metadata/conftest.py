@@ -17,6 +17,7 @@ from holdfast.core.facts import (
     Shard,
 )
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.sources import Memory
 from holdfast_services.metadata.domain.advance import advance
 from holdfast_services.metadata.domain.drains import finish
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
@@ -207,11 +208,13 @@ class Cluster:
         machine.abandoned = (*machine.abandoned, item)
 
     def accuse(self, node, step, generation, rank, source, decision):
+        """The node says that a source, or a node by its name, had no good bytes."""
+        bad = Memory(source) if isinstance(source, str) else source
         machine = self.machine(node)
         key = shard(step, generation, rank).id
         machine.bad_sources = (
             *machine.bad_sources,
-            BadSource(shard=key, node=source, decision=decision),
+            BadSource(shard=key, source=bad, decision=decision),
         )
 
     def report(self, *names):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from holdfast.core.facts import SupersedeRule
+from holdfast.core.sources import Memory
 from holdfast_services.metadata.domain.commit import commit
 from holdfast_services.metadata.domain.evidence import gather, whole
 from holdfast_services.metadata.domain.model import (
@@ -205,7 +206,7 @@ def test_an_emptied_owner_gets_its_own_shards_back_and_a_third_node_what_is_miss
     back = [
         (want.shard.id.rank, want.sources, want.reason.name) for want in cluster.view("b").wants
     ]
-    assert back == [(0, ("a",), "REPAIR"), (1, ("a",), "REPAIR")]
+    assert back == [(0, (Memory("a"),), "REPAIR"), (1, (Memory("a"),), "REPAIR")]
     assert cluster.view("c").wants == ()
     cluster.later(6.0)
     cluster.report("a", "c")

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.facts import OBJECT_STORE, PersistRule
+from holdfast.core.facts import PersistRule
+from holdfast.core.sources import Memory, Object
 from holdfast_services.metadata.domain.evidence import gather, whole
 from holdfast_services.metadata.domain.view import node_view
 
@@ -29,7 +30,7 @@ def again(cluster):
 
 def wants(cluster, node):
     found = [w for w in cluster.view(node).wants if w.shard.id.step == 10]
-    return {want.shard.id.rank: (want.sources, want.object) for want in found}
+    return {want.shard.id.rank: want.sources for want in found}
 
 
 def lose(cluster, *names):
@@ -44,11 +45,11 @@ def test_with_all_memory_lost_it_comes_from_the_object_store(stored):
     again(stored)
 
     assert ("PROPOSED", (10, 1)) == stored.decided()
-    assert {0: ((), True), 1: ((), True)} == wants(stored, "a")
+    assert {0: (Object(),), 1: (Object(),)} == wants(stored, "a")
     assert 2 == len(stored.run.decision.shards)
     stored.ready(("a", 0), ("b", 1))
     assert ("CONFIRMED", (10, 1)) == stored.decided()
-    assert {0: ((), True), 1: ((), True)} == wants(stored, "a"), "until it is loaded"
+    assert {0: (Object(),), 1: (Object(),)} == wants(stored, "a"), "until it is loaded"
 
 
 def test_shards_come_mixed_from_own_memory_peers_and_the_object_store(stored):
@@ -59,8 +60,8 @@ def test_shards_come_mixed_from_own_memory_peers_and_the_object_store(stored):
     again(stored)
 
     assert ("PROPOSED", (10, 1)) == stored.decided()
-    assert {0: ((), True), 1: (("b",), True)} == wants(stored, "a")
-    assert {0: ((), True)} == wants(stored, "b")
+    assert {0: (Object(),), 1: (Memory("b"), Object())} == wants(stored, "a")
+    assert {0: (Object(),)} == wants(stored, "b")
 
 
 def test_a_newer_step_in_memory_goes_before_an_older_durable_one(stored):
@@ -94,8 +95,8 @@ def test_copies_in_memory_that_are_not_what_the_manifest_says_are_no_sources(sto
     assert {bytes([0]) * 16, bytes([1]) * 16} == {
         shard.root_digest for shard in stored.run.decision.shards
     }
-    assert {0: ((), True), 1: (("b",), True)} == wants(stored, "a")
-    assert {0: ((), True)} == wants(stored, "b"), "its own copy is another thing"
+    assert {0: (Object(),), 1: (Memory("b"), Object())} == wants(stored, "a")
+    assert {0: (Object(),)} == wants(stored, "b"), "its own copy is another thing"
 
 
 def test_an_accused_object_is_not_asked_again_and_a_peer_is(stored):
@@ -103,12 +104,12 @@ def test_an_accused_object_is_not_asked_again_and_a_peer_is(stored):
     lose(stored, "a")
     again(stored)
     number = stored.run.decision.number
-    stored.accuse("a", 10, 1, 0, OBJECT_STORE, number)
+    stored.accuse("a", 10, 1, 0, Object(), number)
     stored.report("a")
 
     assert ("PROPOSED", (10, 1)) == stored.decided()
-    assert (("b",), False) == wants(stored, "a")[0]
-    assert (("b",), True) == wants(stored, "a")[1]
+    assert (Memory("b"),) == wants(stored, "a")[0]
+    assert (Memory("b"), Object()) == wants(stored, "a")[1]
 
 
 def test_when_the_object_was_the_last_source_an_older_step_is_proposed(stored):
@@ -118,7 +119,7 @@ def test_when_the_object_was_the_last_source_an_older_step_is_proposed(stored):
     lose(stored, "a", "b")
     again(stored)
     assert ("PROPOSED", (20, 1)) == stored.decided()
-    stored.accuse("a", 20, 1, 0, OBJECT_STORE, stored.run.decision.number)
+    stored.accuse("a", 20, 1, 0, Object(), stored.run.decision.number)
     stored.report("a")
 
     assert ("PROPOSED", (10, 1)) == stored.decided()
@@ -131,7 +132,7 @@ def test_lost_only_when_no_tier_has_anything_and_the_reason_says_so(stored):
     lose(stored, "a", "b")
     again(stored)
     for rank in (0, 1):
-        stored.accuse("a", 10, 1, rank, OBJECT_STORE, stored.run.decision.number)
+        stored.accuse("a", 10, 1, rank, Object(), stored.run.decision.number)
     stored.report("a")
 
     assert ("LOST", None) == stored.decided()
@@ -189,7 +190,7 @@ def test_a_superseded_durable_step_is_never_chosen(stored):
         stored.drop("b", 20, 1, rank)
     stored.report("a", "b")
     again(stored)
-    stored.accuse("a", 20, 1, 0, OBJECT_STORE, stored.run.decision.number)
+    stored.accuse("a", 20, 1, 0, Object(), stored.run.decision.number)
     stored.report("a")
     stored.ready(("a", 0), ("b", 1))
     assert ("CONFIRMED", (10, 1)) == stored.decided()
@@ -252,7 +253,7 @@ def test_after_an_older_step_was_restored_later_multiples_come_again(stored):
     stored.finish(20, 1)
     lose(stored, "a", "b")
     again(stored)
-    stored.accuse("a", 20, 1, 0, OBJECT_STORE, stored.run.decision.number)
+    stored.accuse("a", 20, 1, 0, Object(), stored.run.decision.number)
     stored.report("a")
     stored.ready(("a", 0), ("b", 1))
     stored.commit(19, 2, "a", "b")
@@ -268,7 +269,7 @@ def test_a_shard_that_lies_there_wrong_is_no_source_while_the_others_are(stored,
     damaged = replace(known, bad=(known.shards[1].id,))
     copies = gather(known.checkpoint.run, (), 0.0, [damaged]).sources[known.checkpoint]
 
-    assert [(OBJECT_STORE,), ()] == [copies[shard.id].sources for shard in known.shards]
+    assert [(Object(),), ()] == [copies[shard.id].sources for shard in known.shards]
     assert not whole(copies)
 
 

@@ -266,7 +266,7 @@ def _begin_fetch(state: State, slot: Slot, wish: rules.Wish) -> list[ev.Action]:
     state.slots[slot.name.slot] = replace(
         slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
     )
-    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner, wish.object)
+    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner)
     return [ev.RenameSlot(slot.name, opened), fetch]
 
 

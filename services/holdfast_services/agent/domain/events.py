@@ -8,8 +8,9 @@ from holdfast.core import facts, session
 from holdfast.core.facts import NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotName
+from holdfast.core.sources import Source
 from holdfast.errors import UnavailableError
-from holdfast_services.agent.domain.state import Content, Reservation, Session
+from holdfast_services.agent.domain.state import Content, Giver, Reservation, Session
 
 # ------------------------------------------------------------------------------------ events
 
@@ -155,7 +156,7 @@ class FetchDone:
 
     name: SlotName
     content: Content
-    bad: tuple[str, ...] = ()
+    bad: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class FetchFailed:
     name: SlotName
     shard: ShardId
     reason: str
-    bad: tuple[str, ...] = ()
+    bad: tuple[Source, ...] = ()
     advice: str = ""
 
 
@@ -250,16 +251,15 @@ class ReclaimSlot:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fill an open slot from the first good source; ``object``: the object store is the last.
+    """Fill an open slot from the first source, in their order, that is good.
 
     ``owner`` is whose copy it becomes; empty: that of the source.
     """
 
     name: SlotName
     shard: Shard
-    sources: tuple[Peer, ...]
+    sources: tuple[Giver, ...]
     owner: str
-    object: bool = False
 
 
 @dataclass(frozen=True, slots=True)

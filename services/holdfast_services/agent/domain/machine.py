@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.facts import OBJECT_STORE, BadSource, HeldState, NodeView
+from holdfast.core.facts import BadSource, HeldState, NodeView
 from holdfast.core.ids import ShardId
 from holdfast.core.reports import RankReport
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory, Source
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import rules
 from holdfast_services.agent.domain.decide import ASK_BACKOFF, FETCH_BACKOFF, decide, say, tell
@@ -343,16 +344,16 @@ def _fetch_failed(state: State, event: ev.FetchFailed) -> list[ev.Action]:
     ]
 
 
-def _blame(state: State, shard: ShardId, nodes: tuple[str, ...]) -> list[ev.Action]:
+def _blame(state: State, shard: ShardId, sources: tuple[Source, ...]) -> list[ev.Action]:
     view = state.run(shard.run)
     number = view.decision.number if view and view.decision else 0
     said: list[ev.Action] = []
-    for node in nodes:
-        bad = BadSource(shard=shard, node=node, decision=number)
+    for source in sources:
+        bad = BadSource(shard=shard, source=source, decision=number)
         state.bad_sources = tuple(dict.fromkeys((*state.bad_sources, bad)))[-BAD_SOURCES_COUNT_MAX:]
-        message = f"node {node} served bytes of shard {shard.key} that do not match"
-        if node == OBJECT_STORE:
-            message = f"the object store has no good copy of shard {shard.key}"
+        message = f"{source} has no good copy of shard {shard.key}"
+        if isinstance(source, Memory):
+            message = f"{source} served bytes of shard {shard.key} that do not match"
         said += say(state, "bad_source", "error", message)
     return said
 

@@ -19,10 +19,12 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotState
+from holdfast.core.sources import Memory
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.state import (
     AGENT,
+    Giver,
     Reservation,
     Session,
     Slot,
@@ -426,15 +428,14 @@ def _mates(state: State, session: Session) -> list[Session]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A copy that should be fetched: from a peer, else from the object store if it is there.
+    """A copy that should be fetched, and who gives it, in the order to ask them.
 
     ``owner`` empty: whoever gives it. ``restore``: a restore waits for it.
     """
 
     shard: Shard
-    sources: tuple[Peer, ...]
+    sources: tuple[Giver, ...]
     owner: str = ""
-    object: bool = False
     restore: bool = False
 
 
@@ -445,25 +446,26 @@ def wishes(state: State) -> list[Wish]:
     """
     wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
     restored = {w.shard.id for w in wants if w.reason is WantReason.RESTORE}
-    listed = [Wish(shard=w.shard, sources=_sources(state, w), object=w.object) for w in wants]
+    listed = [Wish(shard=w.shard, sources=_givers(state, w)) for w in wants]
     holds = [
         Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
     ]
     first: dict[ShardId, Wish] = {}
     for wish in (*listed, *holds):
-        if wish.shard.id not in first and (wish.sources or wish.object):
+        if wish.shard.id not in first and wish.sources:
             first[wish.shard.id] = wish
     copies = state.copies()
     missing = ((key, wish) for key, wish in first.items() if key not in copies)
     return [replace(wish, restore=key in restored) for key, wish in missing]
 
 
-def _sources(state: State, want: Want) -> tuple[Peer, ...]:
-    """Known peers among the sources, those that served bad bytes for it last."""
-    bad = {b.node for b in state.bad_sources if b.shard == want.shard.id}
-    peers = [state.peer(node) for node in want.sources if node != state.me.node]
-    known = [peer for peer in peers if peer is not None]
-    return tuple(sorted(known, key=lambda peer: peer.node in bad))
+def _givers(state: State, want: Want) -> tuple[Giver, ...]:
+    """Return who gives it and is known here; of the nodes, those that served bad bytes last."""
+    bad = {b.source for b in state.bad_sources if b.shard == want.shard.id}
+    others = [source for source in want.sources if source != Memory(state.me.node)]
+    others.sort(key=lambda source: (not isinstance(source, Memory), source in bad))
+    givers = map(state.giver, others)
+    return tuple(giver for giver in givers if giver is not None)
 
 
 def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:

@@ -22,6 +22,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.reports import RankReport
 from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.sources import Memory, Object, Source
 
 AGENT = "agent"
 """Holder of slots that the agent itself fills."""
@@ -154,6 +155,9 @@ class HoldWish:
     source: Peer
 
 
+Giver = Peer | Object
+"""A source as this agent reaches it: of a node's memory, the node."""
+
 AskKey = tuple[ShardId, str, str]
 """Shard, backup node and its data address: a backup that came back elsewhere is asked again."""
 
@@ -218,6 +222,10 @@ class State:
         """A node by name, as last known."""
         nodes = self.view.nodes if self.view else ()
         return next((peer for peer in nodes if peer.node == node), None)
+
+    def giver(self, source: Source) -> Giver | None:
+        """Return how to reach a source; None: not a node that is known."""
+        return self.peer(source.node) if isinstance(source, Memory) else source
 
     def held(self, shard: ShardId) -> Slot | None:
         """The slot with a servable copy of ``shard``; who asks for many takes ``copies``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from enum import Enum
 
 from holdfast.core.facts import (
@@ -16,6 +16,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import ShardId
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotState
+from holdfast.core.sources import Source
 from holdfast_services.agent.domain.rules import (
     all_verified,
     decision_for,
@@ -213,8 +214,11 @@ def dump(state: State) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, Source):
+        return str(value)
     if hasattr(value, "__dataclass_fields__"):
-        return _plain(asdict(value))  # type: ignore[call-overload]
+        named = ((item.name, getattr(value, item.name)) for item in fields(value))  # type: ignore[arg-type]
+        return {name: _plain(item) for name, item in named}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import OBJECT_STORE, HeldShard, HeldState, Shard
+from holdfast.core.facts import HeldShard, HeldState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.sources import Memory, Object, Source
 from holdfast_services.metadata.domain.model import Node, Stored
 
 
@@ -28,9 +29,10 @@ class ShardCopies:
     object: bool = False
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def sources(self) -> tuple[Source, ...]:
         """All that can serve it, the object store last."""
-        return (*self.nodes, OBJECT_STORE) if self.object else self.nodes
+        memories = map(Memory, self.nodes)
+        return (*memories, Object()) if self.object else tuple(memories)
 
 
 CheckpointCopies = Mapping[ShardId, ShardCopies]

@@ -5,24 +5,26 @@ Deterministic, so that every metadata process tells every node the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from holdfast.core.facts import OBJECT_STORE, DecisionState, Want, WantReason
+from holdfast.core.facts import DecisionState, Want, WantReason
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.placement import ring
 from holdfast.core.protection import Copies
+from holdfast.core.sources import Memory, Object, Source
 from holdfast_services.metadata.domain.commit import acknowledged, free_before
 from holdfast_services.metadata.domain.copies import domains_of
 from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.restore import bad_sources
 
-SOURCES_PER_WANT_MAX = 8
+NODES_PER_WANT_MAX = 8
 SPARES_IN_VIEW_MAX = 64
 """Named at a time; once they are given back and reported, others are."""
 
 Wants = Mapping[str, tuple[Want, ...]]
+_Bad = Collection[tuple[ShardId, Source]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,7 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
         item = copies.get(shard.id)
         if item is None or item.shard != shard or host in item.nodes:
             continue
-        sources = [node for node in _sources(item, turn) if (shard.id, node) not in bad]
-        stored = item.object and (shard.id, OBJECT_STORE) not in bad
-        want = _want(item, sources, WantReason.RESTORE)
-        found.append(replace(want, object=stored))
+        found.append(_want(item, WantReason.RESTORE, turn, bad))
     return found
 
 
@@ -155,7 +154,7 @@ def _repairs(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str,
     for key in _protected(run):
         for _, item in sorted(evidence.live.get(key, {}).items()):
             found.extend(
-                (node, _want(item, _sources(item, turn), WantReason.REPAIR))
+                (node, _want(item, WantReason.REPAIR, turn))
                 for turn, node in enumerate(_fetchers(run, item, where), item.shard.id.rank)
             )
     return found
@@ -196,11 +195,15 @@ def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _sources(item: ShardCopies, turn: int) -> Sequence[str]:
-    """Return who serves the shard, turned so that different fetchers begin with another one."""
+def _want(item: ShardCopies, reason: WantReason, turn: int, bad: _Bad = frozenset()) -> Want:
+    """Return the want of a shard from all that serve it but the ``bad``, the object store last.
+
+    Nodes are turned so that different fetchers begin with another one.
+    """
     start = turn % max(1, len(item.nodes))
-    return (*item.nodes[start:], *item.nodes[:start])
-
-
-def _want(item: ShardCopies, sources: Sequence[str], reason: WantReason) -> Want:
-    return Want(shard=item.shard, sources=tuple(sources[:SOURCES_PER_WANT_MAX]), reason=reason)
+    nodes = map(Memory, (*item.nodes[start:], *item.nodes[:start]))
+    good = [source for source in nodes if (item.shard.id, source) not in bad]
+    sources: list[Source] = [*good[:NODES_PER_WANT_MAX]]
+    if item.object and (item.shard.id, Object()) not in bad:
+        sources.append(Object())
+    return Want(shard=item.shard, sources=tuple(sources), reason=reason)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.facts import Decision, DecisionState, Event, SupersedeRule
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.sources import Source
 from holdfast_services.metadata.domain.commit import new_row
 from holdfast_services.metadata.domain.drains import rewind
 from holdfast_services.metadata.domain.evidence import (
@@ -225,7 +226,7 @@ def _hoped(key: CheckpointId, facts: Facts) -> CheckpointCopies:
 
 def _same(copies: CheckpointCopies, key: ShardId, digest: bytes) -> bool:
     item = copies.get(key)
-    return item is not None and bool(item.sources) and item.shard.root_digest == digest
+    return item is not None and bool(item.nodes or item.object) and item.shard.root_digest == digest
 
 
 def _fetchable(run: Run, decision: Decision, copies: CheckpointCopies, facts: Facts) -> bool:
@@ -242,10 +243,10 @@ def _fetchable(run: Run, decision: Decision, copies: CheckpointCopies, facts: Fa
     )
 
 
-def bad_sources(node: Node, number: int) -> frozenset[tuple[ShardId, str]]:
+def bad_sources(node: Node, number: int) -> frozenset[tuple[ShardId, Source]]:
     """Return the sources that have served ``node`` bytes that did not match, for a decision."""
     return frozenset(
-        (bad.shard, bad.node) for bad in node.inventory.bad_sources if bad.decision == number
+        (bad.shard, bad.source) for bad in node.inventory.bad_sources if bad.decision == number
     )
 
 

@@ -125,8 +125,7 @@ class NodeStatements(Statements):
     def _inventory(self, name: str) -> Inventory:
         """Return one node's inventory; rows are replaced in place, so it is whole."""
         body = self._db.execute(_INVENTORY, {"node": name}).scalar_one()
-        message = pb.Inventory.FromString(body)
-        inventory = from_message(message, Inventory)
+        inventory = from_message(_readable(pb.Inventory.FromString(body)), Inventory)
         self._cache.put_inventory(name, inventory)
         return inventory
 
@@ -197,3 +196,16 @@ class NodeStatements(Statements):
     def forget_events(self) -> None:
         """Delete all but the newest ``EVENTS_MAX``; harmless to repeat."""
         self._db.execute(_FORGET_EVENTS)
+
+
+def _readable(inventory: pb.Inventory) -> pb.Inventory:
+    """Return a row's inventory without bad sources that another protocol wrote.
+
+    No migration does it, since a process of that version may still write beside this one. Such an
+    agent is refused here; as one of this version it says anew what it has found.
+    """
+    named = [bad for bad in inventory.bad_sources if bad.source.WhichOneof("kind")]
+    if len(named) < len(inventory.bad_sources):
+        del inventory.bad_sources[:]
+        inventory.bad_sources.extend(named)
+    return inventory
