@@ -6,11 +6,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.facts import PersistRule, RankStatus
+from holdfast.core.facts import Endpoint, PersistRule, RankStatus
 from holdfast.core.reports import RankReport
 from holdfast.core.session import SessionUpdate
 from holdfast_services.agent.domain import Session
 from holdfast_services.metadata.domain.attempts import Registration
+
+
+def tcp(address: str) -> tuple[Endpoint, ...]:
+    """Return the endpoints of a peer that serves there over TCP and over nothing else."""
+    return (Endpoint(kind="tcp", address=address),)
 
 
 def attempt_spec(**said: Any) -> AttemptSpec:

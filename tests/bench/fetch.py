@@ -38,14 +38,14 @@ def measure(*, quick: bool) -> Iterator[Record]:
     context = multiprocessing.get_context("spawn")
     server = context.Process(target=_serve, args=(there, length_bytes), daemon=True)
     server.start()
-    address, bare_port, digests = here.recv()
+    endpoints, bare_port, digests = here.recv()
     destination = memoryview(_touched(length_bytes))
     request = FetchRequest(key=KEY, incarnation=1, length_bytes=length_bytes, digests=digests)
     transport = TcpTransport(HOST)
 
     def ours() -> float:
         started_s = time.perf_counter()
-        transport.fetch(address, request, destination, done=set(), stop=threading.Event())
+        transport.fetch(endpoints, request, destination, done=set(), stop=threading.Event())
         return time.perf_counter() - started_s
 
     def bare() -> float:
@@ -111,11 +111,11 @@ def _serve(there: Connection, length_bytes: int) -> None:
     view = memoryview(_touched(length_bytes))
     segments = ServedSegments()
     segments.put(KEY, SlotName("s1", 1, SlotState.SEALED), view)
-    address = TcpTransport(HOST).serve(segments)
+    endpoints = TcpTransport(HOST).serve(segments)
     begins = range(0, length_bytes, PART_BYTES)
     digests = tuple(part_digest(view[begin : begin + PART_BYTES]) for begin in begins)
     listener = socket.create_server((HOST, 0))
-    there.send((address, listener.getsockname()[1], digests))
+    there.send((endpoints, listener.getsockname()[1], digests))
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=_send_bare, args=(connection, view), daemon=True).start()

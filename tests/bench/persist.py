@@ -24,6 +24,7 @@ from tests.bench.clients import Bare, Minio
 from tests.bench.harness import Record, faster, in_turn, share
 from tests.bench.subject import PATIENCE_S, Saving, Subject, agent
 from tests.e2e.stack import Stack
+from tests.said import tcp
 from tests.servers.ceph import running_ceph
 
 from holdfast.bucket.folder import CheckpointFolder
@@ -120,7 +121,7 @@ def _bench(stack: Stack) -> _Bench:
     peer = Peer(
         node=known["HOLDFAST_NODE"],
         rpc_address=f"127.0.0.1:{known['HOLDFAST_RPC_PORT']}",
-        data_address=f"127.0.0.1:{known['HOLDFAST_DATA_PORT']}",
+        endpoints=tcp(f"127.0.0.1:{known['HOLDFAST_DATA_PORT']}"),
     )
     found = []
     for sealed in stack.arena(0).glob("*.sum"):

@@ -7,7 +7,9 @@ import threading
 from dataclasses import replace
 
 import pytest
+from tests.said import tcp
 
+from holdfast.core.facts import Endpoint
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
 from holdfast.format import digest
@@ -27,17 +29,18 @@ LENGTH = 2 * PART_BYTES + 12_345
 
 
 def _tcp():
-    return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1"), "127.0.0.1:1"
+    return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1"), tcp("127.0.0.1:1")
 
 
 def _memory():
     network = MemoryNetwork()
-    return MemoryTransport(network, "near"), MemoryTransport(network, "far"), "nobody"
+    nowhere = (Endpoint(kind="memory", address="nobody"),)
+    return MemoryTransport(network, "near"), MemoryTransport(network, "far"), nowhere
 
 
 @pytest.fixture(params=[_tcp, _memory], ids=["tcp", "memory"])
 def ends(request):
-    """(fetching end, serving end, an address where nobody serves)."""
+    """(fetching end, serving end, endpoints where nobody serves)."""
     near, far, nowhere = request.param()
     yield near, far, nowhere
     near.close()
@@ -63,19 +66,21 @@ def serving(data):
 
 def test_all_bytes_arrive_and_all_parts_are_noted(ends, segment):
     near, far, _ = ends
-    address = far.serve(serving(segment))
+    endpoints = far.serve(serving(segment))
     target, done = bytearray(LENGTH), set()
-    near.fetch(address, request_for(segment), memoryview(target), done=done, stop=threading.Event())
+    near.fetch(
+        endpoints, request_for(segment), memoryview(target), done=done, stop=threading.Event()
+    )
     assert segment == target
     assert {0, 1, 2} == done
 
 
 def test_parts_that_are_there_are_not_fetched_again(ends, segment):
     near, far, _ = ends
-    address = far.serve(serving(segment))
+    endpoints = far.serve(serving(segment))
     target = bytearray(LENGTH)
     near.fetch(
-        address, request_for(segment), memoryview(target), done={0, 2}, stop=threading.Event()
+        endpoints, request_for(segment), memoryview(target), done={0, 2}, stop=threading.Event()
     )
     assert bytes(PART_BYTES) == target[:PART_BYTES]
     assert segment[PART_BYTES : 2 * PART_BYTES] == target[PART_BYTES : 2 * PART_BYTES]
@@ -84,11 +89,11 @@ def test_parts_that_are_there_are_not_fetched_again(ends, segment):
 def test_a_window_of_a_segment_is_fetched_into_memory_of_its_own_size(ends, segment):
     """What a worker sends part by part never needs more memory than the part."""
     near, far, _ = ends
-    address = far.serve(serving(segment))
+    endpoints = far.serve(serving(segment))
     window = segment[PART_BYTES:]
     request = replace(request_for(window), offset_bytes=PART_BYTES)
     target, done = bytearray(len(window)), set()
-    near.fetch(address, request, memoryview(target), done=done, stop=threading.Event())
+    near.fetch(endpoints, request, memoryview(target), done=done, stop=threading.Event())
     assert window == target
     assert {0, 1} == done
 
@@ -96,10 +101,10 @@ def test_a_window_of_a_segment_is_fetched_into_memory_of_its_own_size(ends, segm
 def test_another_incarnation_is_not_found(ends, segment):
     """Interleaving 6: gone or changed is NotFound, never a digest mismatch."""
     near, far, _ = ends
-    address = far.serve(serving(segment))
+    endpoints = far.serve(serving(segment))
     with pytest.raises(NotFoundError):
         near.fetch(
-            address,
+            endpoints,
             request_for(segment, incarnation=5),
             memoryview(bytearray(LENGTH)),
             done=set(),
@@ -119,11 +124,11 @@ def test_a_slot_withdrawn_while_it_is_read_is_not_found(ends, segment):
             return memoryview(segment) if self.asked == 1 else None
 
     near, far, _ = ends
-    address = far.serve(Vanishing())
+    endpoints = far.serve(Vanishing())
     done: set[int] = set()
     with pytest.raises(NotFoundError):
         near.fetch(
-            address,
+            endpoints,
             request_for(segment[:1000]),
             memoryview(bytearray(1000)),
             done=done,
@@ -137,11 +142,11 @@ def test_bytes_that_do_not_match_twice_are_a_mismatch_and_good_parts_stay(ends, 
     near, far, _ = ends
     bad = bytearray(segment)
     bad[-1] ^= 1
-    address = far.serve(serving(bad))
+    endpoints = far.serve(serving(bad))
     target, done = bytearray(LENGTH), set()
     request = request_for(segment)
     with pytest.raises(DigestMismatchError, match="part 2"):
-        near.fetch(address, request, memoryview(target), done=done, stop=threading.Event())
+        near.fetch(endpoints, request, memoryview(target), done=done, stop=threading.Event())
     assert 2 not in done
     far.close()
     near.fetch(
@@ -213,11 +218,11 @@ def test_a_stream_that_ends_unforeseen_leaves_no_part_out_unsaid(segment, monkey
         return digest.part_hasher()
 
     monkeypatch.setattr(tcp_client, "part_hasher", part_hasher)
-    address = far.serve(serving(segment))
+    endpoints = far.serve(serving(segment))
     target, done = memoryview(bytearray(LENGTH)), set()
     try:
         with pytest.raises(UnavailableError):
-            near.fetch(address, request_for(segment), target, done=done, stop=threading.Event())
+            near.fetch(endpoints, request_for(segment), target, done=done, stop=threading.Event())
     finally:
         far.close()
     assert done != {0, 1, 2}
@@ -225,7 +230,7 @@ def test_a_stream_that_ends_unforeseen_leaves_no_part_out_unsaid(segment, monkey
 
 def test_a_machine_without_threads_fetches_with_one_stream(segment, monkeypatch):
     near, far, _ = _tcp()
-    address = far.serve(serving(segment))
+    endpoints = far.serve(serving(segment))
     target, done = bytearray(LENGTH), set()
     start = threading.Thread.start
 
@@ -236,7 +241,7 @@ def test_a_machine_without_threads_fetches_with_one_stream(segment, monkeypatch)
 
     monkeypatch.setattr(threading.Thread, "start", refuses)
     request, stop = request_for(segment), threading.Event()
-    near.fetch(address, request, memoryview(target), done=done, stop=stop)
+    near.fetch(endpoints, request, memoryview(target), done=done, stop=stop)
     far.close()
     assert segment == target
 
@@ -244,7 +249,7 @@ def test_a_machine_without_threads_fetches_with_one_stream(segment, monkeypatch)
 def test_a_machine_without_threads_serves_again_when_it_has_some(segment, monkeypatch):
     """P4: the thread that lets connections in outlives it."""
     near, far, _ = _tcp()
-    address = far.serve(serving(segment))
+    endpoints = far.serve(serving(segment))
     start, short = threading.Thread.start, threading.Event()
     short.set()
 
@@ -256,9 +261,9 @@ def test_a_machine_without_threads_serves_again_when_it_has_some(segment, monkey
     monkeypatch.setattr(threading.Thread, "start", refuses)
     target, stop = bytearray(LENGTH), threading.Event()
     with pytest.raises(UnavailableError):
-        near.fetch(address, request_for(segment), memoryview(target), done=set(), stop=stop)
+        near.fetch(endpoints, request_for(segment), memoryview(target), done=set(), stop=stop)
     short.clear()
-    near.fetch(address, request_for(segment), memoryview(target), done=set(), stop=stop)
+    near.fetch(endpoints, request_for(segment), memoryview(target), done=set(), stop=stop)
     far.close()
     assert segment == target
 
@@ -269,7 +274,31 @@ def test_an_address_that_is_none_is_unavailable(segment, address):
     near, _, _ = _tcp()
     target = memoryview(bytearray(LENGTH))
     with pytest.raises(UnavailableError):
-        near.fetch(address, request_for(segment), target, done=set(), stop=threading.Event())
+        near.fetch(tcp(address), request_for(segment), target, done=set(), stop=threading.Event())
+
+
+def test_of_several_endpoints_one_of_a_known_kind_is_taken(ends, segment):
+    """A node serves over all that it has; whoever fetches need not have it too."""
+    near, far, _ = ends
+    endpoints = (Endpoint(kind="later", address="?"), *far.serve(serving(segment[:1000])))
+    target = bytearray(1000)
+    request, stop = request_for(segment[:1000]), threading.Event()
+    near.fetch(endpoints, request, memoryview(target), done=set(), stop=stop)
+
+    assert segment[:1000] == target
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [(("later", "other"), "later, other"), ((), "nothing")],
+    ids=["kinds", "none"],
+)
+def test_a_peer_of_no_known_kind_is_unavailable_and_its_kinds_are_named(ends, kinds, said):
+    near, _, _ = ends
+    endpoints = tuple(Endpoint(kind=kind, address="127.0.0.1:1") for kind in kinds)
+    target, stop = memoryview(bytearray(1)), threading.Event()
+    with pytest.raises(UnavailableError, match=f"serves over {said}; this side fetches over "):
+        near.fetch(endpoints, request_for(b"x"), target, done=set(), stop=stop)
 
 
 def test_nobody_there_is_unavailable(ends, segment):
@@ -300,10 +329,10 @@ def test_a_fetch_told_to_stop_is_interrupted(ends, segment):
             return memoryview(segment)
 
     near, far, _ = ends
-    address = far.serve(Stopping())
+    endpoints = far.serve(Stopping())
     target, done = bytearray(LENGTH), set()
     with pytest.raises(InterruptedFetchError):
-        near.fetch(address, request_for(segment), memoryview(target), done=done, stop=stop)
+        near.fetch(endpoints, request_for(segment), memoryview(target), done=done, stop=stop)
 
     assert stop.is_set()
     assert done < {0, 1, 2}
@@ -324,9 +353,11 @@ def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
         asked = threading.Thread(target=accept)
         asked.start()
         near = TcpTransport("127.0.0.1")
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        endpoints = tcp(f"127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(InterruptedFetchError):
-            near.fetch(address, request_for(b"x"), memoryview(bytearray(1)), done=set(), stop=stop)
+            near.fetch(
+                endpoints, request_for(b"x"), memoryview(bytearray(1)), done=set(), stop=stop
+            )
         near.close()
         asked.join()
         held[0].close()
@@ -334,11 +365,11 @@ def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
 
 def test_a_source_that_stopped_serving_is_unavailable(ends, segment):
     near, far, _ = ends
-    address = far.serve(serving(segment))
+    endpoints = far.serve(serving(segment))
     far.close()
     with pytest.raises(UnavailableError):
         near.fetch(
-            address,
+            endpoints,
             request_for(segment),
             memoryview(bytearray(LENGTH)),
             done=set(),

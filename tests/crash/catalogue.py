@@ -23,7 +23,7 @@ from sqlalchemy import event
 from tests import said
 from tests.crash.operations import Point, Sweep
 from tests.integration.metadata.service import Service
-from tests.said import rank_status
+from tests.said import rank_status, tcp
 
 from holdfast.core.facts import (
     HeldShard,
@@ -75,7 +75,7 @@ def inventory(
     status = rank_status(job=JOB, run=RUN, generation=generation, rank=rank, ready_decision=ready)
     name = NODES[rank]
     return Inventory(
-        node=Peer(node=name, rpc_address=f"{name}:1", data_address=f"{name}:2"),
+        node=Peer(node=name, rpc_address=f"{name}:1", endpoints=tcp(f"{name}:2")),
         incarnation=1, sequence=sequence, budget_bytes=1 << 30, used_bytes=200,
         shards=tuple(held) if holds else (), ranks=(status,),
     )  # fmt: skip

@@ -95,7 +95,7 @@ def test_a_killed_agent_comes_back_at_the_same_addresses(stack):
 
     assert after["live"]
     assert after["rpc_address"] == before["rpc_address"]
-    assert after["data_address"] == before["data_address"]
+    assert after["endpoints"] == before["endpoints"]
 
 
 def test_a_killed_metadata_service_comes_back_where_it_was(stack):

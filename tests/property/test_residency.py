@@ -11,7 +11,7 @@ from dataclasses import replace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.said import agent_session, session_update
+from tests.said import agent_session, session_update, tcp
 
 from holdfast.core.facts import (
     CheckpointId,
@@ -34,8 +34,8 @@ from holdfast_services.agent.domain import events as ev
 
 LENGTH = 100
 BUDGET = 8 * LENGTH
-ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
-PEER = Peer(node="b", rpc_address="b:1", data_address="b:2")
+ME = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
+PEER = Peer(node="b", rpc_address="b:1", endpoints=tcp("b:2"))
 RUN = RunId("r1")
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.said import rank_status, registration
+from tests.said import rank_status, registration, tcp
 
 from holdfast.core.facts import (
     AbandonedStep,
@@ -226,7 +226,7 @@ class Catalogue:
         number = decision.number if decision else 0
         self.sequence += 1
         inventory = Inventory(
-            node=Peer(node=name, rpc_address="x:1", data_address="x:2"),
+            node=Peer(node=name, rpc_address="x:1", endpoints=tcp("x:2")),
             incarnation=1,
             sequence=self.sequence,
             # no shard of an attempt that has not been

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tests.said import tcp
 from tests.simulation.checks import intact
 from tests.simulation.fetch import Fetch
 from tests.simulation.ghosts import Ghosts
@@ -68,7 +69,7 @@ class Node:
     ) -> None:  # fmt: skip
         self.world, self.name, self.fleet, self.ghosts = world, name, fleet, ghosts
         self.bucket = bucket
-        self.me = Peer(node=name, rpc_address=f"{name}:1", data_address=f"{name}:2")
+        self.me = Peer(node=name, rpc_address=f"{name}:1", endpoints=tcp(f"{name}:2"))
         self.budget_bytes = self.room_bytes = budget_bytes
         self.files: dict[str, File] = {}
         self.locks: set[str] = set()

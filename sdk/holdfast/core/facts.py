@@ -33,12 +33,30 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a node serves its segments over one kind of transport.
+
+    The kind gives the form of the address: of ``tcp`` it is ``host:port``.
+    """
+
+    kind: str
+    address: str
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        return f"{self.kind}://{self.address}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A live node as others reach it; ``domain`` empty means that it fails alone."""
+    """A live node as others reach it; ``domain`` empty means that it fails alone.
+
+    ``endpoints`` serve its segments; whoever fetches takes one of a kind that it knows.
+    """
 
     node: str
     rpc_address: str
-    data_address: str
+    endpoints: tuple[Endpoint, ...]
     domain: str = ""
 
 

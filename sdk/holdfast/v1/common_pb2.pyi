@@ -116,6 +116,32 @@ class Shard(_message.Message):
 Global___Shard: _TypeAlias = Shard  # noqa: Y015
 
 @_typing.final
+class Endpoint(_message.Message):
+    """Where a node serves its segments over one kind of transport."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"tcp" """
+    address: _builtins.str
+    """in the form of its kind; tcp: host:port"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
+
+@_typing.final
 class Peer(_message.Message):
     """A live node as others reach it."""
 
@@ -123,26 +149,28 @@ class Peer(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     RPC_ADDRESS_FIELD_NUMBER: _builtins.int
-    DATA_ADDRESS_FIELD_NUMBER: _builtins.int
     DOMAIN_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     rpc_address: _builtins.str
     """host:port, gRPC"""
-    data_address: _builtins.str
-    """host:port, the data plane"""
     domain: _builtins.str
     """failure domain; empty: the node itself is one"""
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
+        """the data plane; whoever fetches takes one of a kind it knows"""
+
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         rpc_address: _builtins.str = ...,
-        data_address: _builtins.str = ...,
         domain: _builtins.str = ...,
+        endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "domain", b"domain", "node", b"node", "rpc_address", b"rpc_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "endpoints", b"endpoints", "node", b"node", "rpc_address", b"rpc_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import asdict
 
 from holdfast_services.agent.app import Agent
 from holdfast_services.agent.settings import Settings
@@ -22,7 +23,7 @@ async def serve(stop: asyncio.Event) -> None:
         addresses = {
             "agent": str(settings.agent_socket),
             "rpc_address": agent.me.rpc_address,
-            "data_address": agent.me.data_address,
+            "endpoints": [asdict(endpoint) for endpoint in agent.me.endpoints],
         }
         say_ready(settings.ready_file, addresses)
         await agent.run(stop)

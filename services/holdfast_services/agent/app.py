@@ -62,13 +62,13 @@ class Agent:
             UnavailableError: an address is taken.
             AccessError: the socket's folder belongs to somebody else.
         """
-        data_address = self._transport.serve(self._served)
+        endpoints = self._transport.serve(self._served)
         host = self._settings.listen_host
         port = _bind(self._remote, f"{host}:{self._settings.rpc_port}")
         self.me = Peer(
             node=self._settings.node,
             rpc_address=f"{host}:{port}",
-            data_address=data_address,
+            endpoints=endpoints,
             domain=self._settings.domain,
         )
         state = await asyncio.to_thread(adopt, self._arena, self._served, self.me)
@@ -104,7 +104,7 @@ class Agent:
             format_bytes(state.budget_bytes),
             self._settings.agent_socket,
             self.me.rpc_address,
-            self.me.data_address,
+            ", ".join(map(str, endpoints)),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

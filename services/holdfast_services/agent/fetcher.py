@@ -160,7 +160,7 @@ class Fetcher:
 
         def transfer() -> None:
             self._transport.fetch(
-                peer.data_address, request, view, done=progress.done, stop=self._stop
+                peer.endpoints, request, view, done=progress.done, stop=self._stop
             )
 
         await self._in_thread(transfer)

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Source(Protocol):
+class Copy(Protocol):
     """One copy of one shard."""
 
     def part(self, part: Part, stop: threading.Event) -> Iterator[memoryview]:
@@ -150,7 +150,7 @@ class RemoteCopy:
         self._pool = pool
 
     def part(self, part: Part, stop: threading.Event) -> Iterator[memoryview]:
-        """Fetch the part and yield it; see ``Source.part``."""
+        """Fetch the part and yield it; see ``Copy.part``."""
         request = FetchRequest(
             key=self._shard.id.key,
             incarnation=self._located.incarnation,
@@ -159,8 +159,8 @@ class RemoteCopy:
             offset_bytes=part.begin,
         )
         with self._pool.buffer(part.length_bytes) as view:
-            address = self._peer.data_address
-            self._transport.fetch(address, request, view, done=set(), stop=stop)
+            endpoints = self._peer.endpoints
+            self._transport.fetch(endpoints, request, view, done=set(), stop=stop)
             yield view
 
     def check(self) -> None:
@@ -174,7 +174,7 @@ class RemoteCopy:
 class _Opened:
     """A copy: how to read it, whose it is, what its agent said of it."""
 
-    source: Source
+    copy: Copy
     peer: Peer
     located: Located
 
@@ -243,7 +243,7 @@ class Sources:
         """See ``Copies.part``."""
         while True:
             opened = self._use()
-            lending = opened.source.part(part, stop)
+            lending = opened.copy.part(part, stop)
             try:
                 view = next(lending)
                 break
@@ -260,12 +260,12 @@ class Sources:
     def close(self) -> None:
         """See ``Copies.close``."""
         for opened in self._opened:
-            opened.source.close()
+            opened.copy.close()
         self._opened.clear()
 
     def _still(self, opened: _Opened) -> bool:
         try:
-            opened.source.check()
+            opened.copy.check()
         except CheckpointError as error:
             self._leave(opened, error)
             return False
@@ -277,7 +277,7 @@ class Sources:
             if self._peers:
                 self._opened = [o for peer in self._peers if (o := self._open(peer)) is not None]
                 # What can be mapped is not fetched.
-                self._opened.sort(key=lambda opened: isinstance(opened.source, RemoteCopy))
+                self._opened.sort(key=lambda opened: isinstance(opened.copy, RemoteCopy))
                 self._left, self._peers = list(self._opened), ()
             if not self._left:
                 why = "; ".join(self._reasons) or "no agent holds it"
@@ -290,13 +290,13 @@ class Sources:
         except CheckpointError as error:
             self._reasons.append(f"{peer.node}: {error}")
             return None
-        source: Source = RemoteCopy(peer, self._shard, located, self._pool, self._transport)
+        copy: Copy = RemoteCopy(peer, self._shard, located, self._pool, self._transport)
         if located.path:
             try:
-                source = MappedFile(located.path, self._shard)
+                copy = MappedFile(located.path, self._shard)
             except CheckpointError as error:
                 log.debug("%s is fetched from %s: %s", self._shard.id.key, peer.node, error)
-        return _Opened(source, peer, located)
+        return _Opened(copy, peer, located)
 
     def _leave(self, opened: _Opened, error: CheckpointError) -> None:
         """Use this copy no more; the node hears of it when its bytes did not match."""

@@ -8,11 +8,13 @@ callers run it in threads. Receivers pull, into memory they own.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from holdfast.core.facts import Endpoint
 from holdfast.core.slots import SlotName
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, UnavailableError
 from holdfast.format.digest import PART_BYTES
 
 FETCH_S_BASE = 10.0
@@ -70,16 +72,29 @@ def reused(before: memoryview, after: memoryview | None) -> bool:
     return after is None or after.obj is not before.obj
 
 
+def address_of(kind: str, endpoints: Sequence[Endpoint]) -> str:
+    """Return where a peer serves over ``kind``; of several places the first.
+
+    Raises:
+        UnavailableError: it does not; names the kinds that it serves over.
+    """
+    for endpoint in endpoints:
+        if endpoint.kind == kind:
+            return endpoint.address
+    others = ", ".join(endpoint.kind for endpoint in endpoints)[:80] or "nothing"
+    raise UnavailableError(f"serves over {others}; this side fetches over {kind} only")
+
+
 class Transport(Protocol):
     """Serves this node's segments and fetches others'."""
 
-    def serve(self, source: SegmentSource) -> str:
-        """Begin to serve; return the address that peers fetch from."""
+    def serve(self, source: SegmentSource) -> tuple[Endpoint, ...]:
+        """Begin to serve; return the endpoints that peers fetch from."""
         ...
 
     def fetch(
         self,
-        address: str,
+        endpoints: Sequence[Endpoint],
         request: FetchRequest,
         destination: memoryview,
         *,
@@ -88,12 +103,14 @@ class Transport(Protocol):
     ) -> None:
         """Fill ``destination`` with the parts that are not in ``done``, verified one by one.
 
+        They come from one of a peer's ``endpoints``, of a kind that this transport knows.
         Verified parts are added to ``done``, also when it fails: another source gives the rest.
 
         Raises:
             NotFoundError: the source does not have this incarnation (any more).
             DigestMismatchError: a part did not match, twice.
-            UnavailableError: the source cannot be reached, broke off, or is too slow.
+            UnavailableError: the source cannot be reached, or has no endpoint of a kind that is
+                known here; it broke off, or is too slow.
             InterruptedFetchError: ``stop`` was set.
         """
         ...

@@ -6,11 +6,21 @@ Addresses are names in a ``MemoryNetwork``.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from holdfast.core.facts import Endpoint
 from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
 from holdfast.format.digest import part_digest
-from holdfast_services.transport import FetchRequest, InterruptedFetchError, SegmentSource, reused
+from holdfast_services.transport import (
+    FetchRequest,
+    InterruptedFetchError,
+    SegmentSource,
+    address_of,
+    reused,
+)
+
+KIND = "memory"
 
 
 @dataclass
@@ -27,14 +37,14 @@ class MemoryTransport:
         self._network = network
         self._address = address
 
-    def serve(self, source: SegmentSource) -> str:
-        """Begin to serve; return the address."""
+    def serve(self, source: SegmentSource) -> tuple[Endpoint, ...]:
+        """Begin to serve; return the one endpoint."""
         self._network.sources[self._address] = source
-        return self._address
+        return (Endpoint(kind=KIND, address=self._address),)
 
     def fetch(
         self,
-        address: str,
+        endpoints: Sequence[Endpoint],
         request: FetchRequest,
         destination: memoryview,
         *,
@@ -42,6 +52,7 @@ class MemoryTransport:
         stop: threading.Event,
     ) -> None:
         """Fill ``destination``; see ``Transport.fetch``."""
+        address = address_of(KIND, endpoints)
         for index in range(len(request.digests)):
             if index in done:
                 continue

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
-from holdfast_services.transport import FetchRequest, SegmentSource
+from holdfast.core.facts import Endpoint
+from holdfast_services.transport import FetchRequest, SegmentSource, address_of
 from holdfast_services.transport.tcp_client import fetch
 from holdfast_services.transport.tcp_server import TcpServer
 
+KIND = "tcp"
+"""Of its endpoints; their addresses are ``host:port``."""
+
 
 class TcpTransport:
-    """Serves on ``host:port`` (port 0: any) once it is told to; fetches from any data address."""
+    """Serves on ``host:port`` (port 0: any) once it is told to; fetches from any TCP endpoint."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host
         self._port = port
         self._server: TcpServer | None = None
 
-    def serve(self, source: SegmentSource) -> str:
-        """Begin to serve; return ``host:port``."""
+    def serve(self, source: SegmentSource) -> tuple[Endpoint, ...]:
+        """Begin to serve; return the one endpoint."""
         self._server = TcpServer(self._host, self._port, source)
-        return f"{self._host}:{self._server.port}"
+        return (Endpoint(kind=KIND, address=f"{self._host}:{self._server.port}"),)
 
     def fetch(
         self,
-        address: str,
+        endpoints: Sequence[Endpoint],
         request: FetchRequest,
         destination: memoryview,
         *,
@@ -32,7 +37,7 @@ class TcpTransport:
         stop: threading.Event,
     ) -> None:
         """Fill ``destination``; see ``Transport.fetch``."""
-        fetch(address, request, destination, done=done, stop=stop)
+        fetch(address_of(KIND, endpoints), request, destination, done=done, stop=stop)
 
     def close(self) -> None:
         """Stop serving."""

@@ -118,7 +118,7 @@ def _stream(job: _Job) -> None:
 def _connect(job: _Job) -> socket.socket:
     host, _, port = job.address.rpartition(":")
     if not host or not port.isdecimal():
-        raise UnavailableError(f"data address {job.address[:80]!r} is not host:port")
+        raise UnavailableError(f"endpoint {job.address[:80]!r} is not host:port")
     connection = socket.create_connection((host, int(port)), timeout=CONNECT_S_MAX)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # The kernel's timeouts: the socket stays blocking, so that a slice takes one call.

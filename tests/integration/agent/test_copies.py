@@ -9,17 +9,19 @@ import threading
 from dataclasses import replace
 
 import pytest
+from tests.said import tcp
 
 from holdfast.core.facts import (
     CheckpointId,
     DecisionState,
+    Endpoint,
     HeldState,
     Peer,
     WantReason,
 )
 from holdfast.core.protection import Copies
 from holdfast.core.sources import Memory
-from holdfast.errors import ExhaustedError, PreconditionError
+from holdfast.errors import CheckpointError, ExhaustedError, PreconditionError
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import common_pb2
@@ -90,8 +92,8 @@ def test_many_that_ask_for_one_shard_cause_one_transfer(node, catalogue, saved):
     a, b = node("a"), node("b")
     reported(catalogue, "a", "b")
     _, _, shard = saved(a, length=32 * MIB)
-    proxy = FlippingProxy(a.ready["data_address"], flips=0)
-    source = replace(catalogue.inventories["a"].node, data_address=proxy.address)
+    proxy = FlippingProxy(a.ready["endpoints"][0]["address"], flips=0)
+    source = replace(catalogue.inventories["a"].node, endpoints=tcp(proxy.address))
     request = pb.HoldRequest(
         shard=shard_message(shard), source=codec.to_message(source, common_pb2.Peer)
     )
@@ -213,8 +215,8 @@ def test_a_byte_flipped_in_flight_is_asked_for_once_more(node, catalogue, saved)
     reported(catalogue, "a", "b")
     _, _, shard = saved(a, length=2 * MIB)
     me = catalogue.inventories["a"].node
-    proxy = FlippingProxy(me.data_address)
-    source = Peer(node="a", rpc_address=me.rpc_address, data_address=proxy.address)
+    proxy = FlippingProxy(me.endpoints[0].address)
+    source = Peer(node="a", rpc_address=me.rpc_address, endpoints=tcp(proxy.address))
     request = pb.HoldRequest(
         shard=shard_message(shard), source=codec.to_message(source, common_pb2.Peer)
     )
@@ -223,6 +225,24 @@ def test_a_byte_flipped_in_flight_is_asked_for_once_more(node, catalogue, saved)
 
     assert 1 == proxy.flipped
     assert seg_bytes(a) == seg_bytes(b)
+    assert () == catalogue.inventories["b"].bad_sources
+
+
+def test_a_peer_that_serves_over_nothing_known_here_is_told_apart(node, catalogue, saved):
+    """F70: no blame; people read which kinds the two have."""
+    a, b = node("a"), node("b")
+    reported(catalogue, "a", "b")
+    _, _, shard = saved(a)
+    later = (Endpoint(kind="rdma", address="?"),)
+    source = replace(catalogue.inventories["a"].node, endpoints=later)
+    request = pb.HoldRequest(
+        shard=shard_message(shard), source=codec.to_message(source, common_pb2.Peer)
+    )
+    with pytest.raises(CheckpointError):
+        b.call_peer("Hold", request)
+
+    [why] = until(lambda: catalogue.said("fetch_failed"), "told")
+    assert why.endswith("a: serves over rdma; this side fetches over tcp only")
     assert () == catalogue.inventories["b"].bad_sources
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.integration.metadata.service import Service
-from tests.said import rank_status, registration
+from tests.said import rank_status, registration, tcp
 
 from holdfast.core.facts import HeldShard, HeldState, Inventory, Peer, Shard
 from holdfast.core.ids import ShardId
@@ -54,7 +54,9 @@ class Agent:
     def inventory(self):
         self.sequence += 1
         return Inventory(
-            node=Peer(node=self.name, rpc_address=f"{self.name}:1", data_address=f"{self.name}:2"),
+            node=Peer(
+                node=self.name, rpc_address=f"{self.name}:1", endpoints=tcp(f"{self.name}:2")
+            ),
             incarnation=self.incarnation,
             sequence=self.sequence,
             budget_bytes=1 << 30,

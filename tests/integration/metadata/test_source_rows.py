@@ -2,6 +2,7 @@
 
 import pytest
 from sqlalchemy import text
+from tests.said import tcp
 
 from holdfast.core.facts import BadSource, HeldState, Inventory, Peer
 from holdfast.core.ids import ShardId
@@ -40,18 +41,19 @@ def nodes(engine):
         return Catalogue(connection, DecodeCache()).nodes()
 
 
-def test_an_inventory_of_protocol_2_is_read_without_whom_it_blamed(engine):
+def test_an_inventory_of_protocol_2_is_read_without_whom_it_blamed_and_where_it_served(engine):
     """Its agent is refused until it is upgraded; then it says anew what it finds."""
     inventory = nodes(engine)["a"].inventory
 
     assert [(KEY, HeldState.SEALED)] == [(h.shard.id, h.state) for h in inventory.shards]
     assert () == inventory.bad_sources
-    assert ("a", "a:1") == (inventory.node.node, inventory.node.rpc_address)
+    peer = inventory.node
+    assert ("a", "a:1", ()) == (peer.node, peer.rpc_address, peer.endpoints)
 
 
 def test_whom_an_agent_of_this_protocol_blames_is_read_back(engine):
     bad = BadSource(shard=KEY, source=Object(), decision=4)
-    peer = Peer(node="b", rpc_address="b:1", data_address="b:2")
+    peer = Peer(node="b", rpc_address="b:1", endpoints=tcp("b:2"))
     told = Inventory(node=peer, incarnation=1, sequence=1, bad_sources=(bad,))
     with write_transaction(engine) as connection:
         Catalogue(connection, DecodeCache()).put_inventory(told, 3.0, 9.0)

@@ -116,7 +116,7 @@ class Holder(agent_pb2_grpc.ReplicationServicer):
         self.peer = Peer(
             node=node,
             rpc_address=f"127.0.0.1:{port}",
-            data_address=self._transport.serve(self._served),
+            endpoints=self._transport.serve(self._served),
         )
 
     def hold(self, shard: Shard, data: bytearray, *, digests=None) -> Path | None:

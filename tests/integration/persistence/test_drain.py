@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.integration.persistence.harness import JOB, Wrapped, draining, read, segment, until
+from tests.said import tcp
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import strangers, verify
@@ -271,7 +272,7 @@ def test_a_peer_that_serves_bad_bytes_is_told(catalogue, far, store, store_url, 
 def test_a_node_that_is_gone_is_passed_over(catalogue, far, store, store_url, queue_url):
     shard, data = segment(5000)
     far.hold(shard, data)
-    gone = Peer(node="gone", rpc_address="127.0.0.1:1", data_address="127.0.0.1:1")
+    gone = Peer(node="gone", rpc_address="127.0.0.1:1", endpoints=tcp("127.0.0.1:1"))
     checkpoint = catalogue.drain([shard], [gone, far.peer])
     with draining(catalogue, store_url, queue_url):
         until(lambda: catalogue.durable(checkpoint), "durable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.said import agent_session, changed_session
+from tests.said import agent_session, changed_session, tcp
 
 from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.facts import (
@@ -43,9 +43,9 @@ from holdfast_services.agent.domain import (
 )
 from holdfast_services.agent.domain import events as ev
 
-ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
-B = Peer(node="b", rpc_address="b:1", data_address="b:2")
-C = Peer(node="c", rpc_address="c:1", data_address="c:2")
+ME = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
+B = Peer(node="b", rpc_address="b:1", endpoints=tcp("b:2"))
+C = Peer(node="c", rpc_address="c:1", endpoints=tcp("c:2"))
 KIB = 1024
 
 
@@ -231,7 +231,7 @@ def test_a_backup_that_came_back_elsewhere_is_asked_again():
     run = run_view(ring=("a", "b"), copies=Copies(1))
     held, _ = handle(state(sealed("s1", 1)), view(run))
     held, _ = handle(held, ev.HoldAnswered(shard(1).id, B))
-    moved = replace(B, data_address="b:9")
+    moved = replace(B, endpoints=tcp("b:9"))
     _, actions = handle(held, view(run, nodes=(ME, moved), version="2"))
     assert [moved] == [a.peer for a in kinds(actions, ev.AskHold)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.said import agent_session, session_update
+from tests.said import agent_session, session_update, tcp
 
 from holdfast.core.facts import (
     AbandonedStep,
@@ -38,8 +38,8 @@ from holdfast_services.agent.domain import (
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.views import STEPS_COUNT_MAX
 
-ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
-B = Peer(node="b", rpc_address="b:1", data_address="b:2")
+ME = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
+B = Peer(node="b", rpc_address="b:1", endpoints=tcp("b:2"))
 KIB = 1024
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.said import tcp
 
 from holdfast.core.facts import Peer
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
@@ -49,7 +50,7 @@ def test_an_agent_starts_whatever_lies_in_its_arena(tmp_path, put):
     (folder / "s1.1.seg").write_bytes(bytes(PAGE))
     put(folder)
     arena = Arena(folder, PAGE)
-    peer = Peer(node="a", rpc_address="", data_address="", domain="")
+    peer = Peer(node="a", rpc_address="", endpoints=tcp(""), domain="")
     try:
         state = adopt(arena, ServedSegments(), peer)
     finally:
@@ -67,7 +68,7 @@ def segment(step):
     return head + bytes(PAGE)
 
 
-ME = Peer(node="a", rpc_address="", data_address="", domain="")
+ME = Peer(node="a", rpc_address="", endpoints=tcp(""), domain="")
 SIDECARS = {
     "gone": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),

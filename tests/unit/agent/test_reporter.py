@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from tests.said import tcp
+
 from holdfast.core.facts import EVENTS_PER_CALL_MAX, Event, Inventory, Peer
 from holdfast.errors import InvalidRequestError, UnavailableError
 from holdfast_services.agent import reporter
@@ -39,7 +41,7 @@ class Agent:
     view_version = ""
 
     def inventory(self, **numbers):
-        peer = Peer(node="a", rpc_address="a:1", data_address="a:2")
+        peer = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
         return Inventory(
             node=peer, incarnation=numbers["incarnation"], sequence=numbers["sequence"]
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
-from tests.said import attempt_spec
+from tests.said import attempt_spec, tcp
 
 from holdfast.core.attempts import Seat
 from holdfast.core.budget import MemoryWish
@@ -28,7 +28,7 @@ from holdfast_services.agent.shell import Shell
 from holdfast_services.transport import ServedSegments
 
 KIB = 1 << 10
-ME = Peer(node="a", rpc_address="127.0.0.1:1", data_address="127.0.0.1:2")
+ME = Peer(node="a", rpc_address="127.0.0.1:1", endpoints=tcp("127.0.0.1:2"))
 SLOT = SlotName("s1", 1, SlotState.CLOSED)
 
 

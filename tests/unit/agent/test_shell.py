@@ -6,6 +6,7 @@ import asyncio
 import errno
 
 import pytest
+from tests.said import tcp
 
 from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
@@ -18,7 +19,7 @@ from holdfast_services.agent.shell import Shell
 from holdfast_services.transport import ServedSegments
 
 PAGE = 4096
-ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
+ME = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
 SHARD = Shard(
     id=ShardId(RunId("r1"), Step(7), Generation(1), Rank(0)), job="job", world_size=1,
     plan_hash="p", length_bytes=PAGE, root_digest=bytes(16),

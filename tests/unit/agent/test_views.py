@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.said import agent_session, session_update
+from tests.said import agent_session, session_update, tcp
 
 from holdfast.core.announcements import SaveReason
 from holdfast.core.facts import (
@@ -32,8 +32,8 @@ from holdfast_services.agent.domain import (
 )
 from holdfast_services.agent.domain import events as ev
 
-ME = Peer(node="a", rpc_address="a:1", data_address="a:2")
-PEER = Peer(node="b", rpc_address="b:1", data_address="b:2")
+ME = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
+PEER = Peer(node="b", rpc_address="b:1", endpoints=tcp("b:2"))
 KIB = 1024
 
 

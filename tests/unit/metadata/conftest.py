@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.said import changed_status, rank_status, registration
+from tests.said import changed_status, rank_status, registration, tcp
 
 from holdfast.core.facts import (
     AbandonedStep,
@@ -238,7 +238,7 @@ class Cluster:
     def inventory(self, name):
         machine = self.machines[name]
         peer = Peer(
-            node=name, rpc_address=f"{name}:1", data_address=f"{name}:2", domain=machine.domain
+            node=name, rpc_address=f"{name}:1", endpoints=tcp(f"{name}:2"), domain=machine.domain
         )
         return Inventory(
             node=peer,

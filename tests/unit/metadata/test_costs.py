@@ -4,7 +4,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from tests.said import rank_status
+from tests.said import rank_status, tcp
 
 from holdfast.core.facts import HeldShard, HeldState, Inventory, Peer, Shard
 from holdfast.core.ids import ShardId
@@ -99,7 +99,7 @@ def test_the_jobs_with_lines_of_their_own_are_bounded(training):
 
 
 def inventory(**said):
-    peer = Peer(node="a", rpc_address="a:1", data_address="a:2")
+    peer = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
     return Inventory(node=peer, incarnation=1, sequence=1, **said)
 
 

@@ -5,7 +5,7 @@ Every node hosts one rank. Work that an agent begins ends at once; reports go wh
 
 from __future__ import annotations
 
-from tests.said import agent_session, registration, session_update
+from tests.said import agent_session, registration, session_update, tcp
 
 from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard, Start
@@ -40,7 +40,7 @@ class Node:
     def __init__(
         self, name: str, rank: int, world: int, replicas: int, slots: int, spare: int
     ) -> None:
-        me = Peer(node=name, rpc_address=f"{name}:1", data_address=f"{name}:2")
+        me = Peer(node=name, rpc_address=f"{name}:1", endpoints=tcp(f"{name}:2"))
         self.state = State(me=me, budget_bytes=(slots + 2 * replicas + spare) * LENGTH)
         self.name, self.rank, self.world, self.replicas, self.slots = (
             name, rank, world, replicas, slots,

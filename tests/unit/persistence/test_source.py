@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from holdfast.core.facts import Peer, Shard
+from holdfast.core.facts import Endpoint, Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import NotFoundError
@@ -18,7 +18,7 @@ from holdfast_services.persistence.source import RemoteCopy
 from holdfast_services.transport import ServedSegments
 from holdfast_services.transport.memory import MemoryNetwork, MemoryTransport
 
-PEER = Peer(node="a", rpc_address="nowhere:1", data_address="a")
+PEER = Peer(node="a", rpc_address="nowhere:1", endpoints=(Endpoint(kind="memory", address="a"),))
 KEY = ShardId(RunId("r1"), Step(7), Generation(1), Rank(0))
 BYTES = bytes(range(256)) * (PART_BYTES // 256) + b"the rest"
 

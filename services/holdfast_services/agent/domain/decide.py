@@ -332,7 +332,7 @@ def _replicate(state: State) -> list[ev.Action]:
     running = sum(1 for ask in state.asks.values() if ask.under_way)
     for shard, peers in _copies(state):
         for peer in peers:
-            key = (shard.id, peer.node, peer.data_address)
+            key = (shard.id, peer.node, peer.endpoints)
             ask = state.asks.get(key, Tries())
             if running >= ASKS_COUNT_MAX or ask.done or ask.under_way or ask.next_s > state.now_s:
                 continue

@@ -359,7 +359,7 @@ def _blame(state: State, shard: ShardId, sources: tuple[Source, ...]) -> list[ev
 
 
 def _hold_answered(state: State, event: ev.HoldAnswered) -> list[ev.Action]:
-    key = (event.shard, event.peer.node, event.peer.data_address)
+    key = (event.shard, event.peer.node, event.peer.endpoints)
     count = state.asks.get(key, Tries()).count + 1
     if not event.refused or event.refused in _FINAL_REFUSALS:
         state.asks[key] = Tries(count=count, done=True)

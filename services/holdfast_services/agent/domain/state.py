@@ -13,6 +13,7 @@ from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.facts import (
     AbandonedStep,
     BadSource,
+    Endpoint,
     HeldState,
     NodeView,
     Peer,
@@ -158,8 +159,8 @@ class HoldWish:
 Giver = Peer | Object
 """A source as this agent reaches it: of a node's memory, the node."""
 
-AskKey = tuple[ShardId, str, str]
-"""Shard, backup node and its data address: a backup that came back elsewhere is asked again."""
+AskKey = tuple[ShardId, str, tuple[Endpoint, ...]]
+"""Shard, backup node and its endpoints: a backup that came back elsewhere is asked again."""
 
 
 @dataclass(slots=True, kw_only=True)

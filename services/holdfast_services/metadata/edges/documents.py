@@ -117,6 +117,13 @@ class CheckpointDetailDoc(CheckpointDoc):
     shards: list[ShardDoc]
 
 
+class EndpointDoc(BaseModel):
+    """Where a node serves its segments to others, over one kind of transport."""
+
+    kind: str
+    address: str
+
+
 class NodeDoc(BaseModel):
     """A node as it last reported; ``lease_s`` is what is left, below 0 when it is lost."""
 
@@ -126,7 +133,7 @@ class NodeDoc(BaseModel):
     reported_at: float
     incarnation: int
     rpc_address: str
-    data_address: str
+    endpoints: list[EndpointDoc]
     domain: str
     budget_bytes: int
     used_bytes: int
@@ -303,7 +310,7 @@ def node_doc(node: Node, world: World) -> NodeDoc:
         reported_at=node.reported_at_s,
         incarnation=inventory.incarnation,
         rpc_address=inventory.node.rpc_address,
-        data_address=inventory.node.data_address,
+        endpoints=[EndpointDoc(**asdict(endpoint)) for endpoint in inventory.node.endpoints],
         domain=inventory.node.domain,
         budget_bytes=inventory.budget_bytes,
         used_bytes=inventory.used_bytes,
