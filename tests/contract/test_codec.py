@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core import announcements, attempts, facts, ids, protection, reports, session, work
+from holdfast.core import (
+    announcements,
+    attempts,
+    facts,
+    ids,
+    needs,
+    protection,
+    reports,
+    session,
+    work,
+)
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
@@ -28,7 +38,7 @@ def message_of(cls):
 
 VALUES = [
     cls
-    for module in (ids, announcements, reports, facts, attempts, protection, session, work)
+    for module in (ids, announcements, reports, facts, attempts, needs, protection, session, work)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]

@@ -212,6 +212,7 @@ class Residency(RuleBasedStateMachine):
                 generation=self.generation,
                 checkpoint=CheckpointId(RUN, Step(step), Generation(1)),
                 shards=(wanted,),
+                shards_count=1,
             ),
         )
         self.wants = (Want(shard=wanted, sources=("b",), reason=WantReason.RESTORE),)

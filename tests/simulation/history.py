@@ -36,6 +36,7 @@ class History:
         )
         self.world = world = World(plan.seed, net)
         self.ghosts = Ghosts(world)
+        self.ghosts.sharded = plan.sharded
         self.bucket = Bucket(world, self.ghosts) if plan.workers else None
         self.queue = Queue(world) if plan.workers else None
         self.ghosts.bucket = self.bucket

@@ -15,6 +15,7 @@ from enum import IntEnum
 
 from holdfast.core.announcements import Announcement
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.needs import Needs
 from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.reports import RankReport
 
@@ -66,7 +67,8 @@ class HeldShard:
 class RankStatus:
     """What one rank's session is doing; ``ready_decision`` 0 means not ready for any.
 
-    ``report`` is what the rank says of itself, as it said it; the rest is what its agent sees.
+    ``report`` is what the rank says of itself, as it said it; ``needs`` are those that it named,
+    without byte ranges; the rest is what its agent sees.
     """
 
     job: str
@@ -77,6 +79,7 @@ class RankStatus:
     ready_decision: int = 0
     nonce: bytes = b""
     report: RankReport = field(default_factory=RankReport)
+    needs: Needs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +215,7 @@ class DecisionState(IntEnum):
 class Decision:
     """What an attempt should restore; ``fresh``: nothing, it begins at step 0.
 
+    A node is told those of the checkpoint's ``shards`` that its ranks need, and the number of all.
     ``refused``: lost only as to what the attempt asked for; others can be restored. ``notes`` are
     the user's of the checkpoint's step: a JSON object, empty: none are known.
     """
@@ -225,6 +229,7 @@ class Decision:
     reason: str = ""
     refused: bool = False
     notes: str = ""
+    shards_count: int = 0
 
 
 class WantReason(IntEnum):

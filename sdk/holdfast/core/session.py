@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.announcements import Announcement
 from holdfast.core.facts import AbandonedStep, Decision, Event, Shard
+from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 
 
@@ -87,7 +88,8 @@ class SessionUpdate:
     """What a rank tells its agent; the newest wins, repeats are harmless.
 
     ``report`` goes on to the catalogue, the rest is between the two.
-    ``wants_slot`` is the step that found no free slot, 0: none waits for one.
+    ``wants_slot`` is the step that found no free slot, 0: none waits for one. ``needs`` are those
+    of the checkpoint that was last proposed, None: the rank has not named them.
     """
 
     session: str
@@ -96,3 +98,4 @@ class SessionUpdate:
     closed_slots: tuple[str, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
     events: tuple[Event, ...] = ()
+    needs: Needs | None = None

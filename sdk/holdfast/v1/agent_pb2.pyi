@@ -447,6 +447,7 @@ class UpdateRequest(_message.Message):
     CLOSED_SLOTS_FIELD_NUMBER: _builtins.int
     ABANDONED_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     wants_slot: _builtins.int
     """the step that found no free slot; 0: none"""
@@ -460,6 +461,10 @@ class UpdateRequest(_message.Message):
     def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.AbandonedStep]: ...
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.Event]: ...
+    @_builtins.property
+    def needs(self) -> _common_pb2.Needs:
+        """of the checkpoint last proposed; unset: the rank has not named them"""
+
     def __init__(
         self,
         *,
@@ -469,10 +474,11 @@ class UpdateRequest(_message.Message):
         closed_slots: _abc.Iterable[_builtins.str] | None = ...,
         abandoned: _abc.Iterable[_metadata_pb2.AbandonedStep] | None = ...,
         events: _abc.Iterable[_metadata_pb2.Event] | None = ...,
+        needs: _common_pb2.Needs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needs", b"needs", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "report", b"report", "session", b"session", "wants_slot", b"wants_slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "needs", b"needs", "report", b"report", "session", b"session", "wants_slot", b"wants_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

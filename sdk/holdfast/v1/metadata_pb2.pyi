@@ -81,6 +81,7 @@ class RankStatus(_message.Message):
     READY_DECISION_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     run: _builtins.str
     generation: _builtins.int
@@ -95,6 +96,10 @@ class RankStatus(_message.Message):
     def report(self) -> _common_pb2.RankReport:
         """as the rank said it"""
 
+    @_builtins.property
+    def needs(self) -> _common_pb2.Needs:
+        """of the checkpoint last proposed, without ranges; unset: not named"""
+
     def __init__(
         self,
         *,
@@ -106,10 +111,11 @@ class RankStatus(_message.Message):
         ready_decision: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
         report: _common_pb2.RankReport | None = ...,
+        needs: _common_pb2.Needs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needs", b"needs", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "nonce", b"nonce", "rank", b"rank", "ready_decision", b"ready_decision", "report", b"report", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "needs", b"needs", "nonce", b"nonce", "rank", b"rank", "ready_decision", b"ready_decision", "report", b"report", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -617,6 +623,7 @@ class Decision(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    SHARDS_COUNT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     state: Global___Decision.State.ValueType
     generation: _builtins.int
@@ -628,11 +635,13 @@ class Decision(_message.Message):
     """lost only as to what the attempt asked for; others can be restored"""
     notes: _builtins.str
     """the user's, of the checkpoint's step: a JSON object; empty: none known"""
+    shards_count: _builtins.int
+    """of all that the checkpoint consists of"""
     @_builtins.property
     def checkpoint(self) -> _common_pb2.CheckpointId: ...
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]:
-        """all that the checkpoint consists of"""
+        """those that the ranks of the node which is told need"""
 
     def __init__(
         self,
@@ -646,10 +655,11 @@ class Decision(_message.Message):
         reason: _builtins.str = ...,
         refused: _builtins.bool = ...,
         notes: _builtins.str = ...,
+        shards_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "notes", b"notes", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "notes", b"notes", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "shards_count", b"shards_count", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

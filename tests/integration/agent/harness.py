@@ -295,6 +295,7 @@ def decision(shards, *, number=1, generation=2, state=DecisionState.PROPOSED) ->
         generation=generation,
         checkpoint=CheckpointId(first.run, first.step, first.generation),
         shards=tuple(shards),
+        shards_count=len(shards),
     )
 
 

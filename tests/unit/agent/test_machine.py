@@ -273,6 +273,7 @@ def proposal(number=1, stage=DecisionState.PROPOSED):
         generation=1,
         checkpoint=CheckpointId("r1", 5, 1),
         shards=(shard(5),),
+        shards_count=1,
     )
 
 

@@ -20,6 +20,7 @@ from holdfast.core.facts import (
     Shard,
 )
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 from holdfast.core.slots import SlotName, SlotState
 
@@ -114,6 +115,7 @@ class Session:
     proposed_s: float | None = None
     ready_s: float | None = None
     ready_decision: int = 0
+    needs: Needs | None = None
 
     @property
     def run(self) -> str:
