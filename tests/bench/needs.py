@@ -58,7 +58,7 @@ def _measure(nodes_count: int, *, sharded: bool) -> Iterator[Record]:
     own = length_bytes * RANKS_PER_NODE
     need = memory_need(
         own_bytes=own,
-        checkpoint_bytes=own if sharded else total_bytes,
+        restored_bytes=own if sharded else total_bytes,
         protection=Copies(1),
         nodes_count=nodes_count,
     )
@@ -68,7 +68,7 @@ def _measure(nodes_count: int, *, sharded: bool) -> Iterator[Record]:
     )
     yield _record(f"fetched_{kind}_{nodes_count}", fetched, total_bytes, note)
     whole = memory_need(
-        own_bytes=own, checkpoint_bytes=total_bytes, protection=Copies(1), nodes_count=nodes_count
+        own_bytes=own, restored_bytes=total_bytes, protection=Copies(1), nodes_count=nodes_count
     )
     yield _record(f"reserved_{kind}_{nodes_count}", need.total_bytes, whole.total_bytes, note)
 
@@ -105,7 +105,7 @@ def _lost_node(
     """Return a restore that is proposed while ``n0`` has nothing; ``n1`` has copies of its own."""
     spec = AttemptSpec(
         job="job", nonce=b"n", launcher="l", holder="h", rank=0, world_size=len(shards),
-        local_world_size=RANKS_PER_NODE, replicas=1, names_needs=sharded,
+        local_world_size=RANKS_PER_NODE, replicas=1,
     )  # fmt: skip
     attempt = Attempt(
         generation=2, spec=spec, started_at_s=0.0, lease_until_s=100.0, allowed=Copies(1)
@@ -137,6 +137,7 @@ def _node(index: int, nodes_count: int, shards: tuple[Shard, ...], *, sharded: b
     statuses = tuple(
         RankStatus(
             job="job", run=KEY.run, generation=2, rank=int(shard.id.rank), nonce=b"n",
+            names_needs=sharded,
             needs=Needs(checkpoint=KEY, shards=(ShardNeed(rank=int(shard.id.rank)),))
             if sharded
             else None,

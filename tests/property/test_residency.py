@@ -117,9 +117,7 @@ class Residency(RuleBasedStateMachine):
             id=name, job="job", run=RUN, generation=self.generation, rank=rank, world_size=2
         )
         self.feed(ev.SessionOpened(session))
-        asked = Reservation(
-            plan_hash="p", length_bytes=LENGTH, slots=2, checkpoint_bytes=2 * LENGTH
-        )
+        asked = Reservation(plan_hash="p", length_bytes=LENGTH, slots=2, restored_bytes=2 * LENGTH)
         self.feed(ev.Reserved(name, asked))
 
     @precondition(lambda self: self.state.sessions)

@@ -22,7 +22,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.needs import Needs, ShardNeed
-from holdfast.core.session import SessionView
+from holdfast.core.session import RestoreView, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast.training.save_events import Restored
@@ -165,7 +165,7 @@ class Process:
         asked = Reservation(
             plan_hash=plan_hash(attempt.world_size), length_bytes=LENGTH,
             slots=slots_per_rank(persist=bool(attempt.job.plan.persist_steps)),
-            checkpoint_bytes=LENGTH * (1 if attempt.job.plan.sharded else attempt.world_size),
+            restored_bytes=LENGTH * (1 if attempt.job.plan.sharded else attempt.world_size),
         )  # fmt: skip
         assert self.node.state is not None
         try:
@@ -248,8 +248,12 @@ class Process:
             self.fail(f"lost: {decision.reason[:150]}")
         elif decision.state is DecisionState.CONFIRMED and decision.fresh:
             self._begin(decision, 0)
-        elif decision.state is DecisionState.CONFIRMED and view.restore.ready:
+        elif decision.state is DecisionState.CONFIRMED and self._is_answered(view.restore):
             self._load(view, decision)
+
+    def _is_answered(self, restore: RestoreView) -> bool:
+        """Tell whether all is here, by what this rank named last."""
+        return restore.ready and restore.needs == (self.needs.number if self.needs else 0)
 
     def _unnamed(self, decision: Decision) -> bool:
         """Name what this rank needs of what is proposed, if it has not; False: there is nothing."""
@@ -258,7 +262,10 @@ class Process:
             return False
         saved = self.ghosts.world_sizes[chosen]
         parts = range(self.rank, saved, size) if self.rank < saved else (self.rank % saved,)
-        self.needs = Needs(checkpoint=chosen, shards=tuple(ShardNeed(rank=part) for part in parts))
+        self.needs = Needs(
+            checkpoint=chosen, shards=tuple(ShardNeed(rank=part) for part in parts),
+            number=self.needs.number + 1 if self.needs else 1,
+        )  # fmt: skip
         self.ghosts.named[self.node.name, chosen].update(parts)
         return True
 

@@ -67,8 +67,8 @@ class HeldShard:
 class RankStatus:
     """What one rank's session is doing; ``ready_decision`` 0 means not ready for any.
 
-    ``report`` is what the rank says of itself, as it said it; ``needs`` are those that it named,
-    without byte ranges; the rest is what its agent sees.
+    ``report`` is what the rank says of itself, as it said it; ``needs`` are those that it named, if
+    it ``names_needs``, without byte ranges; the rest is what its agent sees.
     """
 
     job: str
@@ -79,6 +79,7 @@ class RankStatus:
     ready_decision: int = 0
     nonce: bytes = b""
     report: RankReport = field(default_factory=RankReport)
+    names_needs: bool = False
     needs: Needs | None = None
 
 
@@ -215,7 +216,8 @@ class DecisionState(IntEnum):
 class Decision:
     """What an attempt should restore; ``fresh``: nothing, it begins at step 0.
 
-    A node is told those of the checkpoint's ``shards`` that its ranks need, and the number of all.
+    A node is told those of the checkpoint's ``shards`` that its ranks need, the number of all, and
+    the ``world_size`` of the attempt that saved it.
     ``refused``: lost only as to what the attempt asked for; others can be restored. ``notes`` are
     the user's of the checkpoint's step: a JSON object, empty: none are known.
     """
@@ -230,6 +232,7 @@ class Decision:
     refused: bool = False
     notes: str = ""
     shards_count: int = 0
+    world_size: int = 0
 
 
 class WantReason(IntEnum):

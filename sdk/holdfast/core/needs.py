@@ -36,10 +36,16 @@ class ShardNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """All that a rank needs of ``checkpoint``; no shard: it begins without any of its bytes."""
+    """All that a rank needs of ``checkpoint``; no shard: it begins without any of its bytes.
+
+    ``whole``: all of it, whatever ``shards`` says. ``number`` counts what the rank has said of its
+    needs, so that an answer to what it said before is not taken for one to this.
+    """
 
     checkpoint: CheckpointId
     shards: tuple[ShardNeed, ...] = ()
+    number: int = 1
+    whole: bool = False
 
     def in_whole_shards(self) -> Needs:
         """Return the same without byte ranges: which bytes are read is between rank and agent."""

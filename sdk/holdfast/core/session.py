@@ -48,13 +48,17 @@ class LocalSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreView:
-    """The decision and, once it is confirmed and all is here, where to load from."""
+    """The decision and, once it is confirmed and all is here, where to load from.
+
+    ``needs`` is the number of the rank's needs that this answers, 0: it has named none.
+    """
 
     decision: Decision
     ready: bool = False
     segments: tuple[LocalSegment, ...] = ()
     decide_s: float = 0.0
     fetch_s: float = 0.0
+    needs: int = 0
 
     def is_of(self, generation: int) -> bool:
         """Tell whether it is decided for the attempt of that number.

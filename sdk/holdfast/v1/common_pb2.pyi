@@ -291,9 +291,7 @@ class AttemptSpec(_message.Message):
     this number, as one that has restored `restored`, or has begun at step 0.
     """
     names_needs: _builtins.bool
-    """The rank says which shards it needs once a checkpoint is proposed; unset: it needs all of it.
-    The same for all ranks of an attempt.
-    """
+    """The rank says which shards it needs once a checkpoint is proposed; unset: it needs all of it."""
     @_builtins.property
     def persist(self) -> Global___PersistRule:
         """unset: nothing goes to the object store by itself"""
@@ -395,6 +393,12 @@ class Needs(_message.Message):
 
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of all that the rank has said of its needs: 1, 2, ..."""
+    whole: _builtins.bool
+    """all of the checkpoint, whatever `shards` says"""
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointId: ...
     @_builtins.property
@@ -404,10 +408,12 @@ class Needs(_message.Message):
         *,
         checkpoint: Global___CheckpointId | None = ...,
         shards: _abc.Iterable[Global___ShardNeed] | None = ...,
+        number: _builtins.int = ...,
+        whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "number", b"number", "shards", b"shards", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from holdfast.v1 import common_pb2 as holdfast_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aholdfast/v1/metadata.proto\x12\x0bholdfast.v1\x1a\x18holdfast/v1/common.proto\"c\n\x13RegisterRankRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.holdfast.v1.AttemptSpec\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x16\n\x0egeneration_min\x18\x03 \x01(\x03\"7\n\x14RegisterRankResponse\x12\x1f\n\x04seat\x18\x01 \x01(\x0b\x32\x11.holdfast.v1.Seat\"\xd5\x01\n\nRankStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0c\n\x04live\x18\t \x01(\x08\x12\x16\n\x0eready_decision\x18\n \x01(\x03\x12\r\n\x05nonce\x18\x0e \x01(\x0c\x12\'\n\x06report\x18\x0f \x01(\x0b\x32\x17.holdfast.v1.RankReport\x12!\n\x05needs\x18\x10 \x01(\x0b\x32\x12.holdfast.v1.NeedsJ\x04\x08\x05\x10\tJ\x04\x08\x0b\x10\x0e\"\xcd\x01\n\tHeldShard\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.holdfast.v1.HeldShard.State\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x18\n\x10slot_incarnation\x18\x04 \x01(\x03\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTATE_SEALED\x10\x01\x12\x15\n\x11STATE_QUARANTINED\x10\x02\"N\n\rAbandonedStep\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"P\n\tBadSource\x12#\n\x05shard\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x03 \x01(\x03\"\xe3\x02\n\tInventory\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.holdfast.v1.Peer\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x03\x12\x12\n\nused_bytes\x18\x05 \x01(\x03\x12&\n\x06shards\x18\x06 \x03(\x0b\x32\x16.holdfast.v1.HeldShard\x12&\n\x05ranks\x18\x07 \x03(\x0b\x32\x17.holdfast.v1.RankStatus\x12-\n\tabandoned\x18\x08 \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12+\n\x0b\x62\x61\x64_sources\x18\t \x03(\x0b\x32\x16.holdfast.v1.BadSource\x12\x0f\n\x07leaving\x18\n \x01(\x08\x12\'\n\x04seen\x18\x0b \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\"=\n\x0cWatchRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xf5\x01\n\x08NodeView\x12\x0f\n\x07version\x18\x01 \x01(\t\x12 \n\x05nodes\x18\x02 \x03(\x0b\x32\x11.holdfast.v1.Peer\x12\"\n\x04runs\x18\x03 \x03(\x0b\x32\x14.holdfast.v1.RunView\x12 \n\x05wants\x18\x04 \x03(\x0b\x32\x11.holdfast.v1.Want\x12\x17\n\x0fincarnation_min\x18\x05 \x01(\x03\x12\x19\n\x11taken_incarnation\x18\x06 \x01(\x03\x12\x16\n\x0etaken_sequence\x18\x07 \x01(\x03\x12$\n\x06spares\x18\x08 \x03(\x0b\x32\x14.holdfast.v1.ShardId\"=\n\rSupersedeRule\x12\x12\n\nafter_step\x18\x01 \x01(\x03\x12\x18\n\x10\x62\x65low_generation\x18\x02 \x01(\x03\"q\n\tCommitted\x12-\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x12\n\nreplicated\x18\x02 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x08\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"\xb7\x04\n\x07RunView\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12\x0c\n\x04ring\x18\x05 \x03(\t\x12)\n\tcommitted\x18\x08 \x03(\x0b\x32\x16.holdfast.v1.Committed\x12,\n\tkeep_from\x18\t \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12)\n\x06pinned\x18\n \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\x12.\n\nsuperseded\x18\x0b \x03(\x0b\x32\x1a.holdfast.v1.SupersedeRule\x12-\n\tabandoned\x18\x0c \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12\'\n\x08\x64\x65\x63ision\x18\x0e \x01(\x0b\x32\x15.holdfast.v1.Decision\x12\x10\n\x08shortage\x18\x0f \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x10 \x01(\x03\x12\r\n\x05nonce\x18\x11 \x01(\x0c\x12\r\n\x05seats\x18\x12 \x03(\x05\x12%\n\x06\x63opies\x18\x13 \x01(\x0b\x32\x13.holdfast.v1.CopiesH\x00\x12/\n\x0c\x61nnouncement\x18\x14 \x01(\x0b\x32\x19.holdfast.v1.AnnouncementB\x0c\n\nprotectionJ\x04\x08\r\x10\x0eJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x08replicasR\rdomain_spread\"#\n\x06\x43opies\x12\t\n\x01n\x18\x01 \x01(\x05\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\"\xbd\x01\n\x04Want\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12(\n\x06reason\x18\x03 \x01(\x0e\x32\x18.holdfast.v1.Want.Reason\x12\x0e\n\x06object\x18\x04 \x01(\x08\"G\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x12\n\x0eREASON_RESTORE\x10\x01\x12\x11\n\rREASON_REPAIR\x10\x02\"\xee\x02\n\x08\x44\x65\x63ision\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.holdfast.v1.Decision.State\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05\x66resh\x18\x04 \x01(\x08\x12-\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\"\n\x06shards\x18\x06 \x03(\x0b\x32\x12.holdfast.v1.Shard\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07refused\x18\x08 \x01(\x08\x12\r\n\x05notes\x18\t \x01(\t\x12\x14\n\x0cshards_count\x18\n \x01(\x03\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PENDING\x10\x01\x12\x12\n\x0eSTATE_PROPOSED\x10\x02\x12\x13\n\x0fSTATE_CONFIRMED\x10\x03\x12\x0e\n\nSTATE_LOST\x10\x04\"\xa7\x01\n\x05\x45vent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x30\n\x07\x63ontext\x18\x05 \x03(\x0b\x32\x1f.holdfast.v1.Event.ContextEntry\x1a.\n\x0c\x43ontextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\rRecordRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.holdfast.v1.Event\"\x10\n\x0eRecordResponse2\xe2\x02\n\x08Metadata\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12S\n\x0cRegisterRank\x12 .holdfast.v1.RegisterRankRequest\x1a!.holdfast.v1.RegisterRankResponse\x12\x37\n\x06Report\x12\x16.holdfast.v1.Inventory\x1a\x15.holdfast.v1.NodeView\x12\x39\n\x05Watch\x12\x19.holdfast.v1.WatchRequest\x1a\x15.holdfast.v1.NodeView\x12\x41\n\x06Record\x12\x1a.holdfast.v1.RecordRequest\x1a\x1b.holdfast.v1.RecordResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aholdfast/v1/metadata.proto\x12\x0bholdfast.v1\x1a\x18holdfast/v1/common.proto\"c\n\x13RegisterRankRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.holdfast.v1.AttemptSpec\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x16\n\x0egeneration_min\x18\x03 \x01(\x03\"7\n\x14RegisterRankResponse\x12\x1f\n\x04seat\x18\x01 \x01(\x0b\x32\x11.holdfast.v1.Seat\"\xea\x01\n\nRankStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0c\n\x04live\x18\t \x01(\x08\x12\x16\n\x0eready_decision\x18\n \x01(\x03\x12\r\n\x05nonce\x18\x0e \x01(\x0c\x12\'\n\x06report\x18\x0f \x01(\x0b\x32\x17.holdfast.v1.RankReport\x12\x13\n\x0bnames_needs\x18\x10 \x01(\x08\x12!\n\x05needs\x18\x11 \x01(\x0b\x32\x12.holdfast.v1.NeedsJ\x04\x08\x05\x10\tJ\x04\x08\x0b\x10\x0e\"\xcd\x01\n\tHeldShard\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.holdfast.v1.HeldShard.State\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x18\n\x10slot_incarnation\x18\x04 \x01(\x03\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTATE_SEALED\x10\x01\x12\x15\n\x11STATE_QUARANTINED\x10\x02\"N\n\rAbandonedStep\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\"P\n\tBadSource\x12#\n\x05shard\x18\x01 \x01(\x0b\x32\x14.holdfast.v1.ShardId\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x03 \x01(\x03\"\xe3\x02\n\tInventory\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.holdfast.v1.Peer\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x03\x12\x12\n\nused_bytes\x18\x05 \x01(\x03\x12&\n\x06shards\x18\x06 \x03(\x0b\x32\x16.holdfast.v1.HeldShard\x12&\n\x05ranks\x18\x07 \x03(\x0b\x32\x17.holdfast.v1.RankStatus\x12-\n\tabandoned\x18\x08 \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12+\n\x0b\x62\x61\x64_sources\x18\t \x03(\x0b\x32\x16.holdfast.v1.BadSource\x12\x0f\n\x07leaving\x18\n \x01(\x08\x12\'\n\x04seen\x18\x0b \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\"=\n\x0cWatchRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xf5\x01\n\x08NodeView\x12\x0f\n\x07version\x18\x01 \x01(\t\x12 \n\x05nodes\x18\x02 \x03(\x0b\x32\x11.holdfast.v1.Peer\x12\"\n\x04runs\x18\x03 \x03(\x0b\x32\x14.holdfast.v1.RunView\x12 \n\x05wants\x18\x04 \x03(\x0b\x32\x11.holdfast.v1.Want\x12\x17\n\x0fincarnation_min\x18\x05 \x01(\x03\x12\x19\n\x11taken_incarnation\x18\x06 \x01(\x03\x12\x16\n\x0etaken_sequence\x18\x07 \x01(\x03\x12$\n\x06spares\x18\x08 \x03(\x0b\x32\x14.holdfast.v1.ShardId\"=\n\rSupersedeRule\x12\x12\n\nafter_step\x18\x01 \x01(\x03\x12\x18\n\x10\x62\x65low_generation\x18\x02 \x01(\x03\"q\n\tCommitted\x12-\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x12\n\nreplicated\x18\x02 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x03 \x01(\x08\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"\xb7\x04\n\x07RunView\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x12\n\nworld_size\x18\x04 \x01(\x05\x12\x0c\n\x04ring\x18\x05 \x03(\t\x12)\n\tcommitted\x18\x08 \x03(\x0b\x32\x16.holdfast.v1.Committed\x12,\n\tkeep_from\x18\t \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12)\n\x06pinned\x18\n \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\x12.\n\nsuperseded\x18\x0b \x03(\x0b\x32\x1a.holdfast.v1.SupersedeRule\x12-\n\tabandoned\x18\x0c \x03(\x0b\x32\x1a.holdfast.v1.AbandonedStep\x12\'\n\x08\x64\x65\x63ision\x18\x0e \x01(\x0b\x32\x15.holdfast.v1.Decision\x12\x10\n\x08shortage\x18\x0f \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x10 \x01(\x03\x12\r\n\x05nonce\x18\x11 \x01(\x0c\x12\r\n\x05seats\x18\x12 \x03(\x05\x12%\n\x06\x63opies\x18\x13 \x01(\x0b\x32\x13.holdfast.v1.CopiesH\x00\x12/\n\x0c\x61nnouncement\x18\x14 \x01(\x0b\x32\x19.holdfast.v1.AnnouncementB\x0c\n\nprotectionJ\x04\x08\r\x10\x0eJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x08replicasR\rdomain_spread\"#\n\x06\x43opies\x12\t\n\x01n\x18\x01 \x01(\x05\x12\x0e\n\x06\x64omain\x18\x02 \x01(\t\"\xbd\x01\n\x04Want\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12(\n\x06reason\x18\x03 \x01(\x0e\x32\x18.holdfast.v1.Want.Reason\x12\x0e\n\x06object\x18\x04 \x01(\x08\"G\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x12\n\x0eREASON_RESTORE\x10\x01\x12\x11\n\rREASON_REPAIR\x10\x02\"\x82\x03\n\x08\x44\x65\x63ision\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12*\n\x05state\x18\x02 \x01(\x0e\x32\x1b.holdfast.v1.Decision.State\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05\x66resh\x18\x04 \x01(\x08\x12-\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\"\n\x06shards\x18\x06 \x03(\x0b\x32\x12.holdfast.v1.Shard\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07refused\x18\x08 \x01(\x08\x12\r\n\x05notes\x18\t \x01(\t\x12\x14\n\x0cshards_count\x18\n \x01(\x03\x12\x12\n\nworld_size\x18\x0b \x01(\x05\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PENDING\x10\x01\x12\x12\n\x0eSTATE_PROPOSED\x10\x02\x12\x13\n\x0fSTATE_CONFIRMED\x10\x03\x12\x0e\n\nSTATE_LOST\x10\x04\"\xa7\x01\n\x05\x45vent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x30\n\x07\x63ontext\x18\x05 \x03(\x0b\x32\x1f.holdfast.v1.Event.ContextEntry\x1a.\n\x0c\x43ontextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\rRecordRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\"\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x12.holdfast.v1.Event\"\x10\n\x0eRecordResponse2\xe2\x02\n\x08Metadata\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12S\n\x0cRegisterRank\x12 .holdfast.v1.RegisterRankRequest\x1a!.holdfast.v1.RegisterRankResponse\x12\x37\n\x06Report\x12\x16.holdfast.v1.Inventory\x1a\x15.holdfast.v1.NodeView\x12\x39\n\x05Watch\x12\x19.holdfast.v1.WatchRequest\x1a\x15.holdfast.v1.NodeView\x12\x41\n\x06Record\x12\x1a.holdfast.v1.RecordRequest\x1a\x1b.holdfast.v1.RecordResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,45 +39,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERRANKRESPONSE']._serialized_start=170
   _globals['_REGISTERRANKRESPONSE']._serialized_end=225
   _globals['_RANKSTATUS']._serialized_start=228
-  _globals['_RANKSTATUS']._serialized_end=441
-  _globals['_HELDSHARD']._serialized_start=444
-  _globals['_HELDSHARD']._serialized_end=649
-  _globals['_HELDSHARD_STATE']._serialized_start=578
-  _globals['_HELDSHARD_STATE']._serialized_end=649
-  _globals['_ABANDONEDSTEP']._serialized_start=651
-  _globals['_ABANDONEDSTEP']._serialized_end=729
-  _globals['_BADSOURCE']._serialized_start=731
-  _globals['_BADSOURCE']._serialized_end=811
-  _globals['_INVENTORY']._serialized_start=814
-  _globals['_INVENTORY']._serialized_end=1169
-  _globals['_WATCHREQUEST']._serialized_start=1171
-  _globals['_WATCHREQUEST']._serialized_end=1232
-  _globals['_NODEVIEW']._serialized_start=1235
-  _globals['_NODEVIEW']._serialized_end=1480
-  _globals['_SUPERSEDERULE']._serialized_start=1482
-  _globals['_SUPERSEDERULE']._serialized_end=1543
-  _globals['_COMMITTED']._serialized_start=1545
-  _globals['_COMMITTED']._serialized_end=1658
-  _globals['_RUNVIEW']._serialized_start=1661
-  _globals['_RUNVIEW']._serialized_end=2228
-  _globals['_COPIES']._serialized_start=2230
-  _globals['_COPIES']._serialized_end=2265
-  _globals['_WANT']._serialized_start=2268
-  _globals['_WANT']._serialized_end=2457
-  _globals['_WANT_REASON']._serialized_start=2386
-  _globals['_WANT_REASON']._serialized_end=2457
-  _globals['_DECISION']._serialized_start=2460
-  _globals['_DECISION']._serialized_end=2826
-  _globals['_DECISION_STATE']._serialized_start=2720
-  _globals['_DECISION_STATE']._serialized_end=2826
-  _globals['_EVENT']._serialized_start=2829
-  _globals['_EVENT']._serialized_end=2996
-  _globals['_EVENT_CONTEXTENTRY']._serialized_start=2950
-  _globals['_EVENT_CONTEXTENTRY']._serialized_end=2996
-  _globals['_RECORDREQUEST']._serialized_start=2998
-  _globals['_RECORDREQUEST']._serialized_end=3063
-  _globals['_RECORDRESPONSE']._serialized_start=3065
-  _globals['_RECORDRESPONSE']._serialized_end=3081
-  _globals['_METADATA']._serialized_start=3084
-  _globals['_METADATA']._serialized_end=3438
+  _globals['_RANKSTATUS']._serialized_end=462
+  _globals['_HELDSHARD']._serialized_start=465
+  _globals['_HELDSHARD']._serialized_end=670
+  _globals['_HELDSHARD_STATE']._serialized_start=599
+  _globals['_HELDSHARD_STATE']._serialized_end=670
+  _globals['_ABANDONEDSTEP']._serialized_start=672
+  _globals['_ABANDONEDSTEP']._serialized_end=750
+  _globals['_BADSOURCE']._serialized_start=752
+  _globals['_BADSOURCE']._serialized_end=832
+  _globals['_INVENTORY']._serialized_start=835
+  _globals['_INVENTORY']._serialized_end=1190
+  _globals['_WATCHREQUEST']._serialized_start=1192
+  _globals['_WATCHREQUEST']._serialized_end=1253
+  _globals['_NODEVIEW']._serialized_start=1256
+  _globals['_NODEVIEW']._serialized_end=1501
+  _globals['_SUPERSEDERULE']._serialized_start=1503
+  _globals['_SUPERSEDERULE']._serialized_end=1564
+  _globals['_COMMITTED']._serialized_start=1566
+  _globals['_COMMITTED']._serialized_end=1679
+  _globals['_RUNVIEW']._serialized_start=1682
+  _globals['_RUNVIEW']._serialized_end=2249
+  _globals['_COPIES']._serialized_start=2251
+  _globals['_COPIES']._serialized_end=2286
+  _globals['_WANT']._serialized_start=2289
+  _globals['_WANT']._serialized_end=2478
+  _globals['_WANT_REASON']._serialized_start=2407
+  _globals['_WANT_REASON']._serialized_end=2478
+  _globals['_DECISION']._serialized_start=2481
+  _globals['_DECISION']._serialized_end=2867
+  _globals['_DECISION_STATE']._serialized_start=2761
+  _globals['_DECISION_STATE']._serialized_end=2867
+  _globals['_EVENT']._serialized_start=2870
+  _globals['_EVENT']._serialized_end=3037
+  _globals['_EVENT_CONTEXTENTRY']._serialized_start=2991
+  _globals['_EVENT_CONTEXTENTRY']._serialized_end=3037
+  _globals['_RECORDREQUEST']._serialized_start=3039
+  _globals['_RECORDREQUEST']._serialized_end=3104
+  _globals['_RECORDRESPONSE']._serialized_start=3106
+  _globals['_RECORDRESPONSE']._serialized_end=3122
+  _globals['_METADATA']._serialized_start=3125
+  _globals['_METADATA']._serialized_end=3479
 # @@protoc_insertion_point(module_scope)

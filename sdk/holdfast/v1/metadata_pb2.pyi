@@ -81,6 +81,7 @@ class RankStatus(_message.Message):
     READY_DECISION_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    NAMES_NEEDS_FIELD_NUMBER: _builtins.int
     NEEDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     run: _builtins.str
@@ -92,13 +93,15 @@ class RankStatus(_message.Message):
     """Set once all that this rank needs for decision `ready_decision` is here, verified."""
     nonce: _builtins.bytes
     """of the attempt; empty: of the one that has this generation"""
+    names_needs: _builtins.bool
+    """it needs what `needs` says; else all of a checkpoint"""
     @_builtins.property
     def report(self) -> _common_pb2.RankReport:
         """as the rank said it"""
 
     @_builtins.property
     def needs(self) -> _common_pb2.Needs:
-        """of the checkpoint last proposed, without ranges; unset: not named"""
+        """of the checkpoint last proposed, without ranges; unset: not named yet"""
 
     def __init__(
         self,
@@ -111,11 +114,12 @@ class RankStatus(_message.Message):
         ready_decision: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
         report: _common_pb2.RankReport | None = ...,
+        names_needs: _builtins.bool = ...,
         needs: _common_pb2.Needs | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["needs", b"needs", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "needs", b"needs", "nonce", b"nonce", "rank", b"rank", "ready_decision", b"ready_decision", "report", b"report", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "names_needs", b"names_needs", "needs", b"needs", "nonce", b"nonce", "rank", b"rank", "ready_decision", b"ready_decision", "report", b"report", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -624,6 +628,7 @@ class Decision(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     SHARDS_COUNT_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     state: Global___Decision.State.ValueType
     generation: _builtins.int
@@ -637,6 +642,8 @@ class Decision(_message.Message):
     """the user's, of the checkpoint's step: a JSON object; empty: none known"""
     shards_count: _builtins.int
     """of all that the checkpoint consists of"""
+    world_size: _builtins.int
+    """of the attempt that saved it"""
     @_builtins.property
     def checkpoint(self) -> _common_pb2.CheckpointId: ...
     @_builtins.property
@@ -656,10 +663,11 @@ class Decision(_message.Message):
         refused: _builtins.bool = ...,
         notes: _builtins.str = ...,
         shards_count: _builtins.int = ...,
+        world_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "notes", b"notes", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "shards_count", b"shards_count", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "notes", b"notes", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "shards_count", b"shards_count", "state", b"state", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

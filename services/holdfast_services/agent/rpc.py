@@ -62,7 +62,7 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
             plan_hash=request.plan_hash,
             length_bytes=request.length_bytes,
             slots=request.slots,
-            checkpoint_bytes=request.checkpoint_bytes,
+            restored_bytes=request.restored_bytes,
         )
         await self._service.reserve(request.session, asked)
         return pb.ReserveResponse()

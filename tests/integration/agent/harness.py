@@ -282,7 +282,7 @@ def reserve(node: Node, session: str, length: int, slots: int = 2, checkpoint: i
             plan_hash="p" * 32,
             length_bytes=length,
             slots=slots,
-            checkpoint_bytes=checkpoint or length,
+            restored_bytes=checkpoint or length,
         ),
     )
 

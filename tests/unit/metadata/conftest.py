@@ -132,7 +132,6 @@ class Cluster:
         start=None,
         generation=0,
         restored=None,
-        names_needs=False,
     ):
         wish = registration(
             job=JOB,
@@ -151,7 +150,6 @@ class Cluster:
             start=start,
             generation=generation,
             restored=restored,
-            names_needs=names_needs,
         )
         outcome = seat(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
         self.run = outcome.run

@@ -19,7 +19,10 @@ def saved(cluster, *, names_needs, nodes=("a", "b", "c")):
     """A step of one shard per node without copies, and an attempt on other places."""
     generation = fresh(cluster, *nodes, replicas=0)
     save(cluster, 8, generation, nodes, copies=False)
-    cluster.launch(b"second", *reversed(nodes), replicas=0, names_needs=names_needs)
+    cluster.launch(b"second", *reversed(nodes), replicas=0)
+    for rank, node in enumerate(reversed(nodes)):
+        cluster.status(node, rank, names_needs=names_needs)
+        cluster.report(node)
     return CheckpointId(RUN, 8, generation)
 
 
@@ -32,7 +35,7 @@ def told(cluster, node):
 
 def name(cluster, node, rank, key, *ranks):
     needs = Needs(checkpoint=key, shards=tuple(ShardNeed(rank=item) for item in ranks))
-    cluster.status(node, rank, needs=needs)
+    cluster.status(node, rank, names_needs=True, needs=needs)
     cluster.report(node)
 
 
@@ -63,7 +66,7 @@ def test_a_node_fetches_what_its_ranks_named_and_nothing_else(cluster):
 def test_needs_of_two_ranks_of_one_node_are_told_together(cluster):
     generation = fresh(cluster, "a", "b", "c", replicas=0)
     save(cluster, 8, generation, ("a", "b", "c"), copies=False)
-    cluster.launch(b"second", "a", "a", "b", replicas=0, names_needs=True)
+    cluster.launch(b"second", "a", "a", "b", replicas=0)
     key = CheckpointId(RUN, 8, generation)
     name(cluster, "a", 0, key, 2)
     name(cluster, "a", 1, key, 0, 2)
@@ -90,12 +93,16 @@ def test_needs_of_something_else_count_for_nothing(cluster, stale):
     assert told(cluster, "a")[:2] == ([], [])
 
 
-def test_all_ranks_of_an_attempt_name_their_needs_or_none_does(cluster):
-    cluster.join("a", "b")
-    cluster.register(0, "a", names_needs=True)
+def test_who_needs_all_on_a_node_has_all_of_it_told(cluster):
+    key = saved(cluster, names_needs=True)
+    needs = Needs(checkpoint=key, whole=True)
+    cluster.status("a", 2, needs=needs)
+    cluster.report("a")
+    assert told(cluster, "a") == ([0, 1, 2], [1, 2], 3)
 
-    with pytest.raises(InvalidRequestError, match="rank 1 does not name what it needs"):
-        cluster.register(1, "b", names_needs=False)
+    cluster.status("b", 1, names_needs=False)
+    cluster.report("b")
+    assert told(cluster, "b") == ([0, 1, 2], [0, 2], 3)
 
 
 ONE = ByteRange(begin=0, end=4)

@@ -240,12 +240,13 @@ def needed(session: Session, decision: Decision) -> tuple[Shard, ...] | None:
     """
     if decision.checkpoint is None or not decision.shards_count:
         return None
-    if not session.spec.names_needs:
-        whole = len(decision.shards) == decision.shards_count
-        return decision.shards if whole else None
     needs = session.needs
-    if needs is None or needs.checkpoint != decision.checkpoint:
+    named = session.spec.names_needs
+    if named and (needs is None or needs.checkpoint != decision.checkpoint):
         return None
+    if not named or needs is None or needs.whole:
+        listed_all = len(decision.shards) == decision.shards_count
+        return decision.shards if listed_all else None
     listed: dict[tuple[int, int], Shard] = {
         (shard.id.rank, shard.id.volume): shard for shard in decision.shards
     }
@@ -398,7 +399,7 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     own = reserved + asked.length_bytes * missing
     return memory_need(
         own_bytes=own,
-        checkpoint_bytes=max(asked.checkpoint_bytes, own),
+        restored_bytes=max(asked.restored_bytes, own),
         protection=session.spec.protection,
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,

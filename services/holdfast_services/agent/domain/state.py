@@ -85,7 +85,7 @@ class Reservation:
     plan_hash: str
     length_bytes: int
     slots: int
-    checkpoint_bytes: int
+    restored_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

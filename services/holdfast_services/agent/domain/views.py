@@ -87,6 +87,7 @@ def _rank(session: Session) -> RankStatus:
         ready_decision=session.ready_decision,
         nonce=session.spec.nonce,
         report=session.report,
+        names_needs=session.spec.names_needs,
         needs=session.needs.in_whole_shards() if session.needs else None,
     )
 
@@ -174,6 +175,7 @@ def _restore(state: State, session: Session) -> RestoreView | None:
         # What it loads are the segments: the list of shards is between agent and catalogue.
         decision=replace(decision, shards=()),
         ready=slots is not None,
+        needs=session.needs.number if session.needs else 0,
         segments=tuple(_segment(slot) for slot in slots or ()) if confirmed else (),
         decide_s=_decide_s(session),
         fetch_s=_between(session.proposed_s, session.ready_s),

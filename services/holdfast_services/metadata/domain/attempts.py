@@ -74,8 +74,7 @@ def register(
     Raises:
         AlreadyExistsError: another launcher's attempt lives; names its holder.
         StaleGenerationError: a newer attempt has replaced the one the nonce names.
-        InvalidRequestError: the world size, where to begin, or whether needs are named, is not
-            that of the attempt.
+        InvalidRequestError: the world size, or where to begin, is not that of the attempt.
     """
     events: tuple[Event, ...] = ()
     if known is None:
@@ -92,14 +91,6 @@ def register(
     if asked.world_size != begun.world_size:
         raise InvalidRequestError(
             f"world size {asked.world_size} differs from the attempt's {begun.world_size}",
-            job=run.job,
-            rank=asked.rank,
-        )
-    if asked.names_needs != begun.names_needs:
-        raise InvalidRequestError(
-            f"rank {asked.rank} {'names' if asked.names_needs else 'does not name'} what it needs "
-            f"of a checkpoint, other ranks of the attempt do it the other way: use one kind of "
-            f"parallelism and one version on all ranks",
             job=run.job,
             rank=asked.rank,
         )

@@ -23,17 +23,16 @@ def needed(run: Run, host: str, node: Node | None) -> Sequence[Shard]:
         return ()
     if all(rank.loaded for rank in run.ranks if rank.node == host):
         return ()
-    if not attempt.spec.names_needs:
+    mine = [
+        status
+        for status in (node.inventory.ranks if node else ())
+        if _is_of(status, run) and not status.report.loaded
+    ]
+    named = [s.needs for s in mine if s.needs and s.needs.checkpoint == decision.checkpoint]
+    if not all(status.names_needs for status in mine) or any(needs.whole for needs in named):
         return decision.shards
-    statuses = node.inventory.ranks if node else ()
-    said = (s.needs for s in statuses if _is_of(s, run) and not s.report.loaded)
-    named = {
-        (need.rank, need.volume)
-        for needs in said
-        if needs is not None and needs.checkpoint == decision.checkpoint
-        for need in needs.shards
-    }
-    return tuple(shard for shard in decision.shards if (shard.id.rank, shard.id.volume) in named)
+    places = {(need.rank, need.volume) for needs in named for need in needs.shards}
+    return tuple(shard for shard in decision.shards if (shard.id.rank, shard.id.volume) in places)
 
 
 def _is_of(status: RankStatus, run: Run) -> bool:

@@ -145,6 +145,11 @@ def _decision(run: Run, host: str, node: Node | None) -> Decision | None:
     """Return the decision; with shards only while ranks on ``host`` have still to load them."""
     if run.decision is None:
         return None
-    count = len(run.decision.shards)
+    every = run.decision.shards
     shards = needed(run, host, node) if run.deciding or run.loading else ()
-    return replace(run.decision, shards=tuple(shards), shards_count=count)
+    return replace(
+        run.decision,
+        shards=tuple(shards),
+        shards_count=len(every),
+        world_size=every[0].world_size if every else 0,
+    )
