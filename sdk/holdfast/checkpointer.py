@@ -268,6 +268,7 @@ class Checkpointer:
             persist=self._persist,
             retention=self._keep,
             start=start,
+            names_needs=self._capture.apart,
         )
         seat = self._session.open(spec, self._arena, timeout_s=timeout_s)
         saver = Saver(
@@ -430,7 +431,7 @@ class Checkpointer:
         estimate = self._capture.estimate()
         wish = MemoryWish(
             own_bytes=estimate.own_bytes * self._place.local_world_size,
-            checkpoint_bytes=estimate.checkpoint_bytes,
+            restored_bytes=estimate.restored_bytes,
             replicas=self._replicas.count,
             nodes_count=self._place.nodes_count,
             slots=slots_per_rank(persist=self._persist.on),

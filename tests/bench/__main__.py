@@ -30,6 +30,7 @@ MODULES = (
     "persist",
     "draining",
     "catalogue",
+    "needs",
 )
 MODULE_S_MAX = 600.0
 

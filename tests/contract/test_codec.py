@@ -17,6 +17,7 @@ from holdfast.core import (
     attempts,
     facts,
     ids,
+    needs,
     protection,
     reports,
     session,
@@ -38,7 +39,18 @@ def message_of(cls):
 
 VALUES = [
     cls
-    for module in (ids, announcements, reports, sources, facts, attempts, protection, session, work)
+    for module in (
+        ids,
+        announcements,
+        reports,
+        sources,
+        facts,
+        attempts,
+        needs,
+        protection,
+        session,
+        work,
+    )
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]

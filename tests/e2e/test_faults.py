@@ -23,6 +23,12 @@ def stack():
         yield running
 
 
+@pytest.fixture
+def stack_of_three():
+    with running_stack(nodes=3, HOLDFAST_NODE_LEASE_S="3") as running:
+        yield running
+
+
 def levels(stack: Stack, job: str) -> dict[int, dict]:
     """Return the checkpoints of a job by step, as REST shows them."""
     return {row["step"]: row for row in stack.rest(f"jobs/{job}/checkpoints")}
@@ -191,6 +197,28 @@ def test_a_node_lost_with_its_memory_is_rebuilt_from_its_neighbour(stack):
     assert [restored(text) for text in outputs] == [8, 8]
     assert [final(text) for text in outputs] == expected
     assert re.search(r"^restored 8 \{.*'peer': \d+", outputs[1], re.MULTILINE), outputs[1]
+
+
+def test_a_node_fetches_the_state_of_its_own_ranks_and_no_other(stack_of_three):
+    """Each rank has a state of its own here: who took a lost node's place needs one segment."""
+    stack = stack_of_three
+    places = {"world_size": 3, "nodes": (0, 1, 2)}
+    kind = ("--scenario", "apart", "--steps", "12")
+    common = (*kind, "--job", "j", "--wait", "replicated")
+    expected = [final(text) for text in stack.ranks(*kind, "--job", "calm", **places).succeed()]
+    stack.ranks(*common, "--kill-at", "9", "--kill-ranks", "0", "1", "2", **places).wait()
+    length_bytes = segment_of(stack.arena(0), rank=0).stat().st_size
+    old = stack.agent_pid(2)
+    for path in stack.arena(2).glob("*.*"):
+        path.unlink()
+    os.kill(old, signal.SIGKILL)
+
+    outputs = stack.ranks(*common, **places).succeed()
+
+    assert [restored(text) for text in outputs] == [8, 8, 8]
+    assert [final(text) for text in outputs] == expected
+    sources = [re.search(r"^restored 8 (\{.*?\})", text, re.MULTILINE)[1] for text in outputs]
+    assert sources == [f"{{'{tier}': {length_bytes}}}" for tier in ("memory", "memory", "peer")]
 
 
 def test_a_flipped_byte_in_memory_is_found_and_survived(stack):

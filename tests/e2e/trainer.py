@@ -62,7 +62,7 @@ class Training:
     def __init__(self, scenario: str, ddp: str = "{}") -> None:
         self.scenario = scenario
         net: nn.Module = Net()
-        distributed = dist.is_initialized()
+        distributed = dist.is_initialized() and scenario != "apart"
         self.model = (
             nn.parallel.DistributedDataParallel(net, **json.loads(ddp)) if distributed else net
         )
@@ -99,6 +99,8 @@ class Training:
             schedule.step()
 
         return update
+
+    _make_apart = _make_adamw  # each rank has a model of its own
 
     def _make_fused(self, net: nn.Module) -> Callable[[], None]:
         weight = net.layers[4].weight

@@ -118,9 +118,7 @@ class Residency(RuleBasedStateMachine):
             id=name, job="job", run=RUN, generation=self.generation, rank=rank, world_size=2
         )
         self.feed(ev.SessionOpened(session))
-        asked = Reservation(
-            plan_hash="p", length_bytes=LENGTH, slots=2, checkpoint_bytes=2 * LENGTH
-        )
+        asked = Reservation(plan_hash="p", length_bytes=LENGTH, slots=2, restored_bytes=2 * LENGTH)
         self.feed(ev.Reserved(name, asked))
 
     @precondition(lambda self: self.state.sessions)
@@ -213,6 +211,7 @@ class Residency(RuleBasedStateMachine):
                 generation=self.generation,
                 checkpoint=CheckpointId(RUN, Step(step), Generation(1)),
                 shards=(wanted,),
+                shards_count=1,
             ),
         )
         self.wants = (Want(shard=wanted, sources=(Memory("b"),), reason=WantReason.RESTORE),)

@@ -16,7 +16,15 @@ from tests.simulation.checks import Broken, name
 from tests.simulation.plan import NODE_LEASE_S
 from tests.simulation.segments import JOB, moment_of, root
 
-from holdfast.core.facts import Decision, DecisionState, HeldState, Inventory, Shard, SupersedeRule
+from holdfast.core.facts import (
+    Decision,
+    DecisionState,
+    HeldState,
+    Inventory,
+    Shard,
+    SupersedeRule,
+    WantReason,
+)
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.errors import NotFoundError
 from holdfast.format import keys
@@ -60,6 +68,9 @@ class Ghosts:
         self.numbers: dict[int, bytes] = {}
         self.generations: dict[bytes, int] = {}
         self.began: dict[bytes, CheckpointId | None] = {}
+        self.sharded = False
+        self.named: dict[tuple[str, CheckpointId], set[int]] = defaultdict(set)
+        """Whose shards the ranks of a node have ever named, if the job is ``sharded``."""
         self.commits_count = 0
         self.lost_count = 0
         self.restores_count = 0
@@ -116,22 +127,35 @@ class Ghosts:
             raise Broken(f"P2: of one attempt ranks began with {name(self.began[nonce])} and "
                          f"{name(what)}")  # fmt: skip
 
-    def load(self, decision: Decision, found: dict[int, bytes]) -> tuple[int, int]:
+    def load(
+        self, decision: Decision, found: dict[int, bytes], wanted: set[int]
+    ) -> tuple[int, int]:
         """P1, P3, S3, G8: a rank loads these bytes; return lineage and step that they are of."""
         key = decision.checkpoint
         if decision.state is not DecisionState.CONFIRMED or key is None:
             raise Broken(f"S3: loaded by a decision that is {decision.state.name}")
         self.restores_count += 1
-        wanted = set(range(self.world_sizes[key]))
         moments = {rank: moment_of(data) for rank, data in found.items()}
         if set(found) != wanted or any(m.rank != rank for rank, m in moments.items()):
             raise Broken(f"P1: {name(key)} was loaded from ranks {sorted(found)}")
         if len({(m.lineage, m.step) for m in moments.values()}) != 1:
             raise Broken(f"P1: what was loaded as {name(key)} is of several moments: {moments}")
-        first = moments[0]
+        first = next(iter(moments.values()))
         if first.step != key.step:
             raise Broken(f"G8: {name(key)} has the bytes of step {first.step}")
         return first.lineage, first.step
+
+    def fetched(self, node: Node, shard: Shard) -> None:
+        """P8: a node fetches for a restore what one of its ranks needs, and nothing else."""
+        state = node.state
+        restored = any(
+            want.shard.id == shard.id and want.reason is WantReason.RESTORE
+            for want in (state.view.wants if state and state.view else ())
+        )
+        key = shard.id.checkpoint
+        if restored and self.sharded and shard.id.rank not in self.named[node.name, key]:
+            raise Broken(f"P8: {node.name} fetches rank {shard.id.rank} of {name(key)}, which none "
+                         f"of its ranks needs")  # fmt: skip
 
     def view_arrived(self, kept: CheckpointId | None) -> None:
         """M9: what is named as kept was acknowledged."""

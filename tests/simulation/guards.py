@@ -424,6 +424,18 @@ MUTANTS = (
                 "return self.decision.generation == generation", "return True"),),
     ),
     _mutant(
+        "needs-told",
+        "a node is told of, and fetches, what its ranks need and nothing else",
+        ("metadata/domain/needs.py", "if not all(status.names_needs for status in mine) or",
+         "if mine or"),
+    ),
+    _mutant(
+        "needs-here",
+        "a rank is ready once all is here that it named, not what its node was told of",
+        ("agent/domain/needs.py", "return known if len(known) == len(shards) else None",
+         "return known"),
+    ),
+    _mutant(
         "scrub-revives",
         "no manifest is written again after its checkpoint has expired",
         ("persistence/scrub.py", "        check_kept()\n", ""),

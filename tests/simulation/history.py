@@ -36,6 +36,7 @@ class History:
         )
         self.world = world = World(plan.seed, net)
         self.ghosts = Ghosts(world)
+        self.ghosts.sharded = plan.sharded
         self.bucket = Bucket(world, self.ghosts) if plan.workers else None
         self.queue = Queue(world) if plan.workers else None
         self.ghosts.bucket = self.bucket
@@ -177,7 +178,7 @@ def _budget_bytes(plan: Plan) -> int:
     """Return what a node needs for its share of the largest job, and what the plan adds."""
     each = ranks_per_node(plan)
     need = memory_need(
-        own_bytes=LENGTH * each, checkpoint_bytes=LENGTH * RANKS_MAX,
+        own_bytes=LENGTH * each, restored_bytes=LENGTH * RANKS_MAX,
         protection=Copies(plan.replicas), nodes_count=plan.nodes,
         slots=slots_per_rank(persist=bool(plan.persist_steps)),
     )  # fmt: skip

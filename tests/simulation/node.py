@@ -220,6 +220,7 @@ class Node:
                 file.held = HeldState.QUARANTINED
                 self.ghosts.moved = True
         elif isinstance(action, ev.Fetch):
+            self.ghosts.fetched(self, action.shard)
             Fetch(self, action).begin()
         elif isinstance(action, ev.AskHold):
             self._ask(action)

@@ -17,6 +17,7 @@ MOMENTS_COUNT = 3
 MOMENT_S = 0.4
 GAPS_S = (1.5, 4.0, 8.0)
 SCENES_PART = 0.6
+SHARDED_PART = 0.3
 SCENE_GAPS_S = (4.0, 8.0)
 NAMES = "abcd"
 NODE_LEASE_S = 5.0
@@ -48,6 +49,7 @@ class Trouble:
 class Plan:
     """A cluster, a job and all trouble. ``workers`` 0: there is no object store.
 
+    ``sharded``: each rank has a part of the state, and names what it needs of a checkpoint.
     ``seed`` draws what the plan leaves open: how long each message and each copy takes. ``lost``,
     ``doubled``, ``answer_lost`` and ``slow`` are chances of one message. ``peace_s`` is when all
     trouble ends; 0: two seconds after the last of it begins, and at ``TROUBLE_S`` at most.
@@ -64,6 +66,7 @@ class Plan:
     save_every: int = 1
     persist_steps: int = 0
     keep_last: int = 0
+    sharded: bool = False
     lost: float = 0.0
     doubled: float = 0.0
     answer_lost: float = 0.0
@@ -103,7 +106,9 @@ def draw(seed: int) -> Plan:
         chances = ("lost", "doubled", "answer_lost", "slow")
         chosen = rng.sample(chances, rng.randint(1, 4))
         plan = replace(plan, **{name: round(rng.uniform(0, most), 3) for name in chosen})
-    return replace(plan, troubles=tuple(_troubles(plan, rng, scene)))
+    # Drawn apart, so that what a seed was before there were sharded jobs stays as it was.
+    sharded = random.Random(f"sharded {seed}").random() < SHARDED_PART
+    return replace(plan, sharded=sharded, troubles=tuple(_troubles(plan, rng, scene)))
 
 
 def _troubles(plan: Plan, rng: random.Random, scene: tuple[str, ...]) -> list[Trouble]:

@@ -21,7 +21,8 @@ from holdfast.core.facts import (
     Retention,
 )
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
-from holdfast.core.session import SessionView
+from holdfast.core.needs import Needs, ShardNeed
+from holdfast.core.session import RestoreView, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast.training.save_events import Restored
@@ -62,6 +63,7 @@ class Process:
         self._opening = 0
         self.saves: Saves | None = None
         self._missed_count = 0
+        self.needs: Needs | None = None
         node.locks.add(self.session)
         self._open()
         self._watch()
@@ -138,7 +140,7 @@ class Process:
             persist=PersistRule(steps=plan.persist_steps) if plan.persist_steps else None,
             retention=Retention(last=plan.keep_last) if plan.keep_last else None,
             generation=self._generation if self.begun else 0, restored=self.restored,
-            start=attempt.start,
+            start=attempt.start, names_needs=plan.sharded,
         )  # fmt: skip
 
     def _refused(self, error: CheckpointError) -> None:
@@ -157,12 +159,13 @@ class Process:
             id=self.session, job=JOB, run=seat.run, generation=seat.generation, rank=self.rank,
             world_size=attempt.world_size, replicas=attempt.job.plan.replicas,
             nonce=attempt.nonce, local_world_size=attempt.on(self.node),
+            names_needs=attempt.job.plan.sharded,
         )  # fmt: skip
         self.node.feed(ev.SessionOpened(session))
         asked = Reservation(
             plan_hash=plan_hash(attempt.world_size), length_bytes=LENGTH,
             slots=slots_per_rank(persist=bool(attempt.job.plan.persist_steps)),
-            checkpoint_bytes=LENGTH * attempt.world_size,
+            restored_bytes=LENGTH * (1 if attempt.job.plan.sharded else attempt.world_size),
         )  # fmt: skip
         assert self.node.state is not None
         try:
@@ -203,7 +206,7 @@ class Process:
             session=self.session, step=self.step, step_s=self.attempt.step_s, loaded=self.begun,
             save_interval_s=self.attempt.step_s, saving=saves.state.steps_saving,
             wants_slot=saves.wants_slot, abandoned=tuple(saves.abandoned), closed_slots=closed,
-            notes=tuple(saves.notes),
+            notes=tuple(saves.notes), needs=self.needs,
         )  # fmt: skip
 
         def take() -> None:
@@ -237,14 +240,43 @@ class Process:
         decision = view.restore.decision
         if not view.restore.is_of(self._generation):
             self.fail("the catalogue was lost and has numbered the attempt twice")
+        elif self._unnamed(decision):
+            self.tell()
         elif decision.state is DecisionState.LOST:
             self.attempt.lost = not decision.refused
             self.attempt.refused = decision.refused
             self.fail(f"lost: {decision.reason[:150]}")
         elif decision.state is DecisionState.CONFIRMED and decision.fresh:
             self._begin(decision, 0)
-        elif decision.state is DecisionState.CONFIRMED and view.restore.ready:
+        elif decision.state is DecisionState.CONFIRMED and self._is_answered(view.restore):
             self._load(view, decision)
+
+    def _is_answered(self, restore: RestoreView) -> bool:
+        """Tell whether all is here, by what this rank named last."""
+        return restore.ready and restore.needs == (self.needs.number if self.needs else 0)
+
+    def _unnamed(self, decision: Decision) -> bool:
+        """Name what this rank needs of what is proposed, if it has not; False: there is nothing."""
+        chosen, size = decision.checkpoint, self.attempt.world_size
+        if not self.attempt.job.plan.sharded or chosen is None or self._named() == chosen:
+            return False
+        saved = self.ghosts.world_sizes[chosen]
+        parts = range(self.rank, saved, size) if self.rank < saved else (self.rank % saved,)
+        self.needs = Needs(
+            checkpoint=chosen, shards=tuple(ShardNeed(rank=part) for part in parts),
+            number=self.needs.number + 1 if self.needs else 1,
+        )  # fmt: skip
+        self.ghosts.named[self.node.name, chosen].update(parts)
+        return True
+
+    def _named(self) -> CheckpointId | None:
+        return self.needs.checkpoint if self.needs else None
+
+    def needed(self, key: CheckpointId) -> set[int]:
+        """Return whose shards of a checkpoint this rank has to have before it begins."""
+        if not self.attempt.job.plan.sharded:
+            return set(range(self.ghosts.world_sizes[key]))
+        return {need.rank for need in self.needs.shards} if self.needs else set()
 
     def _load(self, view: SessionView, decision: Decision) -> None:
         assert view.restore is not None
@@ -259,7 +291,8 @@ class Process:
                 self.fail("the bytes turned out bad while they were loaded")
                 return
             found[int(segment_.shard.id.rank)] = file.data
-        lineage, step = self.ghosts.load(decision, found)
+        assert decision.checkpoint is not None
+        lineage, step = self.ghosts.load(decision, found, self.needed(decision.checkpoint))
         self.attempt.come_from(lineage, step)
         self._begin(decision, step)
 

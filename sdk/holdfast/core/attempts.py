@@ -36,6 +36,7 @@ class AttemptSpec:
     a second trainer; ``holder`` names the process for people. ``retention`` None leaves the job
     the policy that it has; ``start`` None begins at the newest checkpoint. ``generation`` is that
     of the attempt if the rank trains already, and ``restored`` what it began with, None: at step 0.
+    ``names_needs``: the rank says what it needs of a checkpoint; else it needs all of it.
     """
 
     job: str
@@ -53,6 +54,7 @@ class AttemptSpec:
     start: Start | None = None
     generation: int = 0
     restored: CheckpointId | None = None
+    names_needs: bool = False
 
     @property
     def protection(self) -> Copies:

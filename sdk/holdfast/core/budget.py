@@ -50,7 +50,7 @@ class MemoryWish:
     """What a job that is about to begin asks of each of its nodes; see ``memory_need``."""
 
     own_bytes: int
-    checkpoint_bytes: int
+    restored_bytes: int
     replicas: int
     nodes_count: int
     slots: int
@@ -59,16 +59,17 @@ class MemoryWish:
 def memory_need(
     *,
     own_bytes: int,
-    checkpoint_bytes: int,
+    restored_bytes: int,
     protection: Copies,
     nodes_count: int,
     slots: int = SLOTS_PER_RANK,
 ) -> MemoryNeed:
-    """Return what one node needs when every rank restores the whole checkpoint (plain DDP).
+    """Return what one node needs for its ranks to save, to hold copies, and to restore.
 
     Args:
         own_bytes: Segments of this node's ranks at one step.
-        checkpoint_bytes: Segments of all ranks at one step.
+        restored_bytes: What its ranks load of a checkpoint: with plain DDP all segments, where
+            each rank has a state of its own no more than ``own_bytes``.
         protection: What was asked for.
         nodes_count: Nodes of the job; copies are cut to one less.
         slots: Slots per segment.
@@ -78,5 +79,5 @@ def memory_need(
         slots=slots,
         own_bytes=own_bytes,
         incoming_bytes=incoming,
-        restore_bytes=max(checkpoint_bytes - own_bytes - incoming, 0),
+        restore_bytes=max(restored_bytes - own_bytes - incoming, 0),
     )

@@ -15,6 +15,7 @@ from enum import IntEnum
 
 from holdfast.core.announcements import Announcement
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.needs import Needs
 from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.reports import RankReport
 from holdfast.core.sources import Source
@@ -82,7 +83,8 @@ class HeldShard:
 class RankStatus:
     """What one rank's session is doing; ``ready_decision`` 0 means not ready for any.
 
-    ``report`` is what the rank says of itself, as it said it; the rest is what its agent sees.
+    ``report`` is what the rank says of itself, as it said it; ``needs`` are those that it named, if
+    it ``names_needs``, without byte ranges; the rest is what its agent sees.
     """
 
     job: str
@@ -93,6 +95,8 @@ class RankStatus:
     ready_decision: int = 0
     nonce: bytes = b""
     report: RankReport = field(default_factory=RankReport)
+    names_needs: bool = False
+    needs: Needs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +229,8 @@ class DecisionState(IntEnum):
 class Decision:
     """What an attempt should restore; ``fresh``: nothing, it begins at step 0.
 
+    A node is told those of the checkpoint's ``shards`` that its ranks need, the number of all, and
+    the ``world_size`` of the attempt that saved it.
     ``refused``: lost only as to what the attempt asked for; others can be restored. ``notes`` are
     the user's of the checkpoint's step: a JSON object, empty: none are known.
     """
@@ -238,6 +244,8 @@ class Decision:
     reason: str = ""
     refused: bool = False
     notes: str = ""
+    shards_count: int = 0
+    world_size: int = 0
 
 
 class WantReason(IntEnum):

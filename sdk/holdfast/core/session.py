@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.announcements import Announcement
 from holdfast.core.facts import AbandonedStep, Decision, Event, Shard
+from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 
 
@@ -47,13 +48,17 @@ class LocalSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreView:
-    """The decision and, once it is confirmed and all is here, where to load from."""
+    """The decision and, once it is confirmed and all is here, where to load from.
+
+    ``needs`` is the number of the rank's needs that this answers, 0: it has named none.
+    """
 
     decision: Decision
     ready: bool = False
     segments: tuple[LocalSegment, ...] = ()
     decide_s: float = 0.0
     fetch_s: float = 0.0
+    needs: int = 0
 
     def is_of(self, generation: int) -> bool:
         """Tell whether it is decided for the attempt of that number.
@@ -87,7 +92,8 @@ class SessionUpdate:
     """What a rank tells its agent; the newest wins, repeats are harmless.
 
     ``report`` goes on to the catalogue, the rest is between the two.
-    ``wants_slot`` is the step that found no free slot, 0: none waits for one.
+    ``wants_slot`` is the step that found no free slot, 0: none waits for one. ``needs`` are those
+    of the checkpoint that was last proposed, None: the rank has not named them.
     """
 
     session: str
@@ -96,3 +102,4 @@ class SessionUpdate:
     closed_slots: tuple[str, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
     events: tuple[Event, ...] = ()
+    needs: Needs | None = None

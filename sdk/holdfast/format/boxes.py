@@ -96,14 +96,14 @@ def covers(target: Box, pieces: Iterable[Box]) -> bool:
     holes = [target] if target.elements_count else []
     # In order of place there are never many holes, however finely a grid is cut.
     for piece in sorted(pieces, key=lambda box: box.offsets):
-        holes = [rest for hole in holes for rest in _without(hole, piece)]
+        holes = [rest for hole in holes for rest in without(hole, piece)]
         if not holes:
             break
     return not holes
 
 
-def _without(hole: Box, piece: Box) -> Iterator[Box]:
-    """Yield disjoint boxes that make up ``hole`` without ``piece``."""
+def without(hole: Box, piece: Box) -> Iterator[Box]:
+    """Yield disjoint boxes that make up ``hole`` without ``piece``; none if nothing is left."""
     shared = intersect(hole, piece)
     if shared is None:
         yield hole

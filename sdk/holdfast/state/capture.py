@@ -50,10 +50,13 @@ _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Bytes of this rank's segment and of the whole checkpoint, before anything is made."""
+    """Bytes of this rank's segment, and of what it loads of a checkpoint of the same world size.
+
+    Before anything is made.
+    """
 
     own_bytes: int
-    checkpoint_bytes: int
+    restored_bytes: int
 
 
 @dataclass(slots=True)
@@ -136,6 +139,15 @@ class Capture:
     def optimizers(self) -> Sequence[Optimizer]:
         """Every captured torch optimizer, in order; the gate watches them."""
         return [value for value in self._objects.values() if isinstance(value, Optimizer)]
+
+    @property
+    def apart(self) -> bool:
+        """Whether this rank shares no tensor with another: all it loads is in one segment."""
+        return self._is_apart(self.survey())
+
+    def _is_apart(self, survey: Survey) -> bool:
+        alone = all(tensor.home is Home.RANK for tensor in survey.tensors)
+        return self.world_size > 1 and bool(survey.tensors) and alone
 
     def survey(self) -> Survey:
         """Walk modules and optimizers anew and name their tensors."""
@@ -255,7 +267,7 @@ class Capture:
         own += _HEADER_BYTES_PER_TENSOR * len(survey.tensors)
         return Estimate(
             own_bytes=own + -(-shared // self.world_size),
-            checkpoint_bytes=own * self.world_size + shared,
+            restored_bytes=own if self._is_apart(survey) else own * self.world_size + shared,
         )
 
     def load(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.core.facts import Decision, DecisionState, Event
+from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.reports import RankReport
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import (
@@ -21,6 +22,7 @@ from holdfast.errors import (
     CorruptionError,
     InvalidRequestError,
     NotFoundError,
+    NotReadyError,
     StaleGenerationError,
     UnavailableError,
 )
@@ -120,7 +122,9 @@ def restore(
         StaleGenerationError: something else than ``expected`` is decided by now.
         CheckpointError: as ``_chosen`` says, or what is loaded does not fit the state.
     """
-    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh)
+    chosen = _chosen(
+        session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=not part.strict
+    )
     decision = chosen.decision
     found = None if _begins_anew(decision) else decision.checkpoint
     if (expected and (expected.step, expected.attempt)) != (
@@ -137,15 +141,28 @@ def restore(
             log.warning("starting over, as asked: %s", decision.reason)
         session.begun(None)
         return None
-    return _load(session, capture, arena, decision, chosen, part)
+    try:
+        return _load(session, capture, arena, decision, chosen, part)
+    except NotReadyError as error:
+        if session.needs is None or session.needs.whole:
+            raise
+        # It was saved in another way, by ranks that shared tensors say: any of them may have it.
+        log.info("this rank's own segment does not have all (%s): fetching the others", error)
+    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
+    return _load(session, capture, arena, chosen.decision, chosen, part)
 
 
 def _begins_anew(decision: Decision) -> bool:
     return decision.fresh or decision.state is DecisionState.LOST
 
 
-def _chosen(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> RestoreView:
-    """Return what was decided, once it is confirmed and all of it is here.
+def _chosen(
+    session: Session, *, timeout_s: float, lost_is_fresh: bool, whole: bool = False
+) -> RestoreView:
+    """Return what was decided, once it is confirmed and all that is needed of it is here.
+
+    A rank that names its needs does so here, for each checkpoint that is proposed; ``whole``: it
+    needs all of it.
 
     Raises:
         UnavailableError: no decision within ``timeout_s``.
@@ -154,7 +171,7 @@ def _chosen(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Resto
         CorruptionError: checkpoints are known and none can be read, unless ``lost_is_fresh``.
     """
     generation = session.generation
-    view = session.wait_view(lambda view: _settled(view, generation), timeout_s=timeout_s)
+    view = _wait(session, timeout_s=timeout_s, whole=whole)
     if view is None:
         raise UnavailableError(
             f"no decision what to restore within {timeout_s:.0f} s: {_progress(session.view)}"
@@ -177,6 +194,57 @@ def _chosen(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Resto
             f'another job name or on_failure="warn"'
         )
     return chosen
+
+
+def _wait(session: Session, *, timeout_s: float, whole: bool) -> SessionView | None:
+    """Return the view that ends the wait, None: not within ``timeout_s``; name needs meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        view = session.wait_view(
+            lambda view: (
+                _settled(view, session) or _unnamed(view, session, whole=whole) is not None
+            ),
+            timeout_s=max(deadline - time.monotonic(), 0.0),
+        )
+        decision = _unnamed(view, session, whole=whole) if view is not None else None
+        if decision is None:
+            return view
+        number = session.needs.number + 1 if session.needs else 1
+        session.name(own_needs(decision, session.rank, session.world_size, number, whole=whole))
+
+
+def _unnamed(view: SessionView, session: Session, *, whole: bool) -> Decision | None:
+    """Return a decision of which this rank has yet to say what it needs."""
+    chosen = view.restore
+    if view.fenced or not session.names_needs or chosen is None:
+        return None
+    decision, needs = chosen.decision, session.needs
+    if not chosen.is_of(session.generation) or decision.checkpoint is None:
+        return None
+    if not decision.shards_count:
+        return None  # its catalogue was lost: of which shards it consists is not known
+    named = needs is not None and needs.checkpoint == decision.checkpoint
+    if named and (needs.whole or not whole):  # type: ignore[union-attr]
+        return None
+    return decision
+
+
+def own_needs(decision: Decision, rank: int, world_size: int, number: int, *, whole: bool) -> Needs:
+    """Return what a rank whose state is all its own needs of a decision's checkpoint.
+
+    The segment of the rank whose state it takes and, in another world size, that of rank 0, whose
+    seed the random streams follow from; see ``state.capture``. All of it, should the ranks that
+    saved it have more than a segment each.
+    """
+    assert decision.checkpoint is not None
+    saved = decision.world_size
+    ranks = {rank % saved} | ({0} if saved != world_size else set())
+    return Needs(
+        checkpoint=decision.checkpoint,
+        shards=tuple(ShardNeed(rank=one) for one in sorted(ranks)),
+        number=number,
+        whole=whole or decision.shards_count != saved,
+    )
 
 
 def _sources(chosen: RestoreView) -> Mapping[str, int]:
@@ -255,21 +323,23 @@ def _say_order(session: Session, job: str, reason: str) -> None:
     session.post(event=Event(kind="ddp_order_lost", severity="warning", message=message, job=job))
 
 
-def _settled(view: SessionView, generation: int) -> bool:
-    """Tell whether the wait is over: fenced, lost, or confirmed and all of it here.
+def _settled(view: SessionView, session: Session) -> bool:
+    """Tell whether the wait is over: fenced, lost, or confirmed and all that is needed here.
 
-    Also if it is not decided for this attempt's ``generation``: nothing good comes after that.
+    Also if it is not decided for this attempt's number: nothing good comes after that.
     """
     if view.fenced:
         return True
     if view.restore is None:
         return False
-    if not view.restore.is_of(generation):
+    if not view.restore.is_of(session.generation):
         return True
     decision = view.restore.decision
     if decision.state is DecisionState.LOST:
         return True
-    return decision.state is DecisionState.CONFIRMED and (decision.fresh or view.restore.ready)
+    number = session.needs.number if session.needs else 0
+    here = view.restore.ready and view.restore.needs == number
+    return decision.state is DecisionState.CONFIRMED and (decision.fresh or here)
 
 
 def _progress(view: SessionView) -> str:

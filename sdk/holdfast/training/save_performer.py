@@ -151,7 +151,7 @@ class SavePerformer:
                     plan_hash=self.plan.plan_hash,
                     length_bytes=self.plan.length_bytes,
                     slots=slots_per_rank(persist=self._spec.persist.on),
-                    checkpoint_bytes=self._capture.estimate().checkpoint_bytes,
+                    restored_bytes=self._capture.estimate().restored_bytes,
                 )
             )
         except CheckpointError as error:

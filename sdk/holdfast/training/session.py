@@ -27,6 +27,7 @@ from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId, run_id
+from holdfast.core.needs import Needs
 from holdfast.core.reports import NOTES_COUNT_MAX, RankReport, StepNote
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.text import tellable
@@ -65,12 +66,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """Slots asked of the agent; ``checkpoint_bytes`` are all ranks' segments of one step."""
+    """Slots asked of the agent; ``restored_bytes`` is what this rank loads of a checkpoint."""
 
     plan_hash: str
     length_bytes: int
     slots: int
-    checkpoint_bytes: int
+    restored_bytes: int
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class _Outbox:
 
     report: RankReport = field(default_factory=RankReport)
     wants_slot: int = 0
+    needs: Needs | None = None
     notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=NOTES_COUNT_MAX))
     abandoned: deque[AbandonedStep] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
     closed_slots: deque[str] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
@@ -94,6 +96,7 @@ class _Outbox:
             session=session,
             report=replace(self.report, notes=tuple(self.notes)),
             wants_slot=self.wants_slot,
+            needs=self.needs,
             closed_slots=tuple(self.closed_slots),
             abandoned=tuple(self.abandoned),
             events=tuple(self.events),
@@ -228,6 +231,35 @@ class Session:
         self._wake.set()
 
     @property
+    def rank(self) -> int:
+        """This rank's number."""
+        assert self._spec is not None
+        return self._spec.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the attempt has."""
+        assert self._spec is not None
+        return self._spec.world_size
+
+    @property
+    def names_needs(self) -> bool:
+        """Whether this rank says what it needs of a checkpoint; else it needs all of it."""
+        return self._spec is not None and self._spec.names_needs
+
+    @property
+    def needs(self) -> Needs | None:
+        """What it has named last; None: nothing yet."""
+        return self._outbox.needs
+
+    def name(self, needs: Needs) -> None:
+        """Say what of a checkpoint this rank needs; it counts until something else is named."""
+        with self._guard:
+            self._outbox.needs = needs
+        self._urgent.set()
+        self._wake.set()
+
+    @property
     def generation(self) -> int:
         """The attempt's number, as this rank was answered when it registered."""
         assert self._seat is not None
@@ -332,7 +364,7 @@ class Session:
             plan_hash=reservation.plan_hash,
             length_bytes=reservation.length_bytes,
             slots=reservation.slots,
-            checkpoint_bytes=reservation.checkpoint_bytes,
+            restored_bytes=reservation.restored_bytes,
         )
         work = reservation.length_bytes * reservation.slots
         timeout_s = CALL_S_MAX + work / RESERVE_BYTES_PER_S_MIN

@@ -51,14 +51,14 @@ class MemoryWish(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OWN_BYTES_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_BYTES_FIELD_NUMBER: _builtins.int
+    RESTORED_BYTES_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     NODES_COUNT_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     own_bytes: _builtins.int
     """segments of this node's ranks at one step"""
-    checkpoint_bytes: _builtins.int
-    """segments of all ranks at one step"""
+    restored_bytes: _builtins.int
+    """what its ranks load of a checkpoint"""
     replicas: _builtins.int
     nodes_count: _builtins.int
     slots: _builtins.int
@@ -66,14 +66,14 @@ class MemoryWish(_message.Message):
         self,
         *,
         own_bytes: _builtins.int = ...,
-        checkpoint_bytes: _builtins.int = ...,
+        restored_bytes: _builtins.int = ...,
         replicas: _builtins.int = ...,
         nodes_count: _builtins.int = ...,
         slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_bytes", b"checkpoint_bytes", "nodes_count", b"nodes_count", "own_bytes", b"own_bytes", "replicas", b"replicas", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes_count", b"nodes_count", "own_bytes", b"own_bytes", "replicas", b"replicas", "restored_bytes", b"restored_bytes", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,14 +178,14 @@ class ReserveRequest(_message.Message):
     PLAN_HASH_FIELD_NUMBER: _builtins.int
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_BYTES_FIELD_NUMBER: _builtins.int
+    RESTORED_BYTES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     plan_hash: _builtins.str
     length_bytes: _builtins.int
     """of every segment of this plan"""
     slots: _builtins.int
-    checkpoint_bytes: _builtins.int
-    """all ranks' segments of one step, as this rank estimates them"""
+    restored_bytes: _builtins.int
+    """what this rank loads of a checkpoint, as it estimates"""
     def __init__(
         self,
         *,
@@ -193,11 +193,11 @@ class ReserveRequest(_message.Message):
         plan_hash: _builtins.str = ...,
         length_bytes: _builtins.int = ...,
         slots: _builtins.int = ...,
-        checkpoint_bytes: _builtins.int = ...,
+        restored_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_bytes", b"checkpoint_bytes", "length_bytes", b"length_bytes", "plan_hash", b"plan_hash", "session", b"session", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length_bytes", b"length_bytes", "plan_hash", b"plan_hash", "restored_bytes", b"restored_bytes", "session", b"session", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,10 +353,13 @@ class RestoreView(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     DECIDE_S_FIELD_NUMBER: _builtins.int
     FETCH_S_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """this node has all that the decision names"""
     decide_s: _builtins.float
     fetch_s: _builtins.float
+    needs: _builtins.int
+    """number of the needs that `ready` speaks of; 0: none named"""
     @_builtins.property
     def decision(self) -> _metadata_pb2.Decision: ...
     @_builtins.property
@@ -371,10 +374,11 @@ class RestoreView(_message.Message):
         segments: _abc.Iterable[Global___LocalSegment] | None = ...,
         decide_s: _builtins.float = ...,
         fetch_s: _builtins.float = ...,
+        needs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decide_s", b"decide_s", "decision", b"decision", "fetch_s", b"fetch_s", "ready", b"ready", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decide_s", b"decide_s", "decision", b"decision", "fetch_s", b"fetch_s", "needs", b"needs", "ready", b"ready", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,6 +451,7 @@ class UpdateRequest(_message.Message):
     CLOSED_SLOTS_FIELD_NUMBER: _builtins.int
     ABANDONED_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     wants_slot: _builtins.int
     """the step that found no free slot; 0: none"""
@@ -460,6 +465,10 @@ class UpdateRequest(_message.Message):
     def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.AbandonedStep]: ...
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.Event]: ...
+    @_builtins.property
+    def needs(self) -> _common_pb2.Needs:
+        """of the checkpoint last proposed; unset: the rank has not named them"""
+
     def __init__(
         self,
         *,
@@ -469,10 +478,11 @@ class UpdateRequest(_message.Message):
         closed_slots: _abc.Iterable[_builtins.str] | None = ...,
         abandoned: _abc.Iterable[_metadata_pb2.AbandonedStep] | None = ...,
         events: _abc.Iterable[_metadata_pb2.Event] | None = ...,
+        needs: _common_pb2.Needs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needs", b"needs", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "report", b"report", "session", b"session", "wants_slot", b"wants_slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "closed_slots", b"closed_slots", "events", b"events", "needs", b"needs", "report", b"report", "session", b"session", "wants_slot", b"wants_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

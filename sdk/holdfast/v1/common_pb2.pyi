@@ -299,6 +299,7 @@ class AttemptSpec(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
+    NAMES_NEEDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     nonce: _builtins.bytes
     """1 to 64 bytes; names the launch, the same on all its ranks"""
@@ -317,6 +318,8 @@ class AttemptSpec(_message.Message):
     """Set by a rank that trains already: a catalogue that has lost the attempt goes on with it under
     this number, as one that has restored `restored`, or has begun at step 0.
     """
+    names_needs: _builtins.bool
+    """The rank says which shards it needs once a checkpoint is proposed; unset: it needs all of it."""
     @_builtins.property
     def persist(self) -> Global___PersistRule:
         """unset: nothing goes to the object store by itself"""
@@ -349,14 +352,100 @@ class AttemptSpec(_message.Message):
         start: Global___Start | None = ...,
         generation: _builtins.int = ...,
         restored: Global___CheckpointId | None = ...,
+        names_needs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "names_needs", b"names_needs", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttemptSpec: _TypeAlias = AttemptSpec  # noqa: Y015
+
+@_typing.final
+class ByteRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    begin: _builtins.int
+    end: _builtins.int
+    """the first byte after it"""
+    def __init__(
+        self,
+        *,
+        begin: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ByteRange: _TypeAlias = ByteRange  # noqa: Y015
+
+@_typing.final
+class ShardNeed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    VOLUME_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    volume: _builtins.int
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
+        """sorted, apart; none: all of the shard"""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        volume: _builtins.int = ...,
+        ranges: _abc.Iterable[Global___ByteRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges", "rank", b"rank", "volume", b"volume"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardNeed: _TypeAlias = ShardNeed  # noqa: Y015
+
+@_typing.final
+class Needs(_message.Message):
+    """What a rank needs of a checkpoint to begin."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of all that the rank has said of its needs: 1, 2, ..."""
+    whole: _builtins.bool
+    """all of the checkpoint, whatever `shards` says"""
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointId: ...
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardNeed]: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___CheckpointId | None = ...,
+        shards: _abc.Iterable[Global___ShardNeed] | None = ...,
+        number: _builtins.int = ...,
+        whole: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "number", b"number", "shards", b"shards", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Needs: _TypeAlias = Needs  # noqa: Y015
 
 @_typing.final
 class Seat(_message.Message):

@@ -81,6 +81,8 @@ class RankStatus(_message.Message):
     READY_DECISION_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    NAMES_NEEDS_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     run: _builtins.str
     generation: _builtins.int
@@ -91,9 +93,15 @@ class RankStatus(_message.Message):
     """Set once all that this rank needs for decision `ready_decision` is here, verified."""
     nonce: _builtins.bytes
     """of the attempt; empty: of the one that has this generation"""
+    names_needs: _builtins.bool
+    """it needs what `needs` says; else all of a checkpoint"""
     @_builtins.property
     def report(self) -> _common_pb2.RankReport:
         """as the rank said it"""
+
+    @_builtins.property
+    def needs(self) -> _common_pb2.Needs:
+        """of the checkpoint last proposed, without ranges; unset: not named yet"""
 
     def __init__(
         self,
@@ -106,10 +114,12 @@ class RankStatus(_message.Message):
         ready_decision: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
         report: _common_pb2.RankReport | None = ...,
+        names_needs: _builtins.bool = ...,
+        needs: _common_pb2.Needs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needs", b"needs", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "nonce", b"nonce", "rank", b"rank", "ready_decision", b"ready_decision", "report", b"report", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "live", b"live", "names_needs", b"names_needs", "needs", b"needs", "nonce", b"nonce", "rank", b"rank", "ready_decision", b"ready_decision", "report", b"report", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,6 +692,8 @@ class Decision(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    SHARDS_COUNT_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     state: Global___Decision.State.ValueType
     generation: _builtins.int
@@ -693,11 +705,15 @@ class Decision(_message.Message):
     """lost only as to what the attempt asked for; others can be restored"""
     notes: _builtins.str
     """the user's, of the checkpoint's step: a JSON object; empty: none known"""
+    shards_count: _builtins.int
+    """of all that the checkpoint consists of"""
+    world_size: _builtins.int
+    """of the attempt that saved it"""
     @_builtins.property
     def checkpoint(self) -> _common_pb2.CheckpointId: ...
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]:
-        """all that the checkpoint consists of"""
+        """those that the ranks of the node which is told need"""
 
     def __init__(
         self,
@@ -711,10 +727,12 @@ class Decision(_message.Message):
         reason: _builtins.str = ...,
         refused: _builtins.bool = ...,
         notes: _builtins.str = ...,
+        shards_count: _builtins.int = ...,
+        world_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "notes", b"notes", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "fresh", b"fresh", "generation", b"generation", "notes", b"notes", "number", b"number", "reason", b"reason", "refused", b"refused", "shards", b"shards", "shards_count", b"shards_count", "state", b"state", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

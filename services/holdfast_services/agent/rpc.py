@@ -13,6 +13,7 @@ from holdfast.core.attempts import AttemptSpec, check
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
+from holdfast.core.needs import checked as checked_needs
 from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate
 from holdfast.errors import InvalidRequestError
@@ -61,7 +62,7 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
             plan_hash=request.plan_hash,
             length_bytes=request.length_bytes,
             slots=request.slots,
-            checkpoint_bytes=request.checkpoint_bytes,
+            restored_bytes=request.restored_bytes,
         )
         await self._service.reserve(request.session, asked)
         return pb.ReserveResponse()
@@ -74,7 +75,8 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
     async def Update(self, request: pb.UpdateRequest, context: Context) -> pb.UpdateResponse:
         """Take a rank's news."""
         update = codec.from_message(request, SessionUpdate)
-        self._service.update(replace(update, report=checked(update.report)))
+        needs = checked_needs(update.needs) if update.needs else None
+        self._service.update(replace(update, report=checked(update.report), needs=needs))
         return pb.UpdateResponse()
 
     async def CloseSession(

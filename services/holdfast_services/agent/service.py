@@ -101,7 +101,7 @@ class AgentService:
         nodes_count = max(wish.nodes_count, rules.nodes_known(self._state))
         need = memory_need(
             own_bytes=wish.own_bytes,
-            checkpoint_bytes=wish.checkpoint_bytes,
+            restored_bytes=wish.restored_bytes,
             protection=Copies(wish.replicas),
             nodes_count=nodes_count,
             slots=wish.slots,

@@ -284,7 +284,7 @@ def reserve(node: Node, session: str, length: int, slots: int = 2, checkpoint: i
             plan_hash="p" * 32,
             length_bytes=length,
             slots=slots,
-            checkpoint_bytes=checkpoint or length,
+            restored_bytes=checkpoint or length,
         ),
     )
 
@@ -297,6 +297,7 @@ def decision(shards, *, number=1, generation=2, state=DecisionState.PROPOSED) ->
         generation=generation,
         checkpoint=CheckpointId(first.run, first.step, first.generation),
         shards=tuple(shards),
+        shards_count=len(shards),
     )
 
 

@@ -85,8 +85,8 @@ def test_a_job_is_refused_before_it_begins_beside_what_others_have_left(node, tr
     t.end()
     until(lambda: not a.dump()["sessions"][t.session]["live"], "ended")
     wish = {"replicas": 0, "nodes_count": 1, "slots": 2}
-    small = pb.MemoryWish(own_bytes=3 * MIB, checkpoint_bytes=3 * MIB, **wish)
-    big = pb.MemoryWish(own_bytes=MIB * 7 // 2, checkpoint_bytes=MIB * 7 // 2, **wish)
+    small = pb.MemoryWish(own_bytes=3 * MIB, restored_bytes=3 * MIB, **wish)
+    big = pb.MemoryWish(own_bytes=MIB * 7 // 2, restored_bytes=MIB * 7 // 2, **wish)
 
     assert "" == a.call("Describe", pb.DescribeRequest(job="next", wish=small)).refusal
     refusal = a.call("Describe", pb.DescribeRequest(job="next", wish=big)).refusal

@@ -274,6 +274,7 @@ def proposal(number=1, stage=DecisionState.PROPOSED):
         generation=1,
         checkpoint=CheckpointId("r1", 5, 1),
         shards=(shard(5),),
+        shards_count=1,
     )
 
 
@@ -323,7 +324,7 @@ def test_levels_and_announced_steps_come_from_the_catalogue():
 
 
 def asked(length=KIB, slots=2, checkpoint=0):
-    return Reservation(plan_hash="p", length_bytes=length, slots=slots, checkpoint_bytes=checkpoint)
+    return Reservation(plan_hash="p", length_bytes=length, slots=slots, restored_bytes=checkpoint)
 
 
 def test_the_first_rank_is_refused_and_not_the_last():
@@ -386,7 +387,7 @@ def writing(name, *, plan="p", length=KIB):
 
 
 def reserved(generation=1, plan="p"):
-    asked = Reservation(plan_hash=plan, length_bytes=KIB, slots=2, checkpoint_bytes=KIB)
+    asked = Reservation(plan_hash=plan, length_bytes=KIB, slots=2, restored_bytes=KIB)
     return session(generation, reservation=asked)
 
 
@@ -430,7 +431,7 @@ def test_a_drain_that_does_not_end_leaves_a_slot_to_save_into(slots):
     """F88: the store is gone for hours; also without persist=, after a restart or a user's pin."""
     ten, twenty, thirty = (CheckpointId("r1", *key) for key in ((10, 1), (20, 1), (30, 2)))
     kept = replace(run_view(free_before=twenty, pinned=(ten,)), generation=2)
-    asked = Reservation(plan_hash="p", length_bytes=KIB, slots=slots, checkpoint_bytes=KIB)
+    asked = Reservation(plan_hash="p", length_bytes=KIB, slots=slots, restored_bytes=KIB)
     mine = session(2, reservation=asked)
     before = state(sealed("s1", 10), sealed("s2", 20))
     before.sessions = {mine.id: mine}

@@ -185,7 +185,7 @@ def leases(now):
 
 def test_the_third_slot_is_what_a_rank_writes_while_an_older_step_drains():
     """F88: one drains, one is the newest, one is written; not a fourth."""
-    reservation = Reservation(plan_hash="p", length_bytes=KIB, slots=3, checkpoint_bytes=KIB)
+    reservation = Reservation(plan_hash="p", length_bytes=KIB, slots=3, restored_bytes=KIB)
     before = state(sealed("s1", 5), sealed("s2", 9), *free("s3", "s4"))
     before.sessions = {"1" * 32: session(reservation=reservation)}
     keep = {"free_before": checkpoint(9)}

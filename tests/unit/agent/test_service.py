@@ -130,7 +130,7 @@ async def test_a_session_whose_death_could_not_be_seen_is_not_opened(agent, cata
 
 async def test_a_node_says_how_big_it_is_and_what_does_not_fit(agent):
     wish = MemoryWish(
-        own_bytes=40 * KIB, checkpoint_bytes=80 * KIB, replicas=1, nodes_count=2, slots=2
+        own_bytes=40 * KIB, restored_bytes=80 * KIB, replicas=1, nodes_count=2, slots=2
     )
 
     told = agent.describe("job", wish)

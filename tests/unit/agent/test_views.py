@@ -113,7 +113,7 @@ def test_a_restore_of_many_shards_looks_none_of_them_up_by_going_through_all_slo
     slots = [sealed(f"t{rank}", 5, rank=rank) for rank in range(3)]
     decision = Decision(
         number=1, state=DecisionState.CONFIRMED, generation=2, checkpoint=shards[0].id.checkpoint,
-        shards=shards,
+        shards=shards, shards_count=4,
     )  # fmt: skip
     run = RunView(run="r1", job="job", generation=2, world_size=4, decision=decision, attempt=2)
     wants = (Want(shard=shards[3], sources=(Memory("a"), Memory("b")), reason=WantReason.RESTORE),)

@@ -6,7 +6,7 @@ from holdfast.core.protection import Copies
 
 def test_a_ddp_node_needs_slots_copies_and_the_rest_of_the_checkpoint():
     """P8: slots x (own + incoming) + what must be fetched to restore."""
-    need = memory_need(own_bytes=100, checkpoint_bytes=400, protection=Copies(1), nodes_count=4)
+    need = memory_need(own_bytes=100, restored_bytes=400, protection=Copies(1), nodes_count=4)
 
     assert (2, 100, 100, 200) == (
         need.slots,
@@ -22,19 +22,19 @@ def test_replicas_are_cut_to_the_other_nodes():
     assert (
         0
         == memory_need(
-            own_bytes=7, checkpoint_bytes=7, protection=Copies(3), nodes_count=1
+            own_bytes=7, restored_bytes=7, protection=Copies(3), nodes_count=1
         ).incoming_bytes
     )
     assert (
         0
         == memory_need(
-            own_bytes=7, checkpoint_bytes=7, protection=Copies(3), nodes_count=0
+            own_bytes=7, restored_bytes=7, protection=Copies(3), nodes_count=0
         ).incoming_bytes
     )
     assert (
         7
         == memory_need(
-            own_bytes=7, checkpoint_bytes=14, protection=Copies(3), nodes_count=2
+            own_bytes=7, restored_bytes=14, protection=Copies(3), nodes_count=2
         ).incoming_bytes
     )
 
@@ -43,14 +43,14 @@ def test_what_a_node_holds_anyway_is_not_counted_again():
     assert (
         0
         == memory_need(
-            own_bytes=5, checkpoint_bytes=8, protection=Copies(1), nodes_count=2
+            own_bytes=5, restored_bytes=8, protection=Copies(1), nodes_count=2
         ).restore_bytes
     )
 
 
 def test_the_text_is_the_sum_written_out():
     need = memory_need(
-        own_bytes=1 << 30, checkpoint_bytes=4 << 30, protection=Copies(1), nodes_count=4
+        own_bytes=1 << 30, restored_bytes=4 << 30, protection=Copies(1), nodes_count=4
     )
 
     assert "2 slots x (1 GiB own + 1 GiB incoming copies) + 2 GiB to restore = 6 GiB" == str(need)
@@ -58,7 +58,7 @@ def test_the_text_is_the_sum_written_out():
 
 def test_an_object_tier_costs_one_slot_more_and_the_copies_that_go_with_it():
     """P8, 4.7: what drains is kept beside the newest step and the one being written."""
-    sizes = {"own_bytes": 100, "checkpoint_bytes": 200, "protection": Copies(1), "nodes_count": 2}
+    sizes = {"own_bytes": 100, "restored_bytes": 200, "protection": Copies(1), "nodes_count": 2}
     plain = memory_need(**sizes, slots=slots_per_rank(persist=False))
     more = memory_need(**sizes, slots=slots_per_rank(persist=True))
 

@@ -59,7 +59,7 @@ class Node:
         )  # fmt: skip
         self.feed(ev.SessionOpened(session))
         asked = Reservation(
-            plan_hash="p", length_bytes=LENGTH, slots=self.slots, checkpoint_bytes=LENGTH
+            plan_hash="p", length_bytes=LENGTH, slots=self.slots, restored_bytes=LENGTH
         )
         self.feed(ev.Reserved(self.session, asked))
 

@@ -1,5 +1,6 @@
 """What of a checkpoint a user may ask for, and which decision a rank takes."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,14 @@ import pytest
 from holdfast.core.facts import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.core.session import RestoreView, SessionView
-from holdfast.errors import InvalidRequestError, StaleGenerationError
-from holdfast.training.restore import Decided, Part, decide, restore
+from holdfast.errors import (
+    InvalidRequestError,
+    NotReadyError,
+    StaleGenerationError,
+    UnavailableError,
+)
+from holdfast.state.loading import Differences
+from holdfast.training.restore import Decided, Part, decide, own_needs, restore
 
 NAMES = ("model", "optimizer")
 
@@ -31,14 +38,26 @@ def test_a_name_that_the_state_lacks_is_refused(only):
 
 
 class Agent:
-    """What a rank's session offers a restore: its number, and the view that its agent has."""
+    """What a rank's session offers a restore: its number, and the view that its agent has.
+
+    Once this rank of 2 has named needs it gets the view of ``answers`` that they are answered by.
+    """
 
     generation = 2
+    rank, world_size = 1, 2
 
-    def __init__(self, **fields):
-        decision = Decision(number=1, state=DecisionState.CONFIRMED, fresh=True, **fields)
+    def __init__(self, *, generation=2, names_needs=False, answers=()):
+        self.names_needs, self.needs, self.answers = names_needs, None, list(answers)
+        decision = Decision(
+            number=1, state=DecisionState.CONFIRMED, generation=generation, fresh=True
+        )
         self.view = SessionView(version="1", restore=RestoreView(decision=decision))
         self.began = []
+
+    def name(self, needs):
+        self.needs = needs
+        if self.answers:
+            self.view = self.answers.pop(0)
 
     def wait_view(self, accept, *, timeout_s):
         return self.view if accept(self.view) else None
@@ -119,3 +138,149 @@ def test_what_is_loaded_is_what_was_decided(now):
             agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(), expected=decided
         )
     assert not agent.began
+
+
+# -- what is needed of it -------------------------------------------------------------------------
+
+
+def proposed(step=7, *, saved=2, count=None, **fields):
+    """Return a view in which ``step`` is proposed, saved by ``saved`` ranks."""
+    decision = Decision(
+        number=1,
+        state=DecisionState.PROPOSED,
+        generation=2,
+        checkpoint=CheckpointId(RunId("r"), Step(step), Generation(1)),
+        world_size=saved,
+        shards_count=saved if count is None else count,
+    )
+    return SessionView(version="1", restore=RestoreView(decision=decision, **fields))
+
+
+def confirmed(view, needs):
+    """Return the view in which that is confirmed and here, for the needs of this number."""
+    decision = replace(view.restore.decision, state=DecisionState.CONFIRMED)
+    return replace(view, restore=RestoreView(decision=decision, ready=True, needs=needs))
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "saved", "count", "named"),
+    [
+        (1, 2, 2, 2, {1}),
+        (0, 1, 2, 2, {0}),
+        (1, 2, 4, 4, {0, 1}),
+        (3, 4, 2, 2, {0, 1}),
+        (1, 2, 2, 4, None),
+    ],
+    ids=["same", "fewer", "smaller world", "larger world", "volumes"],
+)
+def test_a_rank_with_a_state_of_its_own_needs_the_segment_that_it_takes(
+    rank, size, saved, count, named
+):
+    """And rank 0's in another world size: its seed makes the new streams (state.capture)."""
+    decision = proposed(saved=saved, count=count).restore.decision
+    needs = own_needs(decision, rank, size, 1, whole=False)
+
+    assert needs.whole is (named is None)
+    if named is not None:
+        assert {need.rank for need in needs.shards} == named
+        assert not any(need.ranges for need in needs.shards)
+
+
+def decided(agent):
+    return decide(agent, timeout_s=1.0, lost_is_fresh=False)
+
+
+def test_needs_are_named_for_each_checkpoint_that_is_proposed():
+    later, earlier = proposed(7), proposed(5)
+    agent = Agent(names_needs=True, answers=[earlier, confirmed(earlier, needs=2)])
+    agent.view = later
+
+    assert decided(agent).step == 5
+    assert (agent.needs.number, agent.needs.checkpoint.step) == (2, 5)
+
+
+def test_an_answer_to_needs_that_were_named_before_does_not_count():
+    """It would load without what was named since."""
+    view = proposed()
+    agent = Agent(names_needs=True, answers=[confirmed(view, needs=0)])
+    agent.view = view
+
+    with pytest.raises(UnavailableError, match="no decision what to restore"):
+        decided(agent)
+
+
+@pytest.mark.parametrize("reason", ["whole job", "catalogue lost"])
+def test_nothing_is_named_where_all_is_needed_or_the_shards_are_unknown(reason):
+    agent = Agent(names_needs=reason == "catalogue lost")
+    agent.view = proposed(count=0) if reason == "catalogue lost" else proposed()
+
+    with pytest.raises(UnavailableError):
+        decided(agent)
+    assert agent.needs is None
+
+
+class State:
+    """A capture that finds all it wants once all of the checkpoint is there."""
+
+    def __init__(self, agent):
+        self.agent = agent
+        self.tries = []
+
+    def load(self, segments, **how):
+        self.tries.append(self.agent.needs.whole)
+        if not self.agent.needs.whole:
+            raise NotReadyError("the checkpoint has no tensor 'w'")
+        return Differences()
+
+    def put_orders(self, segments):
+        return ()
+
+    def apply_rng(self):
+        pass
+
+
+@pytest.fixture
+def no_files(monkeypatch):
+    monkeypatch.setattr("holdfast.training.restore.open_files", lambda located: nullcontext())
+
+
+def restoring(agent, *, strict=True):
+    state = State(agent)
+    agent.report = lambda change: None
+    view = agent.view
+    agent.answers += [confirmed(view, needs=1), confirmed(view, needs=2)]
+    found = restore(
+        agent, state, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(strict=strict),
+        expected=Decided(step=7, attempt=1, notes={}, sources={}),
+    )  # fmt: skip
+    return found.step, state.tries
+
+
+def test_a_state_that_was_saved_by_several_ranks_is_fetched_whole(no_files):
+    """A job that shared tensors when it was saved, and does not now: any rank may have them."""
+    agent = Agent(names_needs=True)
+    agent.view = proposed()
+
+    assert restoring(agent) == (7, [False, True])
+    assert agent.needs.whole
+
+
+def test_what_may_be_missing_is_looked_for_everywhere(no_files):
+    """strict=False: a tensor in another rank's segment must not pass for one that is nowhere."""
+    agent = Agent(names_needs=True)
+    agent.view = proposed()
+
+    assert restoring(agent, strict=False) == (7, [True])
+
+
+def test_what_is_nowhere_is_refused_once_all_was_looked_at(no_files, monkeypatch):
+    agent = Agent(names_needs=True)
+    agent.view = proposed()
+
+    def nothing(self, segments, **how):
+        raise NotReadyError("the checkpoint has no tensor 'w'")
+
+    monkeypatch.setattr(State, "load", nothing)
+    with pytest.raises(NotReadyError, match="no tensor 'w'"):
+        restoring(agent)
+    assert agent.needs.number == 2

@@ -16,6 +16,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import room, rules
+from holdfast_services.agent.domain.needs import verified
 from holdfast_services.agent.domain.state import (
     AGENT,
     Session,
@@ -195,13 +196,15 @@ def _restore_progress(state: State) -> list[ev.Action]:
             continue
         proposed_s = session.proposed_s if session.proposed_s is not None else state.now_s
         session = replace(session, proposed_s=proposed_s)  # noqa: PLW2901 - the draft of it
-        if rules.restoring(decision) and rules.all_verified(state, decision):
+        slots = verified(state, session, decision) if rules.restoring(decision) else None
+        if slots is not None:
             confirmed = decision.state is DecisionState.CONFIRMED
+            shards = frozenset(slot.content.shard.id for slot in slots if slot.content)
             session = replace(  # noqa: PLW2901
                 session,
                 ready_decision=decision.number,
                 ready_s=state.now_s if session.ready_s is None else session.ready_s,
-                reading=frozenset(s.id for s in decision.shards) if confirmed else frozenset(),
+                reading=shards if confirmed else frozenset(),
             )
         elif session.ready_decision:
             session = replace(session, ready_decision=0)  # noqa: PLW2901

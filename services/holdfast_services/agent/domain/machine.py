@@ -92,6 +92,7 @@ def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
         session,
         report=_heard(session, update.report),
         wants_slot=update.wants_slot,
+        needs=update.needs,
         abandoned=abandoned[-ABANDONED_COUNT_MAX:],
         reading=frozenset() if update.report.loaded else session.reading,
     )

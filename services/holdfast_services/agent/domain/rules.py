@@ -234,21 +234,6 @@ def forgotten(state: State, session: Session) -> bool:
     return view.attempt == session.generation and session.spec.rank not in view.seats
 
 
-def all_verified(state: State, decision: Decision) -> bool:
-    """Tell whether every shard of ``decision`` is here, hashed since it was proposed.
-
-    Of one whose shards nobody can name any more nothing is: the catalogue was lost meanwhile.
-    """
-    copies = state.copies()
-    slots = [copies.get(shard.id) for shard in decision.shards]
-    return bool(slots) and all(
-        slot is not None
-        and slot.content is not None
-        and slot.content.verified_decision == decision.number
-        for slot in slots
-    )
-
-
 def quota_left(state: State, session: Session) -> int:
     """How many more slots this session may lease."""
     if session.reservation is None:
@@ -375,7 +360,7 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
     own = reserved + asked.length_bytes * missing
     return memory_need(
         own_bytes=own,
-        checkpoint_bytes=max(asked.checkpoint_bytes, own),
+        restored_bytes=max(asked.restored_bytes, own),
         protection=session.spec.protection,
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,

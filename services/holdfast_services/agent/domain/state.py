@@ -21,6 +21,7 @@ from holdfast.core.facts import (
     Shard,
 )
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
@@ -86,7 +87,7 @@ class Reservation:
     plan_hash: str
     length_bytes: int
     slots: int
-    checkpoint_bytes: int
+    restored_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,7 @@ class Session:
     proposed_s: float | None = None
     ready_s: float | None = None
     ready_decision: int = 0
+    needs: Needs | None = None
 
     @property
     def run(self) -> str:

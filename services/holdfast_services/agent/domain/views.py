@@ -17,8 +17,8 @@ from holdfast.core.ids import ShardId
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotState
 from holdfast.core.sources import Source
+from holdfast_services.agent.domain.needs import verified
 from holdfast_services.agent.domain.rules import (
-    all_verified,
     decision_for,
     forgotten,
     leased,
@@ -88,6 +88,8 @@ def _rank(session: Session) -> RankStatus:
         ready_decision=session.ready_decision,
         nonce=session.spec.nonce,
         report=session.report,
+        names_needs=session.spec.names_needs,
+        needs=session.needs.in_whole_shards() if session.needs else None,
     )
 
 
@@ -169,13 +171,13 @@ def _restore(state: State, session: Session) -> RestoreView | None:
     confirmed = decision.state is DecisionState.CONFIRMED
     if not restoring(decision):
         return RestoreView(decision=decision, ready=confirmed, decide_s=_decide_s(session))
-    ready = all_verified(state, decision)
-    copies = state.copies() if ready and confirmed else {}
-    held = [copies.get(shard.id) for shard in decision.shards] if copies else []
+    slots = verified(state, session, decision)
     return RestoreView(
-        decision=decision,
-        ready=ready,
-        segments=tuple(_segment(slot) for slot in held if slot is not None),
+        # What it loads are the segments: the list of shards is between agent and catalogue.
+        decision=replace(decision, shards=()),
+        ready=slots is not None,
+        needs=session.needs.number if session.needs else 0,
+        segments=tuple(_segment(slot) for slot in slots or ()) if confirmed else (),
         decide_s=_decide_s(session),
         fetch_s=_between(session.proposed_s, session.ready_s),
     )

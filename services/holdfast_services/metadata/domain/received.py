@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from holdfast.core.facts import Inventory
 from holdfast.core.ids import job_name, node_name, run_id
+from holdfast.core.needs import checked as checked_needs
 from holdfast.core.reports import BYTES_MAX, checked
 from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError
@@ -41,5 +42,8 @@ def received(inventory: Inventory) -> Inventory:
                 f"shard {shard.id.key} has {shard.length_bytes} bytes and plan "
                 f"{shard.plan_hash[:40]!r}: at most {BYTES_MAX} bytes, and no NUL in the plan"
             )
+    for status in inventory.ranks:
+        if status.needs is not None:
+            checked_needs(status.needs)
     ranks = tuple(replace(status, report=checked(status.report)) for status in inventory.ranks)
     return replace(inventory, ranks=ranks)

@@ -17,6 +17,7 @@ from holdfast_services.metadata.domain.commit import acknowledged, free_before
 from holdfast_services.metadata.domain.copies import domains_of
 from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.model import Node, Run
+from holdfast_services.metadata.domain.needs import needed
 from holdfast_services.metadata.domain.restore import bad_sources
 
 NODES_PER_WANT_MAX = 8
@@ -51,13 +52,13 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
         return ()
     if decision.state is not DecisionState.PROPOSED and not run.loading:
         return ()
-    if host not in live or all(rank.loaded for rank in run.ranks if rank.node == host):
+    if host not in live:
         return ()
     copies = evidence.sources.get(decision.checkpoint, {})
     bad = bad_sources(live[host], decision.number)
     turn = sorted(live).index(host)
     found = []
-    for shard in decision.shards:
+    for shard in needed(run, host, live[host]):
         item = copies.get(shard.id)
         if item is None or item.shard != shard or host in item.nodes:
             continue

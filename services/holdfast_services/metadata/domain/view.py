@@ -16,6 +16,7 @@ from holdfast_services.metadata.domain.commit import free_before
 from holdfast_services.metadata.domain.copies import awaited, shortage
 from holdfast_services.metadata.domain.evidence import Evidence, gather
 from holdfast_services.metadata.domain.model import Node, Run
+from holdfast_services.metadata.domain.needs import needed
 from holdfast_services.metadata.domain.repair import Wants, places, repairs, restores, spares
 
 COMMITTED_IN_VIEW_MAX = 8
@@ -70,7 +71,8 @@ def node_view(all_of_it: World, name: str) -> NodeView:
         own = _wants(all_of_it, run, live, name)
         seats = tuple(rank.rank for rank in run.ranks if rank.node == name)
         if own or run.id in held or seats:
-            runs.append(run_view(run, live, all_of_it.shortages[run.id], seats))
+            view = run_view(run, live, all_of_it.shortages[run.id], seats)
+            runs.append(replace(view, decision=_decision(run, name, mine)))
             wanted.extend(own)
         if run.id in held:
             spared.extend(spares(run, all_of_it.evidence[run.id], live, name))
@@ -115,7 +117,6 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         superseded=run.rules,
         abandoned=run.abandoned,
         announcement=run.announcement,
-        decision=_decision(run),
         shortage=shortage,
         attempt=attempt.generation if attempt else 0,
         nonce=attempt.spec.nonce if attempt else b"",
@@ -140,8 +141,15 @@ def _committed(run: Run) -> tuple[Committed, ...]:
     )
 
 
-def _decision(run: Run) -> Decision | None:
-    """Return the decision; its list of shards only while somebody has still to load them."""
-    if run.decision is None or run.deciding or run.loading:
-        return run.decision
-    return replace(run.decision, shards=())
+def _decision(run: Run, host: str, node: Node | None) -> Decision | None:
+    """Return the decision; with shards only while ranks on ``host`` have still to load them."""
+    if run.decision is None:
+        return None
+    every = run.decision.shards
+    shards = needed(run, host, node) if run.deciding or run.loading else ()
+    return replace(
+        run.decision,
+        shards=tuple(shards),
+        shards_count=len(every),
+        world_size=every[0].world_size if every else 0,
+    )

@@ -1,0 +1,70 @@
+"""From the boxes that a rank wants to the shards that hold them, and which bytes of each. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from holdfast.core.needs import ByteRange, ShardNeed
+from holdfast.errors import NotReadyError
+from holdfast.format.boxes import Box, intersect, without
+from holdfast.format.index import Index, IndexedBox
+from holdfast.format.segment import ITEM_BYTES
+
+
+def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, ...]:
+    """Return what a rank must have of a checkpoint to read these regions, by rank and volume.
+
+    Of each shard named the header is among the ranges: whoever reads a tensor looks it up there.
+    Of a box that is wanted in part, the bytes from its first wanted element to its last are: for
+    a tensor cut along its first dim nothing else lies between. What several shards hold is read
+    from the first of them.
+
+    Args:
+        index: The index of the checkpoint's plan.
+        wanted: Tensors by name and the region of each, in elements of the whole tensor.
+
+    Raises:
+        NotReadyError: no shard holds some of it; names the tensor and the first missing box.
+    """
+    spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for fqn, region in wanted:
+        tensor = index.tensor(fqn)
+        left = [region] if region.elements_count else []
+        item_bytes = ITEM_BYTES[tensor.dtype] if tensor else 0
+        for held in tensor.boxes if tensor else ():
+            if not left:
+                break
+            shared = intersect(held.box, region)
+            if shared is None or all(intersect(shared, hole) is None for hole in left):
+                continue
+            left = [rest for hole in left for rest in without(hole, shared)]
+            spans[held.rank, held.volume].append(_span(held, shared, item_bytes))
+        if left:
+            raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
+    heads = {(s.rank, s.volume): (0, s.data_begin) for s in index.segments}
+    return tuple(
+        ShardNeed(rank=rank, volume=volume, ranges=_joined([heads[rank, volume], *found]))
+        for (rank, volume), found in sorted(spans.items())
+    )
+
+
+def _span(held: IndexedBox, shared: Box, item_bytes: int) -> tuple[int, int]:
+    """Return the bytes of a segment from the first to the last element of ``shared``."""
+    first = last = 0
+    for dim, length in enumerate(held.box.lengths):
+        begin = shared.offsets[dim] - held.box.offsets[dim]
+        first = first * length + begin
+        last = last * length + begin + shared.lengths[dim] - 1
+    return held.begin + first * item_bytes, held.begin + (last + 1) * item_bytes
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> tuple[ByteRange, ...]:
+    """Return the same bytes in as few ranges as can be, sorted."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return tuple(ByteRange(begin=begin, end=end) for begin, end in joined)

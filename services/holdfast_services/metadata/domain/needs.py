@@ -1,0 +1,45 @@
+"""Which shards of the checkpoint that is restored the ranks of one node need.
+
+Ranks that need all of it say nothing; others name their shards once it is proposed, and until
+they have, nothing is fetched for them. What is named is a few shards of maybe 10^4, so a node is
+told of those alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.core.facts import RankStatus, Shard
+from holdfast_services.metadata.domain.model import Node, Run
+
+
+def needed(run: Run, host: str, node: Node | None) -> Sequence[Shard]:
+    """Return what ranks on ``host`` that have yet to load need of the decision's checkpoint.
+
+    ``node`` is the host as it last reported itself; None: it has not.
+    """
+    attempt, decision = run.current, run.decision
+    if attempt is None or decision is None or decision.checkpoint is None:
+        return ()
+    if all(rank.loaded for rank in run.ranks if rank.node == host):
+        return ()
+    mine = [
+        status
+        for status in (node.inventory.ranks if node else ())
+        if _is_of(status, run) and not status.report.loaded
+    ]
+    named = [s.needs for s in mine if s.needs and s.needs.checkpoint == decision.checkpoint]
+    if not all(status.names_needs for status in mine) or any(needs.whole for needs in named):
+        return decision.shards
+    places = {(need.rank, need.volume) for needs in named for need in needs.shards}
+    return tuple(shard for shard in decision.shards if (shard.id.rank, shard.id.volume) in places)
+
+
+def _is_of(status: RankStatus, run: Run) -> bool:
+    """Tell whether a rank is of the attempt; its nonce tells it from one of a lost catalogue."""
+    attempt = run.current
+    return (
+        attempt is not None
+        and (status.run, status.generation) == (run.id, attempt.generation)
+        and status.nonce in (b"", attempt.spec.nonce)
+    )
