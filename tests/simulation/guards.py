@@ -424,6 +424,11 @@ MUTANTS = (
                 "return self.decision.generation == generation", "return True"),),
     ),
     _mutant(
+        "N17",
+        "a node that a copy is of and that a catalogue has never heard of is awaited",
+        ("metadata/domain/restore.py", "if _unheard_of(run, attempt, facts):", "if False:"),
+    ),
+    _mutant(
         "needs-told",
         "a node is told of, and fetches, what its ranks need and nothing else",
         ("metadata/domain/needs.py", "if not all(status.names_needs for status in mine) or",

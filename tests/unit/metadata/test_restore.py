@@ -292,3 +292,36 @@ def test_restore_wants_name_only_what_a_host_does_not_hold(cluster):
     assert all({source.node for source in w.sources} == {"a", "b"} for w in wants)
     assert cluster.view("a").wants == ()
     assert cluster.view("b").wants == ()
+
+
+def bad_without_b(cluster):
+    """A catalogue that does not know node b proposes step 8; node a's own part turns out bad."""
+    first = fresh(cluster, "a", "b")
+    save(cluster, 8, first, ("a", "b"))
+    cluster.forget()
+    cluster.hold("a", 8, first, 1, owner="b")
+    cluster.register(0, "a", world=1, nonce=b"second", generation_min=first)
+    cluster.report("a")
+    assert cluster.decided() == ("PROPOSED", (8, first))
+    cluster.hold("a", 8, first, 0, state=2)
+    cluster.report("a")
+    return first
+
+
+def test_a_node_that_a_copy_is_of_and_nobody_knows_is_awaited(cluster):
+    """P5, seed 21262: a catalogue from a moment ago; who has reported since has the good copy."""
+    first = bad_without_b(cluster)
+    assert cluster.decided() == ("PENDING", None)
+
+    cluster.report("b")
+
+    assert cluster.decided() == ("PROPOSED", (8, first))
+
+
+def test_a_node_that_nobody_knows_is_not_awaited_for_ever(cluster):
+    bad_without_b(cluster)
+
+    cluster.later(cluster.limits.decide_wait_s)
+
+    assert cluster.decided()[0] == "CONFIRMED"
+    assert cluster.run.decision.fresh

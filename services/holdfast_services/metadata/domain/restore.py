@@ -149,6 +149,8 @@ def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
     known |= {k for k, c in facts.evidence.known.items() if _restorable(run, k) and whole(c)}
     if any(key not in run.rejected and whole(_hoped(key, facts)) for key in known):
         return Outcome(run=replace(run, decision=decision))
+    if _unheard_of(run, attempt, facts):
+        return Outcome(run=replace(run, decision=decision))
     if asked:
         return _refuse(run, decision, asked.step, max(known, default=None), facts)
     if known:
@@ -222,6 +224,22 @@ def _hoped(key: CheckpointId, facts: Facts) -> CheckpointCopies:
         if back and there.shard == item.shard:
             found[shard] = replace(there, nodes=tuple(sorted((*there.nodes, *back))))
     return found
+
+
+def _unheard_of(run: Run, attempt: Attempt, facts: Facts) -> bool:
+    """Tell whether a copy is of a node that this catalogue has never heard of, and may yet.
+
+    A catalogue that came back from a moment ago does not know who has reported since: such a node
+    may hold what nobody else has intact.
+    """
+    owners = {
+        item.owner
+        for key, copies in facts.evidence.known.items()
+        if _restorable(run, key)
+        for item in copies.values()
+    }
+    awaited = facts.now_s < attempt.started_at_s + facts.limits.decide_wait_s
+    return awaited and not owners <= {"", *facts.nodes}
 
 
 def _same(copies: CheckpointCopies, key: ShardId, digest: bytes) -> bool:
