@@ -71,6 +71,7 @@ class Metadata:
         self._life += 1
         self._cache = DecodeCache()
         self._snapshot: tuple[int, Snapshot] | None = None
+        self._views: dict[str, NodeView] = {}
         self._offered: set[str] = set()
         self._wishes: list[tuple[Wish, Answer[Seat]]] = []
         self._reports: list[tuple[Inventory, Answer[NodeView]]] = []
@@ -177,7 +178,10 @@ class Metadata:
         if self._snapshot is None or self._snapshot[0] != number:
             loaded = self.read(lambda c: agents.snapshot(c, self.limits))
             self._snapshot = (number, loaded)
-        return node_view(self._snapshot[1], node)
+            self._views.clear()
+        if node not in self._views:
+            self._views[node] = node_view(self._snapshot[1], node)
+        return self._views[node]
 
     # -- the clock -------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class Shell:
         self._clock = clock
         self._changed = asyncio.Event()
         self._views: dict[str, SessionView] = {}
+        self._bare: dict[str, SessionView] = {}
         self._views_count = 0
         self._inventory: Inventory | None = None
         self._broken: Exception | None = None
@@ -102,12 +103,12 @@ class Shell:
         """Number what has changed and wake those who wait for it."""
         for session in self.state.sessions.values():
             view = session_view(self.state, session)
-            known = self._views.get(session.id)
-            if known is None or replace(known, version="") != view:
+            if self._bare.get(session.id) != view:
                 self._views_count += 1
+                self._bare[session.id] = view
                 self._views[session.id] = replace(view, version=str(self._views_count))
         for gone in self._views.keys() - self.state.sessions.keys():
-            del self._views[gone]
+            del self._views[gone], self._bare[gone]
         now = inventory(self.state, incarnation=0, sequence=0)
         if now != self._inventory:
             before, self._inventory = self._inventory, now

@@ -134,6 +134,22 @@ def test_slots_are_freed_by_the_rule_of_4_7_and_nothing_else(fields, expected):
     assert expected == freed(actions)
 
 
+def test_an_older_view_that_comes_late_frees_nothing():
+    """A5: reports and watches are answered side by side; what was pinned since stays."""
+    held = state(sealed("s1", 1), sealed("s2", 2))
+    pinned = view(
+        run_view(keep_from=CheckpointId("r1", 2, 1), pinned=(CheckpointId("r1", 1, 1),))
+    ).view
+    now, _ = handle(held, ev.ViewArrived(replace(pinned, taken_sequence=2)))
+
+    older = view(run_view(keep_from=CheckpointId("r1", 2, 1))).view
+    late, actions = handle(now, ev.ViewArrived(replace(older, taken_sequence=1)))
+    assert (late.view, freed(actions)) == (now.view, set())
+
+    _, actions = handle(now, ev.ViewArrived(replace(older, taken_sequence=3)))
+    assert {"s1"} == freed(actions)
+
+
 def test_a_newer_attempt_fences_the_older_at_once():
     """G12: by the catalogue's word or by a session that opened here."""
     now, _ = handle(state(), ev.SessionOpened(session(1)))

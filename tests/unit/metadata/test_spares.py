@@ -87,6 +87,20 @@ def test_of_what_is_not_restored_copies_are_spare_meanwhile(copied):
     assert {("a", 0)} == spares(copied)
 
 
+def test_what_is_older_than_the_acknowledged_step_is_spare_while_a_restore_goes_on(cluster):
+    """P8: it would have gone by now, and took the restore's room."""
+    cluster.join(*NODES)
+    cluster.launch(b"first", "d", "c")
+    for step in (10, 20):
+        cluster.commit(step, 1, "d", "c")
+    assert set() == spares(cluster), "its agents let it go by keep_from"
+
+    cluster.launch(b"second", "d", "c")
+
+    assert cluster.decided() == ("PROPOSED", (20, 1))
+    assert {("d", 0), ("d", 1), ("c", 0), ("c", 1)} == spares(cluster)
+
+
 def test_copies_that_lie_apart_are_kept_where_the_policy_asks_for_domains(cluster):
     """4.4: the next of the ring shares the owner's domain, so it keeps none for it."""
     for node, domain in (("d", "x"), ("c", "x"), ("b", "y")):

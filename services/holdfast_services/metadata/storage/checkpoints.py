@@ -67,6 +67,30 @@ _OWN_DURABLE = _ROWS.where(
     t.checkpoints.c.durable_at_s.is_not(None),
     t.checkpoints.c.generation == bindparam("generation"),
 ).limit(DURABLE_ROWS_IN_RUN_MAX)
+_D = t.drains.c
+_DRAINING_RUNS = select(_D.run).distinct()
+_OF_DRAIN = and_(
+    _D.run == bindparam("run"),
+    _D.step == bindparam("step"),
+    _D.generation == bindparam("generation"),
+)
+_OF_SHARD = and_(_OF_DRAIN, _D.rank == bindparam("rank"), _D.volume == bindparam("volume"))
+_DRAIN = select(t.drains).where(_OF_DRAIN).order_by(_D.rank, _D.volume)
+_DRAIN_SHARD = select(t.drains).where(_OF_SHARD)
+_DRAIN_AWAITS = select(_D.rank, _D.volume).where(_OF_DRAIN, _D.done_at_s.is_(None))
+_DRAIN_COUNTS = select(func.count(_D.done_at_s), func.count()).where(_OF_DRAIN)
+_DRAIN_OF = select(t.runs.c.job, t.checkpoints.c.world_size).where(
+    t.checkpoints.c.run == bindparam("run"),
+    t.checkpoints.c.step == bindparam("step"),
+    t.checkpoints.c.generation == bindparam("generation"),
+    t.runs.c.run == t.checkpoints.c.run,
+)
+_NEWEST = (
+    select(t.checkpoints.c.step, t.checkpoints.c.generation)
+    .where(t.checkpoints.c.run == bindparam("run"))
+    .order_by(*NEWEST_FIRST)
+    .limit(1)
+)
 _WHOLE = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad == "[]")
 _DAMAGED = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad != "[]")
 
@@ -94,9 +118,7 @@ class CheckpointStatements(ObjectStatements):
 
     def newest_key(self, run: str) -> CheckpointId | None:
         """Return the newest row's key, in any state; None: there is no row; a plain read."""
-        c = t.checkpoints.c
-        sql = select(c.step, c.generation).where(c.run == run).order_by(*NEWEST_FIRST).limit(1)
-        row = self._db.execute(sql).first()
+        row = self._db.execute(_NEWEST, {"run": run}).first()
         return checkpoint_id(run, *row) if row else None
 
     def stored_keys(self, run: str) -> Sequence[CheckpointId]:
@@ -204,17 +226,18 @@ class CheckpointStatements(ObjectStatements):
 
     def drain_shard(self, key: ShardId) -> tuple[Shard, bool] | None:
         """Return the shard as it is to lie there, and whether it does; None: no such drain."""
-        done = self._db.execute(select(t.drains.c.done_at_s).where(_is_shard(key))).one_or_none()
-        shards = self._drain_shards(_is_shard(key), key.checkpoint)
-        return (shards[0], done[0] is not None) if done and shards else None
+        values = {**key_of(key.checkpoint), "rank": key.rank, "volume": key.volume}
+        rows = self._db.execute(_DRAIN_SHARD, values).mappings().all()
+        shards = self._drain_shards(rows, key.checkpoint)
+        return (shards[0], rows[0]["done_at_s"] is not None) if shards else None
 
     def draining_runs(self) -> Sequence[str]:
         """Return the runs that have something on its way; a plain read."""
-        return sorted(self._db.execute(select(t.drains.c.run).distinct()).scalars())
+        return sorted(self._db.execute(_DRAINING_RUNS).scalars())
 
     def drained_shards(self, key: CheckpointId) -> tuple[Shard, ...]:
         """Return all shards of a draining checkpoint, there or not, sorted; a plain read."""
-        return self._drain_shards(is_of(t.drains, key), key)
+        return self._drain_shards(self._db.execute(_DRAIN, key_of(key)).mappings().all(), key)
 
     def drain_done(self, shard: Shard, now_s: float) -> bool:
         """Note that exactly this shard lies there; False: it is not one that is awaited."""
@@ -229,33 +252,27 @@ class CheckpointStatements(ObjectStatements):
 
     def drain_counts(self, key: CheckpointId) -> tuple[int, int]:
         """Return (shards that lie there, shards still to come); (0, 0): nothing drains."""
-        d = t.drains.c
-        sql = select(func.count(d.done_at_s), func.count()).where(is_of(t.drains, key))
-        done, total = self._db.execute(sql).one()
+        done, total = self._db.execute(_DRAIN_COUNTS, key_of(key)).one()
         return done, total - done
 
     def _drain(self, row: Checkpoint) -> Drain:
         """Return the row's drain; its shards never change, so only what is missing is read."""
-        d, began = t.drains.c, f"drain {row.drain_at_s!r}".encode()
+        began = f"drain {row.drain_at_s!r}".encode()
         shards = self._cache.shards(row.id, began)
         if shards is None:
             shards = self.drained_shards(row.id)
             self._cache.put_shards(row.id, began, shards)
-        awaited = select(d.rank, d.volume).where(is_of(t.drains, row.id), d.done_at_s.is_(None))
-        missing = {(rank, volume) for rank, volume in self._db.execute(awaited)}
+        awaited = self._db.execute(_DRAIN_AWAITS, key_of(row.id))
+        missing = {(rank, volume) for rank, volume in awaited}
         return Drain(
             checkpoint=row.id,
             missing=tuple(s for s in shards if (s.id.rank, s.id.volume) in missing),
         )
 
-    def _drain_shards(self, which: ColumnElement[bool], key: CheckpointId) -> tuple[Shard, ...]:
-        d, c, r = t.drains.c, t.checkpoints.c, t.runs.c
-        one = self._db.execute(
-            select(r.job, c.world_size).where(is_of(t.checkpoints, key), r.run == c.run)
-        ).one_or_none()
+    def _drain_shards(self, rows: Sequence[RowMapping], key: CheckpointId) -> tuple[Shard, ...]:
+        one = self._db.execute(_DRAIN_OF, key_of(key)).one_or_none()
         if one is None:
             return ()
-        rows = self._db.execute(select(t.drains).where(which).order_by(d.rank, d.volume)).mappings()
         return tuple(
             Shard(
                 id=ShardId(key.run, key.step, key.generation, Rank(row["rank"]), row["volume"]),

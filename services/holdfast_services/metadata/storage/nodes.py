@@ -48,6 +48,7 @@ _MARK_LOST = (
 _FORGET_NODES = delete(t.nodes).where(
     _N.lease_until_s < bindparam("before_s"), _N.reported_at_s < bindparam("before_s")
 )
+_PUT_EVENT = insert(t.events)
 _FORGET_EVENTS = delete(t.events).where(
     t.events.c.id <= select(func.max(t.events.c.id)).scalar_subquery() - EVENTS_MAX
 )
@@ -180,7 +181,7 @@ class NodeStatements(Statements):
             for event in events
         ]
         if rows:
-            self._db.execute(insert(t.events), rows)
+            self._db.execute(_PUT_EVENT, rows)
 
     def events_after(self, number: int, limit: int) -> Sequence[RowMapping]:
         """Return events after ``number``, oldest first; late committers may be missed."""

@@ -33,7 +33,9 @@ from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
 
 DECISIONS_PER_RUN_MAX = 16
 
+_D = t.decisions.c
 _FINAL = (int(DecisionState.CONFIRMED), int(DecisionState.LOST))
+_OPEN = and_(*(_D.state != final for final in _FINAL))
 _VALUES = ("spec", "costs", "allowed")
 """Fields of an attempt that are not columns as they are."""
 
@@ -65,7 +67,7 @@ _LOCK = select(t.jobs.c.run).where(t.jobs.c.name == bindparam("job")).with_for_u
 _DECIDING = (
     select(t.runs.c.job, t.runs.c.run)
     .join(t.decisions, t.decisions.c.run == t.runs.c.run)
-    .where(t.decisions.c.state.not_in(_FINAL))
+    .where(_OPEN)
 )
 _R, _A = t.runs.c, t.attempts.c
 _ACTIVE = (
@@ -73,11 +75,12 @@ _ACTIVE = (
     .join(t.attempts, and_(_A.run == _R.run, _A.generation == _R.generation))
     .where(
         (_A.lease_until_s > bindparam("since_s"))
-        | exists().where(t.decisions.c.run == _R.run, t.decisions.c.state.not_in(_FINAL))
+        | exists().where(t.decisions.c.run == _R.run, _OPEN)
         | exists().where(t.drains.c.run == _R.run)
     )
 )
 _RUN_OF = select(t.jobs.c.run).where(t.jobs.c.name == bindparam("job"))
+_JOB_OF = select(t.runs.c.job).where(t.runs.c.run == bindparam("run"))
 _GENERATION_OF = select(_A.generation).where(
     _A.job == bindparam("of_job"), _A.nonce == bindparam("of_nonce")
 )
@@ -97,6 +100,21 @@ _PUT_RANK = upsert(
     lambda new: {
         name: new[name] for name in ("node", "registered_at_s", "live", "ready_decision", "loaded")
     },
+)
+_PUT_DECISION = upsert(
+    t.decisions,
+    ["run", "number"],
+    lambda new: {name: new[name] for name in ("state", "body", "rejected")},
+    lambda _: _OPEN,
+)
+_CLOSE_OLDER = (
+    update(t.decisions)
+    .where(_D.run == bindparam("of_run"), _D.number < bindparam("before"))
+    .where(_OPEN)
+    .values(state=_FINAL[1])
+)
+_FORGET_OLDER = delete(t.decisions).where(
+    _D.run == bindparam("of_run"), _D.number < bindparam("before")
 )
 _NEW_RUN = {
     "generation": 0,
@@ -149,8 +167,7 @@ class RunStatements(CheckpointStatements):
 
     def job_of(self, run: str) -> str | None:
         """Return whose run it is; a plain read, and it never changes."""
-        sql = select(t.runs.c.job).where(t.runs.c.run == run)
-        return self._db.execute(sql).scalar_one_or_none()
+        return self._db.execute(_JOB_OF, {"run": run}).scalar_one_or_none()
 
     def generation_of(self, job: str, nonce: bytes) -> int | None:
         """Return the generation that a nonce has; (job, nonce) is unique in the table."""
@@ -283,29 +300,18 @@ class RunStatements(CheckpointStatements):
 
     def _save_decision(self, run: Run, decision: Decision) -> None:
         """Insert or change the decision of this number, unless it is confirmed or lost."""
-        d = t.decisions.c
-        values = {
+        row = {
+            "run": run.id,
+            "number": decision.number,
             "state": int(decision.state),
             "body": to_message(decision, pb.Decision).SerializeToString(),
             "rejected": json.dumps([[key.step, key.generation] for key in run.rejected]),
         }
-        sql = self._insert(t.decisions).values(run=run.id, number=decision.number, **values)
-        changed = self._db.execute(
-            sql.on_conflict_do_update(
-                index_elements=["run", "number"], set_=values, where=d.state.not_in(_FINAL)
-            )
-        )
-        self._expect_one(changed.rowcount, run)
+        self._expect_one(self._put(_PUT_DECISION, row), run)
         # Only the newest decision of a run is ever read; older open ones are closed with it.
-        old = and_(d.run == run.id, d.number < decision.number)
-        self._db.execute(
-            update(t.decisions).where(old, d.state.not_in(_FINAL)).values(state=_FINAL[1])
-        )
-        self._db.execute(
-            delete(t.decisions).where(
-                d.run == run.id, d.number <= decision.number - DECISIONS_PER_RUN_MAX
-            )
-        )
+        self._db.execute(_CLOSE_OLDER, {"of_run": run.id, "before": decision.number})
+        kept = decision.number - DECISIONS_PER_RUN_MAX + 1
+        self._db.execute(_FORGET_OLDER, {"of_run": run.id, "before": kept})
 
     def _pins(self, run: str) -> tuple[CheckpointId, ...]:
         """Return what a restore holds; a plain read."""
