@@ -312,8 +312,8 @@ MUTANTS = (
         "restarting",
         "a source that went silent is awaited: it may be restarting",
         ("metadata/domain/restore.py",
-         "if any(key not in run.rejected and whole(_hoped(key, facts)) for key in known):",
-         "if False:"),
+         "hoped = any(key not in run.rejected and whole(_hoped(key, facts)) for key in known)",
+         "hoped = False"),
         ("metadata/domain/restore.py", "copies = _hoped(chosen, facts)",
          "copies = facts.evidence.sources.get(chosen, {})"),
     ),
@@ -346,7 +346,9 @@ MUTANTS = (
     _mutant(
         "unhashed",
         "a rank is ready when all shards were hashed since the proposal",
-        ("agent/domain/rules.py", "and slot.content.verified_decision == decision.number\n", "\n"),
+        ("agent/domain/needs.py",
+         "if slot and slot.content and slot.content.verified_decision == decision.number",
+         "if slot and slot.content"),
     ),
     _mutant(
         "quarantine",
@@ -426,7 +428,8 @@ MUTANTS = (
     _mutant(
         "N17",
         "a node that a copy is of and that a catalogue has never heard of is awaited",
-        ("metadata/domain/restore.py", "if _unheard_of(run, attempt, facts):", "if False:"),
+        ("metadata/domain/restore.py", "if hoped or _unheard_of(run, attempt, facts):",
+         "if hoped:"),
     ),
     _mutant(
         "needs-told",

@@ -147,9 +147,8 @@ def _choose(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
             return _propose(run, attempt, decision, copies)
     known = {row.id for row in run.checkpoints if _restorable(run, row.id) and not row.expired}
     known |= {k for k, c in facts.evidence.known.items() if _restorable(run, k) and whole(c)}
-    if any(key not in run.rejected and whole(_hoped(key, facts)) for key in known):
-        return Outcome(run=replace(run, decision=decision))
-    if _unheard_of(run, attempt, facts):
+    hoped = any(key not in run.rejected and whole(_hoped(key, facts)) for key in known)
+    if hoped or _unheard_of(run, attempt, facts):
         return Outcome(run=replace(run, decision=decision))
     if asked:
         return _refuse(run, decision, asked.step, max(known, default=None), facts)
