@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.slots import SlotName, SlotState
-from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
+from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format import digest
 from holdfast.format.digest import PART_BYTES, part_digest, part_ranges
 from holdfast_services.transport import (
     FetchRequest,
-    InterruptedFetchError,
     ServedSegments,
     tcp_client,
 )
@@ -302,7 +301,7 @@ def test_a_fetch_told_to_stop_is_interrupted(ends, segment):
     near, far, _ = ends
     address = far.serve(Stopping())
     target, done = bytearray(LENGTH), set()
-    with pytest.raises(InterruptedFetchError):
+    with pytest.raises(StoppedError):
         near.fetch(address, request_for(segment), memoryview(target), done=done, stop=stop)
 
     assert stop.is_set()
@@ -325,7 +324,7 @@ def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
         asked.start()
         near = TcpTransport("127.0.0.1")
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(InterruptedFetchError):
+        with pytest.raises(StoppedError):
             near.fetch(address, request_for(b"x"), memoryview(bytearray(1)), done=set(), stop=stop)
         near.close()
         asked.join()

@@ -26,6 +26,7 @@ from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
     NotFoundError,
+    StoppedError,
     TruncatedShardError,
     UnavailableError,
 )
@@ -34,7 +35,7 @@ from holdfast.format.segment import header_length, parse_header
 from holdfast_services.persistence.clients import Located, locate, suspect
 from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.transport import FetchRequest, InterruptedFetchError, Transport
+from holdfast_services.transport import FetchRequest, Transport
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Source(Protocol):
             NotFoundError: the copy is not there any more.
             DigestMismatchError: the bytes are not what was sealed.
             UnavailableError: the node does not answer.
-            InterruptedFetchError: ``stop`` was set.
+            StoppedError: ``stop`` was set.
         """
         ...
 
@@ -105,7 +106,7 @@ class MappedFile:
     def part(self, part: Part, stop: threading.Event) -> Iterator[memoryview]:
         """Yield a mapping of the part alone: page tables too stay bounded."""
         if stop.is_set():
-            raise InterruptedFetchError("reading a slot was interrupted")
+            raise StoppedError("reading a slot was interrupted")
         view = self._map(part.begin, part.length_bytes)
         for index, digest in enumerate(part.digests):
             if part_digest(view[index * PART_BYTES : (index + 1) * PART_BYTES]) != digest:
@@ -203,7 +204,7 @@ class Copies(Protocol):
 
         Raises:
             UnavailableError: no copy is left; says what became of each.
-            InterruptedFetchError: ``stop`` was set.
+            StoppedError: ``stop`` was set.
         """
         ...
 
@@ -247,7 +248,7 @@ class Sources:
             try:
                 view = next(lending)
                 break
-            except InterruptedFetchError:
+            except StoppedError:
                 raise
             except CheckpointError as error:
                 self._leave(opened, error)

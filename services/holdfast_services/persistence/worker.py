@@ -14,12 +14,17 @@ from dataclasses import dataclass, field
 
 from holdfast.core.queue_items import Item, Kind, parse
 from holdfast.core.work import SweepWork, Work
-from holdfast.errors import CheckpointError, InternalError, InvalidRequestError, NotFoundError
+from holdfast.errors import (
+    CheckpointError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    StoppedError,
+)
 from holdfast_services.kit.queue import Claim, Queue
 from holdfast_services.persistence.domain.backoff import rest_s, worth_telling
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
-from holdfast_services.transport import InterruptedFetchError
 
 ITEMS_COUNT_MAX = 2
 CLAIM_WAIT_S = 0.5
@@ -143,7 +148,7 @@ class Worker:
         claim = doing.claim
         try:
             self._service.do(item, work, doing.stop)
-        except InterruptedFetchError:
+        except StoppedError:
             log.info("%s is left to others", claim.item)
             return lambda: self._queue.release(claim, delay_s=0.0)
         except CheckpointError as error:

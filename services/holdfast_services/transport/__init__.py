@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.core.slots import SlotName
-from holdfast.errors import CheckpointError
 from holdfast.format.digest import PART_BYTES
 
 FETCH_S_BASE = 10.0
@@ -22,12 +21,6 @@ FETCH_BYTES_PER_S_MIN = 50 << 20
 def deadline_s(length_bytes: int) -> float:
     """Return how long moving ``length_bytes`` may take before it counts as stuck (F56)."""
     return FETCH_S_BASE + length_bytes / FETCH_BYTES_PER_S_MIN
-
-
-class InterruptedFetchError(CheckpointError):
-    """The fetch was told to stop: this node shuts down."""
-
-    kind = "interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +87,7 @@ class Transport(Protocol):
             NotFoundError: the source does not have this incarnation (any more).
             DigestMismatchError: a part did not match, twice.
             UnavailableError: the source cannot be reached, broke off, or is too slow.
-            InterruptedFetchError: ``stop`` was set.
+            StoppedError: ``stop`` was set.
         """
         ...
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
+from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format.digest import part_digest
-from holdfast_services.transport import FetchRequest, InterruptedFetchError, SegmentSource, reused
+from holdfast_services.transport import FetchRequest, SegmentSource, reused
 
 
 @dataclass
@@ -46,7 +46,7 @@ class MemoryTransport:
             if index in done:
                 continue
             if stop.is_set():
-                raise InterruptedFetchError(f"fetch of {request.key} was interrupted")
+                raise StoppedError(f"fetch of {request.key} was interrupted")
             for _ in range(2):
                 self._copy(address, request, destination, index)
                 begin, end = request.part(index)
