@@ -28,6 +28,7 @@ from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId, run_id
 from holdfast.core.reports import NOTES_COUNT_MAX, RankReport, StepNote
+from holdfast.core.retry import Waits
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.text import tellable
 from holdfast.errors import (
@@ -51,8 +52,8 @@ REGISTER_S_MIN = 1.0
 WATCH_S = 10.0
 RETRY_S = 0.2
 SOCKET_POLL_S = 0.02
-RETRY_S_MAX = 5.0
-RETRY_FACTOR = 1.5
+SEAT_WAITS = Waits(first_s=RETRY_S, wait_s_max=5.0, factor=1.5)
+"""They less than double: a job that begins hears soon that its catalogue is back."""
 PROGRESS_S = 0.1
 RESERVE_BYTES_PER_S_MIN = 200 << 20
 EVENTS_COUNT_MAX = 256
@@ -278,7 +279,7 @@ class Session:
             UnavailableError: ``failing`` and the last reason, after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        wait_s, said = RETRY_S, ""
+        tries, said = 0, ""
         while True:
             try:
                 return ask()
@@ -289,8 +290,8 @@ class Session:
                 if error.message != said:
                     log.warning("%s, at most %.0f s: %s", waiting, left_s, error.message)
                     said = error.message
-            time.sleep(min(wait_s, left_s))
-            wait_s = min(RETRY_FACTOR * wait_s, RETRY_S_MAX)
+            tries += 1
+            time.sleep(min(SEAT_WAITS.wait_s(tries), left_s))
 
     def _open(self, arena: Path) -> Seat:
         assert self._spec is not None

@@ -34,7 +34,7 @@ SILENT_S_MAX = 5.0
 IDLE_S_MAX = 60.0
 EVENT_TEXT_LENGTH_MAX = 2000
 LISTEN_S = 3.0
-"""More than agents rest after a report that failed, ``RETRY_S_MAX`` of their reporter."""
+"""More than agents rest after a report that failed, by ``REPORT_WAITS`` of their reporter."""
 
 
 @dataclass(frozen=True, slots=True)
