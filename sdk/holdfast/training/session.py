@@ -11,7 +11,6 @@ catalogue that was lost knows nothing of the attempt (``forgotten``): the sessio
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import socket
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast import locks
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import AbandonedStep, Event
@@ -322,7 +322,8 @@ class Session:
             raise UnavailableError(f"the agent's arena {path.parent.parent} is gone") from cause
         except PermissionError as cause:
             raise AccessError(f"the agent's arena belongs to another user: {cause}") from cause
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = locks.take(descriptor)
+        assert taken, "a file that was just made is nobody else's"
         previous, self._lock_descriptor = self._lock_descriptor, descriptor
         if previous >= 0:
             os.close(previous)
