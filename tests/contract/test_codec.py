@@ -16,8 +16,9 @@ from holdfast.core import announcements, attempts, facts, ids, protection, repor
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
+from holdfast_services.transport import located
 
-RENAMED = {"SessionUpdate": "UpdateRequest"}
+RENAMED = {"SessionUpdate": "UpdateRequest", "Located": "LocateResponse"}
 
 
 def message_of(cls):
@@ -28,7 +29,7 @@ def message_of(cls):
 
 VALUES = [
     cls
-    for module in (ids, announcements, reports, facts, attempts, protection, session, work)
+    for module in (ids, announcements, reports, facts, attempts, protection, session, work, located)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]

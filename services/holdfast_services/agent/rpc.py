@@ -111,12 +111,7 @@ class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:
         """Say what a fetcher must know."""
         found = self._service.locate(codec.from_message(request.id, ShardId))
-        return pb.LocateResponse(
-            shard=codec.to_message(found.shard, common_pb2.Shard),
-            slot_incarnation=found.incarnation,
-            part_digests=found.digests,
-            path=found.path,
-        )
+        return codec.to_message(found, pb.LocateResponse)
 
     async def Suspect(self, request: pb.SuspectRequest, context: Context) -> pb.SuspectResponse:
         """Hash a copy again that did not match elsewhere."""

@@ -19,7 +19,7 @@ from holdfast.core.retry import bounded
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, UnavailableError
 from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.clients import Located, MetadataClient
+from holdfast_services.agent.clients import MetadataClient
 from holdfast_services.agent.domain import (
     Reservation,
     Session,
@@ -33,6 +33,7 @@ from holdfast_services.agent.domain import (
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.shell import Shell
 from holdfast_services.transport import deadline_s
+from holdfast_services.transport.located import Located
 
 WATCH_S_MAX = 60.0
 RESERVE_S_BASE = 30.0
@@ -253,8 +254,8 @@ class AgentService:
         content = slot.content
         return Located(
             shard=content.shard,
-            incarnation=slot.name.incarnation,
-            digests=content.digests,
+            slot_incarnation=slot.name.incarnation,
+            part_digests=content.digests,
             path=str(self._arena.folder / slot.name.file_name),
         )
 

@@ -32,10 +32,11 @@ from holdfast.errors import (
 )
 from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.format.segment import header_length, parse_header
-from holdfast_services.persistence.clients import Located, locate, suspect
+from holdfast_services.persistence.clients import locate, suspect
 from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.transport import FetchRequest, Transport
+from holdfast_services.transport.located import Located
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class RemoteCopy:
         """Fetch the part and yield it; see ``Source.part``."""
         request = FetchRequest(
             key=self._shard.id.key,
-            incarnation=self._located.incarnation,
+            incarnation=self._located.slot_incarnation,
             length_bytes=part.length_bytes,
             digests=part.digests,
             offset_bytes=part.begin,
@@ -309,7 +310,7 @@ class Sources:
         log.warning("%s from %s: %s", self._shard.id.key, opened.peer.node, error)
         if isinstance(error, CorruptionError):
             try:
-                suspect(opened.peer, self._shard, opened.located.incarnation)
+                suspect(opened.peer, self._shard, opened.located.slot_incarnation)
             except CheckpointError as cause:
                 log.info("could not tell %s: %s", opened.peer.node, cause)
 
