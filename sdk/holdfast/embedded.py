@@ -246,7 +246,7 @@ def erase_stack(home: Path, *, everything: bool = False) -> Erased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class DrainProgress:
     """How far the drain to the store is.
 
     ``items_count`` counts all that is in the queue, ``waiting_count`` what nobody does yet, and
@@ -259,13 +259,13 @@ class Drain:
     undrained_count: int
 
 
-def drain(home: Path) -> Drain:
+def drain(home: Path) -> DrainProgress:
     """Return how far the drain of the stack that runs in ``home`` is.
 
     Raises:
         UnavailableError: the queue does not answer.
     """
-    return Drain(**_asked(home, "--drain"))
+    return DrainProgress(**_asked(home, "--drain"))
 
 
 def _asked(home: Path, what: str) -> dict[str, Any]:

@@ -20,6 +20,19 @@ def slots_per_rank(*, persist: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What a rank asks its agent for: ``slots`` slots of exactly ``length_bytes``, for one plan.
+
+    ``checkpoint_bytes`` are all ranks' segments of one step.
+    """
+
+    plan_hash: str
+    length_bytes: int
+    slots: int
+    checkpoint_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
     """``slots x (own + incoming) + restore``, all in bytes.
 

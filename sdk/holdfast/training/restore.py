@@ -28,21 +28,21 @@ from holdfast.format.canonical import strict_object
 from holdfast.format.manifest import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
-from holdfast.training.session import Session
+from holdfast.training.session import AgentSession
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Scope:
     """What of a checkpoint is loaded: names of the state (None: all), and how they must match."""
 
     strict: bool = True
     only: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, names: Collection[str], *, strict: bool, only: Collection[str] | None) -> Part:
-        """Return the part that a user asks for, of a state that has ``names``.
+    def of(cls, names: Collection[str], *, strict: bool, only: Collection[str] | None) -> Scope:
+        """Return the scope that a user asks for, of a state that has ``names``.
 
         Raises:
             InvalidRequestError: ``only`` names something else, or is one text.
@@ -86,7 +86,7 @@ class Decided:
     sources: Mapping[str, int]
 
 
-def decide(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Decided | None:
+def decide(session: AgentSession, *, timeout_s: float, lost_is_fresh: bool) -> Decided | None:
     """Return what will be restored, once it is confirmed and here; None: begin at step 0.
 
     Raises:
@@ -105,13 +105,13 @@ def decide(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Decide
 
 
 def restore(
-    session: Session,
+    session: AgentSession,
     capture: Capture,
     arena: Path,
     *,
     timeout_s: float,
     lost_is_fresh: bool,
-    part: Part,
+    scope: Scope,
     expected: Decided | None,
 ) -> Restored | None:
     """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
@@ -137,14 +137,14 @@ def restore(
             log.warning("starting over, as asked: %s", decision.reason)
         session.begun(None)
         return None
-    return _load(session, capture, arena, decision, chosen, part)
+    return _load(session, capture, arena, decision, chosen, scope)
 
 
 def _begins_anew(decision: Decision) -> bool:
     return decision.fresh or decision.state is DecisionState.LOST
 
 
-def _chosen(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> RestoreView:
+def _chosen(session: AgentSession, *, timeout_s: float, lost_is_fresh: bool) -> RestoreView:
     """Return what was decided, once it is confirmed and all of it is here.
 
     Raises:
@@ -198,12 +198,12 @@ def _notes(decision: Decision) -> Mapping[str, object]:
 
 
 def _load(
-    session: Session,
+    session: AgentSession,
     capture: Capture,
     arena: Path,
     decision: Decision,
     chosen: RestoreView,
-    part: Part,
+    scope: Scope,
 ) -> Restored:
     assert decision.checkpoint is not None
     step = decision.checkpoint.step
@@ -211,9 +211,9 @@ def _load(
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
     with open_files(located) as segments:
         found = capture.load(
-            segments, step=step, strict=part.strict, only=part.only, streams=part.only is None
+            segments, step=step, strict=scope.strict, only=scope.only, streams=scope.only is None
         )
-        for reason in capture.put_orders(segments) if part.only is None else ():
+        for reason in capture.put_orders(segments) if scope.only is None else ():
             _say_order(session, located[0][1].job, reason)
     load_s = time.monotonic() - started_s
     sources = _sources(chosen)
@@ -235,7 +235,7 @@ def _load(
     )
 
 
-def _say_costs(session: Session, chosen: RestoreView, load_s: float, bytes_count: int) -> None:
+def _say_costs(session: AgentSession, chosen: RestoreView, load_s: float, bytes_count: int) -> None:
     def change(report: RankReport) -> RankReport:
         costs = replace(
             report.costs,
@@ -249,7 +249,7 @@ def _say_costs(session: Session, chosen: RestoreView, load_s: float, bytes_count
     session.report(change)
 
 
-def _say_order(session: Session, job: str, reason: str) -> None:
+def _say_order(session: AgentSession, job: str, reason: str) -> None:
     message = f"the first steps may differ in the last bit, DDP's order is not put back: {reason}"
     log.warning("%s", message)
     session.post(event=Event(kind="ddp_order_lost", severity="warning", message=message, job=job))

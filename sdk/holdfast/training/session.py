@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from holdfast import locks
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.budget import MemoryWish
+from holdfast.core.budget import MemoryWish, Reservation
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId, run_id
 from holdfast.core.reports import NOTES_COUNT_MAX, RankReport, StepNote
@@ -64,16 +64,6 @@ log = steady_logger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """Slots asked of the agent; ``checkpoint_bytes`` are all ranks' segments of one step."""
-
-    plan_hash: str
-    length_bytes: int
-    slots: int
-    checkpoint_bytes: int
-
-
 @dataclass(slots=True)
 class _Outbox:
     """What the agent has not been told yet; levels are repeated, lists are sent once.
@@ -107,7 +97,7 @@ class _Outbox:
         _forget(self.events, update.events)
 
 
-class Session:
+class AgentSession:
     """See the module. Made per process; a forked child must not use it."""
 
     def __init__(self, path: Path) -> None:

@@ -10,7 +10,7 @@ import grpc.aio
 
 import holdfast
 from holdfast.core.attempts import AttemptSpec, check
-from holdfast.core.budget import MemoryWish
+from holdfast.core.budget import MemoryWish, Reservation
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
 from holdfast.core.reports import checked
@@ -19,7 +19,6 @@ from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc, common_pb2
-from holdfast_services.agent.domain import Reservation
 from holdfast_services.agent.service import AgentService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

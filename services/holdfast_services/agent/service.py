@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.budget import MemoryWish, memory_need
+from holdfast.core.budget import MemoryWish, Reservation, memory_need
 from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
@@ -21,7 +21,6 @@ from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, Un
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient
 from holdfast_services.agent.domain import (
-    Reservation,
     Session,
     State,
     Work,

@@ -35,7 +35,7 @@ PORT_MIN, PORT_MAX = 20_000, 29_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodePlaces:
     """One agent's places; ports are chosen once, so that peers find a restarted agent again."""
 
     name: str
@@ -54,7 +54,7 @@ class Layout:
     store: str
     port: int
     rest_port: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodePlaces, ...]
 
     @property
     def address(self) -> str:
@@ -121,7 +121,7 @@ def make_layout(
     grpc_port = _port(port, first, taken)
     http_port = _port(rest_port, first, taken)
     nodes = tuple(
-        Node(
+        NodePlaces(
             name=name,
             socket=_socket_path(home, arenas, name),
             arena=private_folder(arenas / name),

@@ -9,22 +9,22 @@ from holdfast.core.facts import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import InvalidRequestError, StaleGenerationError
-from holdfast.training.restore import Decided, Part, decide, restore
+from holdfast.training.restore import Decided, Scope, decide, restore
 
 NAMES = ("model", "optimizer")
 
 
 def test_all_or_some_names_of_the_state_are_loaded():
     """X6."""
-    assert Part(strict=False) == Part.of(NAMES, strict=False, only=None)
-    assert Part(only=("model",)) == Part.of(NAMES, strict=True, only={"model"})
+    assert Scope(strict=False) == Scope.of(NAMES, strict=False, only=None)
+    assert Scope(only=("model",)) == Scope.of(NAMES, strict=True, only={"model"})
 
 
 @pytest.mark.parametrize("only", ["model", ["modle"], ["model.weight"]])
 def test_a_name_that_the_state_lacks_is_refused(only):
     """A typing error must not load nothing."""
     with pytest.raises(InvalidRequestError, match="pass names of state"):
-        Part.of(NAMES, strict=True, only=only)
+        Scope.of(NAMES, strict=True, only=only)
 
 
 # -- which decision is taken ----------------------------------------------------------------------
@@ -49,7 +49,7 @@ class Agent:
 
 def restored_by(agent):
     return restore(
-        agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(), expected=None
+        agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(), expected=None
     )
 
 
@@ -116,6 +116,6 @@ def test_what_is_loaded_is_what_was_decided(now):
 
     with pytest.raises(StaleGenerationError, match="start the job again"):
         restore(
-            agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(), expected=decided
+            agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(), expected=decided
         )
     assert not agent.began

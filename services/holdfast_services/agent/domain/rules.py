@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, memory_need
+from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, Reservation, memory_need
 from holdfast.core.facts import (
     Decision,
     DecisionState,
@@ -23,7 +23,6 @@ from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.state import (
     AGENT,
-    Reservation,
     Session,
     Slot,
     State,
