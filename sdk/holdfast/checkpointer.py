@@ -44,9 +44,9 @@ from holdfast.training import launch
 from holdfast.training.handle import SaveHandle
 from holdfast.training.preemption import Preemption
 from holdfast.training.progress import Progress
-from holdfast.training.restore import Decided, Part, Restored, decide, restore
+from holdfast.training.restore import Decided, Restored, Scope, decide, restore
 from holdfast.training.saving import Saver
-from holdfast.training.session import Session
+from holdfast.training.session import AgentSession
 
 __all__ = ["Checkpointer", "Decided", "Restored", "SaveHandle"]
 
@@ -136,7 +136,7 @@ class Checkpointer:
         self._capture = Capture(
             state, rank=self._place.rank, world_size=self._place.world_size, rng=rng
         )
-        self._session = Session(self._agent_socket())
+        self._session = AgentSession(self._agent_socket())
         try:
             self._arena = self._admit()
         except ExhaustedError:
@@ -219,7 +219,7 @@ class Checkpointer:
             raise PreconditionError("say step= to decide(): it has chosen", job=self._job)
         if made_since:
             self._capture.check()
-        part = Part.of(self.state, strict=strict, only=only)
+        scope = Scope.of(self.state, strict=strict, only=only)
         expected = self._decided if made_since else self.decide(step)
         saver = self._saver
         assert saver is not None
@@ -232,7 +232,7 @@ class Checkpointer:
                 saver.arena,
                 timeout_s=self._timeout_s(),
                 lost_is_fresh=self._on_failure == "warn",
-                part=part,
+                scope=scope,
                 expected=expected,
             )
         except CheckpointError:

@@ -10,7 +10,6 @@ import fcntl
 import importlib.util
 import json
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import locks
 from holdfast.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -34,7 +34,6 @@ POLL_S = 0.05
 
 _SUPERVISOR = "holdfast_services.supervisor"
 _EXIT_RUNNING = 3
-_FLOCK = "hhqqi4x"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,24 +157,13 @@ def running_stack(home: Path) -> Stack | None:
 
 def supervisor_pid(home: Path) -> int | None:
     """Return the pid of the supervisor that holds ``home``, ready or not; None without one."""
-    return _lock_holder(home / "supervisor.lock")
+    return locks.holder_of(home / "supervisor.lock")
 
 
 def live_trainers(stack: Stack) -> int:
     """Return how many ranks hold the lock of their session file now."""
     files = (file for node in stack.nodes for file in (node.arena / "sessions").glob("*"))
-    return sum(_lock_holder(file) is not None for file in files)
-
-
-def _lock_holder(path: Path) -> int | None:
-    try:
-        with path.open("rb") as file:
-            wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            found = fcntl.fcntl(file, fcntl.F_GETLK, wanted)
-    except OSError:
-        return None
-    kind, _, _, _, pid = struct.unpack(_FLOCK, found)
-    return None if kind == fcntl.F_UNLCK else int(pid)
+    return sum(locks.holder_of(file) is not None for file in files)
 
 
 def ensure_stack(home: Path, request: StackRequest) -> tuple[Stack, bool]:
@@ -258,7 +246,7 @@ def erase_stack(home: Path, *, everything: bool = False) -> Erased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class DrainProgress:
     """How far the drain to the store is.
 
     ``items_count`` counts all that is in the queue, ``waiting_count`` what nobody does yet, and
@@ -271,13 +259,13 @@ class Drain:
     undrained_count: int
 
 
-def drain(home: Path) -> Drain:
+def drain(home: Path) -> DrainProgress:
     """Return how far the drain of the stack that runs in ``home`` is.
 
     Raises:
         UnavailableError: the queue does not answer.
     """
-    return Drain(**_asked(home, "--drain"))
+    return DrainProgress(**_asked(home, "--drain"))
 
 
 def _asked(home: Path, what: str) -> dict[str, Any]:

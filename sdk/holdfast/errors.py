@@ -17,6 +17,7 @@
     │   ├── DigestMismatchError
     │   ├── TruncatedShardError
     │   └── ManifestError
+    ├── StoppedError                          leave the rest to whoever goes on
     ├── UnsupportedFormatError                newer or older than we read
     ├── AccessError                           credentials or rights
     └── InternalError                         our bug
@@ -46,6 +47,7 @@ __all__ = [
     "OutcomeUnknownError",
     "PreconditionError",
     "StaleGenerationError",
+    "StoppedError",
     "TruncatedShardError",
     "UnavailableError",
     "UnsupportedFormatError",
@@ -175,6 +177,12 @@ class ManifestError(CorruptionError):
     """A header or manifest breaks a rule of the format; the message names the rule."""
 
     kind = "manifest"
+
+
+class StoppedError(CheckpointError):
+    """The work was told to stop before its end; what is done stays done, and is found again."""
+
+    kind = "stopped"
 
 
 class UnsupportedFormatError(CheckpointError):

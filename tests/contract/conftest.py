@@ -8,13 +8,13 @@ import pytest
 from tests.contract.stores import LENGTH, PAGE_COUNT, Kind
 from tests.servers.redis import running_redis
 
-from holdfast.core.retry import Backoff
+from holdfast.core.retry import Waits
 from holdfast.objectstore import open_store
 from holdfast.objectstore.s3 import S3Store
 from holdfast.objectstore.s3.client import Patience
 from holdfast.objectstore.s3.location import parse_location
 
-IMPATIENT = Patience(backoff=Backoff(first_s=0.01, tries_max=3))
+IMPATIENT = Patience(waits=Waits(first_s=0.01, wait_s_max=2.0, tries_max=3))
 
 
 @pytest.fixture(params=["directory", "memory", "moto", "ceph"])

@@ -27,8 +27,9 @@ from holdfast.core import (
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import agent_pb2, common_pb2, metadata_pb2, persistence_pb2
+from holdfast_services.transport import located
 
-RENAMED = {"SessionUpdate": "UpdateRequest"}
+RENAMED = {"SessionUpdate": "UpdateRequest", "Located": "LocateResponse"}
 
 
 def message_of(cls):
@@ -50,6 +51,7 @@ VALUES = [
         protection,
         session,
         work,
+        located,
     )
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__

@@ -11,12 +11,11 @@ from tests.said import tcp
 
 from holdfast.core.facts import Endpoint
 from holdfast.core.slots import SlotName, SlotState
-from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
+from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format import digest
 from holdfast.format.digest import PART_BYTES, part_digest, part_ranges
 from holdfast_services.transport import (
     FetchRequest,
-    InterruptedFetchError,
     ServedSegments,
     tcp_client,
 )
@@ -331,7 +330,7 @@ def test_a_fetch_told_to_stop_is_interrupted(ends, segment):
     near, far, _ = ends
     endpoints = far.serve(Stopping())
     target, done = bytearray(LENGTH), set()
-    with pytest.raises(InterruptedFetchError):
+    with pytest.raises(StoppedError):
         near.fetch(endpoints, request_for(segment), memoryview(target), done=done, stop=stop)
 
     assert stop.is_set()
@@ -354,7 +353,7 @@ def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
         asked.start()
         near = TcpTransport("127.0.0.1")
         endpoints = tcp(f"127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(InterruptedFetchError):
+        with pytest.raises(StoppedError):
             near.fetch(
                 endpoints, request_for(b"x"), memoryview(bytearray(1)), done=set(), stop=stop
             )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.said import agent_session, session_update, tcp
 
+from holdfast.core.budget import Reservation
 from holdfast.core.facts import (
     CheckpointId,
     Decision,
@@ -29,7 +30,7 @@ from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.protection import Copies
 from holdfast.core.slots import SlotState
 from holdfast.core.sources import Memory
-from holdfast_services.agent.domain import Content, Reservation, State, Work, handle
+from holdfast_services.agent.domain import Content, State, Work, handle
 from holdfast_services.agent.domain import events as ev
 
 LENGTH = 100

@@ -37,7 +37,7 @@ from holdfast_services.metadata.loops.retention import SWEEP_S
 from holdfast_services.metadata.loops.tick import TICK_S
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases import agents, users, workers
-from holdfast_services.metadata.usecases.agents import Wish
+from holdfast_services.metadata.usecases.agents import SeatWish
 from holdfast_services.metadata.usecases.workers import Ages
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Metadata:
         self._snapshot: tuple[int, Snapshot] | None = None
         self._views: dict[str, NodeView] = {}
         self._offered: set[str] = set()
-        self._wishes: list[tuple[Wish, Answer[Seat]]] = []
+        self._wishes: list[tuple[SeatWish, Answer[Seat]]] = []
         self._reports: list[tuple[Inventory, Answer[NodeView]]] = []
         self._loop(TICK_S, self._tick)
         if self._store:
@@ -106,7 +106,7 @@ class Metadata:
 
     def register(self, wish: Registration, answer: Answer[Seat]) -> None:
         """Seat a rank, with all that come within a moment in one transaction."""
-        item = Wish(wish, first_run(wish.spec.job))
+        item = SeatWish(wish, first_run(wish.spec.job))
         try:
             if self._store and self.read(lambda c: agents.begun(c, wish.spec.job, wish.spec.nonce)):
                 item = replace(item, begun=True)

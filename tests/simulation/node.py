@@ -26,7 +26,7 @@ from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError, NotFoundError
 from holdfast_services.agent.domain import Content, Slot, State
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.reporter import COALESCE_S, HEARTBEAT_S, PROGRESS_S, rest_s
+from holdfast_services.agent.reporter import COALESCE_S, HEARTBEAT_S, PROGRESS_S, REPORT_WAITS
 from holdfast_services.agent.service import AgentService
 from holdfast_services.agent.shell import Shell
 
@@ -403,7 +403,7 @@ class Node:
             return
         self._asking = False
         self._failures += 1
-        self._again(rest_s(self._failures))
+        self._again(REPORT_WAITS.wait_s(self._failures))
         self.feed(ev.MetadataLost("metadata does not answer"))
 
     def _again(self, delay_s: float) -> None:

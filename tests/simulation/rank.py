@@ -13,7 +13,7 @@ from tests.simulation.segments import JOB, Moment, plan_hash, segment
 from tests.simulation.world import Do
 
 from holdfast.core.attempts import Seat
-from holdfast.core.budget import slots_per_rank
+from holdfast.core.budget import Reservation, slots_per_rank
 from holdfast.core.facts import (
     Decision,
     DecisionState,
@@ -25,8 +25,8 @@ from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
-from holdfast.training.save_events import Restored
-from holdfast_services.agent.domain import Reservation, admit, rules
+from holdfast.training.save_events import Loaded
+from holdfast_services.agent.domain import admit, rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.attempts import Registration
 
@@ -302,7 +302,7 @@ class Process:
         self.ghosts.begin(self.attempt.nonce, decision)
         if self.restored is not None:
             assert self.saves is not None
-            self.saves.handle(Restored(int(self.restored.step), int(self.restored.generation)))
+            self.saves.handle(Loaded(int(self.restored.step), int(self.restored.generation)))
         self.world.say(f"rank {self.rank} on {self.node.name} begins after step {step} "
                        f"(generation {self._generation})")  # fmt: skip
         self.tell()

@@ -67,7 +67,7 @@ class Saves:
                 step, self._waiting = self._waiting, None
                 self.handle(ev.SlotReady(step))
         elif self.state.owed == self._process.step and not self.busy:
-            self.handle(ev.Waits(0.0))
+            self.handle(ev.Awaited(0.0))
 
     def copied(self, step: int) -> None:
         """The last byte of ``step`` is in its slot."""

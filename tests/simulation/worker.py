@@ -25,12 +25,11 @@ from holdfast.format.digest import part_digests
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.kit.queue import Claim
 from holdfast_services.metadata.usecases import workers
-from holdfast_services.persistence.domain.backoff import rest_s
 from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.service import PersistService
 from holdfast_services.persistence.source import Lent
-from holdfast_services.persistence.worker import ITEMS_COUNT_MAX
+from holdfast_services.persistence.worker import ITEM_WAITS, ITEMS_COUNT_MAX
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -220,7 +219,7 @@ class Worker:
             self._in(0.02, lambda: self._settle(claim, lambda: self._queue.acknowledge(claim)))
 
     def _later(self, claim: Claim) -> None:
-        self._queue.release(claim, delay_s=min(rest_s(claim.deliveries), REST_S_MAX))
+        self._queue.release(claim, delay_s=min(ITEM_WAITS.wait_s(claim.deliveries), REST_S_MAX))
 
     def _settle(self, claim: Claim, how: Do) -> None:
         """Say what became of a claim, unless it is another's by now."""

@@ -39,7 +39,7 @@ HEADER_GUESS_BYTES = 64 << 10
 READS_COUNT_MAX = 2
 """How often a part that does not match is read: what broke on the way is not corruption."""
 
-Pace = Callable[[int], None]
+Throttle = Callable[[int], None]
 """Called with the bytes about to be read; returns when they may be: a rate limit."""
 
 
@@ -141,7 +141,7 @@ class CheckpointFolder:
         done: set[int],
         threads: int,
         stop: threading.Event,
-        pace: Pace | None = None,
+        pace: Throttle | None = None,
     ) -> None:
         """Fill ``view`` with the segment: all its parts but those ``done``, each verified.
 
@@ -177,7 +177,7 @@ class CheckpointFolder:
             future.result()
 
     def fetch_part(
-        self, sidecar: Sidecar, index: int, view: memoryview, pace: Pace | None = None
+        self, sidecar: Sidecar, index: int, view: memoryview, pace: Throttle | None = None
     ) -> None:
         """Fill ``view``, as long as the part, with part ``index`` of a segment, verified.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast.bucket.folder import CheckpointFolder, Pace
+from holdfast.bucket.folder import CheckpointFolder, Throttle
 from holdfast.core.facts import Shard
 from holdfast.errors import (
     CorruptionError,
@@ -56,7 +56,7 @@ def verify(
     folder: CheckpointFolder,
     manifest: Manifest,
     *,
-    pace: Pace | None = None,
+    pace: Throttle | None = None,
     progress: Progress | None = None,
 ) -> Iterator[ShardVerdict]:
     """Yield a verdict on every shard of ``manifest``, in its order, as each is read.
@@ -83,7 +83,7 @@ def _verify_shard(
     folder: CheckpointFolder,
     shard: Shard,
     buffer: memoryview,
-    pace: Pace | None,
+    pace: Throttle | None,
     progress: Progress | None,
 ) -> ShardVerdict:
     try:
@@ -109,7 +109,7 @@ def _bad_parts(
     folder: CheckpointFolder,
     sidecar: Sidecar,
     buffer: memoryview,
-    pace: Pace | None,
+    pace: Throttle | None,
     progress: Progress | None,
 ) -> list[tuple[int, str]]:
     bad: list[tuple[int, str]] = []

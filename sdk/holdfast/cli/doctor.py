@@ -20,8 +20,9 @@ from holdfast.cli.checks import Check, check
 from holdfast.cli.doctor_store import StoreFacts, look_at_store, rebuild, store_checks
 from holdfast.cli.output import Report, Table
 from holdfast.cli.probes import AgentFacts, MetadataFacts, probe_agent, probe_metadata
+from holdfast.core import env
 from holdfast.core.cgroup import memory_limit_bytes
-from holdfast.core.units import format_bytes, parse_bytes
+from holdfast.core.units import format_bytes
 from holdfast.embedded import home_folder, running_stack
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.protocol import PROTOCOL
@@ -194,9 +195,9 @@ def _memory(facts: Facts) -> Iterator[Check]:
 def _budget(facts: Facts) -> tuple[int, str]:
     """Return the bytes that /dev/shm should have, and what to do if it has not."""
     try:
-        budget = parse_bytes(facts.environ.get("HOLDFAST_BUDGET", str(SHM_BYTES_MIN)))
+        budget = env.size(facts.environ, "HOLDFAST_BUDGET", SHM_BYTES_MIN)
     except InvalidRequestError as error:
-        return sys.maxsize, f"HOLDFAST_BUDGET: {error.message}"
+        return sys.maxsize, error.message
     return budget, f"make it at least {format_bytes(budget)} (docker: --shm-size)"
 
 

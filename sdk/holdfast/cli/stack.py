@@ -13,7 +13,7 @@ from holdfast.cli.output import Json, Report, Table, confirm, waiting
 from holdfast.cli.rest import Rest, nodes_table
 from holdfast.core.units import format_bytes
 from holdfast.embedded import (
-    Drain,
+    DrainProgress,
     Erased,
     Stack,
     StackRequest,
@@ -175,14 +175,14 @@ def status(_args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     return Report(data=data, text=text)
 
 
-def _drain(stack: Stack) -> Drain | None:
+def _drain(stack: Stack) -> DrainProgress | None:
     try:
         return drain(stack.home)
     except UnavailableError:
         return None
 
 
-def _worker(drained: Drain | None) -> str:
+def _worker(drained: DrainProgress | None) -> str:
     if drained is None:
         return "its queue does not answer"
     state = "ready" if drained.worker_ready else "not ready"

@@ -20,6 +20,19 @@ def slots_per_rank(*, persist: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What a rank asks its agent for: ``slots`` slots of exactly ``length_bytes``, for one plan.
+
+    ``restored_bytes`` is what its rank loads of a checkpoint.
+    """
+
+    plan_hash: str
+    length_bytes: int
+    slots: int
+    restored_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
     """``slots x (own + incoming) + restore``, all in bytes.
 

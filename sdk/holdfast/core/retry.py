@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
+
+_GROWTHS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """Exponential waits, bounded in length and number.
+class Waits:
+    """Exponential waits between tries, bounded in length and, with ``tries_max``, in number.
 
-    ``tries_max`` counts tries, so there are ``tries_max - 1`` waits.
+    ``tries_max`` counts tries, so there are ``tries_max - 1`` waits. Without it there is no end:
+    what must happen is tried for ever, ever more rarely.
     """
 
-    first_s: float = 0.05
+    first_s: float
+    wait_s_max: float
     factor: float = 2.0
-    wait_s_max: float = 2.0
-    tries_max: int = 5
+    tries_max: int | None = None
 
-    def waits(self) -> Iterator[float]:
+    def wait_s(self, tries: int) -> float:
+        """Return how long to wait after so many tries have failed in a row."""
+        growths = min(max(tries - 1, 0), _GROWTHS_MAX)
+        return min(self.first_s * self.factor**growths, self.wait_s_max)
+
+    def __iter__(self) -> Iterator[float]:
         """Yield the wait before the second, third, … try."""
-        wait_s = self.first_s
-        for _ in range(self.tries_max - 1):
-            yield min(wait_s, self.wait_s_max)
-            wait_s *= self.factor
+        tries = count(1) if self.tries_max is None else range(1, self.tries_max)
+        return map(self.wait_s, tries)
+
+
+def worth_telling(failures: int) -> bool:
+    """Tell whether people hear of this failure in a row: of the 1st, 2nd, 4th, 8th, … they do."""
+    return failures > 0 and failures & (failures - 1) == 0
 
 
 def bounded(wait_s: float, wait_s_max: float) -> float:

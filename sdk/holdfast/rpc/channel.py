@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from holdfast.core.retry import Backoff
+from holdfast.core.retry import Waits
 from holdfast.errors import CheckpointError, InvalidRequestError, UnavailableError
 from holdfast.rpc.protocol import HEADER, PROTOCOL
 from holdfast.rpc.status import from_rpc_error
@@ -120,13 +120,13 @@ async def call_async(
         raise UnavailableError("channel is closed", **context) from cause
 
 
-def retrying(attempt: Callable[[], T], backoff: Backoff, sleep: Callable[[float], Any]) -> T:
+def retrying(attempt: Callable[[], T], waits: Waits, sleep: Callable[[float], Any]) -> T:
     """Return what ``attempt`` returns, trying again after errors that say they are retryable.
 
     Raises:
         CheckpointError: the last one, or the first that is not retryable.
     """
-    for wait_s in backoff.waits():
+    for wait_s in waits:
         try:
             return attempt()
         except CheckpointError as error:

@@ -38,6 +38,7 @@ STATUS: dict[type[errors.CheckpointError], tuple[grpc.StatusCode, int]] = {
     errors.DigestMismatchError: (_CODE.DATA_LOSS, 500),
     errors.TruncatedShardError: (_CODE.DATA_LOSS, 500),
     errors.ManifestError: (_CODE.DATA_LOSS, 500),
+    errors.StoppedError: (_CODE.UNAVAILABLE, 503),
     errors.UnsupportedFormatError: (_CODE.UNIMPLEMENTED, 501),
     errors.AccessError: (_CODE.PERMISSION_DENIED, 403),
     errors.InternalError: (_CODE.INTERNAL, 500),

@@ -8,7 +8,6 @@ closed here, since that would free the lock too. Sizes are bytes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from holdfast import locks
 from holdfast.core.session import SlotLease
 from holdfast.core.slots import SlotName, SlotState, slot_name
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
@@ -154,7 +154,7 @@ class SlotBuffer:
             # Ctrl-C may have come before the rename: then the slot is still ours to write.
             if gone or not (self._arena / name).exists():
                 self._name, self.in_copy = closed, False
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+                locks.release(self._fd)
 
     def reuse(self, lease: SlotLease) -> None:
         """Lock the same slot again under a newer lease; the mapping stays.
@@ -171,10 +171,10 @@ class SlotBuffer:
         try:
             there = os.stat(self._arena / name.file_name, follow_symlinks=False)  # noqa: PTH116
         except FileNotFoundError as cause:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            locks.release(self._fd)
             raise NotFoundError(f"slot {name.file_name} was taken away") from cause
         if not os.path.samestat(there, os.fstat(self._fd)):
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            locks.release(self._fd)
             raise NotFoundError(f"slot {name.file_name} is another file than before")
         if lease.incarnation != self._name.incarnation + 1:
             # In between it may have held somebody else's segment.
@@ -206,10 +206,8 @@ class SlotBuffer:
 
 
 def _lock(fd: int, name: str) -> None:
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as cause:
-        raise ConflictError(f"slot {name} is locked by another process") from cause
+    if not locks.take(fd):
+        raise ConflictError(f"slot {name} is locked by another process")
 
 
 def _populated(fd: int, name: str, length_bytes: int) -> mmap.mmap:

@@ -30,7 +30,7 @@ from holdfast.format.segment import (
     header_template,
 )
 from holdfast.reading.dtypes import dtype_name
-from holdfast.state.capture import Capture, Live
+from holdfast.state.capture import Capture, LiveState
 from holdfast.state.survey import CapturedTensor, Home, Survey
 
 BLOB_BYTES_MIN = 16 << 10
@@ -55,7 +55,7 @@ class Piece:
 class Moment:
     """The live part of one save, and how often each eager tensor had been written by then."""
 
-    live: Live
+    live: LiveState
     versions: list[int]
 
 
@@ -70,7 +70,7 @@ class SavePlan:
         self,
         capture: Capture,
         survey: Survey,
-        live: Live,
+        live: LiveState,
         template: HeaderTemplate,
         plan_hash: str,
     ) -> None:
@@ -81,7 +81,7 @@ class SavePlan:
         self._survey = survey
         self._identity = capture.identity(survey)
         self._static = capture.static_text(survey)
-        self._staged: Live | None = None
+        self._staged: LiveState | None = None
         self._broken = False
         entries = {entry.spec.fqn: entry for entry in template.entries}
         self.blob_entry = entries[blob_name(capture.rank)]
@@ -138,7 +138,7 @@ class SavePlan:
         self._staged = moment.live
         return True
 
-    def _eager_versions(self, live: Live) -> list[int]:
+    def _eager_versions(self, live: LiveState) -> list[int]:
         tensors = [*(piece.tensor for piece in self.eager), *live.tensors.values()]
         return [0 if tensor.is_inference() else _VERSION(tensor) for tensor in tensors]
 
@@ -162,7 +162,7 @@ class SavePlan:
         """Make ``is_current`` false for good: a tensor was found that the plan does not fit."""
         self._broken = True
 
-    def _fits(self, live: Live) -> bool:
+    def _fits(self, live: LiveState) -> bool:
         length_bytes = len(blobs.join(self._static, b"")) + len(live.text)
         if length_bytes > self.blob_capacity_bytes or len(live.tensors) != len(self.live_entries):
             return False

@@ -60,7 +60,7 @@ class Estimate:
 
 
 @dataclass(slots=True)
-class Live:
+class LiveState:
     """What one save takes besides the surveyed tensors, by global name."""
 
     text: bytes
@@ -201,13 +201,13 @@ class Capture:
         """Return what must stay the same for ``survey`` to hold."""
         return Identity(survey)
 
-    def same_objects(self, live: Live) -> bool:
+    def same_objects(self, live: LiveState) -> bool:
         """Tell whether ``live`` was taken of the very objects of the last survey."""
         return list(live.objects) == list(self._objects) and all(
             self._objects[path] is value for path, value in live.objects.items()
         )
 
-    def live(self, survey: Survey) -> Live:
+    def live(self, survey: Survey) -> LiveState:
         """Take everything that is not in the survey, as of now.
 
         Raises:
@@ -237,7 +237,7 @@ class Capture:
             tree=walk.tree, groups=groups, loose=loose, objects=saved, extra=extra, rng=streams,
             layouts={name: dims_in_memory(tensor) for name, tensor in turned},
         )  # fmt: skip
-        return Live(live.encode(), walk.tensors, objects)
+        return LiveState(live.encode(), walk.tensors, objects)
 
     def static_text(self, survey: Survey) -> bytes:
         """Return the part of the blob that stays the same while the survey holds."""

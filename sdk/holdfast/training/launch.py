@@ -27,7 +27,7 @@ _LAUNCH_VARIABLES = ("SLURM_JOB_ID", "KUBERNETES_JOB_UID", "PBS_JOBID", "LSB_JOB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """Where this process stands in its launch, as torchrun's variables say."""
 
     rank: int
@@ -40,7 +40,7 @@ class Place:
         return max(1, -(-self.world_size // self.local_world_size))
 
 
-def place(environ: Mapping[str, str]) -> Place:
+def place(environ: Mapping[str, str]) -> RankPlace:
     """Return this process's place; a process without torchrun is the only rank.
 
     Raises:
@@ -57,10 +57,10 @@ def place(environ: Mapping[str, str]) -> Place:
         raise InvalidRequestError(
             f"RANK={rank}, WORLD_SIZE={world_size}, LOCAL_WORLD_SIZE={local} contradict each other"
         )
-    return Place(rank=rank, world_size=world_size, local_world_size=local)
+    return RankPlace(rank=rank, world_size=world_size, local_world_size=local)
 
 
-def nonce(environ: Mapping[str, str], where: Place) -> bytes:
+def nonce(environ: Mapping[str, str], where: RankPlace) -> bytes:
     """Return the 16 bytes that name this attempt; collective when there is a process group.
 
     ``HOLDFAST_ATTEMPT`` wins; else rank 0 of the process group draws and broadcasts; else a
@@ -116,7 +116,7 @@ def launcher(environ: Mapping[str, str]) -> str:
 
 
 def start(
-    environ: Mapping[str, str], where: Place, *, fresh: bool | str, step: int | None
+    environ: Mapping[str, str], where: RankPlace, *, fresh: bool | str, step: int | None
 ) -> Start | None:
     """Return where this attempt asks to begin; None: at the newest checkpoint.
 

@@ -30,21 +30,21 @@ from holdfast.format.canonical import strict_object
 from holdfast.format.manifest import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
-from holdfast.training.session import Session
+from holdfast.training.session import AgentSession
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Scope:
     """What of a checkpoint is loaded: names of the state (None: all), and how they must match."""
 
     strict: bool = True
     only: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, names: Collection[str], *, strict: bool, only: Collection[str] | None) -> Part:
-        """Return the part that a user asks for, of a state that has ``names``.
+    def of(cls, names: Collection[str], *, strict: bool, only: Collection[str] | None) -> Scope:
+        """Return the scope that a user asks for, of a state that has ``names``.
 
         Raises:
             InvalidRequestError: ``only`` names something else, or is one text.
@@ -88,7 +88,7 @@ class Decided:
     sources: Mapping[str, int]
 
 
-def decide(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Decided | None:
+def decide(session: AgentSession, *, timeout_s: float, lost_is_fresh: bool) -> Decided | None:
     """Return what will be restored, once it is confirmed and here; None: begin at step 0.
 
     Raises:
@@ -107,13 +107,13 @@ def decide(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Decide
 
 
 def restore(
-    session: Session,
+    session: AgentSession,
     capture: Capture,
     arena: Path,
     *,
     timeout_s: float,
     lost_is_fresh: bool,
-    part: Part,
+    scope: Scope,
     expected: Decided | None,
 ) -> Restored | None:
     """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
@@ -123,7 +123,7 @@ def restore(
         CheckpointError: as ``_chosen`` says, or what is loaded does not fit the state.
     """
     chosen = _chosen(
-        session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=not part.strict
+        session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=not scope.strict
     )
     decision = chosen.decision
     found = None if _begins_anew(decision) else decision.checkpoint
@@ -142,14 +142,14 @@ def restore(
         session.begun(None)
         return None
     try:
-        return _load(session, capture, arena, decision, chosen, part)
+        return _load(session, capture, arena, decision, chosen, scope)
     except NotReadyError as error:
         if session.needs is None or session.needs.whole:
             raise
         # It was saved in another way, by ranks that shared tensors say: any of them may have it.
         log.info("this rank's own segment does not have all (%s): fetching the others", error)
     chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
-    return _load(session, capture, arena, chosen.decision, chosen, part)
+    return _load(session, capture, arena, chosen.decision, chosen, scope)
 
 
 def _begins_anew(decision: Decision) -> bool:
@@ -157,7 +157,7 @@ def _begins_anew(decision: Decision) -> bool:
 
 
 def _chosen(
-    session: Session, *, timeout_s: float, lost_is_fresh: bool, whole: bool = False
+    session: AgentSession, *, timeout_s: float, lost_is_fresh: bool, whole: bool = False
 ) -> RestoreView:
     """Return what was decided, once it is confirmed and all that is needed of it is here.
 
@@ -196,7 +196,7 @@ def _chosen(
     return chosen
 
 
-def _wait(session: Session, *, timeout_s: float, whole: bool) -> SessionView | None:
+def _wait(session: AgentSession, *, timeout_s: float, whole: bool) -> SessionView | None:
     """Return the view that ends the wait, None: not within ``timeout_s``; name needs meanwhile."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -213,7 +213,7 @@ def _wait(session: Session, *, timeout_s: float, whole: bool) -> SessionView | N
         session.name(own_needs(decision, session.rank, session.world_size, number, whole=whole))
 
 
-def _unnamed(view: SessionView, session: Session, *, whole: bool) -> Decision | None:
+def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decision | None:
     """Return a decision of which this rank has yet to say what it needs."""
     chosen = view.restore
     if view.fenced or not session.names_needs or chosen is None:
@@ -266,12 +266,12 @@ def _notes(decision: Decision) -> Mapping[str, object]:
 
 
 def _load(
-    session: Session,
+    session: AgentSession,
     capture: Capture,
     arena: Path,
     decision: Decision,
     chosen: RestoreView,
-    part: Part,
+    scope: Scope,
 ) -> Restored:
     assert decision.checkpoint is not None
     step = decision.checkpoint.step
@@ -279,9 +279,9 @@ def _load(
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
     with open_files(located) as segments:
         found = capture.load(
-            segments, step=step, strict=part.strict, only=part.only, streams=part.only is None
+            segments, step=step, strict=scope.strict, only=scope.only, streams=scope.only is None
         )
-        for reason in capture.put_orders(segments) if part.only is None else ():
+        for reason in capture.put_orders(segments) if scope.only is None else ():
             _say_order(session, located[0][1].job, reason)
     load_s = time.monotonic() - started_s
     sources = _sources(chosen)
@@ -303,7 +303,7 @@ def _load(
     )
 
 
-def _say_costs(session: Session, chosen: RestoreView, load_s: float, bytes_count: int) -> None:
+def _say_costs(session: AgentSession, chosen: RestoreView, load_s: float, bytes_count: int) -> None:
     def change(report: RankReport) -> RankReport:
         costs = replace(
             report.costs,
@@ -317,13 +317,13 @@ def _say_costs(session: Session, chosen: RestoreView, load_s: float, bytes_count
     session.report(change)
 
 
-def _say_order(session: Session, job: str, reason: str) -> None:
+def _say_order(session: AgentSession, job: str, reason: str) -> None:
     message = f"the first steps may differ in the last bit, DDP's order is not put back: {reason}"
     log.warning("%s", message)
     session.post(event=Event(kind="ddp_order_lost", severity="warning", message=message, job=job))
 
 
-def _settled(view: SessionView, session: Session) -> bool:
+def _settled(view: SessionView, session: AgentSession) -> bool:
     """Tell whether the wait is over: fenced, lost, or confirmed and all that is needed here.
 
     Also if it is not decided for this attempt's number: nothing good comes after that.

@@ -22,7 +22,7 @@ from holdfast.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class Loaded:
     """Training begins with this checkpoint loaded."""
 
     step: int
@@ -156,7 +156,7 @@ class SlotsLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class Awaited:
     """Somebody waits for the owed step. ``changed``: the state is not that step's any more."""
 
     left_s: float
@@ -190,8 +190,8 @@ class FailureTaken:
 
 
 SaveEvent = (
-    Restored | Stepped | Due | NoteRefused | CopyHangs | Prepared | Reserved | Refused | SlotReady
-    | NoSlot | Copied | Closed | CopyGivenUp | CopyFailed | Failed | SlotsLost | Waits | WentBack
+    Loaded | Stepped | Due | NoteRefused | CopyHangs | Prepared | Reserved | Refused | SlotReady
+    | NoSlot | Copied | Closed | CopyGivenUp | CopyFailed | Failed | SlotsLost | Awaited | WentBack
     | View | Closing | FailureTaken
 )  # fmt: skip
 

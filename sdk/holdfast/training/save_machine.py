@@ -56,7 +56,7 @@ def handle(state: SaveState, event: ev.SaveEvent, *, now_s: float) -> Handled:
 # ----------------------------------------------------------------------------- a save begins
 
 
-def _restored(state: SaveState, event: ev.Restored, _now_s: float) -> Handled:
+def _loaded(state: SaveState, event: ev.Loaded, _now_s: float) -> Handled:
     return state._replace(parent=(event.step, event.generation)), []
 
 
@@ -181,7 +181,7 @@ def _slot_ready(state: SaveState, event: ev.SlotReady, _now_s: float) -> Handled
     return state, [*actions, ev.Begin(step, state.parent, not event.eager)]
 
 
-def _waits(state: SaveState, event: ev.Waits, now_s: float) -> Handled:
+def _awaited(state: SaveState, event: ev.Awaited, now_s: float) -> Handled:
     """Save the owed step, as it was, for the one who waits; give it up if that is gone."""
     if state.owed is None or state.fenced:
         return state, []
@@ -358,7 +358,7 @@ def _without(known: int | None, step: int) -> int | None:
 
 
 _NOTES: dict[type, Callable[[SaveState, Any, float], Handled]] = {
-    ev.Restored: _restored,
+    ev.Loaded: _loaded,
     ev.Stepped: _stepped,
     ev.Due: _due,
     ev.NoteRefused: _note_refused,
@@ -374,7 +374,7 @@ _NOTES: dict[type, Callable[[SaveState, Any, float], Handled]] = {
     ev.CopyFailed: _copy_failed,
     ev.Failed: _failed,
     ev.SlotsLost: _slots_lost,
-    ev.Waits: _waits,
+    ev.Awaited: _awaited,
     ev.WentBack: _went_back,
     ev.View: _view,
     ev.Closing: _closing,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.budget import slots_per_rank
+from holdfast.core.budget import Reservation, slots_per_rank
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast.logs import steady_logger
@@ -26,7 +26,7 @@ from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
 from holdfast.training import save_events as ev
 from holdfast.training.save_state import Claim
-from holdfast.training.session import Reservation, Session
+from holdfast.training.session import AgentSession
 
 log = steady_logger(__name__)
 
@@ -54,7 +54,7 @@ class SavePerformer:
         self,
         *,
         capture: Capture,
-        session: Session,
+        session: AgentSession,
         spec: AttemptSpec,
         seat: Seat,
         arena: Path,

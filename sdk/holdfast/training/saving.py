@@ -29,7 +29,7 @@ from holdfast.training.lapse import reason_text
 from holdfast.training.save_machine import handle
 from holdfast.training.save_performer import SavePerformer
 from holdfast.training.save_state import Author, SaveState
-from holdfast.training.session import Session
+from holdfast.training.session import AgentSession
 
 
 class Saver:
@@ -39,7 +39,7 @@ class Saver:
     """
 
     def __init__(
-        self, *, capture: Capture, session: Session, spec: AttemptSpec, seat: Seat, arena: Path
+        self, *, capture: Capture, session: AgentSession, spec: AttemptSpec, seat: Seat, arena: Path
     ) -> None:
         self.stall_s = 0.0
         self.arena = arena
@@ -104,7 +104,7 @@ class Saver:
 
     def restored(self, step: int, generation: int) -> None:
         """Take that training begins with this checkpoint: it is the parent of all that follow."""
-        self._handle(ev.Restored(step, generation))
+        self._handle(ev.Loaded(step, generation))
 
     def save(self, step: int, notes: Mapping[str, object] | None = None) -> SaveHandle:
         """Snapshot the state as that of ``step``; the handle tells how it goes on.
@@ -159,12 +159,12 @@ class Saver:
         if self._state.owed != step or moment is None or moment.thread != threading.get_ident():
             return
         self._look_around()
-        waits = ev.Waits(
+        awaited = ev.Awaited(
             left_s=max(0.0, deadline - time.monotonic()),
             changed=self._performer.has_changed(moment),
             agent_lost=bool(self._session.lost_agent),
         )
-        self._try(step, waits)
+        self._try(step, awaited)
 
     def before_update(self) -> None:
         """Wait until nothing is being copied; the explicit gate."""

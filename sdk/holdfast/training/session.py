@@ -11,7 +11,6 @@ catalogue that was lost knows nothing of the attempt (``forgotten``): the sessio
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import socket
@@ -23,12 +22,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast import locks
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.budget import MemoryWish
+from holdfast.core.budget import MemoryWish, Reservation
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId, run_id
 from holdfast.core.needs import Needs
 from holdfast.core.reports import NOTES_COUNT_MAX, RankReport, StepNote
+from holdfast.core.retry import Waits
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.text import tellable
 from holdfast.errors import (
@@ -52,8 +53,8 @@ REGISTER_S_MIN = 1.0
 WATCH_S = 10.0
 RETRY_S = 0.2
 SOCKET_POLL_S = 0.02
-RETRY_S_MAX = 5.0
-RETRY_FACTOR = 1.5
+SEAT_WAITS = Waits(first_s=RETRY_S, wait_s_max=5.0, factor=1.5)
+"""They less than double: a job that begins hears soon that its catalogue is back."""
 PROGRESS_S = 0.1
 RESERVE_BYTES_PER_S_MIN = 200 << 20
 EVENTS_COUNT_MAX = 256
@@ -62,16 +63,6 @@ HINTS_COUNT_MAX = 64
 log = steady_logger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """Slots asked of the agent; ``restored_bytes`` is what this rank loads of a checkpoint."""
-
-    plan_hash: str
-    length_bytes: int
-    slots: int
-    restored_bytes: int
 
 
 @dataclass(slots=True)
@@ -109,7 +100,7 @@ class _Outbox:
         _forget(self.events, update.events)
 
 
-class Session:
+class AgentSession:
     """See the module. Made per process; a forked child must not use it."""
 
     def __init__(self, path: Path) -> None:
@@ -310,7 +301,7 @@ class Session:
             UnavailableError: ``failing`` and the last reason, after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        wait_s, said = RETRY_S, ""
+        tries, said = 0, ""
         while True:
             try:
                 return ask()
@@ -321,8 +312,8 @@ class Session:
                 if error.message != said:
                     log.warning("%s, at most %.0f s: %s", waiting, left_s, error.message)
                     said = error.message
-            time.sleep(min(wait_s, left_s))
-            wait_s = min(RETRY_FACTOR * wait_s, RETRY_S_MAX)
+            tries += 1
+            time.sleep(min(SEAT_WAITS.wait_s(tries), left_s))
 
     def _open(self, arena: Path) -> Seat:
         assert self._spec is not None
@@ -353,7 +344,8 @@ class Session:
             raise UnavailableError(f"the agent's arena {path.parent.parent} is gone") from cause
         except PermissionError as cause:
             raise AccessError(f"the agent's arena belongs to another user: {cause}") from cause
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = locks.take(descriptor)
+        assert taken, "a file that was just made is nobody else's"
         previous, self._lock_descriptor = self._lock_descriptor, descriptor
         if previous >= 0:
             os.close(previous)

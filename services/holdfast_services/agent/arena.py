@@ -16,12 +16,12 @@ import fcntl
 import mmap
 import os
 import stat
-import struct
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast import locks
 from holdfast.core.ids import session_id
 from holdfast.core.slots import SlotName, slot_name
 from holdfast.core.units import format_bytes
@@ -38,7 +38,6 @@ SIDECAR_BYTES_MAX = 64 << 20
 SESSION_ORPHAN_S = 60.0
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY = ".tmp"
 _NOT_OURS = (FileNotFoundError, IsADirectoryError)
@@ -71,17 +70,11 @@ class SlotFile:
 
     def lock(self) -> bool:
         """Take the record lock without waiting; False when another process holds it."""
-        try:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as cause:
-            if cause.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            raise
-        return True
+        return locks.take(self.fd)
 
     def unlock(self) -> None:
         """Give the record lock back."""
-        fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        locks.release(self.fd)
 
 
 class Arena:
@@ -278,7 +271,7 @@ class Arena:
         except OSError:
             return False
         try:
-            return _locked(fd)
+            return locks.holder(fd) is not None
         finally:
             os.close(fd)
 
@@ -326,10 +319,3 @@ def _open_folder(folder: Path) -> int:
 def _entries(folder_fd: int) -> list[str]:
     """The names in a folder, by descriptor: a folder swapped for another is not followed."""
     return os.listdir(folder_fd)
-
-
-def _locked(fd: int) -> bool:
-    """Tell whether another process holds a record lock on ``fd``, without taking it."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    return bool(answer[0] != fcntl.F_UNLCK)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import grpc.aio
 
 from holdfast.core.attempts import AttemptSpec, Seat
@@ -14,6 +12,7 @@ from holdfast.rpc import codec
 from holdfast.rpc.channel import async_channel, call_async
 from holdfast.v1 import agent_pb2, agent_pb2_grpc, common_pb2, metadata_pb2, metadata_pb2_grpc
 from holdfast_services.transport import deadline_s
+from holdfast_services.transport.located import Located
 
 CALL_S_MAX = 5.0
 REGISTER_S_MAX = 10.0
@@ -63,19 +62,6 @@ class MetadataClient:
         await self._channel.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """A copy at a peer: in which incarnation of a slot, and the part digests it claims.
-
-    ``path`` is its file there, for processes of the same user on the same machine.
-    """
-
-    shard: Shard
-    incarnation: int
-    digests: bytes
-    path: str = ""
-
-
 class PeerClients:
     """Channels to other agents, one per address."""
 
@@ -97,11 +83,7 @@ class PeerClients:
         answer = await call_async(
             self._stub(peer).Locate, request, timeout_s=CALL_S_MAX, node=peer.node
         )
-        return Located(
-            shard=codec.from_message(answer.shard, Shard),
-            incarnation=answer.slot_incarnation,
-            digests=answer.part_digests,
-        )
+        return codec.from_message(answer, Located)
 
     async def suspect(
         self, peer: Peer, shard: ShardId, incarnation: int, length_bytes: int

@@ -20,19 +20,16 @@ from holdfast.errors import (
     CheckpointError,
     ConflictError,
     CorruptionError,
-    DigestMismatchError,
-    ManifestError,
 )
-from holdfast.format.digest import split_digests
-from holdfast.format.sidecar import check_digests
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.clients import Located, PeerClients
+from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.transport import FetchRequest, Transport
+from holdfast_services.transport.located import Located
 
 STOP_S_MAX = 3.0
 
@@ -128,7 +125,7 @@ class Fetcher:
         located: Located | None = None
         try:
             located = await self._peers.locate(peer, action.shard.id)
-            _check(located, action.shard)
+            located.check(action.shard)
             await self._transfer(peer, action, located, progress)
         except CorruptionError as error:
             log.warning("source %s is bad: %s", peer.node, error)
@@ -142,7 +139,7 @@ class Fetcher:
         return Content(
             shard=action.shard,
             owner=action.owner or peer.node,
-            digests=located.digests,
+            digests=located.part_digests,
             # A copy held for its owner was here before anything failed: memory, to a restore.
             source="memory" if action.owner else "peer",
         )
@@ -152,9 +149,9 @@ class Fetcher:
     ) -> None:
         request = FetchRequest(
             key=action.shard.id.key,
-            incarnation=located.incarnation,
+            incarnation=located.slot_incarnation,
             length_bytes=action.shard.length_bytes,
-            digests=split_digests(located.digests),
+            digests=located.digests,
         )
         view = self._arena.file(action.name.slot).view
 
@@ -169,7 +166,7 @@ class Fetcher:
         if located is None:
             return
         try:
-            await self._peers.suspect(peer, shard.id, located.incarnation, shard.length_bytes)
+            await self._peers.suspect(peer, shard.id, located.slot_incarnation, shard.length_bytes)
         except CheckpointError as error:
             log.info("could not tell %s: %s", peer.node, error)
 
@@ -198,17 +195,3 @@ class Fetcher:
         self._threads.shutdown(wait=False, cancel_futures=True)
         wait(list(self._moving), STOP_S_MAX)
         self._tier.close()
-
-
-def _check(located: Located, shard: Shard) -> None:
-    """Check that what a peer has is what is wanted, before a byte of it is fetched.
-
-    Raises:
-        DigestMismatchError: another root, length or identity under the same id.
-    """
-    if located.shard != shard:
-        raise DigestMismatchError(f"{shard.id.key} is another segment there")
-    try:
-        check_digests(shard, split_digests(located.digests))
-    except (ManifestError, ValueError) as cause:
-        raise DigestMismatchError(str(cause)) from cause

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from holdfast.core.facts import EVENTS_PER_CALL_MAX, Event, Inventory, NodeView
+from holdfast.core.retry import Waits
 from holdfast.core.text import tellable
 from holdfast.errors import CheckpointError
 from holdfast_services.agent.clients import MetadataClient
@@ -22,7 +23,7 @@ COALESCE_S = 0.005
 PROGRESS_S = 0.2
 """How long the progress of training is held back: else each step of each rank is a report."""
 WATCH_S = 20.0
-RETRY_S_MAX = 2.0
+REPORT_WAITS = Waits(first_s=0.2, wait_s_max=2.0)
 EVENTS_COUNT_MAX = 256
 LEAVE_S_MAX = 2.0
 
@@ -114,7 +115,7 @@ class Reporter:
                     f"metadata service {self._client.address} does not answer ({error.message}); "
                     f"protection stands at the last commit"
                 )
-                await asyncio.sleep(rest_s(failures))
+                await asyncio.sleep(REPORT_WAITS.wait_s(failures))
                 wait_s = 0.0  # it has rested: a new catalogue listens for as long as that, no more
                 continue
             failures, wait_s = 0, HEARTBEAT_S
@@ -162,11 +163,6 @@ class Reporter:
                 await asyncio.sleep(HEARTBEAT_S)
             if self._events:
                 self._eventful.set()
-
-
-def rest_s(failures_count: int) -> float:
-    """Return how long to rest after so many reports have failed in a row."""
-    return min(0.1 * 2.0 ** min(failures_count, 8), RETRY_S_MAX)
 
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -10,7 +10,7 @@ import grpc.aio
 
 import holdfast
 from holdfast.core.attempts import AttemptSpec, check
-from holdfast.core.budget import MemoryWish
+from holdfast.core.budget import MemoryWish, Reservation
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
 from holdfast.core.needs import checked as checked_needs
@@ -20,7 +20,6 @@ from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc, common_pb2
-from holdfast_services.agent.domain import Reservation
 from holdfast_services.agent.service import AgentService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -113,12 +112,7 @@ class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:
         """Say what a fetcher must know."""
         found = self._service.locate(codec.from_message(request.id, ShardId))
-        return pb.LocateResponse(
-            shard=codec.to_message(found.shard, common_pb2.Shard),
-            slot_incarnation=found.incarnation,
-            part_digests=found.digests,
-            path=found.path,
-        )
+        return codec.to_message(found, pb.LocateResponse)
 
     async def Suspect(self, request: pb.SuspectRequest, context: Context) -> pb.SuspectResponse:
         """Hash a copy again that did not match elsewhere."""

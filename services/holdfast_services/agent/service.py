@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.budget import MemoryWish, memory_need
+from holdfast.core.budget import MemoryWish, Reservation, memory_need
 from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
@@ -19,9 +19,8 @@ from holdfast.core.retry import bounded
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, UnavailableError
 from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.clients import Located, MetadataClient
+from holdfast_services.agent.clients import MetadataClient
 from holdfast_services.agent.domain import (
-    Reservation,
     Session,
     State,
     Work,
@@ -33,6 +32,7 @@ from holdfast_services.agent.domain import (
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.shell import Shell
 from holdfast_services.transport import deadline_s
+from holdfast_services.transport.located import Located
 
 WATCH_S_MAX = 60.0
 RESERVE_S_BASE = 30.0
@@ -253,8 +253,8 @@ class AgentService:
         content = slot.content
         return Located(
             shard=content.shard,
-            incarnation=slot.name.incarnation,
-            digests=content.digests,
+            slot_incarnation=slot.name.incarnation,
+            part_digests=content.digests,
             path=str(self._arena.folder / slot.name.file_name),
         )
 

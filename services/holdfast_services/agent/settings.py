@@ -10,6 +10,7 @@ from pathlib import Path
 from holdfast.core import env
 from holdfast.core.ids import node_name
 from holdfast_services.kit.free_memory import free_bytes
+from holdfast_services.kit.ready import ready_file
 
 BUDGET_SHARE = 0.5
 
@@ -40,7 +41,6 @@ class Settings:
         Raises:
             InvalidRequestError: a variable is missing or not what it should be; names it.
         """
-        ready = environ.get("HOLDFAST_READY_FILE", "")
         return cls(
             node=node_name(environ.get("HOLDFAST_NODE") or socket.gethostname()),
             metadata_address=env.required(
@@ -55,7 +55,7 @@ class Settings:
             rpc_port=env.port(environ, "HOLDFAST_RPC_PORT"),
             data_port=env.port(environ, "HOLDFAST_DATA_PORT"),
             domain=environ.get("HOLDFAST_DOMAIN", ""),
-            ready_file=Path(ready) if ready else None,
+            ready_file=ready_file(environ),
             store=environ.get("HOLDFAST_STORE", ""),
         )
 

@@ -8,6 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
+def ready_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the file that ``HOLDFAST_READY_FILE`` asks for; None: nobody does."""
+    named = environ.get("HOLDFAST_READY_FILE")
+    return Path(named) if named else None
+
+
 def say_ready(path: Path | None, record: Mapping[str, object]) -> None:
     """Write ``record`` as JSON to ``path``, by rename: who sees the file sees all of it.
 

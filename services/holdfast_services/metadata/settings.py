@@ -8,6 +8,7 @@ from pathlib import Path
 
 from holdfast.core import env
 from holdfast.errors import InvalidRequestError
+from holdfast_services.kit.ready import ready_file
 
 NODE_LEASE_S = 5.0
 DECIDE_WAIT_S = 10.0
@@ -55,14 +56,13 @@ class Settings:
                 "HOLDFAST_STORE is set without HOLDFAST_QUEUE: redis://host:port/db or "
                 "sqlite:////absolute/queue.db, the same as the persistence workers'"
             )
-        ready = environ.get("HOLDFAST_READY_FILE")
         return cls(
             database_url=url,
             listen=environ.get("HOLDFAST_LISTEN", LISTEN),
             rest_listen=environ.get("HOLDFAST_REST_LISTEN", REST_LISTEN),
             node_lease_s=env.seconds(environ, "HOLDFAST_NODE_LEASE_S", NODE_LEASE_S),
             decide_wait_s=env.seconds(environ, "HOLDFAST_DECIDE_WAIT_S", DECIDE_WAIT_S),
-            ready_file=Path(ready) if ready else None,
+            ready_file=ready_file(environ),
             store=store,
             queue=queue,
             orphan_age_s=env.seconds(environ, "HOLDFAST_ORPHAN_AGE_S", ORPHAN_AGE_S),

@@ -104,7 +104,8 @@ nodes = _table(
 )
 
 # drain_at_s: since when it is on its way to the object store, NULL once it is there or given up.
-# notes: the user's metadata, a JSON object or empty. parent_*: what its attempt had restored.
+# notes: the user's metadata, a JSON object or empty. parent_*: what its attempt had restored,
+# NULL when it began at step 0, its own step and generation when that is not known.
 checkpoints = _table(
     "checkpoints",
     Column("run", String(32), primary_key=True),

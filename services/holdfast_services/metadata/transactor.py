@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from holdfast.core.retry import Backoff
+from holdfast.core.retry import Waits
 from holdfast.errors import ConflictError
 from holdfast_services.kit.db import Engine, read_transaction, write_transaction
 from holdfast_services.metadata.domain.model import Limits
@@ -22,7 +22,7 @@ from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases.agents import snapshot
 
 THREADS = 4
-CONFLICTS = Backoff(first_s=0.01, wait_s_max=0.5, tries_max=8)
+CONFLICT_WAITS = Waits(first_s=0.01, wait_s_max=0.5, tries_max=8)
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Transactor:
             with write_transaction(self._engine) as connection:
                 return use_case(Catalogue(connection, self._cache))
 
-        for wait_s in CONFLICTS.waits():
+        for wait_s in CONFLICT_WAITS:
             try:
                 return await self.in_thread(attempt)
             except ConflictError as lost:

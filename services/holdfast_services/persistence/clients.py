@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.work import CheckpointWork, ShardWork, SweepWork, Work
-from holdfast.errors import DigestMismatchError, InvalidRequestError, ManifestError
-from holdfast.format.digest import split_digests
-from holdfast.format.sidecar import check_digests
+from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec
 from holdfast.rpc.channel import call, sync_channel
 from holdfast.v1 import (
@@ -23,6 +20,7 @@ from holdfast.v1 import (
 )
 from holdfast.v1 import persistence_pb2 as pb
 from holdfast_services.transport import deadline_s
+from holdfast_services.transport.located import Located
 
 CALL_S_MAX = 10.0
 
@@ -110,15 +108,6 @@ def _work(answer: pb.PlanResponse) -> Work:
     raise InvalidRequestError("metadata asks for work that this worker does not know: upgrade it")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """A copy at an agent: the slot incarnation, its part digests (proven), and its file."""
-
-    incarnation: int
-    digests: tuple[bytes, ...]
-    path: str
-
-
 def locate(peer: Peer, shard: Shard) -> Located:
     """Return where ``peer`` has ``shard``; its part digests give the root digest.
 
@@ -131,16 +120,9 @@ def locate(peer: Peer, shard: Shard) -> Located:
     with sync_channel(peer.rpc_address) as channel:
         stub = agent_pb2_grpc.ReplicationStub(channel)
         answer = call(stub.Locate, request, timeout_s=CALL_S_MAX, node=peer.node)
-    if codec.from_message(answer.shard, Shard) != shard:
-        raise DigestMismatchError(f"{shard.id.key} is another segment there", node=peer.node)
-    try:
-        digests = split_digests(answer.part_digests)
-        check_digests(shard, digests)
-    except (ManifestError, ValueError) as cause:
-        raise DigestMismatchError(
-            f"{shard.id.key} is another segment there: {cause}", node=peer.node
-        ) from cause
-    return Located(incarnation=answer.slot_incarnation, digests=digests, path=answer.path)
+    located = codec.from_message(answer, Located)
+    located.check(shard)
+    return located
 
 
 def suspect(peer: Peer, shard: Shard, incarnation: int) -> bool:

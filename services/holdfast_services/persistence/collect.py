@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from holdfast.core.ids import CheckpointId
-from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.errors import InvalidRequestError, NotFoundError, StoppedError
 from holdfast.format import keys
 from holdfast.objectstore import ObjectStore
-from holdfast_services.transport import InterruptedFetchError
 
 BATCH_COUNT = 1000
 
@@ -21,7 +20,7 @@ def collect(store: ObjectStore, job: str, checkpoint: CheckpointId, stop: thread
     A repeat after a death goes on where it was. The run's index objects go with its last folder.
 
     Raises:
-        InterruptedFetchError: ``stop`` was set.
+        StoppedError: ``stop`` was set.
         CheckpointError: as the store refuses.
     """
     prefix = keys.folder(job, checkpoint)
@@ -52,7 +51,7 @@ def delete_below(store: ObjectStore, prefix: str, stop: threading.Event) -> int:
 
     Raises:
         InvalidRequestError: ``prefix`` is not a folder's: it would be somebody else's too.
-        InterruptedFetchError: ``stop`` was set between two batches.
+        StoppedError: ``stop`` was set between two batches.
     """
     if not prefix.endswith("/"):
         raise InvalidRequestError(f"{prefix[:80]!r} is no folder")
@@ -60,7 +59,7 @@ def delete_below(store: ObjectStore, prefix: str, stop: threading.Event) -> int:
     listed = store.list(prefix)
     while batch := list(islice(listed, BATCH_COUNT)):
         if stop.is_set():
-            raise InterruptedFetchError(f"deleting {prefix} was interrupted")
+            raise StoppedError(f"deleting {prefix} was interrupted")
         store.delete([entry.key for entry in batch])
         freed += sum(entry.length_bytes for entry in batch)
     return freed

@@ -17,6 +17,7 @@ from holdfast.errors import (
     CorruptionError,
     NotFoundError,
     NotReadyError,
+    StoppedError,
     UnsupportedFormatError,
 )
 from holdfast.format import keys
@@ -26,7 +27,6 @@ from holdfast.format.manifest import MANIFEST_BYTES_MAX, NOTES_BYTES_MAX, Manife
 from holdfast.format.segment import SegmentHeader
 from holdfast.objectstore import ObjectStore
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.transport import InterruptedFetchError
 
 MISSING_NAMED_MAX = 8
 
@@ -113,7 +113,7 @@ def _check_shards(
 ) -> None:
     def problem(shard: Shard) -> tuple[Shard, str]:
         if stop.is_set():
-            raise InterruptedFetchError("checking shards was interrupted")
+            raise StoppedError("checking shards was interrupted")
         try:
             folder.check_length(shard)
             folder.sidecar(shard)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from holdfast.core.ids import CheckpointId
-from holdfast.errors import NotFoundError
+from holdfast.errors import NotFoundError, StoppedError
 from holdfast.format import keys
 from holdfast.objectstore import ObjectStore
 from holdfast_services.persistence.collect import delete_below, folders_below
-from holdfast_services.transport import InterruptedFetchError
 
 FOLDER_DEPTH_MAX = 68
 """Deeper than any name: a job's has at most 64 parts, then the run, then the checkpoint."""
@@ -52,7 +51,7 @@ def sweep(
             its bytes stay, they can still be restored from.
 
     Raises:
-        InterruptedFetchError: ``stop`` was set; what was deleted stays deleted.
+        StoppedError: ``stop`` was set; what was deleted stays deleted.
     """
     uploads = 0
     for upload in list(store.open_uploads()):
@@ -64,7 +63,7 @@ def sweep(
     folders, freed = 0, 0
     for prefix, place in folders_below(store, "", FOLDER_DEPTH_MAX):
         if stop.is_set():
-            raise InterruptedFetchError("looking for orphans was interrupted")
+            raise StoppedError("looking for orphans was interrupted")
         if place.checkpoint in draining or not _is_orphan(store, prefix, before_s):
             continue
         if durable(place.checkpoint):

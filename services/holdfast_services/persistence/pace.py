@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from holdfast.errors import StoppedError
 from holdfast_services.persistence.domain.pacing import Bucket, take
-from holdfast_services.transport import InterruptedFetchError
 
 
 class Pace:
@@ -24,11 +24,11 @@ class Pace:
         """Return when ``length_bytes`` may be moved.
 
         Raises:
-            InterruptedFetchError: ``stop`` was set meanwhile.
+            StoppedError: ``stop`` was set meanwhile.
         """
         with self._guard:
             if self._bucket is None:
                 return
             self._bucket, wait_s = take(self._bucket, length_bytes, self._clock())
         if stop.wait(wait_s):
-            raise InterruptedFetchError("waiting for the byte rate was interrupted")
+            raise StoppedError("waiting for the byte rate was interrupted")

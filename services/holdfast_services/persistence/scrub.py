@@ -38,7 +38,7 @@ def scrub(
 
     Raises:
         NotFoundError: by ``check_kept``.
-        InterruptedFetchError: ``stop`` was set.
+        StoppedError: ``stop`` was set.
         UnavailableError, AccessError, NotFoundError: the store itself: nothing is known.
     """
     folder = CheckpointFolder(store, keys.folder(plan.job, plan.checkpoint))

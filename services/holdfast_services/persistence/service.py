@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from holdfast.core.facts import Event
 from holdfast.core.queue_items import Item, Kind, text
-from holdfast.core.retry import Backoff
+from holdfast.core.retry import Waits
 from holdfast.core.units import format_bytes
 from holdfast.core.work import CheckpointWork, ShardWork, SweepWork, Work
 from holdfast.errors import (
@@ -38,7 +38,7 @@ from holdfast_services.persistence.upload import Moved, ShardUpload
 EVENT_RANKS_MAX = 8
 """Shards of so many ranks become events: those of 10^4 would push all other news out."""
 
-TELL = Backoff(first_s=0.2, wait_s_max=2.0, tries_max=4)
+TELL_WAITS = Waits(first_s=0.2, wait_s_max=2.0, tries_max=4)
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class PersistService:
 
     def _retrying(self, call: Callable[[], T]) -> T:
         """Report what was done: short outages are sat out, the work is not done again for them."""
-        return retrying(call, TELL, self._sleep)
+        return retrying(call, TELL_WAITS, self._sleep)
 
 
 def _name(plan: CheckpointWork) -> str:

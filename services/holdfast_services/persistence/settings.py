@@ -10,6 +10,7 @@ from pathlib import Path
 
 from holdfast.core import env
 from holdfast.core.ids import node_name
+from holdfast_services.kit.ready import ready_file
 
 PARTS_IN_FLIGHT = 8
 PARTS_IN_FLIGHT_MAX = 256
@@ -40,7 +41,6 @@ class Settings:
         Raises:
             InvalidRequestError: a variable is missing or not what it should be; names it.
         """
-        ready = environ.get("HOLDFAST_READY_FILE", "")
         host = socket.gethostname()
         return cls(
             metadata_address=env.required(
@@ -61,7 +61,7 @@ class Settings:
             persist_bytes_per_s=env.rate(environ, "HOLDFAST_PERSIST_RATE", _gentle_bytes_per_s()),
             scrub_bytes_per_s=env.rate(environ, "HOLDFAST_SCRUB_RATE", SCRUB_BYTES_PER_S),
             queue_lease_s=env.seconds(environ, "HOLDFAST_QUEUE_LEASE_S", QUEUE_LEASE_S),
-            ready_file=Path(ready) if ready else None,
+            ready_file=ready_file(environ),
         )
 
 

@@ -26,15 +26,17 @@ from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
     NotFoundError,
+    StoppedError,
     TruncatedShardError,
     UnavailableError,
 )
 from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.format.segment import header_length, parse_header
-from holdfast_services.persistence.clients import Located, locate, suspect
+from holdfast_services.persistence.clients import locate, suspect
 from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.transport import FetchRequest, InterruptedFetchError, Transport
+from holdfast_services.transport import FetchRequest, Transport
+from holdfast_services.transport.located import Located
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class Copy(Protocol):
             NotFoundError: the copy is not there any more.
             DigestMismatchError: the bytes are not what was sealed.
             UnavailableError: the node does not answer.
-            InterruptedFetchError: ``stop`` was set.
+            StoppedError: ``stop`` was set.
         """
         ...
 
@@ -105,7 +107,7 @@ class MappedFile:
     def part(self, part: Part, stop: threading.Event) -> Iterator[memoryview]:
         """Yield a mapping of the part alone: page tables too stay bounded."""
         if stop.is_set():
-            raise InterruptedFetchError("reading a slot was interrupted")
+            raise StoppedError("reading a slot was interrupted")
         view = self._map(part.begin, part.length_bytes)
         for index, digest in enumerate(part.digests):
             if part_digest(view[index * PART_BYTES : (index + 1) * PART_BYTES]) != digest:
@@ -153,7 +155,7 @@ class RemoteCopy:
         """Fetch the part and yield it; see ``Copy.part``."""
         request = FetchRequest(
             key=self._shard.id.key,
-            incarnation=self._located.incarnation,
+            incarnation=self._located.slot_incarnation,
             length_bytes=part.length_bytes,
             digests=part.digests,
             offset_bytes=part.begin,
@@ -203,7 +205,7 @@ class Copies(Protocol):
 
         Raises:
             UnavailableError: no copy is left; says what became of each.
-            InterruptedFetchError: ``stop`` was set.
+            StoppedError: ``stop`` was set.
         """
         ...
 
@@ -247,7 +249,7 @@ class Sources:
             try:
                 view = next(lending)
                 break
-            except InterruptedFetchError:
+            except StoppedError:
                 raise
             except CheckpointError as error:
                 self._leave(opened, error)
@@ -308,7 +310,7 @@ class Sources:
         log.warning("%s from %s: %s", self._shard.id.key, opened.peer.node, error)
         if isinstance(error, CorruptionError):
             try:
-                suspect(opened.peer, self._shard, opened.located.incarnation)
+                suspect(opened.peer, self._shard, opened.located.slot_incarnation)
             except CheckpointError as cause:
                 log.info("could not tell %s: %s", opened.peer.node, cause)
 

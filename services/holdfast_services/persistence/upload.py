@@ -20,6 +20,7 @@ from holdfast.errors import (
     DigestMismatchError,
     NotFoundError,
     PreconditionError,
+    StoppedError,
     TruncatedShardError,
     UnsupportedFormatError,
 )
@@ -49,7 +50,6 @@ from holdfast_services.persistence.domain.upload_plan import (
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import Copies
-from holdfast_services.transport import InterruptedFetchError
 
 TRIES_COUNT_MAX = 3
 EARLIER_COUNT_MAX = 4
@@ -110,7 +110,7 @@ class ShardUpload:
 
         Raises:
             UnavailableError: the store, or all sources; try again later.
-            InterruptedFetchError: ``stop`` was set.
+            StoppedError: ``stop`` was set.
             CorruptionError: what the store gives back is not what was sent, again and again.
             PreconditionError: the folder is another checkpoint's, which is durable.
             CheckpointError: as the store refuses.
@@ -227,7 +227,7 @@ class ShardUpload:
 
     def _move(self, upload: Upload, job: Part | Copy) -> UploadedPart:
         if self._stop.is_set():
-            raise InterruptedFetchError(f"persisting {self._shard.id.key} was interrupted")
+            raise StoppedError(f"persisting {self._shard.id.key} was interrupted")
         if isinstance(job, Part):
             return self._send(upload, job)
         try:
@@ -298,7 +298,7 @@ class ShardUpload:
         for index, digest in enumerate(part.digests):
             begin = part.begin + index * PART_BYTES
             if self._stop.is_set():
-                raise InterruptedFetchError(f"reading {self._key} back was interrupted")
+                raise StoppedError(f"reading {self._key} back was interrupted")
             with self._pool.buffer(min(PART_BYTES, part.end - begin)) as view:
                 self._pace.take(len(view), self._stop)
                 self._store.read_into(self._key, begin, view)

@@ -13,18 +13,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.core.queue_items import Item, Kind, parse
+from holdfast.core.retry import Waits, worth_telling
 from holdfast.core.work import SweepWork, Work
-from holdfast.errors import CheckpointError, InternalError, InvalidRequestError, NotFoundError
+from holdfast.errors import (
+    CheckpointError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    StoppedError,
+)
 from holdfast_services.kit.queue import Claim, Queue
-from holdfast_services.persistence.domain.backoff import rest_s, worth_telling
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
-from holdfast_services.transport import InterruptedFetchError
 
 ITEMS_COUNT_MAX = 2
 CLAIM_WAIT_S = 0.5
 DRAIN_S_MAX = 8.0
 BACKGROUND_REST_S = 5.0
+ITEM_WAITS = Waits(first_s=0.5, wait_s_max=60.0)
+QUEUE_WAITS = Waits(first_s=0.25, wait_s_max=30.0)
 BACKGROUND = frozenset({Kind.SCRUB, Kind.ORPHANS})
 """What may take hours: a worker does one of these at a time, so that drains find a hand free."""
 
@@ -85,7 +92,7 @@ class Worker:
                 failures += 1
                 if worth_telling(failures):
                     log.warning("the queue does not answer: %s", error)
-                self._stop.wait(rest_s(failures) / 2)
+                self._stop.wait(QUEUE_WAITS.wait_s(failures))
         self._drain()
 
     def _claim(self) -> None:
@@ -143,7 +150,7 @@ class Worker:
         claim = doing.claim
         try:
             self._service.do(item, work, doing.stop)
-        except InterruptedFetchError:
+        except StoppedError:
             log.info("%s is left to others", claim.item)
             return lambda: self._queue.release(claim, delay_s=0.0)
         except CheckpointError as error:
@@ -163,7 +170,7 @@ class Worker:
         return doing.background
 
     def _later(self, claim: Claim) -> Callable[[], None]:
-        return lambda: self._queue.release(claim, delay_s=rest_s(claim.deliveries))
+        return lambda: self._queue.release(claim, delay_s=ITEM_WAITS.wait_s(claim.deliveries))
 
     def _tell_failed(self, claim: Claim, work: Work, error: CheckpointError) -> None:
         if worth_telling(claim.deliveries):

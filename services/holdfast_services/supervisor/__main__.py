@@ -10,6 +10,7 @@ import json
 import os
 import sys
 
+from holdfast import locks
 from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast_services.kit import runner
 from holdfast_services.kit.queue import open_queue
@@ -62,7 +63,7 @@ def _erase(settings: Settings) -> int:
 
 def _detach(settings: Settings) -> int:
     # Asked before the fork too; the lock itself is taken by the process that runs the stack.
-    holder = places.lock_holder(settings.home / "supervisor.lock")
+    holder = locks.holder_of(settings.home / "supervisor.lock")
     if holder is not None:
         raise AlreadyExistsError("a stack already runs here", home=settings.home, pid=holder)
 

@@ -15,7 +15,7 @@ from holdfast.v1.agent_pb2_grpc import AgentStub
 from holdfast.v1.metadata_pb2_grpc import MetadataStub
 from holdfast_services.kit.free_memory import free_bytes
 from holdfast_services.supervisor.domain import METADATA, PERSISTENCE
-from holdfast_services.supervisor.layout import HOST, Layout, Node
+from holdfast_services.supervisor.layout import HOST, Layout, NodePlaces
 
 PROBE_S = 2.0
 # Everything is on one machine: a worker that was killed is followed by another in a second.
@@ -69,7 +69,7 @@ def _metadata(layout: Layout, environ: Mapping[str, str]) -> Spec:
     )
 
 
-def _agent(layout: Layout, node: Node, budget: str, environ: Mapping[str, str]) -> Spec:
+def _agent(layout: Layout, node: NodePlaces, budget: str, environ: Mapping[str, str]) -> Spec:
     async def probe(first: bool) -> None:
         async with async_channel(unix_target(node.socket)) as channel:
             request = agent_pb2.DescribeRequest()

@@ -4,7 +4,7 @@
 metadata service starts first, agents and the persistence worker once it answers. They stop the
 other way round, the worker before the agents: it may still read from them.
 A child that ends is started again for as long as the stack lives, after a wait that doubles up
-to ``WAIT_S_MAX``; each time it is said. Only a stack that never became ready gives up. Ready is
+to a bound; each time it is said. Only a stack that never became ready gives up. Ready is
 what training needs: the worker is none of that, so neither it nor its store holds a stack up.
 
 Units: seconds of a monotonic clock.
@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-WAIT_S_MIN = 0.2
-WAIT_S_MAX = 10.0
+from holdfast.core.retry import Waits
+
+START_WAITS = Waits(first_s=0.2, wait_s_max=10.0)
 STABLE_S = 30.0
 READY_S_MAX = 45.0
 STOP_S_MAX = 3.5
@@ -187,7 +188,7 @@ def _exited(stack: Stack, name: str, code: int, now_s: float, actions: list[Acti
         failure = f"{name} {how} {failures} times before the stack was ready"
         stack = _with(stack, replace(child, phase=Phase.ENDED, since_s=now_s))
         return _stop(stack, failure, failure, actions)
-    wait_s = min(WAIT_S_MIN * 2 ** min(failures - 1, 16), WAIT_S_MAX)
+    wait_s = START_WAITS.wait_s(failures)
     actions.append(
         Say(f"{name} {how} ({failures} in a row), starting it again in {wait_s:.1f} s", True)
     )

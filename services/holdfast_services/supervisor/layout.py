@@ -12,17 +12,16 @@ sockets are beside the arenas. ``store/`` is the object store unless another was
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import socket
 import stat
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast import locks
 from holdfast.errors import AccessError, AlreadyExistsError, InvalidRequestError
 from holdfast.rpc.channel import SOCKET_PATH_BYTES_MAX
 from holdfast_services.kit.ready import say_ready
@@ -34,11 +33,9 @@ HOST = "127.0.0.1"
 # two stacks that start together do not reach for the same ones.
 PORT_MIN, PORT_MAX = 20_000, 29_999
 
-_FLOCK = "hhqqi4x"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodePlaces:
     """One agent's places; ports are chosen once, so that peers find a restarted agent again."""
 
     name: str
@@ -57,7 +54,7 @@ class Layout:
     store: str
     port: int
     rest_port: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodePlaces, ...]
 
     @property
     def address(self) -> str:
@@ -101,7 +98,7 @@ class Layout:
     def live_sessions(self) -> int:
         """Return how many trainers hold the lock of their session file now."""
         return sum(
-            lock_holder(file) is not None
+            locks.holder_of(file) is not None
             for node in self.nodes
             for file in (node.arena / "sessions").glob("*")
         )
@@ -124,7 +121,7 @@ def make_layout(
     grpc_port = _port(port, first, taken)
     http_port = _port(rest_port, first, taken)
     nodes = tuple(
-        Node(
+        NodePlaces(
             name=name,
             socket=_socket_path(home, arenas, name),
             arena=private_folder(arenas / name),
@@ -193,31 +190,11 @@ def take_lock(home: Path) -> int:
         AlreadyExistsError: another supervisor has it.
     """
     descriptor = os.open(home / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as cause:
-        holder = lock_holder(home / "supervisor.lock")
+    if not locks.take(descriptor):
+        holder = locks.holder(descriptor)
         os.close(descriptor)
-        raise AlreadyExistsError("a stack already runs here", home=home, pid=holder) from cause
+        raise AlreadyExistsError("a stack already runs here", home=home, pid=holder)
     return descriptor
-
-
-def lock_holder(path: Path) -> int | None:
-    """Return the pid that holds the record lock on ``path``, or None; disturbs nobody.
-
-    Only asks (F_GETLK): trying to take the lock could make its rightful owner fail.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        found = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
-    finally:
-        os.close(descriptor)
-    kind, _, _, _, pid = struct.unpack(_FLOCK, found)
-    return None if kind == fcntl.F_UNLCK else int(pid)
 
 
 def _short_hash(home: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from holdfast.core.facts import Endpoint
 from holdfast.core.slots import SlotName
-from holdfast.errors import CheckpointError, UnavailableError
+from holdfast.errors import UnavailableError
 from holdfast.format.digest import PART_BYTES
 
 FETCH_S_BASE = 10.0
@@ -24,12 +24,6 @@ FETCH_BYTES_PER_S_MIN = 50 << 20
 def deadline_s(length_bytes: int) -> float:
     """Return how long moving ``length_bytes`` may take before it counts as stuck (F56)."""
     return FETCH_S_BASE + length_bytes / FETCH_BYTES_PER_S_MIN
-
-
-class InterruptedFetchError(CheckpointError):
-    """The fetch was told to stop: this node shuts down."""
-
-    kind = "interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +105,7 @@ class Transport(Protocol):
             DigestMismatchError: a part did not match, twice.
             UnavailableError: the source cannot be reached, or has no endpoint of a kind that is
                 known here; it broke off, or is too slow.
-            InterruptedFetchError: ``stop`` was set.
+            StoppedError: ``stop`` was set.
         """
         ...
 

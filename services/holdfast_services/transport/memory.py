@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.core.facts import Endpoint
-from holdfast.errors import DigestMismatchError, NotFoundError, UnavailableError
+from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format.digest import part_digest
 from holdfast_services.transport import (
     FetchRequest,
-    InterruptedFetchError,
     SegmentSource,
     address_of,
     reused,
@@ -57,7 +56,7 @@ class MemoryTransport:
             if index in done:
                 continue
             if stop.is_set():
-                raise InterruptedFetchError(f"fetch of {request.key} was interrupted")
+                raise StoppedError(f"fetch of {request.key} was interrupted")
             for _ in range(2):
                 self._copy(address, request, destination, index)
                 begin, end = request.part(index)

@@ -21,10 +21,11 @@ from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
     NotFoundError,
+    StoppedError,
     UnavailableError,
 )
 from holdfast.format.digest import PartHasher, part_hasher
-from holdfast_services.transport import FetchRequest, InterruptedFetchError, deadline_s, wire
+from holdfast_services.transport import FetchRequest, deadline_s, wire
 from holdfast_services.transport.wire import Status
 
 STREAMS_COUNT = 2
@@ -54,7 +55,7 @@ class _Job:
     def check(self) -> None:
         """Raise when this fetch is to end."""
         if self.stop.is_set():
-            raise InterruptedFetchError(f"fetch of {self.request.key} was interrupted")
+            raise StoppedError(f"fetch of {self.request.key} was interrupted")
         if time.monotonic() > self.until_s:
             raise UnavailableError(f"{self.address} is too slow with {self.request.key}")
 

@@ -13,7 +13,7 @@ from holdfast_services.metadata.usecases import agents
 
 async def together(service, wishes):
     """Register all in one transaction; return generations, or the kind of the refusal."""
-    items = [agents.Wish(wish, first_run(wish.spec.job)) for wish in wishes]
+    items = [agents.SeatWish(wish, first_run(wish.spec.job)) for wish in wishes]
     answers = await service.write(lambda c: agents.register(c, items, service.limits))
     return [getattr(answer, "generation", type(answer)) for answer in answers]
 

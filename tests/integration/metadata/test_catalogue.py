@@ -15,6 +15,7 @@ from holdfast_services.metadata.domain.model import (
     SUPERSEDE_RULES_PER_RUN_MAX,
     Checkpoint,
     Limits,
+    NoParent,
     Stored,
 )
 from holdfast_services.metadata.migrations import upgrade
@@ -417,6 +418,34 @@ async def test_a_run_with_as_many_rules_as_there_may_be_is_read_as_the_rules_say
 
     standing = {row.id for row in run.checkpoints if row.id.generation != run.generation}
     assert standing == {key for key in keys[1:] if run.usable(key)} == {keys[2], *keys[4:]}
+
+
+@pytest.mark.parametrize(
+    ("parent", "columns"),
+    [
+        (NoParent.BEGAN, (None, None)),
+        (NoParent.UNKNOWN, (50, 2)),
+        (CheckpointId("r1", 40, 1), (40, 1)),
+    ],
+    ids=["began", "unknown", "restored"],
+)
+async def test_a_parent_comes_back_from_its_row(database_url, kit, parent, columns):
+    """The form in which earlier versions wrote the three cases, too."""
+    row = Checkpoint(
+        id=CheckpointId("r1", 50, 2), world_size=2, plan_hash="p", length_bytes=1,
+        local_at_s=1.0, parent=parent,
+    )  # fmt: skip
+    async with kit.running(database_url) as service:
+        await service.write(lambda catalogue: catalogue.put_checkpoints([row]))
+        found = await service.read(lambda catalogue: catalogue.checkpoint(row.id))
+    engine = make_engine(database_url, connections_max=1)
+    with read_transaction(engine) as db:
+        sql = text("SELECT parent_step, parent_generation FROM checkpoints")
+        written = [tuple(line) for line in db.execute(sql)]
+    engine.dispose()
+
+    assert parent == found.parent
+    assert [columns] == written
 
 
 async def test_a_clock_that_steps_back_keeps_no_dead_node_and_no_name(database_url, agents, kit):

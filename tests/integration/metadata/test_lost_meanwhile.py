@@ -14,7 +14,7 @@ from holdfast_services.metadata.bucket import BucketArchive
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.tables import metadata as schema
-from holdfast_services.metadata.usecases.agents import Wish, register
+from holdfast_services.metadata.usecases.agents import SeatWish, register
 
 _spec = importlib.util.spec_from_file_location("shelf", Path(__file__).parent / "shelf.py")
 shelf = importlib.util.module_from_spec(_spec)
@@ -75,7 +75,7 @@ async def test_an_attempt_that_was_there_must_be_there_still(kit, database_url):
     """P5: for a nonce that was known nobody has looked into the bucket."""
 
     def item(wish: Registration, **seen):
-        return Wish(wish, first_run(wish.spec.job), **seen)
+        return SeatWish(wish, first_run(wish.spec.job), **seen)
 
     async with kit.running(database_url) as service:
         items = [

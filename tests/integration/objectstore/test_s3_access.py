@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.servers.proxy import Answer
 
-from holdfast.core.retry import Backoff
+from holdfast.core.retry import Waits
 from holdfast.errors import AccessError, InvalidRequestError, UnavailableError
 from holdfast.objectstore import UPLOAD_PART_BYTES_MIN as PART
 from holdfast.objectstore import open_store
@@ -23,7 +23,11 @@ from holdfast.objectstore.s3 import S3Store
 from holdfast.objectstore.s3.client import Patience
 from holdfast.objectstore.s3.location import parse_location
 
-SHORT = Patience(connect_s_max=5.0, answer_s_max=5.0, backoff=Backoff(first_s=0.01, tries_max=2))
+SHORT = Patience(
+    connect_s_max=5.0,
+    answer_s_max=5.0,
+    waits=Waits(first_s=0.01, wait_s_max=2.0, tries_max=2),
+)
 
 
 def credentials_file(folder, monkeypatch, environment):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from tests.servers.proxy import Answer, Delay, Drop, Edit, Hang, Truncate
 
-from holdfast.core.retry import Backoff
+from holdfast.core.retry import Waits
 from holdfast.errors import (
     AccessError,
     AlreadyExistsError,
@@ -31,7 +31,7 @@ from holdfast.objectstore.s3.failures import is_passing, mapped, one_of_many
 from holdfast.objectstore.s3.location import parse_location
 
 TRIES = 4
-PATIENT = Patience(backoff=Backoff(first_s=0.01, wait_s_max=0.05, tries_max=TRIES))
+PATIENT = Patience(waits=Waits(first_s=0.01, wait_s_max=0.05, tries_max=TRIES))
 HASTY = replace(PATIENT, answer_s_max=1.0)  # where nothing answers; a busy server is not hanging
 LENGTH = PART + 1000
 FLEETING = [

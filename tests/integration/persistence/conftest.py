@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.integration.persistence.harness import Catalogue, Holder
 
 from holdfast.objectstore import open_store
 from holdfast_services.persistence import worker
-from holdfast_services.persistence.domain import backoff
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """The same worker with shorter rests: tests wait for many of them."""
     monkeypatch.setattr(worker, "CLAIM_WAIT_S", 0.05)
-    monkeypatch.setattr(backoff, "FIRST_S", 0.1)
+    short = replace(worker.ITEM_WAITS, first_s=0.1)
+    monkeypatch.setattr(worker, "ITEM_WAITS", short)
+    monkeypatch.setattr(worker, "QUEUE_WAITS", replace(short, first_s=0.05))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from tests.said import agent_session, changed_session, tcp
 
 from holdfast.core.announcements import Announcement, SaveReason
+from holdfast.core.budget import Reservation
 from holdfast.core.facts import (
     AbandonedStep,
     CheckpointId,
@@ -30,7 +31,6 @@ from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (
     Content,
-    Reservation,
     Slot,
     State,
     Work,

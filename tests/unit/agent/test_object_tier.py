@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.said import agent_session, session_update, tcp
 
+from holdfast.core.budget import Reservation
 from holdfast.core.facts import (
     AbandonedStep,
     CheckpointId,
@@ -27,7 +28,6 @@ from holdfast.core.sources import Memory, Object
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.domain import (
     Content,
-    Reservation,
     Slot,
     State,
     handle,

@@ -13,9 +13,8 @@ from holdfast_services.agent import reporter
 from holdfast_services.agent.reporter import (
     COALESCE_S,
     EVENTS_COUNT_MAX,
-    RETRY_S_MAX,
+    REPORT_WAITS,
     Reporter,
-    rest_s,
 )
 from holdfast_services.metadata.usecases.agents import LISTEN_S
 
@@ -69,8 +68,8 @@ def test_an_agent_rests_less_than_a_new_catalogue_listens(monkeypatch):
     with suppress(asyncio.CancelledError):
         asyncio.run(main())
 
-    assert [rest_s(n) + COALESCE_S for n in range(1, FAILURES_COUNT + 1)] == rests[:-1]
-    assert max(rests) < RETRY_S_MAX + 0.5 < LISTEN_S
+    assert [REPORT_WAITS.wait_s(n) + COALESCE_S for n in range(1, FAILURES_COUNT + 1)] == rests[:-1]
+    assert max(rests) < REPORT_WAITS.wait_s_max + 0.5 < LISTEN_S
 
 
 class Strict(Away):

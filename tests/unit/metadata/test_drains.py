@@ -12,7 +12,7 @@ from holdfast.core.facts import (
 from holdfast.core.reports import StepNote
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain import drains
-from holdfast_services.metadata.domain.model import MEMORY_ROWS_PER_RUN_MAX
+from holdfast_services.metadata.domain.model import MEMORY_ROWS_PER_RUN_MAX, NoParent
 from holdfast_services.metadata.domain.work import items
 
 EVERY_TEN = PersistRule(steps=10)
@@ -352,7 +352,7 @@ def test_a_checkpoint_knows_what_its_attempt_had_restored(tier, checkpoint):
     tier.ready(("a", 0), ("b", 1))
     tier.commit(11, second, "a", "b")
 
-    assert tier.row(10, generation).parent is None
+    assert NoParent.BEGAN is tier.row(10, generation).parent
     assert checkpoint(10, generation) == tier.row(11, second).parent
 
 

@@ -8,7 +8,7 @@ from holdfast.core.facts import HeldShard, HeldState, PersistRule
 from holdfast.core.ids import ShardId
 from holdfast.core.queue_items import Item, Kind, parse
 from holdfast_services.metadata.domain import work
-from holdfast_services.metadata.domain.model import Checkpoint
+from holdfast_services.metadata.domain.model import Checkpoint, NoParent
 
 EVERY_TEN = PersistRule(steps=10)
 
@@ -55,6 +55,21 @@ def held(tier):
     generation = train(tier)
     tier.commit(10, generation, "a", "b")
     return tier
+
+
+@pytest.mark.parametrize(
+    ("parent", "named"),
+    [(NoParent.BEGAN, None), (NoParent.UNKNOWN, (10, 1)), ((5, 1), (5, 1))],
+    ids=["began", "unknown", "restored"],
+)
+def test_a_manifest_names_the_parent_by_an_id_or_none(held, checkpoint, parent, named):
+    """bucket v1: null is step 0; a parent that is not known is written as the checkpoint itself."""
+    key = checkpoint(10, 1)
+    known = parent if isinstance(parent, NoParent) else checkpoint(*parent)
+    given = facts_of(held, key, row=row(key, drain_at_s=1.0, parent=known), missing_count=0)
+    plan = work.plan(Item(Kind.MANIFEST, key), given, held.nodes, held.now_s)
+
+    assert (checkpoint(*named) if named else None) == plan.parent
 
 
 def test_a_shard_is_planned_with_the_live_nodes_that_hold_exactly_it(held, checkpoint):

@@ -10,7 +10,6 @@ import pytest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
 from holdfast.errors import InvalidRequestError
-from holdfast_services.persistence.domain.backoff import REST_S_MAX, rest_s, worth_telling
 from holdfast_services.persistence.domain.existing_object import Verdict, judge
 from holdfast_services.persistence.domain.pacing import BURST_S, Bucket, take
 from holdfast_services.persistence.settings import Settings
@@ -46,15 +45,6 @@ def test_an_object_is_believed_only_with_its_length_and_its_sidecar(
 ):
     """G10: done, proven, or written again; what is known to be bad is written again."""
     assert verdict is judge(SHARD, length, sidecar, repair=repair)
-
-
-def test_rests_double_up_to_a_bound_and_people_hear_ever_less():
-    rests = [rest_s(n) for n in range(1, 100)]
-
-    assert [0.5, 1.0, 2.0] == rests[:3]
-    assert sorted(rests) == rests
-    assert {REST_S_MAX} == set(rests[10:])
-    assert [1, 2, 4, 8, 16] == [n for n in range(20) if worth_telling(n)]
 
 
 def test_a_rate_holds_over_any_span_whatever_is_asked_for():

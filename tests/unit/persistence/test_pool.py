@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from holdfast.errors import StoppedError
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.transport import InterruptedFetchError
 
 THREADS = 3
 WAIT_S = 20
@@ -91,7 +91,7 @@ def test_waiting_for_the_rate_ends_when_it_is_told_to_stop():
     stop = threading.Event()
     stop.set()
 
-    with pytest.raises(InterruptedFetchError):
+    with pytest.raises(StoppedError):
         Pace(1).take(1 << 40, stop)
 
 

@@ -11,11 +11,11 @@ from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import NotFoundError
 from holdfast.format.digest import PART_BYTES, part_digests
-from holdfast_services.persistence.clients import Located
 from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import RemoteCopy
 from holdfast_services.transport import ServedSegments
+from holdfast_services.transport.located import Located
 from holdfast_services.transport.memory import MemoryNetwork, MemoryTransport
 
 PEER = Peer(node="a", rpc_address="nowhere:1", endpoints=(Endpoint(kind="memory", address="a"),))
@@ -32,8 +32,8 @@ def copy():
     shard = Shard(
         id=KEY, job="job", world_size=1, plan_hash="p", length_bytes=len(BYTES), root_digest=b""
     )
-    digests = tuple(part_digests(memoryview(BYTES)))
-    located = Located(incarnation=4, digests=digests, path="")
+    digests = b"".join(part_digests(memoryview(BYTES)))
+    located = Located(shard=shard, slot_incarnation=4, part_digests=digests)
     pool = PartPool(1)
     yield RemoteCopy(PEER, shard, located, pool, MemoryTransport(network, "w")), served
     pool.close()

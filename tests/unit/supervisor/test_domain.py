@@ -8,6 +8,7 @@ import pytest
 
 from holdfast_services.supervisor import domain
 from holdfast_services.supervisor.domain import (
+    START_WAITS,
     Answered,
     Exited,
     Kill,
@@ -64,13 +65,13 @@ def test_a_child_that_dies_comes_back_after_a_wait_that_doubles_up_to_a_limit():
         assert driver.feed(Exited("a", -9)) == []
         begin_s = driver.now_s
         while driver.feed(Tick(), after_s=0.1) != [Start("a")]:
-            assert driver.now_s - begin_s <= domain.WAIT_S_MAX + 0.2
+            assert driver.now_s - begin_s <= START_WAITS.wait_s_max + 0.2
         waits.append(driver.now_s - begin_s)
         driver.feed(Answered("a"))
 
-    assert waits[0] == pytest.approx(domain.WAIT_S_MIN, abs=0.11)
-    assert waits[1] == pytest.approx(2 * domain.WAIT_S_MIN, abs=0.11)
-    assert waits[-1] == pytest.approx(domain.WAIT_S_MAX, abs=0.11)
+    assert waits[0] == pytest.approx(START_WAITS.first_s, abs=0.11)
+    assert waits[1] == pytest.approx(2 * START_WAITS.first_s, abs=0.11)
+    assert waits[-1] == pytest.approx(START_WAITS.wait_s_max, abs=0.11)
     assert sum("was killed by signal 9" in line for line in driver.said) == 10
 
 
@@ -78,11 +79,11 @@ def test_a_child_that_was_stable_waits_the_shortest_time_again():
     driver = ready_driver("a")
     for _ in range(4):
         driver.feed(Exited("a", 1))
-        driver.feed(Tick(), after_s=domain.WAIT_S_MAX)
+        driver.feed(Tick(), after_s=START_WAITS.wait_s_max)
         driver.feed(Answered("a"))
     driver.feed(Exited("a", 1), after_s=domain.STABLE_S)
 
-    assert driver.feed(Tick(), after_s=domain.WAIT_S_MIN) == [Start("a")]
+    assert driver.feed(Tick(), after_s=START_WAITS.first_s) == [Start("a")]
 
 
 def test_agents_come_back_while_metadata_is_away():
@@ -90,7 +91,7 @@ def test_agents_come_back_while_metadata_is_away():
     driver.feed(Exited("metadata", -9))
     driver.feed(Exited("a", -9))
 
-    assert driver.feed(Tick(), after_s=domain.WAIT_S_MIN) == [Start("metadata"), Start("a")]
+    assert driver.feed(Tick(), after_s=START_WAITS.first_s) == [Start("metadata"), Start("a")]
 
 
 def test_a_stack_that_never_was_ready_gives_up_and_says_why():
@@ -98,7 +99,7 @@ def test_a_stack_that_never_was_ready_gives_up_and_says_why():
     driver.feed(Tick())
     for _ in range(domain.STARTS_MAX):
         driver.feed(Exited("metadata", 1))
-        driver.feed(Tick(), after_s=domain.WAIT_S_MAX)
+        driver.feed(Tick(), after_s=START_WAITS.wait_s_max)
 
     assert domain.ended(driver.stack)
     assert driver.stack.failure == "metadata exited with code 1 3 times before the stack was ready"
@@ -108,7 +109,7 @@ def test_a_published_stack_never_gives_up():
     driver = ready_driver("a")
     for _ in range(50):
         driver.feed(Exited("a", 1))
-        assert driver.feed(Tick(), after_s=domain.WAIT_S_MAX) == [Start("a")]
+        assert driver.feed(Tick(), after_s=START_WAITS.wait_s_max) == [Start("a")]
 
     assert not driver.stack.stopping
 
@@ -116,12 +117,12 @@ def test_a_published_stack_never_gives_up():
 def test_a_child_that_never_answers_is_killed_once_and_started_again():
     driver = ready_driver("a")
     driver.feed(Exited("a", 1))
-    driver.feed(Tick(), after_s=domain.WAIT_S_MIN)
+    driver.feed(Tick(), after_s=START_WAITS.first_s)
 
     assert driver.feed(Tick(), after_s=domain.READY_S_MAX) == [Kill("a")]
     assert driver.feed(Tick(), after_s=1.0) == []
     driver.feed(Exited("a", -9))
-    assert driver.feed(Tick(), after_s=domain.WAIT_S_MAX) == [Start("a")]
+    assert driver.feed(Tick(), after_s=START_WAITS.wait_s_max) == [Start("a")]
 
 
 def test_agents_stop_before_metadata():
@@ -185,7 +186,7 @@ def test_a_worker_that_cannot_start_never_ends_the_stack():
     driver.feed(Answered("metadata"))
     for _ in range(domain.STARTS_MAX + 1):
         driver.feed(Exited("persistence", 1))
-        assert driver.feed(Tick(), after_s=domain.WAIT_S_MAX) == [Start("persistence")]
+        assert driver.feed(Tick(), after_s=START_WAITS.wait_s_max) == [Start("persistence")]
 
     assert driver.feed(Answered("a")) == [Publish()]
 

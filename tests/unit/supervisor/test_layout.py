@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import socket
 import subprocess
@@ -121,11 +120,3 @@ def test_a_session_counts_as_live_while_its_trainer_holds_the_lock(home):
         process.stdin.close()
 
     assert layout.live_sessions() == 0
-
-
-def test_asking_for_a_lock_does_not_take_it(home):
-    file = home / "lock"
-    with file.open("w") as held:
-        assert places.lock_holder(file) is None
-    with file.open("w") as held:
-        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.session import SlotLease
 from holdfast.state.capture import Capture
 from holdfast.training.saving import Saver
-from holdfast.training.session import Session
+from holdfast.training.session import AgentSession
 
 
 def attempt(**fields):
@@ -36,7 +36,7 @@ class Fails:
 @contextmanager
 def saver_of(folder, state):
     """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
-    session = Session(folder / "nobody.sock")
+    session = AgentSession(folder / "nobody.sock")
     capture = Capture(state, rank=0, world_size=1)
     seat = Seat(run="r", generation=1)
     saver = Saver(capture=capture, session=session, spec=attempt(), seat=seat, arena=folder)

@@ -7,7 +7,7 @@ from holdfast.training import launch as attempt
 
 
 def test_a_process_without_torchrun_is_the_only_rank():
-    assert attempt.place({}) == attempt.Place(rank=0, world_size=1, local_world_size=1)
+    assert attempt.place({}) == attempt.RankPlace(rank=0, world_size=1, local_world_size=1)
 
 
 def test_torchruns_variables_give_the_place_and_the_nodes():
@@ -31,14 +31,14 @@ def test_a_contradictory_place_is_refused(environ):
 
 def test_ranks_without_a_process_group_cannot_agree_on_a_nonce():
     """Architecture 4.0: with several ranks and no name for the launch, restore() refuses."""
-    where = attempt.Place(rank=0, world_size=2, local_world_size=2)
+    where = attempt.RankPlace(rank=0, world_size=2, local_world_size=2)
 
     with pytest.raises(PreconditionError, match="init_process_group"):
         attempt.nonce({}, where)
 
 
 def test_a_named_attempt_has_one_nonce_on_every_rank():
-    places = [attempt.Place(rank=r, world_size=2, local_world_size=1) for r in (0, 1)]
+    places = [attempt.RankPlace(rank=r, world_size=2, local_world_size=1) for r in (0, 1)]
     nonces = {attempt.nonce({"HOLDFAST_ATTEMPT": "launch-17"}, where) for where in places}
 
     assert len(nonces) == 1
@@ -46,7 +46,7 @@ def test_a_named_attempt_has_one_nonce_on_every_rank():
 
 
 def test_a_lone_process_is_a_new_attempt_each_time():
-    where = attempt.Place(rank=0, world_size=1, local_world_size=1)
+    where = attempt.RankPlace(rank=0, world_size=1, local_world_size=1)
 
     assert attempt.nonce({}, where) != attempt.nonce({}, where)
 
@@ -68,9 +68,9 @@ def test_the_first_job_of_every_ray_cluster_is_not_one_launcher():
     assert attempt.launcher(driver) == f"process:{attempt.holder()}"
 
 
-ALONE = attempt.Place(rank=0, world_size=1, local_world_size=1)
-PAIR = attempt.Place(rank=0, world_size=2, local_world_size=2)
-SPREAD = attempt.Place(rank=0, world_size=2, local_world_size=1)
+ALONE = attempt.RankPlace(rank=0, world_size=1, local_world_size=1)
+PAIR = attempt.RankPlace(rank=0, world_size=2, local_world_size=2)
+SPREAD = attempt.RankPlace(rank=0, world_size=2, local_world_size=1)
 
 
 @pytest.mark.parametrize(

@@ -16,22 +16,22 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.state.loading import Differences
-from holdfast.training.restore import Decided, Part, decide, own_needs, restore
+from holdfast.training.restore import Decided, Scope, decide, own_needs, restore
 
 NAMES = ("model", "optimizer")
 
 
 def test_all_or_some_names_of_the_state_are_loaded():
     """X6."""
-    assert Part(strict=False) == Part.of(NAMES, strict=False, only=None)
-    assert Part(only=("model",)) == Part.of(NAMES, strict=True, only={"model"})
+    assert Scope(strict=False) == Scope.of(NAMES, strict=False, only=None)
+    assert Scope(only=("model",)) == Scope.of(NAMES, strict=True, only={"model"})
 
 
 @pytest.mark.parametrize("only", ["model", ["modle"], ["model.weight"]])
 def test_a_name_that_the_state_lacks_is_refused(only):
     """A typing error must not load nothing."""
     with pytest.raises(InvalidRequestError, match="pass names of state"):
-        Part.of(NAMES, strict=True, only=only)
+        Scope.of(NAMES, strict=True, only=only)
 
 
 # -- which decision is taken ----------------------------------------------------------------------
@@ -68,7 +68,7 @@ class Agent:
 
 def restored_by(agent):
     return restore(
-        agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(), expected=None
+        agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(), expected=None
     )
 
 
@@ -135,7 +135,7 @@ def test_what_is_loaded_is_what_was_decided(now):
 
     with pytest.raises(StaleGenerationError, match="start the job again"):
         restore(
-            agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(), expected=decided
+            agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(), expected=decided
         )
     assert not agent.began
 
@@ -250,7 +250,7 @@ def restoring(agent, *, strict=True):
     view = agent.view
     agent.answers += [confirmed(view, needs=1), confirmed(view, needs=2)]
     found = restore(
-        agent, state, Path(), timeout_s=1.0, lost_is_fresh=False, part=Part(strict=strict),
+        agent, state, Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(strict=strict),
         expected=Decided(step=7, attempt=1, notes={}, sources={}),
     )  # fmt: skip
     return found.step, state.tries

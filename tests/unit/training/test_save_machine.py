@@ -77,10 +77,10 @@ DUE, PREPARED, NO_SLOT = ev.Due(7), ev.Prepared(7, 1), ev.NoSlot(7)
         (READY._replace(owed=7), NO_SLOT, []),
         (READY, ev.Copied(7), [ev.CloseSlot(7)]),
         (READY, ev.Closed(7, SLOT), [ev.Stage(7), ev.Post(closed_slot="s1")]),
-        (READY._replace(owed=7), ev.Waits(2.0), [ev.GoBack(7, 2.0)]),
-        (READY._replace(owed=7, hanging=5), ev.Waits(2.0), [ev.GoBack(7, 0.0)]),
-        (READY._replace(owed=7, fenced=True), ev.Waits(2.0), []),
-        (READY, ev.Waits(2.0), []),
+        (READY._replace(owed=7), ev.Awaited(2.0), [ev.GoBack(7, 2.0)]),
+        (READY._replace(owed=7, hanging=5), ev.Awaited(2.0), [ev.GoBack(7, 0.0)]),
+        (READY._replace(owed=7, fenced=True), ev.Awaited(2.0), []),
+        (READY, ev.Awaited(2.0), []),
         (READY, ev.WentBack(7, 1.5), [ev.TakeSlot(7, 1.5)]),
         (READY._replace(hanging=7), ev.CopyFailed(7, "it hung"), []),
         (READY._replace(copying=8), ev.CopyGivenUp(7, "it hung"), []),
@@ -120,7 +120,7 @@ def test_slots_are_offered_after_all_that_a_view_says():
         (READY._replace(owed=6), DUE, f"no free slot: {rules.BEHIND}"),
         (READY._replace(owed=6), ev.Stepped(7), f"no free slot: {rules.BEHIND}"),
         (READY._replace(owed=6), ev.Stepped(7, agent_lost=True), f"no free slot: {rules.AWAY}"),
-        (READY._replace(owed=6), ev.Waits(1.0, changed=True), f"no free slot: {rules.BEHIND}"),
+        (READY._replace(owed=6), ev.Awaited(1.0, changed=True), f"no free slot: {rules.BEHIND}"),
         (READY, ev.Stepped(7, ENDING), f"{rules.LATE} (a rank was told to end)"),
         (READY, ev.SlotsLost((6,)), rules.LOST),
         (READY._replace(copying=6), ev.CopyGivenUp(6, "it hung"), "it hung"),
@@ -228,7 +228,7 @@ def test_after_a_save_without_a_slot_none_waits_until_one_is_there():
 
 
 def test_an_owed_step_that_is_paid_is_owed_no_more():
-    state, _ = live(READY, DUE, PREPARED, NO_SLOT, NO_SLOT, ev.Waits(9.0), ev.WentBack(7, 8.0))
+    state, _ = live(READY, DUE, PREPARED, NO_SLOT, NO_SLOT, ev.Awaited(9.0), ev.WentBack(7, 8.0))
     assert 7 == live(state, NO_SLOT)[0].owed, "nothing came free in time"
 
     state, actions = live(state, ev.SlotReady(7))

@@ -17,13 +17,13 @@ from holdfast.training import save_events as ev
 from holdfast.training.handle import SaveHandle
 from holdfast.training.handles import HANDLES_COUNT_MAX
 from holdfast.training.saving import Saver
-from holdfast.training.session import Session
+from holdfast.training.session import AgentSession
 from holdfast.v1 import agent_pb2 as pb
 
 
 @pytest.fixture
 def make_saver(tmp_path):
-    session = Session(tmp_path / "nobody.sock")
+    session = AgentSession(tmp_path / "nobody.sock")
 
     def make(**fields):
         made = attempt(**fields)

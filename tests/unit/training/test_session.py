@@ -17,7 +17,7 @@ from holdfast.errors import NotFoundError, StaleGenerationError
 from holdfast.rpc.channel import unix_target
 from holdfast.rpc.codec import from_message
 from holdfast.rpc.status import TRAILER, to_status
-from holdfast.training.session import HINTS_COUNT_MAX, Session, _Outbox
+from holdfast.training.session import HINTS_COUNT_MAX, AgentSession, _Outbox
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc
 
@@ -96,7 +96,7 @@ def agent(tmp_path):
 
 @pytest.fixture
 def session(agent, tmp_path):
-    made = Session(tmp_path / "agent")
+    made = AgentSession(tmp_path / "agent")
     attempt = AttemptSpec(
         job="job",
         nonce=b"n",

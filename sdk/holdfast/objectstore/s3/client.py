@@ -11,14 +11,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import botocore.session
 from botocore.config import Config
 
-from holdfast.core.retry import Backoff
+from holdfast.core.retry import Waits
 from holdfast.errors import CheckpointError, InvalidRequestError, OutcomeUnknownError
 from holdfast.objectstore.s3.failures import EXPIRED, Failure, code, is_passing, is_refusal, mapped
 from holdfast.objectstore.s3.location import Location
@@ -32,6 +32,9 @@ REGION = "us-east-1"
 T = TypeVar("T")
 
 
+REQUEST_WAITS = Waits(first_s=0.2, wait_s_max=5.0, tries_max=6)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long to wait for what, and how often to try.
@@ -42,9 +45,7 @@ class Patience:
     connect_s_max: float = 10.0
     answer_s_max: float = 30.0
     body_s_max: float = 600.0
-    backoff: Backoff = field(
-        default_factory=lambda: Backoff(first_s=0.2, wait_s_max=5.0, tries_max=6)
-    )
+    waits: Waits = REQUEST_WAITS
 
 
 class Client:
@@ -70,7 +71,7 @@ class Client:
         Raises:
             CheckpointError: what ``failures`` makes of the last failure.
         """
-        waits = self.patience.backoff.waits()
+        waits = iter(self.patience.waits)
         read_anew = False
         while True:
             client = self.s3
@@ -90,6 +91,7 @@ class Client:
                     raise mapped(
                         error, bucket=at.bucket, key=key, endpoint=at.endpoint or ""
                     ) from error
+                # Many ranks and workers fail at once: not all of them come back at once.
                 time.sleep(wait_s * (0.5 + random.random() / 2))  # noqa: S311 (jitter, no secret)
 
     def once(self, key: str, request: Callable[[S3Client], T]) -> T:

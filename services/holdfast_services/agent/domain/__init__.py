@@ -2,12 +2,11 @@
 
 from holdfast_services.agent.domain.machine import handle
 from holdfast_services.agent.domain.rules import admit
-from holdfast_services.agent.domain.state import Content, Reservation, Session, Slot, State, Work
+from holdfast_services.agent.domain.state import Content, Session, Slot, State, Work
 from holdfast_services.agent.domain.views import dump, inventory, pressing, session_view
 
 __all__ = [
     "Content",
-    "Reservation",
     "Session",
     "Slot",
     "State",

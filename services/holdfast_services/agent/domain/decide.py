@@ -7,7 +7,7 @@ fetched into in the same turn.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from holdfast.core import facts
@@ -30,22 +30,6 @@ FETCHES_COUNT_MAX = 4
 ASKS_COUNT_MAX = 4
 SAID_COUNT_MAX = 1024
 REPLACED_COUNT_MAX = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waits:
-    """Exponential waits without an end: what must happen is tried for ever, ever more rarely."""
-
-    first_s: float
-    wait_s_max: float
-
-    def wait_s(self, tries: int) -> float:
-        """Seconds to wait after the ``tries``-th failure."""
-        return min(self.first_s * 2.0 ** min(tries - 1, 16), self.wait_s_max)
-
-
-FETCH_BACKOFF = _Waits(first_s=0.2, wait_s_max=5.0)
-ASK_BACKOFF = _Waits(first_s=0.2, wait_s_max=5.0)
 
 
 def decide(state: State) -> list[ev.Action]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core import facts, session
+from holdfast.core.budget import Reservation
 from holdfast.core.facts import NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotName
 from holdfast.core.sources import Source
 from holdfast.errors import UnavailableError
-from holdfast_services.agent.domain.state import Content, Giver, Reservation, Session
+from holdfast_services.agent.domain.state import Content, Giver, Session
 
 # ------------------------------------------------------------------------------------ events
 

@@ -14,12 +14,13 @@ from typing import Any
 from holdfast.core.facts import BadSource, HeldState, NodeView
 from holdfast.core.ids import ShardId
 from holdfast.core.reports import RankReport
+from holdfast.core.retry import Waits
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.core.sources import Memory, Source
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import rules
-from holdfast_services.agent.domain.decide import ASK_BACKOFF, FETCH_BACKOFF, decide, say, tell
+from holdfast_services.agent.domain.decide import decide, say, tell
 from holdfast_services.agent.domain.state import (
     Content,
     HoldWish,
@@ -35,6 +36,8 @@ ABANDONED_COUNT_MAX = 64
 BAD_SOURCES_COUNT_MAX = 256
 SESSIONS_ENDED_COUNT_MAX = 256
 CREATE_RETRY_S = 5.0
+FETCH_WAITS = Waits(first_s=0.2, wait_s_max=5.0)
+ASK_WAITS = Waits(first_s=0.2, wait_s_max=5.0)
 
 
 def handle(
@@ -331,7 +334,7 @@ def _fetch_done(state: State, event: ev.FetchDone) -> list[ev.Action]:
 
 def _fetch_failed(state: State, event: ev.FetchFailed) -> list[ev.Action]:
     count = state.fetches.get(event.shard, Tries()).count + 1
-    wait_s = FETCH_BACKOFF.wait_s(count)
+    wait_s = FETCH_WAITS.wait_s(count)
     state.fetches[event.shard] = Tries(count=count, next_s=state.now_s + wait_s)
     state.holds.pop(event.shard, None)
     slot = _current(state, event.name)
@@ -365,7 +368,7 @@ def _hold_answered(state: State, event: ev.HoldAnswered) -> list[ev.Action]:
     if not event.refused or event.refused in _FINAL_REFUSALS:
         state.asks[key] = Tries(count=count, done=True)
         return []
-    state.asks[key] = Tries(count=count, next_s=state.now_s + ASK_BACKOFF.wait_s(count))
+    state.asks[key] = Tries(count=count, next_s=state.now_s + ASK_WAITS.wait_s(count))
     message = f"node {event.peer.node} does not hold shard {event.shard.key}: {event.message}"
     return say(state, "replication_failed", "warning", message) if count == 1 else []
 

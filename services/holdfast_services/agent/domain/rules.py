@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, memory_need
+from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, Reservation, memory_need
 from holdfast.core.facts import (
     Decision,
     DecisionState,
@@ -25,7 +25,6 @@ from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.state import (
     AGENT,
     Giver,
-    Reservation,
     Session,
     Slot,
     State,

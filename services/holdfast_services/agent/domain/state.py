@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from holdfast.core.attempts import AttemptSpec, Seat
+from holdfast.core.budget import Reservation
 from holdfast.core.facts import (
     AbandonedStep,
     BadSource,
@@ -78,16 +79,6 @@ class Slot:
     def idle_free(self) -> bool:
         """Free, and nobody works on it."""
         return self.name.state is SlotState.FREE and self.work is Work.NONE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """What a session asked for: ``slots`` slots of exactly ``length_bytes``."""
-
-    plan_hash: str
-    length_bytes: int
-    slots: int
-    restored_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from holdfast_services.metadata.domain.attempts import Registration, check
 from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents
-from holdfast_services.metadata.usecases.agents import Wish
+from holdfast_services.metadata.usecases.agents import SeatWish
 
 ARCHIVE_S_MAX = 30.0
 ARCHIVE_KNOWN_S_MAX = 5.0
@@ -45,7 +45,7 @@ class Registrations:
         self._transactor = transactor
         self._archive = archive
         self._asking: dict[str, asyncio.Task[CheckpointId | None]] = {}
-        self._batch: Batch[Wish, Seat] = Batch(self._seat)
+        self._batch: Batch[SeatWish, Seat] = Batch(self._seat)
 
     async def register(self, wish: Registration) -> Seat:
         """Return run and generation of the attempt that the wish names; idempotent.
@@ -59,14 +59,14 @@ class Registrations:
                 is new is never guessed.
         """
         check(wish)
-        item = Wish(wish, first_run(wish.spec.job))
+        item = SeatWish(wish, first_run(wish.spec.job))
         if self._archive:
             item = await self._look_up(self._archive, item)
         seat = await self._batch.ask(item)
         self._transactor.tell()
         return seat
 
-    async def _look_up(self, archive: Archive, item: Wish) -> Wish:
+    async def _look_up(self, archive: Archive, item: SeatWish) -> SeatWish:
         """Ask the archive once for each attempt: the catalogue may be new, or from a backup.
 
         Ranks that come at the same time share the question; those that come later have a nonce
@@ -103,6 +103,6 @@ class Registrations:
                 raise
             raise UnavailableError(late, job=job) from cause
 
-    async def _seat(self, wishes: Sequence[Wish]) -> Sequence[Seat | CheckpointError]:
+    async def _seat(self, wishes: Sequence[SeatWish]) -> Sequence[Seat | CheckpointError]:
         limits = self._transactor.limits
         return await self._transactor.write(lambda c: agents.register(c, wishes, limits))

@@ -14,7 +14,7 @@ from holdfast.bucket import lineage
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.format.manifest import Manifest
-from holdfast_services.metadata.domain.model import Checkpoint, Run
+from holdfast_services.metadata.domain.model import Checkpoint, Run, read_parent
 from holdfast_services.metadata.domain.restore import with_rule
 
 
@@ -105,7 +105,7 @@ def _row(manifest: Manifest) -> Checkpoint:
         plan_hash=manifest.shards[0].plan_hash,
         length_bytes=manifest.length_bytes,
         local_at_s=manifest.created_at_s,
-        parent=manifest.parent,
+        parent=read_parent(manifest.checkpoint, manifest.parent),
     )
 
 

@@ -26,7 +26,9 @@ from holdfast_services.metadata.domain.model import (
     MEMORY_ROWS_PER_RUN_MAX,
     Checkpoint,
     Node,
+    NoParent,
     Outcome,
+    Parent,
     Run,
 )
 
@@ -42,7 +44,7 @@ def commit(run: Run, evidence: Evidence, live: Sequence[Node], now_s: float) -> 
             continue
         if not run.usable(key) or not whole(copies):
             continue
-        row = row or replace(new_row(key, shards_of(copies), now_s), parent=run.parent)
+        row = row or new_row(key, shards_of(copies), now_s, run.parent or NoParent.BEGAN)
         row = _proven(run, row, copies, places, now_s)
         rows[key] = _acknowledged(run, row, copies, places, seen, now_s)
     return replace(run, checkpoints=_kept(run, rows.values()))
@@ -101,7 +103,7 @@ def _committing(run: Run) -> int | None:
     return run.current.generation if run.current else None
 
 
-def new_row(key: CheckpointId, shards: Sequence[Shard], now_s: float) -> Checkpoint:
+def new_row(key: CheckpointId, shards: Sequence[Shard], now_s: float, parent: Parent) -> Checkpoint:
     """Return the row of a checkpoint that is whole now: level ``local``."""
     return Checkpoint(
         id=key,
@@ -109,9 +111,7 @@ def new_row(key: CheckpointId, shards: Sequence[Shard], now_s: float) -> Checkpo
         plan_hash=shards[0].plan_hash,
         length_bytes=sum(shard.length_bytes for shard in shards),
         local_at_s=now_s,
-        # What its attempt had restored is said by whoever knows it. Itself claims no more than is
-        # certain: what is later and of an older generation was left behind.
-        parent=key,
+        parent=parent,
     )
 
 

@@ -7,6 +7,8 @@ the only one there is; they arrive as arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
 
 from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec
@@ -96,6 +98,26 @@ class RankFacts:
     loaded: bool = False
 
 
+class NoParent(Enum):
+    """Why a checkpoint names no other one as its parent."""
+
+    BEGAN = "began"
+    """Its attempt began at step 0."""
+    UNKNOWN = "unknown"
+    """The catalogue that saw its attempt begin was lost."""
+
+
+Parent: TypeAlias = CheckpointId | NoParent
+"""What the attempt that made a checkpoint had restored."""
+
+
+def read_parent(key: CheckpointId, written: CheckpointId | None) -> Parent:
+    """Return the parent of ``key`` by what its row or manifest names."""
+    if written is None:
+        return NoParent.BEGAN
+    return NoParent.UNKNOWN if written == key else written
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A committed checkpoint; a level is a fact with a time, None until it was reached.
@@ -103,7 +125,7 @@ class Checkpoint:
     ``copied_at_s``: it is acknowledged: as many copies as the policy asks for, or as the live nodes
     allowed then, lay with holders that knew of the commit, so older slots may be freed (4.7).
     ``drain_at_s`` is set while it is on its way to the object store. ``notes`` are the user's, a
-    JSON object or empty. ``parent`` is what its attempt had restored, None: it began at step 0.
+    JSON object or empty. ``parent`` is what its attempt had restored.
     ``expired`` and ``bad`` speak of the objects of a durable one: they are, or are being,
     deleted; some were read back wrong.
     """
@@ -118,9 +140,20 @@ class Checkpoint:
     copied_at_s: float | None = None
     drain_at_s: float | None = None
     notes: str = ""
-    parent: CheckpointId | None = None
+    parent: Parent = NoParent.BEGAN
     expired: bool = False
     bad: bool = False
+
+    @property
+    def written_parent(self) -> CheckpointId | None:
+        """The parent as rows and manifests name it; ``read_parent`` is the way back.
+
+        Itself where it is not known. That claims no more than is certain: what is later and of an
+        older generation was left behind.
+        """
+        if isinstance(self.parent, CheckpointId):
+            return self.parent
+        return self.id if self.parent is NoParent.UNKNOWN else None
 
     @property
     def draining(self) -> bool:

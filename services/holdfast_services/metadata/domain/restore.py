@@ -28,6 +28,7 @@ from holdfast_services.metadata.domain.model import (
     Checkpoint,
     Limits,
     Node,
+    NoParent,
     Outcome,
     Run,
 )
@@ -275,7 +276,7 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
     confirmed = replace(decision, state=DecisionState.CONFIRMED)
     rows = run.checkpoints
     if all(row.id != chosen for row in rows):
-        row = new_row(chosen, decision.shards, facts.now_s)
+        row = new_row(chosen, decision.shards, facts.now_s, NoParent.UNKNOWN)
         rows = tuple(sorted((*rows, row), key=lambda item: item.id, reverse=True))
     rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
     changed = made(replace(run, decision=confirmed, checkpoints=rows), attempt)

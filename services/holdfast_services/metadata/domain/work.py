@@ -76,7 +76,7 @@ def plan(
         checkpoint=row.id,
         job=known.job,
         shards=known.shards,
-        parent=row.parent,
+        parent=row.written_parent,
         notes=row.notes,
         created_at_s=row.local_at_s,
         repair=known.repair,

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from holdfast.core.facts import Shard, SupersedeRule
 from holdfast.core.ids import CheckpointId, Rank, ShardId
 from holdfast_services.metadata import tables as t
-from holdfast_services.metadata.domain.model import Checkpoint, Drain, Run
+from holdfast_services.metadata.domain.model import Checkpoint, Drain, Parent, Run, read_parent
 from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of, upsert
 from holdfast_services.metadata.storage.objects import ObjectStatements, same_checkpoint
 
@@ -328,9 +328,9 @@ def _is_shard(key: ShardId) -> ColumnElement[bool]:
 
 def checkpoint_of(row: RowMapping) -> Checkpoint:
     """Return the checkpoint that a row of ``checkpoints``, beside that of ``objects``, holds."""
-    parent = row["parent_step"]
+    key = checkpoint_id(row["run"], row["step"], row["generation"])
     return Checkpoint(
-        id=checkpoint_id(row["run"], row["step"], row["generation"]),
+        id=key,
         world_size=row["world_size"],
         plan_hash=row["plan_hash"],
         length_bytes=row["length_bytes"],
@@ -340,15 +340,19 @@ def checkpoint_of(row: RowMapping) -> Checkpoint:
         durable_at_s=row["durable_at_s"],
         drain_at_s=row["drain_at_s"],
         notes=row["notes"],
-        parent=None
-        if parent is None
-        else checkpoint_id(row["run"], parent, row["parent_generation"]),
+        parent=_parent(key, row["parent_step"], row["parent_generation"]),
         expired=row["expired_at_s"] is not None,
         bad=row["bad"] not in (None, "[]"),
     )
 
 
+def _parent(key: CheckpointId, step: int | None, generation: int) -> Parent:
+    written = None if step is None else checkpoint_id(key.run, step, generation)
+    return read_parent(key, written)
+
+
 def _checkpoint_row(row: Checkpoint) -> dict[str, Any]:
+    parent = row.written_parent
     return {
         **key_of(row.id),
         "world_size": row.world_size,
@@ -360,8 +364,8 @@ def _checkpoint_row(row: Checkpoint) -> dict[str, Any]:
         "durable_at_s": row.durable_at_s,
         "drain_at_s": row.drain_at_s,
         "notes": row.notes,
-        "parent_step": row.parent.step if row.parent else None,
-        "parent_generation": row.parent.generation if row.parent else None,
+        "parent_step": parent.step if parent else None,
+        "parent_generation": parent.generation if parent else None,
     }
 
 

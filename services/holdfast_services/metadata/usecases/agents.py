@@ -34,11 +34,11 @@ SILENT_S_MAX = 5.0
 IDLE_S_MAX = 60.0
 EVENT_TEXT_LENGTH_MAX = 2000
 LISTEN_S = 3.0
-"""More than agents rest after a report that failed, ``RETRY_S_MAX`` of their reporter."""
+"""More than agents rest after a report that failed, by ``REPORT_WAITS`` of their reporter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SeatWish:
     """A registration, with what was seen just before: the catalogue may have been lost since.
 
     ``run`` is the job's, should the job be new. ``begun``: the attempt was there. ``newest``: so
@@ -91,7 +91,7 @@ def check_written(catalogue: Catalogue) -> None:
 
 
 def register(
-    catalogue: Catalogue, wishes: Sequence[Wish], limits: Limits
+    catalogue: Catalogue, wishes: Sequence[SeatWish], limits: Limits
 ) -> list[Seat | CheckpointError]:
     """Return a seat or the refusal for each wish."""
     now_s = catalogue.now_s()
@@ -132,7 +132,7 @@ def register(
     return [answers[index] for index in range(len(wishes))]
 
 
-def _is_there(catalogue: Catalogue, wish: Wish) -> bool:
+def _is_there(catalogue: Catalogue, wish: SeatWish) -> bool:
     """Tell whether this is the catalogue that the wish was made for: it has what was seen."""
     mine = wish.registration.spec
     begun = catalogue.generation_of(mine.job, mine.nonce) is not None
