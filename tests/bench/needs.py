@@ -146,7 +146,7 @@ def _node(index: int, nodes_count: int, shards: tuple[Shard, ...], *, sharded: b
     )  # fmt: skip
     name = f"n{index}"
     inventory = Inventory(
-        node=Peer(node=name, rpc_address=f"{name}:1"),
+        node=Peer(node=name, rpc_address=f"{name}:1", endpoints=()),
         incarnation=1,
         sequence=1,
         shards=held if index else (),

@@ -138,11 +138,11 @@ def test_an_older_view_that_comes_late_frees_nothing():
     """A5: reports and watches are answered side by side; what was pinned since stays."""
     held = state(sealed("s1", 1), sealed("s2", 2))
     pinned = view(
-        run_view(keep_from=CheckpointId("r1", 2, 1), pinned=(CheckpointId("r1", 1, 1),))
+        run_view(free_before=CheckpointId("r1", 2, 1), pinned=(CheckpointId("r1", 1, 1),))
     ).view
     now, _ = handle(held, ev.ViewArrived(replace(pinned, taken_sequence=2)))
 
-    older = view(run_view(keep_from=CheckpointId("r1", 2, 1))).view
+    older = view(run_view(free_before=CheckpointId("r1", 2, 1))).view
     late, actions = handle(now, ev.ViewArrived(replace(older, taken_sequence=1)))
     assert (late.view, freed(actions)) == (now.view, set())
 
