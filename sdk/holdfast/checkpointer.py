@@ -111,20 +111,26 @@ class Checkpointer:
         rng: bool = True,
     ) -> None:
         if on_failure not in ("degrade", "warn", "raise"):
-            raise InvalidRequestError(f"on_failure={on_failure!r} is not degrade, warn or raise")
+            raise InvalidRequestError(
+                f"on_failure={on_failure!r} is unknown: use 'degrade', 'warn' or 'raise'"
+            )
         if checksum != "seal":
-            raise InvalidRequestError(f"checksum={checksum!r} is not supported yet, only 'seal'")
+            raise InvalidRequestError(f"checksum={checksum!r} is not supported yet: use 'seal'")
         if not isinstance(state, MutableMapping):
             raise InvalidRequestError(
                 f'state is a {type(state).__name__}: pass a dict, such as {{"model": model}}'
             )
         if save is not None and not isinstance(save, Policy):
-            raise InvalidRequestError(f"save={save!r} is no policy: use holdfast.EverySteps(10)")
+            raise InvalidRequestError(
+                f"save={save!r} is not a policy: pass one, such as holdfast.EverySteps(10)"
+            )
         self.state = state
         self._job = job_name(f"{job}/{node_name(role)}" if role else job)
         self._policy = save or EverySteps(1)
         if keep is not None and not isinstance(keep, Retention):
-            raise InvalidRequestError(f"keep={keep!r}: use holdfast.Retention(last=5)")
+            raise InvalidRequestError(
+                f"keep={keep!r} is not a Retention: pass one, such as holdfast.Retention(last=5)"
+            )
         self._persist = persist_rule(persist)
         self._keep = keep
         self._replicas = replicas if isinstance(replicas, Replicas) else Replicas(replicas)
@@ -171,7 +177,9 @@ class Checkpointer:
         """
         self._require_open()
         if self._saver is not None:
-            raise PreconditionError("it is decided already: call decide() once", job=self._job)
+            raise PreconditionError(
+                "decide() was called already: call it once, before restore()", job=self._job
+            )
         self._start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
         timeout_s = self._timeout_s()
         self._saver = self._join(timeout_s, self._start)
@@ -216,7 +224,9 @@ class Checkpointer:
         self._require_open()
         made_since = self._saver is not None
         if made_since and step is not None:
-            raise PreconditionError("say step= to decide(): it has chosen", job=self._job)
+            raise PreconditionError(
+                "decide() has chosen the checkpoint already: pass step= to decide()", job=self._job
+            )
         if made_since:
             self._capture.check()
         part = Part.of(self.state, strict=strict, only=only)
@@ -245,7 +255,8 @@ class Checkpointer:
             saver.restored(restored.step, restored.generation)
             if start is not None and (start.fresh or restored.step != start.step):
                 log.warning(
-                    "job %s: this launch (%s) has begun there already; it goes on from step %d",
+                    "job %s: this launch (%s) has started over or gone back once already; training "
+                    "continues from step %d",
                     self._job, start.name, restored.step,
                 )  # fmt: skip
         self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
@@ -344,7 +355,11 @@ class Checkpointer:
         """Save now; on every rank at the same ``step``. Returns at once; see ``SaveHandle``."""
         saver, step = self._require_saver(), step_number(step)
         if os.getpid() != self._pid:
-            raise PreconditionError("a forked child must not save", job=self._job)
+            raise PreconditionError(
+                "a forked child process cannot save: only the process that made the "
+                "Checkpointer can",
+                job=self._job,
+            )
         if step > self._progress.step:
             self._progress.advance(step, time.monotonic())
         return saver.save(step, notes)
@@ -451,12 +466,12 @@ class Checkpointer:
     def _require_open(self) -> None:
         """Refuse to restore what no session holds: its bytes could be replaced while read."""
         if self._closed:
-            raise PreconditionError("it is closed: make another Checkpointer", job=self._job)
+            raise PreconditionError("this Checkpointer is closed: make another one", job=self._job)
 
     def _require_saver(self) -> Saver:
         if self._saver is None:
             raise PreconditionError(
-                "call restore() before the first step: it finds the run and fences old trainers",
+                "call restore() before the first step: it finds the job's newest checkpoint",
                 job=self._job,
             )
         if not self._loaded:
@@ -486,6 +501,8 @@ class Checkpointer:
             try:
                 handle.wait_copies(left_s)
             except CheckpointError as error:
-                log.warning("job %s ends without its last save: %s", self._job, error)
+                log.warning(
+                    "job %s: the process ends before its last save is safe: %s", self._job, error
+                )
         self._end(max(1.0, self._preemption.left_s))
         self._preemption.finish()

@@ -107,7 +107,7 @@ class Auto(Policy):
 
     def __post_init__(self) -> None:
         if not (_is_time(self.mtbf_s) and _is_time(self.interval_s_min)):
-            raise InvalidRequestError("Auto takes times above 0")
+            raise InvalidRequestError("Auto takes mtbf_s and interval_s_min above 0")
 
     def interval_s(self, stall_s: float) -> float:
         """Return Young's interval for this stall."""
@@ -196,7 +196,9 @@ class Retention(facts.Retention):
             if getattr(self, name) != 0 and not _is_time(getattr(self, name)):
                 raise InvalidRequestError(f"Retention: {name} must be seconds, 0 or more")
         if bool(self.best) != bool(self.metric):
-            raise InvalidRequestError("Retention: best= and metric=, a key of the notes, together")
+            raise InvalidRequestError(
+                "Retention: pass best= and metric= together; metric is a key of the notes"
+            )
 
 
 def persist_rule(policy: Policy | None) -> PersistRule:
@@ -211,10 +213,14 @@ def persist_rule(policy: Policy | None) -> PersistRule:
     others = [part for part in parts if not isinstance(part, EverySteps | EverySeconds)]
     if any(part is not None and not isinstance(part, Never) for part in others):
         raise InvalidRequestError(
-            f"persist={policy!r}: only EverySteps, EverySeconds, AnyOf of these, or Never"
+            f"persist={policy!r} is not supported: use EverySteps, EverySeconds, AnyOf of "
+            f"these, or "
+            f"Never"
         )
     if len(steps) > 1 or len(seconds) > 1:
-        raise InvalidRequestError(f"persist={policy!r}: at most one EverySteps, one EverySeconds")
+        raise InvalidRequestError(
+            f"persist={policy!r}: use at most one EverySteps and one EverySeconds"
+        )
     return PersistRule(steps=sum(steps), seconds=sum(seconds))
 
 
@@ -235,7 +241,9 @@ class Replicas:
         if not _is_count(self.count, 0):
             raise InvalidRequestError(f"replicas must be 0, 1, 2 ..., not {self.count!r}")
         if not isinstance(self.domain, str):
-            raise InvalidRequestError(f"Replicas: domain must be a label, not {self.domain!r}")
+            raise InvalidRequestError(
+                f"Replicas: domain must be a name such as 'rack', not {self.domain!r}"
+            )
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -112,7 +112,9 @@ def _read_back(
     try:
         there = store.get(key, length_bytes_max=MANIFEST_BYTES_MAX)
     except NotFoundError:
-        raise UnavailableError(f"nobody knows whether {key} was written: try again") from cause
+        raise UnavailableError(
+            f"the store did not tell whether {key} was written: try again"
+        ) from cause
     try:
         found = manifest.decode(there)
     except CorruptionError:

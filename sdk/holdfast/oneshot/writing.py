@@ -154,7 +154,7 @@ def _is_taken(store: ObjectStore, *, overwrite: bool) -> bool:
         return False
     if not overwrite:
         raise AlreadyExistsError(
-            f"there is a checkpoint in {store.url} already; overwrite=True replaces it"
+            f"{store.url} holds a checkpoint already: choose another path, or overwrite=True"
         )
     return True
 

@@ -212,7 +212,7 @@ def _data_loader(path: str, value: Any) -> Kind:
     if is_stateful_loader(value):
         return _LOADER
     raise InvalidRequestError(
-        f"state {path!r} is a plain DataLoader, which cannot say where it is: wrap it as "
+        f"state {path!r} is a plain DataLoader, which cannot tell its position: wrap it as "
         f"holdfast.ResumableLoader(loader), or use torchdata's StatefulDataLoader",
         key=path,
     )
@@ -255,10 +255,12 @@ def register_handler(
         raise InvalidRequestError(f"{type!r} is not a class: pass the class of your objects")
     plain = type in PLAIN or type in (object, torch.Size) or type.__module__ == "numpy"
     if plain or issubclass(type, torch.Tensor):
-        raise InvalidRequestError(f"{type.__qualname__} is saved as it is: register a class")
+        raise InvalidRequestError(
+            f"Holdfast saves {type.__qualname__} itself: register only classes of your own"
+        )
     if type in _registered or type in _BUILT_IN:
         raise InvalidRequestError(
-            f"{type.__qualname__} has a handler: register each class once, or a subclass"
+            f"{type.__qualname__} has a handler already: register each class once, or a subclass"
         )
     _registered[type] = _Registered(save, load)
 

@@ -25,7 +25,7 @@ LEVELS: tuple[Level, ...] = ("staged", "local", "replicated", "durable")
 
 
 GIVEN_UP = (
-    "will not become durable: it was given up on its way to the object store, because a copy was "
+    "will not become durable: its upload to the object store was given up, because a shard was "
     "lost before it was stored or an older step was restored (event persist_lost)"
 )
 
@@ -52,7 +52,7 @@ class SaveHandle:
         self._reachable = reachable
         self._failure: CheckpointError | None = None
         self._shortage = ""
-        self._not_due = f"is not due for durable: {rule or 'persist= is not set'}"
+        self._not_due = f"will not become durable: {rule or 'persist= is not set'}"
         self._not_durable = "" if "durable" in reachable else self._not_due
         self._changed = threading.Condition()
 
@@ -104,8 +104,9 @@ class SaveHandle:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise OutcomeUnknownError(
-                        f"step {self.step} is {self.level or 'not staged'}, not yet {level}, "
-                        f"after {timeout_s} s",
+                        f"step {self.step} is {self.level or 'not staged'} and did not become "
+                        f"{level} "
+                        f"within {timeout_s} s; it may still do so later",
                         step=self.step,
                     )
                 self._changed.wait(left)
@@ -213,5 +214,5 @@ def rule_text(rule: PersistRule) -> str:
     if rule.steps:
         texts.append(f"at or after each {rule.steps}")
     if rule.seconds:
-        texts.append(f"{rule.seconds:g} s after the last one that went")
-    return f"the object tier takes the first step committed {', or '.join(texts)}" if texts else ""
+        texts.append(f"{rule.seconds:g} s after the last upload began")
+    return f"persist= takes the first step committed {', or '.join(texts)}" if texts else ""

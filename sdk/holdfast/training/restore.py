@@ -127,14 +127,14 @@ def restore(
         found and (found.step, found.generation)
     ):
         raise StaleGenerationError(
-            f"the catalogue was lost since decide(), and would restore another step "
+            f"the catalogue was lost after decide() and now chooses another step "
             f"({found.step if found else 0}): start the job again"
         )
     if _begins_anew(decision):
         if decision.state is DecisionState.LOST:
-            log.warning("starting over, all checkpoints are lost: %s", decision.reason)
+            log.warning("training starts at step 0, no checkpoint can be read: %s", decision.reason)
         elif decision.reason:
-            log.warning("starting over, as asked: %s", decision.reason)
+            log.warning("training starts at step 0, as fresh= asks: %s", decision.reason)
         session.begun(None)
         return None
     return _load(session, capture, arena, decision, chosen, part)
@@ -157,7 +157,8 @@ def _chosen(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Resto
     view = session.wait_view(lambda view: _settled(view, generation), timeout_s=timeout_s)
     if view is None:
         raise UnavailableError(
-            f"no decision what to restore within {timeout_s:.0f} s: {_progress(session.view)}"
+            f"no checkpoint was chosen and fetched within {timeout_s:.0f} s: "
+            f"{_progress(session.view)}; run holdfast doctor, or raise HOLDFAST_RESTORE_TIMEOUT"
         )
     if view.fenced:
         raise StaleGenerationError("a newer attempt of this job has begun: stop this one")
@@ -166,15 +167,15 @@ def _chosen(session: Session, *, timeout_s: float, lost_is_fresh: bool) -> Resto
     decision = chosen.decision
     if not chosen.is_of(generation):
         raise StaleGenerationError(
-            f"the catalogue was lost and has numbered this attempt twice: this rank was answered "
-            f"{generation}, its agent {decision.generation}; start the job again"
+            f"the catalogue was lost and has given this attempt two numbers, {generation} and "
+            f"{decision.generation}: start the job again"
         )
     if decision.refused:
         raise NotFoundError(decision.reason)
     if decision.state is DecisionState.LOST and not lost_is_fresh:
         raise CorruptionError(
-            f"the job has checkpoints, none can be read: {decision.reason}; to start over, use "
-            f'another job name or on_failure="warn"'
+            f"the job has checkpoints, but none can be read: {decision.reason}; bring those nodes "
+            f'back, or start over with another job name or on_failure="warn"'
         )
     return chosen
 
@@ -193,7 +194,7 @@ def _notes(decision: Decision) -> Mapping[str, object]:
     try:
         return strict_object(decision.notes.encode(), what="notes", bytes_max=NOTES_BYTES_MAX)
     except CheckpointError as error:
-        log.warning("the notes of the checkpoint cannot be read: %s", error)
+        log.warning("the notes of the checkpoint cannot be read and are left out: %s", error)
         return {}
 
 
@@ -220,9 +221,11 @@ def _load(
     _say_costs(session, chosen, load_s, sum(sources.values()))
     session.begun(decision.checkpoint)
     if found.missing:
-        log.warning("only here, so left as it is: %s", ", ".join(found.missing))
+        text = "the checkpoint lacks these parts of the state, which keep their values: %s"
+        log.warning(text, ", ".join(found.missing))
     if found.unexpected:
-        log.warning("only in the checkpoint, so left out: %s", ", ".join(found.unexpected))
+        text = "the state lacks these parts of the checkpoint, which are ignored: %s"
+        log.warning(text, ", ".join(found.unexpected))
     log.info("restored step %d from %s in %.2f s", step, sources, load_s + chosen.fetch_s)
     return Restored(
         step=step,
@@ -250,7 +253,10 @@ def _say_costs(session: Session, chosen: RestoreView, load_s: float, bytes_count
 
 
 def _say_order(session: Session, job: str, reason: str) -> None:
-    message = f"the first steps may differ in the last bit, DDP's order is not put back: {reason}"
+    message = (
+        f"the first steps may differ in the last bit from uninterrupted training, because DDP "
+        f"adds gradients in another order: {reason}"
+    )
     log.warning("%s", message)
     session.post(event=Event(kind="ddp_order_lost", severity="warning", message=message, job=job))
 
@@ -275,7 +281,9 @@ def _settled(view: SessionView, generation: int) -> bool:
 def _progress(view: SessionView) -> str:
     """Say how far it got, for the one who reads the error."""
     if view.restore is None:
-        return "the agent has no decision yet"
+        return "the agent has heard of no choice yet"
     decision = view.restore.decision
-    where = "all shards are here" if view.restore.ready else "shards are missing here"
-    return f"decision {decision.number} is {decision.state.name.lower()}, {where} {decision.reason}"
+    ready = view.restore.ready
+    where = "this node has all its shards" if ready else "shards are missing on this node"
+    why = f" ({decision.reason})" if decision.reason else ""
+    return f"the choice is {decision.state.name.lower()} and {where}{why}"

@@ -229,7 +229,7 @@ class Saver:
                 newest.wait_copies(max(0.0, deadline - time.monotonic()))
             except CheckpointError as cause:
                 why = f" ({self._session.view.degraded})" if self._session.view.degraded else ""
-                error = type(cause)(f"training ends and {cause.message}{why}", step=newest.step)
+                error = type(cause)(f"training ends, but {cause.message}{why}", step=newest.step)
         performer.engine.close(left_s())
         self._handle(ev.Closing())
         performer.pool.close()

@@ -86,7 +86,7 @@ def refused(handle):
     [
         (PersistRule(), "persist= is not set"),
         (PersistRule(steps=100), "the first step committed at or after each 100"),
-        (PersistRule(seconds=60), "the first step committed 60 s after the last one that went"),
+        (PersistRule(seconds=60), "the first step committed 60 s after the last upload began"),
         (PersistRule(steps=5, seconds=0.5), "at or after each 5, or 0.5 s after the last"),
     ],
 )
@@ -418,7 +418,7 @@ def test_closing_says_how_far_the_last_step_got(leased):
     error = leased.close(0.05)
 
     assert isinstance(error, OutcomeUnknownError)
-    assert "training ends and step 2 is staged, not yet replicated" in error.message
+    assert "training ends, but step 2 is staged and did not become replicated" in error.message
     assert "metadata service does not answer" in error.message
 
 
@@ -446,4 +446,4 @@ def test_a_thousand_steps_without_a_slot_are_one_line(leased, caplog):
 
     about = [r.getMessage() for r in caplog.records if "no free slot" in r.getMessage()]
     assert len(about) == 1
-    assert "not saved before it: 1000" in caplog.records[-1].getMessage()
+    assert "; 1000 before it were not saved" in caplog.records[-1].getMessage()
