@@ -316,7 +316,7 @@ def test_a_second_launch_under_the_same_name_is_refused_while_the_first_lives(st
     assert codes == [3]
     assert "refused already_exists" in output
     holder = f"{socket.gethostname()}:{first.trainers[0].process.pid}:"
-    assert f"job j is held by {holder}" in output
+    assert f"another launch trains job j now: {holder}" in output
 
 
 def test_without_metadata_a_start_is_an_error_never_no_checkpoint(stack):

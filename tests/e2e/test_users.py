@@ -126,13 +126,13 @@ def test_an_older_step_is_gone_back_to_once_per_launch(stack):
 
     text = begin(stack, "back", "--steps", "12", "--back-to", "3", code=3)
     assert "refused not_found: step 3 cannot be restored" in text
-    assert "these can: 10" in text
+    assert "steps that can: 10" in text
     first = begin(stack, "back", "--steps", "7", "--back-to", "5", "--persist", "5")
     again = begin(stack, "back", "--steps", "8", "--back-to", "5", "--persist", "5")
 
     assert "restored 5" in first
     assert "restored 7" in again
-    assert "launch (step 5 launch:one) has started over or gone back once already" in again
+    assert "launch (step 5 launch:one) already started over or went back" in again
     assert {8, 5} <= set(steps_of(stack, "back"))
     assert 10 not in steps_of(stack, "back")
 

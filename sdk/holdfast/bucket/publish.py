@@ -89,7 +89,7 @@ def publish(
 
 
 def says_the_same(found: Manifest, mine: Manifest) -> bool:
-    """Tell whether a manifest that is there says what ``mine`` would.
+    """Tell whether the manifest in the store has the same contents as ``mine``.
 
     It has our own write id: our answer was lost. Or it lists the same shards: another writer was
     quicker, or an earlier life of this one.

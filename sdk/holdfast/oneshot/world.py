@@ -35,7 +35,7 @@ class World:
     size: int
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Return what every rank has said, by rank; collective."""
+        """Return the ``data`` of every rank, by rank; collective."""
         if self.size == 1:
             return [data]
         assert len(data) <= MESSAGE_BYTES, "a message has a bounded length"

@@ -213,7 +213,7 @@ class _Segment:
 
 
 def _check_alone(folder: CheckpointFolder, segment: _Segment, world: World) -> None:
-    """Look once more, now that the manifest is there: it must not speak of another's segments.
+    """Check after writing the manifest that it does not list segments of another save.
 
     Raises:
         ConflictError: they are another save's; the manifest is gone again.

@@ -125,8 +125,8 @@ class Position:
 
     def _refusal(self) -> str:
         return (
-            f"two iterators of {self._what} are drawn from in turn, and one can be brought back: "
-            f"make another DataLoader for the second, such as for evaluation inside an epoch"
+            f"two iterators of {self._what} are used in turn, but only one can be restored: make "
+            f"another DataLoader for the second, for example for evaluation inside an epoch"
         )
 
     def left(self, epoch: Epoch) -> None:

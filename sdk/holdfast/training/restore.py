@@ -54,12 +54,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What was restored.
+    """The checkpoint that ``restore`` has loaded; ``generation`` is the number of its attempt.
 
-    ``sources``: bytes by tier, ``memory``, ``peer`` or ``object``. ``seconds``: ``decide`` (until
-    metadata had chosen), ``fetch`` (until all bytes were here and verified), ``load`` (into the
-    tensors). ``missing`` is state that was left as it is, since it is only here, and ``unexpected``
-    what was left out, since it is only in the checkpoint; with ``strict=False``.
+    ``sources`` are bytes by tier: ``memory``, ``peer`` or ``object``. ``seconds`` are those until a
+    checkpoint was chosen (``decide``), until all bytes were on the node and verified (``fetch``),
+    and of loading the tensors (``load``). With ``strict=False``, ``missing`` names state that the
+    checkpoint lacks and that kept its values, ``unexpected`` what the state lacks.
     """
 
     step: int
@@ -188,7 +188,7 @@ def _sources(chosen: RestoreView) -> Mapping[str, int]:
 
 
 def _notes(decision: Decision) -> Mapping[str, object]:
-    """Return the user's notes; what is no JSON object, or too long, is left out and said."""
+    """Return the user's notes; notes that cannot be read are left out with a warning."""
     if not decision.notes:
         return {}
     try:
@@ -279,7 +279,7 @@ def _settled(view: SessionView, generation: int) -> bool:
 
 
 def _progress(view: SessionView) -> str:
-    """Say how far it got, for the one who reads the error."""
+    """Return the progress of the restore as text for an error message."""
     if view.restore is None:
         return "the agent has heard of no choice yet"
     decision = view.restore.decision

@@ -182,7 +182,7 @@ def _slot_ready(state: SaveState, event: ev.SlotReady, _now_s: float) -> Handled
 
 
 def _waits(state: SaveState, event: ev.Waits, now_s: float) -> Handled:
-    """Save the owed step, as it was, for the one who waits; give it up if that is gone."""
+    """Save the owed step for the waiting caller; give it up if its state has changed."""
     if state.owed is None or state.fenced:
         return state, []
     if event.changed:

@@ -107,7 +107,7 @@ class Saver:
         self._handle(ev.Restored(step, generation))
 
     def save(self, step: int, notes: Mapping[str, object] | None = None) -> SaveHandle:
-        """Snapshot the state as that of ``step``; the handle tells how it goes on.
+        """Snapshot the state as that of ``step``; the handle shows the progress of the save.
 
         ``notes`` go with it; those that cannot are left out, loudly: they never cost a save.
         """
@@ -142,7 +142,7 @@ class Saver:
                 raise
 
     def _look_around(self) -> None:
-        """Find what nobody tells: a copy that the gate gave up, a closed slot that has gone."""
+        """Look for a copy that the gate gave up and for a closed slot that disappeared."""
         latest = self._performer.latest
         if latest is not None and latest.abandoned:
             self._handle(ev.CopyGivenUp(latest.step, latest.reason))

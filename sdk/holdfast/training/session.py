@@ -441,7 +441,7 @@ class Session:
         before.close()
 
     def _listening(self) -> bool:
-        """Tell whether somebody listens on the agent's socket."""
+        """Tell whether a process listens on the agent's socket."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(SOCKET_POLL_S)
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def say_ready(path: Path | None, record: Mapping[str, object]) -> None:
-    """Write ``record`` as JSON to ``path``, by rename: who sees the file sees all of it.
+    """Write ``record`` as JSON to ``path``, by rename, so that readers see a whole file.
 
     None: nobody asked for the file.
     """

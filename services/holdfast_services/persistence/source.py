@@ -60,7 +60,7 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release the mapping and its connection."""
         ...
 
 

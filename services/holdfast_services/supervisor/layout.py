@@ -203,7 +203,7 @@ def take_lock(home: Path) -> int:
 
 
 def lock_holder(path: Path) -> int | None:
-    """Return the pid that holds the record lock on ``path``, or None; disturbs nobody.
+    """Return the pid that holds the record lock on ``path``, or None; takes no lock.
 
     Only asks (F_GETLK): trying to take the lock could make its rightful owner fail.
     """

@@ -15,7 +15,7 @@ from holdfast_services.transport import FetchRequest, InterruptedFetchError, Seg
 
 @dataclass
 class MemoryNetwork:
-    """Who serves under which address."""
+    """The servers by address."""
 
     sources: dict[str, SegmentSource] = field(default_factory=dict)
 

@@ -138,7 +138,7 @@ def test_the_third_slot_is_in_the_sum_that_a_refusal_writes_out(node, monkeypatc
     ("options", "match"),
     [
         ({"persist": holdfast.Auto()}, "use EverySteps, EverySeconds"),
-        ({"keep": 5}, r"use holdfast.Retention\(last=5\)"),
+        ({"keep": 5}, r"pass one, such as holdfast.Retention\(last=5\)"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_is_looked_for(options, match):

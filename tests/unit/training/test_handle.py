@@ -196,7 +196,7 @@ def test_a_postponed_step_can_be_waited_for_until_another_goes_instead():
         handle.wait("durable", timeout_s=0)
 
 
-LACK = "replicas=1 needs 2 live nodes, there is 1"
+LACK = "replicas=1 needs 2 live nodes, but only 1 is there"
 
 
 def test_missing_nodes_end_a_wait_for_copies_at_once_and_no_other():

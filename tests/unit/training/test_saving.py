@@ -174,7 +174,7 @@ def test_notes_that_cannot_even_be_read_cost_no_save(make_saver, notes, said):
 
 def test_missing_nodes_are_said_once_by_rank_0_and_known_to_every_handle(make_saver, caplog):
     """F54; defect X9: saves before and after the news."""
-    lack = "replicas=1 needs 2 live nodes, there is 1"
+    lack = "replicas=1 needs 2 live nodes, but only 1 is there"
     for rank in (0, 1):
         saver = make_saver(rank=rank, world_size=2)
         before = SaveHandle(5, reachable=frozenset({"local", "replicated"}))
