@@ -154,7 +154,7 @@ def test_a_model_is_built_from_the_notes_of_the_step_that_is_restored(stack):
         refused = re.findall(r"^refused (.*)", output, re.MULTILINE)
         assert 4 == len(refused), output
         assert all("call restore() before the first step" in said for said in refused[:2])
-        assert "call decide() once" in refused[2]
+        assert "decide() was called already" in refused[2]
         assert "pass step= to decide()" in refused[3]
 
 
