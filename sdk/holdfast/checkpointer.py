@@ -61,13 +61,13 @@ log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Keeps the state of one training run safe; one per rank and run.
+    """Saves and restores the state of one training job; each rank makes one.
 
-    A process may have several, of different jobs or roles. Each has its own steps, saves and
-    restore; what must be of one step belongs into one ``state``.
+    A process may have several, with different jobs or roles. Each has its own steps, saves and
+    restore; parts that must belong to the same step belong into one ``state``.
 
     Args:
-        job: Name of the run; the same name after a restart finds it again.
+        job: Name of the job; after a restart the same name finds its checkpoints again.
         state: What to save, by name: modules, optimizers, schedulers, loaders, anything with
             ``state_dict``/``load_state_dict``, tensors, plain data, nested. Kept as ``state``;
             restore fills it in place. Wrap (DDP, compile) and build optimizers before; after
@@ -76,22 +76,22 @@ class Checkpointer:
         persist: Which saved steps also go to the object store: ``EverySteps(n)`` takes the first
             one committed at or after each multiple, ``EverySeconds(s)`` the first one so long
             after the last; ``AnyOf`` both. It costs a third slot of memory, never time.
-        keep: What the object store keeps of the job; None leaves the job the policy it has.
-        replicas: Copies on other nodes beside the owner's.
-        on_failure: ``degrade``: refuse before the first step, afterwards log, count and go on;
-            ``warn``: never refuse for lack of memory or lost checkpoints; ``raise``: a failed
-            save raises at the next call.
+        keep: Which checkpoints of the job the object store keeps; None leaves its policy unchanged.
+        replicas: Number of copies on other nodes.
+        on_failure: ``degrade`` refuses to start if the configuration cannot work, and later only
+            logs failed saves; ``warn`` also starts without enough memory or if all checkpoints
+            are lost; ``raise`` makes the next call raise the error of a failed save.
         takeover: Replace another launch that trains this job now.
-        fresh: Start over: leave all checkpoints of the job behind. Done once per launch, so that
-            what it has trained outlives a restart; a text is a name, done once per name.
-        role: Which part of the job this is, such as ``actor``: a run of its own, ``job/role``.
-        checksum: Where digests are made; ``seal``: by the agent when it seals.
-        rng: Capture the random state of Python, NumPy, torch and CUDA.
+        fresh: Start over at step 0. True does so once per launch, so that a restart keeps its
+            progress; a text does so once per text.
+        role: Name of one part of the job, such as ``actor``, with checkpoints under ``job/role``.
+        checksum: ``seal``: the agent computes the digests when it takes a shard over.
+        rng: Also save the random state of Python, NumPy, torch and CUDA.
 
     Raises:
-        InvalidRequestError: the name, a state value or a mesh that is not supported, by name.
-        ExhaustedError: the job's shards do not fit the node's budget; the sum is written out.
-        UnavailableError: no node agent answers.
+        InvalidRequestError: the name, a state value or a mesh is not supported; it is named.
+        ExhaustedError: the job does not fit the node's memory; the message shows the calculation.
+        UnavailableError: no agent answers on this node.
     """
 
     def __init__(  # noqa: PLR0913 - the surface is fixed by interface.md
@@ -111,20 +111,26 @@ class Checkpointer:
         rng: bool = True,
     ) -> None:
         if on_failure not in ("degrade", "warn", "raise"):
-            raise InvalidRequestError(f"on_failure={on_failure!r} is not degrade, warn or raise")
+            raise InvalidRequestError(
+                f"on_failure={on_failure!r} is unknown: use 'degrade', 'warn' or 'raise'"
+            )
         if checksum != "seal":
-            raise InvalidRequestError(f"checksum={checksum!r} is not supported yet, only 'seal'")
+            raise InvalidRequestError(f"checksum={checksum!r} is not supported yet: use 'seal'")
         if not isinstance(state, MutableMapping):
             raise InvalidRequestError(
                 f'state is a {type(state).__name__}: pass a dict, such as {{"model": model}}'
             )
         if save is not None and not isinstance(save, Policy):
-            raise InvalidRequestError(f"save={save!r} is no policy: use holdfast.EverySteps(10)")
+            raise InvalidRequestError(
+                f"save={save!r} is not a policy: pass one, such as holdfast.EverySteps(10)"
+            )
         self.state = state
         self._job = job_name(f"{job}/{node_name(role)}" if role else job)
         self._policy = save or EverySteps(1)
         if keep is not None and not isinstance(keep, Retention):
-            raise InvalidRequestError(f"keep={keep!r}: use holdfast.Retention(last=5)")
+            raise InvalidRequestError(
+                f"keep={keep!r} is not a Retention: pass one, such as holdfast.Retention(last=5)"
+            )
         self._persist = persist_rule(persist)
         self._keep = keep
         self._replicas = replicas if isinstance(replicas, Replicas) else Replicas(replicas)
@@ -153,25 +159,27 @@ class Checkpointer:
         self._closed = False
 
     def decide(self, step: int | None = None) -> Decided | None:
-        """Return what ``restore`` will load, before the model or the optimizer need exist.
+        """Return what ``restore`` will load, before the model or the optimizer exist.
 
-        For who builds the state from the step or its notes: make the Checkpointer with an empty
-        mapping, fill ``state`` afterwards, then call ``restore``, which loads it. Waits until
-        the choice is confirmed and its bytes are on this node. Collective, as ``restore`` is.
+        Use it to build the state from the step or its notes: make the Checkpointer with an empty
+        mapping, call ``decide``, fill ``state``, then call ``restore``. The call waits until the
+        choice is final and its bytes are on this node. It is collective, as ``restore`` is.
 
         Args:
-            step: As in ``restore``, which then takes none.
+            step: As in ``restore``; pass it only here.
 
         Returns:
-            What was chosen, or None: training begins at step 0. ``restore`` comes in any case.
+            The chosen checkpoint, or None if training begins at step 0. Call ``restore`` anyway.
 
         Raises:
-            PreconditionError: it was decided before, or this is closed.
+            PreconditionError: ``decide`` was called before, or this Checkpointer is closed.
             CheckpointError: as ``restore`` does.
         """
         self._require_open()
         if self._saver is not None:
-            raise PreconditionError("it is decided already: call decide() once", job=self._job)
+            raise PreconditionError(
+                "decide() was called already: call it once, before restore()", job=self._job
+            )
         self._start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
         timeout_s = self._timeout_s()
         self._saver = self._join(timeout_s, self._start)
@@ -186,28 +194,26 @@ class Checkpointer:
     def restore(
         self, step: int | None = None, *, strict: bool = True, only: Collection[str] | None = None
     ) -> Restored | None:
-        """Bring the run back to its newest whole checkpoint, in place; call it once, first.
+        """Load the job's newest whole checkpoint into ``state``, in place; call it once, first.
 
-        After ``init_process_group``, after wrapping and building the optimizer, before the first
-        iteration and before ``iter(loader)``. Collective: it draws the attempt's name.
+        Call it on all ranks, after ``init_process_group``, after wrapping the model and building
+        the optimizer, before the first iteration and before ``iter(loader)``.
 
         Args:
-            step: Go back to this one, the same on all ranks; what is later is left behind. Done
-                once per launch: started again by the same launcher, it takes the newest.
-            strict: Refuse state that is only here, or only in the checkpoint; else leave the one
-                as it is and the other out, and say so.
-            only: Names of ``state`` to load; the rest and the random streams stay as they are.
+            step: Go back to this step, the same on all ranks; later checkpoints are left behind.
+                This happens once per launch: a restart by the same launcher takes the newest.
+            strict: Refuse state that exists only in the script or only in the checkpoint. False
+                keeps the former, ignores the latter and logs both.
+            only: Names of ``state`` to load; the rest and the random streams keep their values.
 
         Returns:
-            What was restored, or None: the catalogue answered that the job has no checkpoint, or
-            it starts over (``fresh``).
+            What was restored, or None if the job has no checkpoint or starts over (``fresh``).
 
         Raises:
-            NotFoundError: ``step`` cannot be restored; the message says why, and which can.
-            UnavailableError: the catalogue could not be asked, or did not decide, in time
-                (``HOLDFAST_RESTORE_TIMEOUT`` seconds).
+            NotFoundError: ``step`` cannot be restored; the message names the steps that can.
+            UnavailableError: no checkpoint was chosen within ``HOLDFAST_RESTORE_TIMEOUT`` seconds.
             AlreadyExistsError: another launch trains this job now.
-            CorruptionError: checkpoints are known, none can be read; the message says why.
+            CorruptionError: the job has checkpoints, but none can be read; the message says why.
         """
         if self._loaded:
             raise PreconditionError(
@@ -216,7 +222,9 @@ class Checkpointer:
         self._require_open()
         made_since = self._saver is not None
         if made_since and step is not None:
-            raise PreconditionError("say step= to decide(): it has chosen", job=self._job)
+            raise PreconditionError(
+                "decide() has chosen the checkpoint already: pass step= to decide()", job=self._job
+            )
         if made_since:
             self._capture.check()
         scope = Scope.of(self.state, strict=strict, only=only)
@@ -245,7 +253,7 @@ class Checkpointer:
             saver.restored(restored.step, restored.generation)
             if start is not None and (start.fresh or restored.step != start.step):
                 log.warning(
-                    "job %s: this launch (%s) has begun there already; it goes on from step %d",
+                    "job %s: launch (%s) already started over or went back; now at step %d",
                     self._job, start.name, restored.step,
                 )  # fmt: skip
         self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
@@ -278,18 +286,18 @@ class Checkpointer:
         return saver
 
     def step(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle | None:
-        """Say that ``step`` optimizer steps are done; saves when due. Last in the iteration.
+        """Tell that ``step`` optimizer steps are done, and save if a save is due.
 
-        A repeated ``step`` does nothing. ``notes`` are plain values of yours that go with a save,
-        such as ``{"loss": 0.3}``; rank 0's count, at most 4 KiB as JSON.
+        Call it last in the iteration. A repeated ``step`` does nothing. ``notes`` of rank 0 are
+        stored with a save: plain values such as ``{"loss": 0.3}``, at most 4 KiB as JSON.
 
-        Returns the handle of a save, None when none was due.
+        Returns the handle of the save, or None if no save was due.
 
         Raises:
             PreconditionError: ``restore()`` was not called.
-            InvalidRequestError: ``step`` is no whole number, or a negative one.
-            CheckpointError: with ``on_failure="raise"``, what went wrong in an earlier save.
-            SystemExit: after a signal, once the last save is in place (``OnPreemption``).
+            InvalidRequestError: ``step`` is not a whole number from 0.
+            CheckpointError: with ``on_failure="raise"``, the error of an earlier save.
+            SystemExit: after a signal, once the last save is safe (``OnPreemption``).
         """
         saver, step = self._require_saver(), step_number(step)
         if os.getpid() != self._pid or self._closed or step <= self._progress.step:
@@ -335,41 +343,40 @@ class Checkpointer:
     def request_save(self) -> None:
         """Ask for a save soon, at a step that all ranks agree on; returns at once.
 
-        For any thread and signal handler, on one rank or several. ``step`` makes it, at the next
-        step of a single rank, else at one that is announced a few steps ahead. While paused it
-        waits for ``resume``.
+        Any thread or signal handler may call it, on one rank or several. A single rank saves at
+        its next ``step``, several at a step that is announced; while paused, after ``resume``.
         """
         self._save_asked = True
 
     def save(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle:
-        """Save now; on every rank at the same ``step``. Returns at once; see ``SaveHandle``."""
+        """Save now and return at once; call it on every rank with the same ``step``."""
         saver, step = self._require_saver(), step_number(step)
         if os.getpid() != self._pid:
-            raise PreconditionError("a forked child must not save", job=self._job)
+            raise PreconditionError("a forked child process cannot save", job=self._job)
         if step > self._progress.step:
             self._progress.advance(step, time.monotonic())
         return saver.save(step, notes)
 
     def before_update(self) -> None:
-        """Wait until captured tensors may change: for updates without a torch Optimizer."""
+        """Wait until captured tensors may change; call it before updates without an Optimizer."""
         self._require_saver().before_update()
 
     def pause(self) -> None:
-        """Save nothing on ``step`` until ``resume``; on all ranks alike."""
+        """Let ``step`` save nothing until ``resume``; call it on all ranks alike."""
         self._paused = True
 
     def resume(self) -> None:
-        """Save again when due."""
+        """Let ``step`` save again when a save is due."""
         self._paused = False
 
     def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
-        """Wait, bounded, for the newest save to be safe; end the session. Repeats do nothing.
+        """Wait at most ``timeout_s`` until the newest save is safe, then end the session.
 
-        Safe is ``replicated``, or ``local`` where copies are not asked for or have no nodes.
+        Safe: ``replicated``, or ``local`` without copies or nodes for them. A repeat is harmless.
 
         Raises:
-            CheckpointError: the newest save is not safe; names the step and how far it got. It
-                may get there later, as far as what lies in memory proves.
+            CheckpointError: the newest save is not safe; the message has its step and level. A
+                whole checkpoint in memory may still be committed later.
         """
         error = self._close(timeout_s)
         if error is not None:
@@ -452,12 +459,12 @@ class Checkpointer:
     def _require_open(self) -> None:
         """Refuse to restore what no session holds: its bytes could be replaced while read."""
         if self._closed:
-            raise PreconditionError("it is closed: make another Checkpointer", job=self._job)
+            raise PreconditionError("this Checkpointer is closed: make another one", job=self._job)
 
     def _require_saver(self) -> Saver:
         if self._saver is None:
             raise PreconditionError(
-                "call restore() before the first step: it finds the run and fences old trainers",
+                "call restore() before the first step: it finds the job's newest checkpoint",
                 job=self._job,
             )
         if not self._loaded:
@@ -487,6 +494,8 @@ class Checkpointer:
             try:
                 handle.wait_copies(left_s)
             except CheckpointError as error:
-                log.warning("job %s ends without its last save: %s", self._job, error)
+                log.warning(
+                    "job %s: the process ends before its last save is safe: %s", self._job, error
+                )
         self._end(max(1.0, self._preemption.left_s))
         self._preemption.finish()

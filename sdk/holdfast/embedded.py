@@ -101,14 +101,16 @@ def agent_socket(environ: Mapping[str, str], *, world_size: int, local_world_siz
     address = environ.get("HOLDFAST_ADDRESS")
     if address and (stack is None or stack.address != address):
         raise InvalidRequestError(
-            f"HOLDFAST_ADDRESS names the metadata service {address}, but no agent is named: run "
-            f"one on this node and set HOLDFAST_AGENT to its socket"
+            f"HOLDFAST_ADDRESS names the metadata service {address}, but HOLDFAST_AGENT is not "
+            f"set: "
+            f"run an agent on this node and set HOLDFAST_AGENT to its socket"
         )
     if stack is None:
         if world_size != local_world_size:
             raise InvalidRequestError(
-                f"{world_size} ranks on several machines and no agent: run one on every node "
-                f"and set HOLDFAST_AGENT to its socket"
+                f"the {world_size} ranks run on several machines and HOLDFAST_AGENT is not "
+                f"set: run an "
+                f"agent on every node and set HOLDFAST_AGENT to its socket"
             )
         stack, _ = ensure_stack(home, StackRequest(idle_exit_s=IDLE_EXIT_S))
     if len(stack.nodes) == 1:
@@ -186,14 +188,16 @@ def ensure_stack(home: Path, request: StackRequest) -> tuple[Stack, bool]:
             started = supervisor_pid(home) is None and _start(home, request)
             if not started:
                 time.sleep(POLL_S)  # one is just starting or just ending
-    raise UnavailableError(f"the embedded stack did not start; see {home / 'log'}", home=home)
+    raise UnavailableError(
+        f"the services on this machine did not start; their log is {home / 'log'}", home=home
+    )
 
 
 def require_services() -> None:
     """Raise InvalidRequestError unless the services are installed."""
     if importlib.util.find_spec("holdfast_services") is None:
         raise InvalidRequestError(
-            "the embedded stack needs its services: pip install holdfast[services]"
+            "the services are not installed on this machine: pip install holdfast[services]"
         )
 
 
@@ -217,7 +221,11 @@ def stop_stack(home: Path) -> int:
             if supervisor_pid(home) != pid:
                 return pid
             time.sleep(POLL_S)
-    raise OutcomeUnknownError("the supervisor does not end", home=home, pid=pid)
+    raise OutcomeUnknownError(
+        "the supervisor of the stack does not end: end its process by hand, then repeat",
+        home=home,
+        pid=pid,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +300,9 @@ def _run_supervisor(
             command, capture_output=True, text=True, timeout=START_S_MAX, check=False
         )
     except subprocess.TimeoutExpired as cause:
-        raise UnavailableError(f"the supervisor hangs; see {home / 'log'}") from cause
+        raise UnavailableError(
+            f"the supervisor of the stack does not answer; its log is {home / 'log'}"
+        ) from cause
     if done.returncode not in (0, also_ok):
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise UnavailableError(f"{lines[-1].removeprefix('holdfast: ')}; see {home / 'log'}")
@@ -309,6 +319,8 @@ def _start_lock(home: Path, deadline_s: float) -> Iterator[None]:
                 break
             except OSError as cause:
                 if time.monotonic() >= deadline_s:
-                    raise UnavailableError("another process starts a stack", home=home) from cause
+                    raise UnavailableError(
+                        "another process is starting the stack: wait, then try again", home=home
+                    ) from cause
                 time.sleep(POLL_S)
         yield

@@ -58,7 +58,7 @@ PAGE = "docs/reference/errors.md"
 
 
 class CheckpointError(Exception):
-    """Anything Holdfast refuses or fails at.
+    """The base class of all errors of Holdfast.
 
     Args:
         message: One lower-case clause with the values that matter.
@@ -76,7 +76,7 @@ class CheckpointError(Exception):
 
     @property
     def docs(self) -> str:
-        """Where the cause and the cure of this kind of error are written down."""
+        """The section of the documentation with the cause and the cure of this kind of error."""
         return f"{PAGE}#{self.kind}"
 
     def __str__(self) -> str:
@@ -94,81 +94,81 @@ def _rebuild(cls: type[CheckpointError], message: str, context: dict[str, str]) 
 
 
 class InvalidRequestError(CheckpointError, ValueError):
-    """The call itself is wrong: fix it."""
+    """The call has a value that Holdfast cannot use: change the call."""
 
     kind = "invalid_request"
 
 
 class NotFoundError(CheckpointError, LookupError):
-    """Nothing of that name is there."""
+    """The named job, step, stack or object does not exist."""
 
     kind = "not_found"
 
 
 class AlreadyExistsError(CheckpointError):
-    """Somebody made or holds it already; a repeat of one's own call is usually success."""
+    """Another process made or holds the object already, or an earlier call of your own did."""
 
     kind = "already_exists"
 
 
 class ConflictError(CheckpointError):
-    """A concurrent writer won: read again and redo the transaction."""
+    """Another writer changed the same thing: read again and repeat the call."""
 
     kind = "conflict"
     retryable = True
 
 
 class PreconditionError(CheckpointError):
-    """The state forbids it; the same call again is refused again."""
+    """The present state does not allow the call; repeating it does not help."""
 
     kind = "precondition"
 
 
 class NotReadyError(PreconditionError):
-    """Shards are missing; the message lists them."""
+    """Shards or tensors are missing; the message lists them."""
 
     kind = "not_ready"
 
 
 class StaleGenerationError(PreconditionError):
-    """A newer attempt has replaced this one: stop."""
+    """A newer attempt has replaced this one: stop this attempt."""
 
     kind = "stale_generation"
 
 
 class ExhaustedError(CheckpointError):
-    """A budget or quota is used up: shed load, or wait."""
+    """A budget or quota is used up: raise it, free memory, or wait."""
 
     kind = "exhausted"
 
 
 class UnavailableError(CheckpointError):
-    """The other side cannot be reached now: retry with backoff."""
+    """A service cannot be reached now: try again with growing waits."""
 
     kind = "unavailable"
     retryable = True
 
 
 class OutcomeUnknownError(CheckpointError, TimeoutError):
-    """It may have happened: read back before doing it again."""
+    """The call may or may not have succeeded: look before you repeat it."""
 
     kind = "outcome_unknown"
 
 
 class CorruptionError(CheckpointError):
-    """These bytes are not what was sealed: never this replica again, try another."""
+    """Stored bytes differ from the saved ones: use another copy, never this one again."""
 
     kind = "corruption"
 
 
 class DigestMismatchError(CorruptionError):
-    """The bytes hash to something else than the owner's agent wrote down."""
+    """The bytes do not match the digest that was computed when they were saved."""
 
     kind = "digest_mismatch"
 
 
 class TruncatedShardError(CorruptionError):
-    """Fewer or more bytes than the shard has."""
+    """The shard has fewer or more bytes than it should have."""
 
     kind = "truncated_shard"
 
@@ -186,18 +186,18 @@ class StoppedError(CheckpointError):
 
 
 class UnsupportedFormatError(CheckpointError):
-    """Written by a newer, or much older, Holdfast than this one reads."""
+    """A newer, or much older, Holdfast wrote the bytes or sent the message."""
 
     kind = "unsupported_format"
 
 
 class AccessError(CheckpointError):
-    """Credentials are missing or do not allow it."""
+    """Credentials are missing or do not allow the call."""
 
     kind = "access"
 
 
 class InternalError(CheckpointError):
-    """A bug of ours; please report it with the message."""
+    """Holdfast has a bug; please report it with the message."""
 
     kind = "internal"

@@ -55,12 +55,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Never(Policy):
-    """No saves but those asked for by ``Checkpointer.save``."""
+    """Save only when ``Checkpointer.save`` is called."""
 
 
 @dataclass(frozen=True, slots=True)
 class EverySteps(Policy):
-    """Every ``steps`` optimizer steps: those that are multiples of it."""
+    """Save at each optimizer step that is a multiple of ``steps``."""
 
     steps: int
 
@@ -75,7 +75,7 @@ class EverySteps(Policy):
 
 @dataclass(frozen=True, slots=True)
 class EverySeconds(Policy):
-    """Every ``seconds`` of wall time, at a step that all ranks are told in advance."""
+    """Save every ``seconds`` of wall time, at a step that all ranks are told in advance."""
 
     seconds: float
 
@@ -91,13 +91,13 @@ class EverySeconds(Policy):
 
 @dataclass(frozen=True, slots=True)
 class Auto(Policy):
-    """As often as pays off: the interval that minimises stall plus expected lost work.
+    """Save at the interval that minimises the sum of stall and expected lost work.
 
-    ``sqrt(2 x stall x mtbf)``, at least ``interval_s_min``; it follows the stall as measured.
+    The interval is ``sqrt(2 x stall x mtbf)`` for the measured stall.
 
     Args:
         mtbf_s: Mean time between failures of the whole job, seconds.
-        interval_s_min: Never more often than this.
+        interval_s_min: The interval is never shorter than these seconds.
 
     Source: Young, "A first order approximation to the optimum checkpoint interval", CACM 1974.
     """
@@ -107,7 +107,7 @@ class Auto(Policy):
 
     def __post_init__(self) -> None:
         if not (_is_time(self.mtbf_s) and _is_time(self.interval_s_min)):
-            raise InvalidRequestError("Auto takes times above 0")
+            raise InvalidRequestError("Auto takes mtbf_s and interval_s_min above 0")
 
     def interval_s(self, stall_s: float) -> float:
         """Return Young's interval for this stall."""
@@ -116,9 +116,9 @@ class Auto(Policy):
 
 @dataclass(frozen=True, slots=True)
 class OnPreemption(Policy):
-    """Save once more when the process is told to end, then end as it would have.
+    """Save once more after SIGTERM or SIGINT; then the process ends as the signal demands.
 
-    The handler only sets a flag; the save happens at a step that all ranks agree on.
+    The signal handler only sets a flag; the save happens at a step that all ranks agree on.
 
     Args:
         grace_s: Seconds from the signal after which the process ends without that save.
@@ -137,7 +137,7 @@ class OnPreemption(Policy):
 
 @dataclass(frozen=True, slots=True, init=False)
 class AnyOf(Policy):
-    """Save when any of ``policies`` says so."""
+    """Save when at least one of ``policies`` does."""
 
     policies: tuple[Policy, ...]
 
@@ -177,15 +177,17 @@ def interval_reason(policy: Policy, stall_s: float) -> SaveReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention(facts.Retention):
-    """What the object store keeps of a job: what any of the rules keeps; no rule keeps all.
+    """Which checkpoints the object store keeps: those that at least one rule names.
+
+    Without a rule, the store keeps all of them.
 
     Args:
-        last: The newest n.
-        every: Steps that are multiples of it.
-        spaced_s: One per span of so many seconds.
-        best: The n best by ``metric``, a key of the notes given to ``step``; lower is better,
-            unless ``maximize``.
-        age_s_min: Nothing younger than so many seconds is deleted.
+        last: Keep the newest n.
+        every: Keep the steps that are multiples of this number.
+        spaced_s: Keep one checkpoint for each span of so many seconds.
+        best: Keep the n best by ``metric``, a key of the notes given to ``step``; lower values are
+            better, unless ``maximize``.
+        age_s_min: Keep checkpoints that are younger than so many seconds.
     """
 
     def __post_init__(self) -> None:
@@ -196,7 +198,9 @@ class Retention(facts.Retention):
             if getattr(self, name) != 0 and not _is_time(getattr(self, name)):
                 raise InvalidRequestError(f"Retention: {name} must be seconds, 0 or more")
         if bool(self.best) != bool(self.metric):
-            raise InvalidRequestError("Retention: best= and metric=, a key of the notes, together")
+            raise InvalidRequestError(
+                "Retention: pass best= and metric= together; metric is a key of the notes"
+            )
 
 
 def persist_rule(policy: Policy | None) -> PersistRule:
@@ -211,21 +215,24 @@ def persist_rule(policy: Policy | None) -> PersistRule:
     others = [part for part in parts if not isinstance(part, EverySteps | EverySeconds)]
     if any(part is not None and not isinstance(part, Never) for part in others):
         raise InvalidRequestError(
-            f"persist={policy!r}: only EverySteps, EverySeconds, AnyOf of these, or Never"
+            f"persist={policy!r} is not supported: use EverySteps, EverySeconds, AnyOf of "
+            f"these, or Never"
         )
     if len(steps) > 1 or len(seconds) > 1:
-        raise InvalidRequestError(f"persist={policy!r}: at most one EverySteps, one EverySeconds")
+        raise InvalidRequestError(
+            f"persist={policy!r}: use at most one EverySteps and one EverySeconds"
+        )
     return PersistRule(steps=sum(steps), seconds=sum(seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Copies beside the owner's, on other nodes.
+    """Copies of each shard on other nodes.
 
     Args:
-        count: How many, >= 0; cut to the number of other nodes, with an event.
-        domain: When set (the label of a failure domain such as ``"rack"``), every copy and the
-            owner lie in different domains, as the agents' ``HOLDFAST_DOMAIN`` names them.
+        count: Number of copies, from 0. With fewer nodes there are fewer copies, and an event.
+        domain: If set (a kind of failure domain such as ``"rack"``), the rank's node and the nodes
+            of all copies are in different domains, as the agents' ``HOLDFAST_DOMAIN`` names them.
     """
 
     count: int
@@ -235,7 +242,9 @@ class Replicas:
         if not _is_count(self.count, 0):
             raise InvalidRequestError(f"replicas must be 0, 1, 2 ..., not {self.count!r}")
         if not isinstance(self.domain, str):
-            raise InvalidRequestError(f"Replicas: domain must be a label, not {self.domain!r}")
+            raise InvalidRequestError(
+                f"Replicas: domain must be a name such as 'rack', not {self.domain!r}"
+            )
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -134,5 +134,5 @@ def test_leaving_a_block_raises_what_is_not_safe_unless_an_error_flies(make):
 
     with pytest.raises(LookupError, match="mine"):
         run(fails=True)
-    with pytest.raises(CheckpointError, match="training ends and step 1 "):
+    with pytest.raises(CheckpointError, match="training ends, but step 1 "):
         run(fails=False)

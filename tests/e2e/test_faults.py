@@ -126,7 +126,7 @@ def test_a_run_that_ends_without_metadata_says_what_is_not_safe_and_loses_nothin
 
     assert codes == [3], output
     assert re.search(
-        r"^refused outcome_unknown: training ends and step 20 is ", output, re.MULTILINE
+        r"^refused outcome_unknown: training ends, but step 20 is ", output, re.MULTILINE
     )
     until(lambda: is_known(stack, 20), "step 20 in the catalogue")
 
@@ -344,7 +344,7 @@ def test_a_second_launch_under_the_same_name_is_refused_while_the_first_lives(st
     assert codes == [3]
     assert "refused already_exists" in output
     holder = f"{socket.gethostname()}:{first.trainers[0].process.pid}:"
-    assert f"job j is held by {holder}" in output
+    assert f"another launch trains job j now: {holder}" in output
 
 
 def test_without_metadata_a_start_is_an_error_never_no_checkpoint(stack):
@@ -372,10 +372,10 @@ def test_a_copy_thread_that_hangs_costs_saves_and_not_the_run(stack):
     [output] = ranks.outputs
 
     assert codes == [3], "the last step is not safe"
-    assert "refused precondition: training ends and step 12 " in output
+    assert "refused precondition: training ends, but step 12 " in output
     assert [final(output)] == expected
     assert "held an optimizer step up" in output
-    assert "the copy of an earlier step hangs" in output
+    assert "the copy of an earlier step does not end" in output
 
 
 def test_a_rank_that_fails_does_not_wait_for_levels_that_cannot_come(stack):

@@ -43,7 +43,7 @@ def test_a_job_on_one_node_is_told_that_nothing_is_replicated(tmp_path):
 
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
-    lack = "replicas=1 needs 2 live nodes, there is 1"
+    lack = "replicas=1 needs 2 live nodes, but only 1 is there"
     assert f"refused: step 1 does not become replicated: {lack}" in output
     assert f"error: step 1 stays local: {lack}" in output
     assert output.count("steps stay local") == 1

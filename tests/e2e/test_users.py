@@ -108,7 +108,7 @@ def test_torchrun_restarts_a_script_that_starts_over_and_loses_nothing(stack):
 def test_a_part_is_added_once_and_restored_with_the_rest(stack):
     """X6: bit for bit, also the launch after it, which is strict again."""
     begin(stack, "part", "--steps", "5")
-    assert "refused invalid_request: state 'average' is only here" in begin(
+    assert "refused invalid_request: state 'average' exists only in the script" in begin(
         stack, "part", "--steps", "8", "--average", code=3
     )
 
@@ -126,13 +126,13 @@ def test_an_older_step_is_gone_back_to_once_per_launch(stack):
 
     text = begin(stack, "back", "--steps", "12", "--back-to", "3", code=3)
     assert "refused not_found: step 3 cannot be restored" in text
-    assert "these can: 10" in text
+    assert "steps that can: 10" in text
     first = begin(stack, "back", "--steps", "7", "--back-to", "5", "--persist", "5")
     again = begin(stack, "back", "--steps", "8", "--back-to", "5", "--persist", "5")
 
     assert "restored 5" in first
     assert "restored 7" in again
-    assert "launch (step 5 launch:one) has begun there already" in again
+    assert "launch (step 5 launch:one) already started over or went back" in again
     assert {8, 5} <= set(steps_of(stack, "back"))
     assert 10 not in steps_of(stack, "back")
 
@@ -154,8 +154,8 @@ def test_a_model_is_built_from_the_notes_of_the_step_that_is_restored(stack):
         refused = re.findall(r"^refused (.*)", output, re.MULTILINE)
         assert 4 == len(refused), output
         assert all("call restore() before the first step" in said for said in refused[:2])
-        assert "call decide() once" in refused[2]
-        assert "say step= to decide()" in refused[3]
+        assert "decide() was called already" in refused[2]
+        assert "pass step= to decide()" in refused[3]
 
 
 def test_what_saves_and_a_restore_cost_is_shown_with_the_job(stack):

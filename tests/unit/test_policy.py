@@ -101,11 +101,11 @@ def test_a_policy_says_what_goes_to_the_object_store(policy, rule):
 @pytest.mark.parametrize(
     ("policy", "match"),
     [
-        (Auto(), "only EverySteps, EverySeconds"),
-        (OnPreemption(), "only EverySteps, EverySeconds"),
-        (AnyOf(EverySteps(5), Auto()), "only EverySteps, EverySeconds"),
-        (Policy(), "only EverySteps, EverySeconds"),
-        (100, "only EverySteps, EverySeconds"),
+        (Auto(), "use EverySteps, EverySeconds"),
+        (OnPreemption(), "use EverySteps, EverySeconds"),
+        (AnyOf(EverySteps(5), Auto()), "use EverySteps, EverySeconds"),
+        (Policy(), "use EverySteps, EverySeconds"),
+        (100, "use EverySteps, EverySeconds"),
         (AnyOf(EverySteps(5), EverySteps(7)), "at most one EverySteps"),
     ],
 )

@@ -89,7 +89,7 @@ def publish(
 
 
 def says_the_same(found: Manifest, mine: Manifest) -> bool:
-    """Tell whether a manifest that is there says what ``mine`` would.
+    """Tell whether the manifest in the store has the same contents as ``mine``.
 
     It has our own write id: our answer was lost. Or it lists the same shards: another writer was
     quicker, or an earlier life of this one.
@@ -112,7 +112,9 @@ def _read_back(
     try:
         there = store.get(key, length_bytes_max=MANIFEST_BYTES_MAX)
     except NotFoundError:
-        raise UnavailableError(f"nobody knows whether {key} was written: try again") from cause
+        raise UnavailableError(
+            f"the store did not tell whether {key} was written: try again"
+        ) from cause
     try:
         found = manifest.decode(there)
     except CorruptionError:

@@ -83,7 +83,7 @@ class Facts:
 
 
 def doctor(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Check all; failed when one check is. With ``rebuild``, mend the catalogue instead."""
+    """Run all checks; fail if one fails. With ``rebuild``, rebuild the catalogue instead."""
     if args.rebuild:
         return rebuild(args.job, environ)
     found = list(checks(gather(environ)))
@@ -121,7 +121,7 @@ def gather(environ: Mapping[str, str]) -> Facts:
 
 
 def checks(facts: Facts) -> Iterator[Check]:
-    """Yield one check per fact that matters, in the order in which to mend them."""
+    """Yield the checks in the order in which a user should repair their failures."""
     yield from _software(facts)
     yield from _variables(facts)
     yield from _memory(facts)

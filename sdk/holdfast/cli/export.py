@@ -15,7 +15,7 @@ FORMATS = ("safetensors", "hf", "dcp", "torch")
 
 
 def export(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Write the checkpoint and say what is there now.
+    """Write the checkpoint and print the paths that were written.
 
     Raises:
         InvalidRequestError: the destination is not a local path.

@@ -107,7 +107,7 @@ def _refuse_taken(rest: Rest | None, wanted: set[tuple[str, str]]) -> None:
     for job, run in sorted(wanted):
         if known.get(job, run) != run:
             raise PreconditionError(
-                f"job {job} has another run here, {known[job]}: import under another --job"
+                f"another job {job} exists here (run {known[job]}): import under another --job"
             )
 
 

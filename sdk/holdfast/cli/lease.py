@@ -58,7 +58,9 @@ class ReadLease:
         """
         if self._lost:
             step = self._checkpoint["step"]
-            raise PreconditionError(f"stopped, the read lease on step {step} is lost: {self._lost}")
+            raise PreconditionError(
+                f"reading was stopped, because retention may delete step {step} now: {self._lost}"
+            )
 
     def _renew(self) -> None:
         until_s = time.monotonic() + self._ttl_s

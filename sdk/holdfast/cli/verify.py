@@ -83,7 +83,9 @@ def _all(place: Target, environ: Mapping[str, str]) -> Report:
     if found["durable_at"] is not None:
         reports["object"] = verify_objects(exact, environ)
     if not reports:
-        raise NotFoundError(f"step {found['step']} is in no tier any more")
+        raise NotFoundError(
+            f"step {found['step']} is neither in memory nor in the object store any more"
+        )
     return Report(
         data={
             "ok": not any(report.failed for report in reports.values()),

@@ -91,7 +91,7 @@ def find_store(environ: Mapping[str, str], rest: Rest | None = None) -> ObjectSt
             "no object store is known: set HOLDFAST_STORE, or start the stack (holdfast up)"
         ) from cause
     if not url:
-        raise PreconditionError("the service has no object store: set HOLDFAST_STORE")
+        raise PreconditionError("the metadata service has no object store: set HOLDFAST_STORE")
     return open_store(str(url))
 
 

@@ -162,7 +162,8 @@ def _check_run(store: ObjectStore, job: str, run: str) -> None:
     there = next(places(store, job), None)
     if there is not None and there.checkpoint.run != run:
         raise PreconditionError(
-            f"job {job} has another run here, {there.checkpoint.run}: import under another --job"
+            f"another job {job} exists here (run {there.checkpoint.run}): import under another "
+            f"--job"
         )
 
 
@@ -179,4 +180,4 @@ def _check_same(known: Manifest, old: Manifest, place: str) -> None:
     if known.job != old.job:
         same = known.plan == old.plan and known.created_at_s == old.created_at_s
     if not same:
-        raise AlreadyExistsError(f"another checkpoint lies at {place}")
+        raise AlreadyExistsError(f"another checkpoint is at {place}: import under another --job")

@@ -91,7 +91,10 @@ def place_for(store: ObjectStore, job: str, step: int) -> CheckpointId:
     name = job_name(job)
     found = [place.checkpoint for place in places(store, name)]
     if any(checkpoint.generation for checkpoint in found):
-        raise PreconditionError(f"job {name} has checkpoints of its own: import as another --job")
+        raise PreconditionError(
+            f"job {name} was trained here and would restore its own steps: import under "
+            f"another --job"
+        )
     if any(checkpoint.step == step for checkpoint in found):
         raise AlreadyExistsError(f"job {name} has step {step} already: choose another --step")
     run = max(found).run if found else run_id(secrets.token_hex(8))

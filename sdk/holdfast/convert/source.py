@@ -61,7 +61,9 @@ class Selection:
         """
         chosen = {name: self._rename(name) for name in names if _under(name, self.only)}
         if not chosen:
-            raise NotFoundError(f"no tensor of the source is below {self.only or 'it'!r}")
+            raise NotFoundError(
+                "the source has no tensor" + (f" below {self.only!r}" if self.only else "")
+            )
         taken: dict[str, str] = {}
         for old, new in chosen.items():
             if taken.setdefault(new, old) != old:

@@ -58,7 +58,7 @@ class AttemptSpec:
 
     @property
     def protection(self) -> Copies:
-        """What it asks for against the loss of nodes."""
+        """The copies that the attempt asks for against the loss of nodes."""
         return Copies(self.replicas, self.replica_domain)
 
 

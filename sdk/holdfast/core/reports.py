@@ -97,7 +97,7 @@ class RankReport:
         return replace(self, step=max(self.step, before.step), loaded=self.loaded or before.loaded)
 
     def lasting(self) -> RankReport:
-        """Return it without what changes with every training step: nobody acts on that at once."""
+        """Return the report without the fields that change with every training step."""
         return replace(self, step=0, step_s=0.0, saving=(), notes=(), costs=RankCosts())
 
 

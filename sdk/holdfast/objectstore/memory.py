@@ -119,7 +119,7 @@ class MemoryStore:
                 self._objects.pop(key, None)
 
     def presign(self, key: str, valid_s: int) -> str:
-        """Refuse: nobody else can reach this memory."""
+        """Refuse, because no other process can read this memory."""
         raise PreconditionError("a store in memory has no links", key=key, valid_s=valid_s)
 
     def begin(self, key: str, length_bytes: int, part_bytes: int) -> Upload:

@@ -250,7 +250,7 @@ def _folder(upload_id: str) -> str:
 
 
 def _lock(journal: int, kind: int, upload: Upload) -> None:
-    """Lock until the descriptor is closed; the system unlocks for who is killed."""
+    """Lock until the descriptor is closed; the kernel unlocks when a process is killed."""
     deadline_s = time.monotonic() + LOCK_S_MAX
     while True:
         with suppress(BlockingIOError):

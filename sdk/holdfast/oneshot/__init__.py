@@ -26,10 +26,11 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What ``load`` found.
+    """The result of ``load``.
 
-    ``missing``: names in the state that the checkpoint lacks; ``unexpected``: names in the
-    checkpoint that the state lacks; both empty when strict. ``notes`` are those given to ``save``.
+    ``missing`` are names in the state that the checkpoint lacks, ``unexpected`` names in the
+    checkpoint that the state lacks; both are empty when strict. ``notes`` are those given to
+    ``save``; ``world_size`` is the number of ranks that saved.
     """
 
     notes: Mapping[str, object]
@@ -45,26 +46,26 @@ def save(
     overwrite: bool = False,
     notes: Mapping[str, object] | None = None,
 ) -> None:
-    """Write ``state`` as a checkpoint into the folder ``path``; when this returns it is durable.
+    """Write ``state`` as a checkpoint into the folder ``path``; it is durable on return.
 
-    Collective over the default process group: every rank calls it and writes its own shard;
-    replicated tensors are written once, spread by bytes. If one rank fails, all raise. Until the
-    manifest, which comes last, there is no checkpoint for a reader of Holdfast.
+    The call is collective over the default process group: every rank writes its own shard;
+    tensors that all ranks share are written once, and the ranks share that work. If one rank
+    fails, all raise. The manifest is written last; without it, readers see no checkpoint.
 
     Args:
-        path: A folder of its own (made if missing), or ``s3://bucket/prefix``; see
-            ``objectstore.open_store``. All ranks must see the same one.
-        state: As for ``Checkpointer``; random streams go along.
-        overwrite: Replace a checkpoint that is there. It goes once all bytes of the new one are
-            in the store; there must be room for both.
+        path: A folder for this checkpoint alone (made if missing), or ``s3://bucket/prefix``; see
+            ``objectstore.open_store``. All ranks must see the same folder.
+        state: As for ``Checkpointer``; random streams are saved too.
+        overwrite: Replace the checkpoint in the folder. It is deleted when all bytes of the new
+            one are in the store, so there must be room for both.
         notes: The user's metadata: plain JSON, at most 16 KiB.
 
     Raises:
-        AlreadyExistsError: a checkpoint is there; it stays, as after every refusal.
+        AlreadyExistsError: the folder holds a checkpoint, which is unchanged.
         ConflictError: another save wrote into the folder at the same time.
-        InvalidRequestError: a path or value that cannot be saved, named.
-        PreconditionError: several ranks and no process group.
-        UnavailableError, AccessError, ExhaustedError, NotFoundError: the store.
+        InvalidRequestError: the path or a value cannot be saved; the message names it.
+        PreconditionError: there are several ranks and no process group.
+        UnavailableError, AccessError, ExhaustedError, NotFoundError: the store failed.
     """
     write(os.fspath(path), state, find_world(), overwrite=overwrite, notes=notes or {})
 
@@ -77,26 +78,27 @@ def load(
     only: Collection[str] | None = None,
     rng: bool = False,
 ) -> Loaded:
-    """Put the checkpoint in the folder ``path`` into ``state``, in place, whatever wrote it.
+    """Load the checkpoint in the folder ``path`` into ``state``, in place.
 
     Every part is verified before its bytes are used, and memory beside the state is bounded by
-    ``reading.folder.open_folder``. Not collective: each rank reads for itself, of any world size.
-    Structure is compared before the first byte is written; after an error beyond that
-    (corruption, the store) tensors may hold anything.
+    ``reading.folder.open_folder``. The call is not collective: each rank reads for itself, with
+    any number of ranks. The structure is compared before the first byte is written; after a later
+    error (corruption, the store) tensors may be loaded by half.
 
     Args:
-        path: The folder; a copy, and one of a job in the bucket, will do too.
-        state: Filled as ``Checkpointer.restore`` does: scalars are set in it.
-        strict: Refuse what is only here or only there; else load what matches.
-        only: Names of ``state`` to load, such as ``{"model"}``; the others are left alone.
-        rng: Set the random streams too.
+        path: The folder; a copy of it, or a folder of a job in the bucket, works too.
+        state: Filled as ``Checkpointer.restore`` does: numbers and texts are replaced in it.
+        strict: Refuse names that exist only in the state or only in the checkpoint; False loads
+            what matches.
+        only: Names of ``state`` to load, such as ``{"model"}``; the others keep their values.
+        rng: Also set the random streams.
 
     Raises:
-        NotFoundError: no checkpoint there, or one of its objects is missing.
-        DigestMismatchError: bytes are not those that were saved; names shard and part.
-        ManifestError: a rule of the format is broken.
-        NotReadyError: a tensor is missing (strict).
-        InvalidRequestError: another structure than the saved one.
+        NotFoundError: the folder has no checkpoint, or one of its objects is missing.
+        DigestMismatchError: bytes differ from those that were saved; names shard and part.
+        ManifestError: a file breaks a rule of the format.
+        NotReadyError: the checkpoint lacks a tensor (strict).
+        InvalidRequestError: the state has another structure than the saved one.
     """
     check_state(state)
     world = find_world(alone=True)

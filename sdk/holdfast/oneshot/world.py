@@ -35,7 +35,7 @@ class World:
     size: int
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Return what every rank has said, by rank; collective."""
+        """Return the ``data`` of every rank, by rank; collective."""
         if self.size == 1:
             return [data]
         assert len(data) <= MESSAGE_BYTES, "a message has a bounded length"
@@ -56,8 +56,8 @@ def find_world(*, alone: bool = False) -> World:
         return World(dist.get_rank(), dist.get_world_size())
     if not alone and os.environ.get("WORLD_SIZE", "1") != "1":
         raise PreconditionError(
-            f"save() by one of {os.environ['WORLD_SIZE'][:20]} ranks comes after "
-            f"init_process_group: without it they cannot write one checkpoint together"
+            f"call save() after init_process_group: without it, the "
+            f"{os.environ['WORLD_SIZE'][:20]} ranks cannot write one checkpoint together"
         )
     return World(0, 1)
 

@@ -154,7 +154,7 @@ def _is_taken(store: ObjectStore, *, overwrite: bool) -> bool:
         return False
     if not overwrite:
         raise AlreadyExistsError(
-            f"there is a checkpoint in {store.url} already; overwrite=True replaces it"
+            f"{store.url} holds a checkpoint already: choose another path, or overwrite=True"
         )
     return True
 
@@ -213,7 +213,7 @@ class _Segment:
 
 
 def _check_alone(folder: CheckpointFolder, segment: _Segment, world: World) -> None:
-    """Look once more, now that the manifest is there: it must not speak of another's segments.
+    """Check after writing the manifest that it does not list segments of another save.
 
     Raises:
         ConflictError: they are another save's; the manifest is gone again.

@@ -121,7 +121,7 @@ class CopyEngine:
         """
         begun_s = time.perf_counter()
         if os.getpid() != self._pid:
-            raise PreconditionError("a forked process cannot save")
+            raise PreconditionError("a forked child process cannot save")
         if not self._idle.is_set():
             raise PreconditionError("the copy of an earlier save has not ended")
         views = buffer.tensors(plan)

@@ -136,7 +136,7 @@ class SlotPool:
         try:
             buffer = self._mapped(lease, known)
         except (CheckpointError, OSError) as error:
-            log.warning("slot %s cannot be written: %s", lease.slot, error)
+            log.warning("slot %s cannot be written and is not used any more: %s", lease.slot, error)
             with self._changed:
                 self._mapping.pop(lease.slot, None)
             if known is not None:

@@ -12,10 +12,10 @@ __all__ = ["State"]
 
 
 class State(ABC):
-    """An object of the user's that is saved and restored with the rest (F15).
+    """Base class of users' objects that are saved and restored with the rest (F15).
 
-    Invariants: ``name`` is unique among the State objects of a mapping. What ``save`` returns is
-    plain data and tensors; it is copied before ``save()`` of the checkpointer returns.
+    Invariants: ``name`` is unique among the State objects of a mapping. ``save`` returns plain data
+    and tensors, which are copied before ``save()`` of the Checkpointer returns.
     """
 
     name: str

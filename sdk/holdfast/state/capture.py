@@ -89,7 +89,10 @@ class _Walk:
         else:
             return None
         if path in self.tensors or path in self.objects:
-            raise InvalidRequestError(f"two values would be named {path!r}", key=path)
+            raise InvalidRequestError(
+                f"two values of the state have the same path {path!r}: rename one of their keys",
+                key=path,
+            )
         table[path] = value
         return path
 
@@ -344,7 +347,11 @@ class Capture:
         walk = _Walk(self._known)
         for key, value in self.state.items():
             if type(key) is not str or key in RESERVED or not key:
-                raise InvalidRequestError(f"state key {key!r} cannot be used", key=key)
+                raise InvalidRequestError(
+                    f"state key {key!r} cannot be used: use texts, except "
+                    f"{' and '.join(sorted(RESERVED))}",
+                    key=key,
+                )
             walk.tree[key] = walk.encode(value, key)
         for path, value in walk.objects.items():
             if id(value) in self._loaders:
@@ -377,5 +384,7 @@ def _check_names(objects: Mapping[str, object]) -> None:
     for path, value in objects.items():
         if isinstance(value, State) and seen.setdefault(value.name, path) != path:
             raise InvalidRequestError(
-                f"state {path!r} and {seen[value.name]!r} are both named {value.name!r}", key=path
+                f"state {path!r} and {seen[value.name]!r} are both named {value.name!r}: give each "
+                f"State object a name of its own",
+                key=path,
             )

@@ -121,12 +121,12 @@ class Position:
         self.drawn = True
         if not self._taken_in_turn and (self._current is None or self._current() is not epoch):
             self._taken_in_turn = True
-            log.error("%s: nothing is saved from now on", self._refusal())
+            log.error("%s; training goes on, but nothing is saved from now on", self._refusal())
 
     def _refusal(self) -> str:
         return (
-            f"two iterators of {self._what} are drawn from in turn, and one can be brought back: "
-            f"make another DataLoader for the second, such as for evaluation inside an epoch"
+            f"two iterators of {self._what} are used in turn, but only one can be restored: make "
+            f"another DataLoader for the second, for example for evaluation inside an epoch"
         )
 
     def left(self, epoch: Epoch) -> None:
@@ -141,9 +141,9 @@ class Position:
         if self._left_by_counting and not self._counted:
             self._counted = True
             log.warning(
-                "the training loop counts the batches of a data loader and does not wait for its "
-                "end: a checkpoint of the last step of its first epoch comes back into an empty "
-                "epoch; say holdfast.ResumableLoader(loader, counted=True)"
+                "the training loop counts the batches of a data loader and does not exhaust it; a "
+                "restart from the last step of the first epoch would begin with an empty epoch: "
+                "use holdfast.ResumableLoader(loader, counted=True)"
             )
         self._left_by_counting = False
 
@@ -261,8 +261,8 @@ class Epoch:
                 self._next()
             except StopIteration as cause:
                 raise PreconditionError(
-                    f"data loader ended after {done} of the {count} batches used before the "
-                    f"checkpoint: its data have changed"
+                    f"the data loader ended after {done} batches, but training had used {count} "
+                    f"before the checkpoint: its data have changed; restore with the same data"
                 ) from cause
 
     def _next(self) -> Any:
@@ -353,7 +353,9 @@ class StatefulLoader:
         self._position.clock = clock
         clock.watch(self)
         if "holdfast_entry" in vars(self._loader):
-            raise InvalidRequestError("a data loader is captured by one checkpointer at a time")
+            raise InvalidRequestError(
+                "another Checkpointer has this data loader in its state: give each its own loader"
+            )
         self._loader.holdfast_entry = self
         self._loader.__class__ = type(
             self._plain.__name__, (self._plain,), {"__iter__": _iterate, "__slots__": ()}
@@ -395,13 +397,13 @@ def check_loader(loader: DataLoader[Any], what: str) -> None:
     """
     if loader.persistent_workers:
         raise InvalidRequestError(
-            f"{what} with persistent_workers=True cannot be saved: what its workers remember and "
-            f"draw goes on from epoch to epoch, out of reach; use persistent_workers=False"
+            f"{what} with persistent_workers=True cannot be saved: its workers keep random state "
+            f"that Holdfast cannot read; use persistent_workers=False"
         )
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise InvalidRequestError(
-            f"{what} with in_order=False cannot be saved: the order of its batches is left to "
-            f"chance; use in_order=True"
+            f"{what} with in_order=False cannot be saved: the order of its batches is random; "
+            f"use in_order=True"
         )
 
 
@@ -421,8 +423,8 @@ def _check_make(loader: DataLoader[Any], saved: Mapping[str, object]) -> None:
     for name, value in saved.items():
         if here[name] != value:
             raise InvalidRequestError(
-                f"the data loader was saved inside an epoch with {name}={value} and has "
-                f"{here[name]} here: finish the epoch as it was, then change it"
+                f"the data loader was saved inside an epoch with {name}={value}, but has {name}="
+                f"{here[name]} now: finish that epoch with {name}={value}, then change it"
             )
 
 

@@ -103,7 +103,7 @@ def _missing(ddp: Ddp) -> str:
 
 
 def _unfit(ddp: Ddp, count: int) -> str:
-    """Return why the reducer cannot be made anew without changing what it does."""
+    """Return the reason why rebuilding the reducer would change its results."""
     hook = ddp._get_ddp_logging_data().get("comm_hook")
     if ddp.mixed_precision is not None:
         return "mixed precision of DDP itself keeps the places of its parameters"

@@ -212,7 +212,7 @@ def _data_loader(path: str, value: Any) -> Kind:
     if is_stateful_loader(value):
         return _LOADER
     raise InvalidRequestError(
-        f"state {path!r} is a plain DataLoader, which cannot say where it is: wrap it as "
+        f"state {path!r} is a plain DataLoader, which cannot tell its position: wrap it as "
         f"holdfast.ResumableLoader(loader), or use torchdata's StatefulDataLoader",
         key=path,
     )
@@ -235,30 +235,32 @@ def register_handler(
     save: Callable[[T], object],
     load: Callable[[T, Any], None],
 ) -> None:
-    """Have every object of ``type``, anywhere in a state, saved and put back by these functions.
+    """Save and restore every object of ``type``, anywhere in a state, with these functions.
 
-    Registered once per process, before the Checkpointer is made. Objects of a subclass too, unless
-    it has a handler of its own: the most specific type wins.
+    Register a class once per process, before the Checkpointer is made. A handler also applies to
+    subclasses without a handler of their own: the most specific class wins.
 
     Args:
-        type: A class; no plain type (``dict``, ``int``, NumPy's …), no tensor.
-        save: Returns a tree of tensors and plain values; called at each save, on the training
-            thread. Tensors are copied before ``save()`` of the Checkpointer returns. What it raises
-            costs that save and not the run; the error names the object's place in the state.
-        load: Called as ``load(obj, tree)`` with what ``save`` had returned, which is the object's
-            own from then on; changes ``obj`` in place.
+        type: A class of yours; not a plain type (``dict``, ``int``, NumPy's …) and not a tensor.
+        save: Returns a tree of tensors and plain values. It is called at each save, on the training
+            thread. Tensors are copied before ``save()`` of the Checkpointer returns. If it raises,
+            only that save fails; the error names the object's place in the state.
+        load: Called as ``load(obj, tree)`` with the tree that ``save`` returned, which then belongs
+            to ``obj``; changes ``obj`` in place.
 
     Raises:
-        InvalidRequestError: ``type`` has a handler, or can have none.
+        InvalidRequestError: ``type`` has a handler already, or cannot have one.
     """
     if not isinstance(type, _TYPE):
         raise InvalidRequestError(f"{type!r} is not a class: pass the class of your objects")
     plain = type in PLAIN or type in (object, torch.Size) or type.__module__ == "numpy"
     if plain or issubclass(type, torch.Tensor):
-        raise InvalidRequestError(f"{type.__qualname__} is saved as it is: register a class")
+        raise InvalidRequestError(
+            f"Holdfast saves {type.__qualname__} itself: register only classes of your own"
+        )
     if type in _registered or type in _BUILT_IN:
         raise InvalidRequestError(
-            f"{type.__qualname__} has a handler: register each class once, or a subclass"
+            f"{type.__qualname__} has a handler already: register each class once, or a subclass"
         )
     _registered[type] = _Registered(save, load)
 

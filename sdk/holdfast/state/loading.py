@@ -129,9 +129,9 @@ class Loading:
         extra = [path for path in known if path not in here]
         if self._strict and (lost or extra):
             first = (lost + extra)[0]
-            where = "here" if lost else "in the checkpoint"
+            where = "in the script" if lost else "in the checkpoint"
             raise InvalidRequestError(
-                f"state {first!r} is only {where}; strict=False loads the rest", key=first
+                f"state {first!r} exists only {where}; strict=False loads the rest", key=first
             )
         self._missing += lost
         self._unexpected += extra
@@ -147,7 +147,8 @@ class Loading:
         lost = modules.load_module(path, module, self._fill, self._names())
         if lost and self._strict:
             raise InvalidRequestError(
-                f"the checkpoint has {len(lost)} tensors that {path!r} lacks, such as {lost[0]!r}"
+                f"the checkpoint has {len(lost)} tensors that {path!r} lacks, such as {lost[0]!r}; "
+                f"strict=False ignores them"
             )
         self._unexpected += lost
         for name, part in modules.extra_states(path, module):
@@ -237,7 +238,7 @@ class Loading:
         if (type(saved) if saved else None) is not kind.saved:
             raise InvalidRequestError(
                 f"state {path!r} is a {type(value).__name__} now and was saved as "
-                f"{saved.kind if saved else 'something else'}",
+                f"{saved.kind if saved else 'something else'}: use the same kind of object as then",
                 key=path,
             )
 

@@ -71,10 +71,13 @@ def check_mesh(fqn: str, tensor: torch.Tensor) -> None:
             message names the tensor, and the mesh.
     """
     if nn.parameter.is_lazy(tensor):
-        raise InvalidRequestError(f"parameter {fqn!r} is not initialized yet", key=fqn)
+        raise InvalidRequestError(
+            f"parameter {fqn!r} is not initialized yet: run one forward pass first", key=fqn
+        )
     if tensor.is_nested:  # a strided one answers no question about its size
         raise InvalidRequestError(
-            f"tensor {fqn!r} is nested, which cannot be saved; keep its parts (unbind()) there",
+            f"tensor {fqn!r} is nested and cannot be saved: put its parts (unbind()) into the "
+            f"state",
             key=fqn,
         )
     kinds = {cls.__name__ for cls in type(tensor).__mro__} & _REFUSED_TENSORS

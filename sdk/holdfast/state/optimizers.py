@@ -109,8 +109,8 @@ def loose_state(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> dict[str, ob
     unknown = [p for p in optimizer.state if id(p) not in by_id]
     if unknown:
         raise InvalidRequestError(
-            f"{type(optimizer).__name__} keeps state under {str(unknown[0])[:40]!r}, which is "
-            f"not one of its parameters"
+            f"{type(optimizer).__name__} keeps state under {str(unknown[0])[:40]!r}, which is not "
+            f"one of its parameters: such an optimizer cannot be saved"
         )
     return {by_id[id(p)]: dict(state) for p, state in optimizer.state.items()}
 
@@ -145,7 +145,7 @@ def load_optimizer(
     names = parameter_names(optimizer, fqn_of)
     if names != saved.params or len(groups) != len(optimizer.param_groups):
         raise InvalidRequestError(
-            f"optimizer {path!r} has other parameters than the saved one: "
+            f"optimizer {path!r} has other parameters than when it was saved: "
             f"{_difference(names, saved.params)}"
         )
     by_name = dict(zip(chain.from_iterable(names), parameters(optimizer), strict=True))
@@ -286,4 +286,4 @@ def _difference(here: Sequence[Sequence[str]], there: Sequence[Sequence[str]]) -
     if now == then:
         return "the same parameters in another order or in other groups"
     name = min(now ^ then)
-    return f"{name!r} is only {'here' if name in now else 'in the checkpoint'}"
+    return f"{name!r} exists only in the {'script' if name in now else 'checkpoint'}"

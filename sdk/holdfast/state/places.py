@@ -94,7 +94,7 @@ class Places:
             if other.rpartition(".")[0] == holder:
                 return table, name
         raise InvalidRequestError(
-            f"the data loader has no {path!r} here, which it had when it was saved"
+            f"the data loader had {path!r} when it was saved, and lacks it now: build it as then"
         )
 
     def _values(self, *, skip: Mapping[str, object] = MappingProxyType({})) -> dict[str, str]:

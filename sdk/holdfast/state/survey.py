@@ -113,7 +113,9 @@ class Survey:
     def add(self, fqn: str, tensor: torch.Tensor, *, home: Home, deferred: bool) -> None:
         """Take ``tensor`` in under ``fqn``; the second name of one tensor becomes an alias."""
         if fqn in self._names:
-            raise InvalidRequestError(f"two tensors would be named {fqn!r}", key=fqn)
+            raise InvalidRequestError(
+                f"two tensors of the state have the same name {fqn!r}: rename one of them", key=fqn
+            )
         self._names.add(fqn)
         known = self.fqn_of.get(id(tensor))
         if known is not None:

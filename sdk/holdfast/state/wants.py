@@ -52,9 +52,9 @@ class Wants:
         spec = self.spec(stored)
         if not fits(target, spec):
             raise InvalidRequestError(
-                f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} here and was saved as "
-                f"{spec.shape} {TORCH[spec.dtype]}: this is another model; a job's "
-                f"checkpoints fit one"
+                f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} now and was saved as "
+                f"{spec.shape} {TORCH[spec.dtype]}: build the model as it was saved, or use "
+                f"another job name"
             )
         self._wants.append(Want(target.detach(), stored, spec.box))
 
@@ -94,11 +94,11 @@ def check_fillable(fqn: str, target: torch.Tensor) -> None:
     """
     if target.is_meta:
         raise InvalidRequestError(
-            f"tensor {fqn!r} is on the meta device and has no memory to be loaded into: call "
+            f"tensor {fqn!r} is on the meta device and has no memory for its values: call "
             f"to_empty(device=...) on its module before the restore",
             key=fqn,
         )
     if is_expanded(target):
         raise InvalidRequestError(
-            f"tensor {fqn!r} is expanded, its elements share memory: make it contiguous()", key=fqn
+            f"the elements of tensor {fqn!r} share memory (expand): make it contiguous()", key=fqn
         )

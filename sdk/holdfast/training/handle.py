@@ -25,17 +25,17 @@ LEVELS: tuple[Level, ...] = ("staged", "local", "replicated", "durable")
 
 
 GIVEN_UP = (
-    "will not become durable: it was given up on its way to the object store, because a copy was "
+    "will not become durable: its upload to the object store was given up, because a shard was "
     "lost before it was stored or an older step was restored (event persist_lost)"
 )
 
 
 class SaveHandle:
-    """One save. ``level`` is the highest level reached.
+    """The progress of one save. ``level`` is the highest level that the save has reached.
 
-    ``on_wait`` is called, with the deadline, before a wait: what the save still lacks is done then.
+    ``on_wait`` is called with the deadline before a wait, to complete what the save still lacks.
     ``stall_s`` is how long the training thread waited for this save, the gate included; it is
-    final once the next save has begun. ``draining``: it is on its way to the object store.
+    final once the next save has begun. ``draining`` is True while the checkpoint is uploaded.
 
     Args:
         step: Optimizer steps completed.
@@ -52,15 +52,16 @@ class SaveHandle:
         self._reachable = reachable
         self._failure: CheckpointError | None = None
         self._shortage = ""
-        self._not_due = f"is not due for durable: {rule or 'persist= is not set'}"
+        self._not_due = f"will not become durable: {rule or 'persist= is not set'}"
         self._not_durable = "" if "durable" in reachable else self._not_due
         self._changed = threading.Condition()
 
     @property
     def error(self) -> CheckpointError | None:
-        """Why this save gets no further: it was abandoned, or the nodes for its copies are missing.
+        """The reason why this save gets no further, or None.
 
-        The latter ends when they come; that of a node which was lost is seen after half a minute.
+        Either the save was abandoned, or nodes for its copies are missing. The latter ends when
+        such nodes join; the loss of a node counts after half a minute, as it may be restarting.
         """
         if self._failure is not None or not self._lacks_copies():
             return self._failure
@@ -69,17 +70,17 @@ class SaveHandle:
 
     @property
     def abandoned(self) -> bool:
-        """Whether this save failed, for good."""
+        """Whether this save has failed for good."""
         return self._failure is not None
 
     def wait(self, level: Level, timeout_s: float | None = None) -> SaveHandle:
-        """Return once ``level`` or a stronger one is reached; None waits ``WAIT_S_MAX``.
+        """Return once the save has reached ``level`` or a higher one; None waits ``WAIT_S_MAX``.
 
         Raises:
-            InvalidRequestError: no such level.
-            PreconditionError: at once, when this save was abandoned or is not due for that level,
-                or when nodes for its copies are missing.
-            OutcomeUnknownError: not reached within ``timeout_s``; it may be later.
+            InvalidRequestError: the level does not exist.
+            PreconditionError: at once, if the save was abandoned, if it will not become durable,
+                or if nodes for its copies are missing.
+            OutcomeUnknownError: the save did not reach the level in time; it may do so later.
         """
         if level not in LEVELS:
             raise InvalidRequestError(
@@ -104,8 +105,9 @@ class SaveHandle:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise OutcomeUnknownError(
-                        f"step {self.step} is {self.level or 'not staged'}, not yet {level}, "
-                        f"after {timeout_s} s",
+                        f"step {self.step} is {self.level or 'not staged'} and did not become "
+                        f"{level} "
+                        f"within {timeout_s} s; it may still do so later",
                         step=self.step,
                     )
                 self._changed.wait(left)
@@ -213,5 +215,5 @@ def rule_text(rule: PersistRule) -> str:
     if rule.steps:
         texts.append(f"at or after each {rule.steps}")
     if rule.seconds:
-        texts.append(f"{rule.seconds:g} s after the last one that went")
-    return f"the object tier takes the first step committed {', or '.join(texts)}" if texts else ""
+        texts.append(f"{rule.seconds:g} s after the last upload began")
+    return f"persist= takes the first step committed {', or '.join(texts)}" if texts else ""

@@ -90,7 +90,7 @@ class Handles:
             handle.fail(error)
 
     def fail_all(self, error: CheckpointError) -> None:
-        """Let nobody wait for what will not come."""
+        """Fail all unfinished handles, so that waits for them end."""
         for handle in self._known.values():
             if not handle.ended:
                 handle.fail(error)

@@ -40,7 +40,7 @@ class Lapse(NamedTuple):
             return counted, ""
         others = [(known, at_s) for known, at_s in self.said if known != reason]
         said = (*others, (reason, now_s))[-REASONS_COUNT_MAX:]
-        more = f"; {self.unsaid} others before it were not either" if self.unsaid else ""
+        more = f"; {self.unsaid} steps before it were not saved either" if self.unsaid else ""
         text = f"step {step} is not saved: {reason}{more}"
         return counted._replace(unsaid=0, told=True, said=said), text
 
@@ -48,7 +48,7 @@ class Lapse(NamedTuple):
         """Return the lapse once ``step`` is committed; a text when one that was told is over."""
         if step <= self.newest or not self.in_row:
             return self, ""
-        text = f"step {step} is safe; not saved before it: {self.in_row}" if self.told else ""
+        text = f"step {step} is safe; {self.in_row} before it were not saved" if self.told else ""
         return self._replace(in_row=0, told=False), text
 
 

@@ -78,8 +78,8 @@ def nonce(environ: Mapping[str, str], where: RankPlace) -> bytes:
 
     if not (dist.is_available() and dist.is_initialized()):
         raise PreconditionError(
-            f"restore() of {where.world_size} ranks comes after init_process_group: "
-            f"without it they cannot agree on the name of this launch"
+            f"call restore() after init_process_group: without it, the {where.world_size} ranks "
+            f"cannot agree on the name of this launch"
         )
     return _broadcast_nonce()
 
@@ -129,15 +129,17 @@ def start(
     if not fresh and step is None:
         return None
     if fresh and step is not None:
-        raise InvalidRequestError(f"fresh={fresh!r} and restore(step={step}) exclude each other")
+        raise InvalidRequestError(
+            f"fresh={fresh!r} and restore(step={step}) contradict each other: pass only one"
+        )
     if step is not None and (type(step) is not int or step < 0):
         raise InvalidRequestError(f"restore(step={step!r}): pass a number of optimizer steps")
     name = f"named:{fresh}" if isinstance(fresh, str) else launcher(environ)
     own = name.startswith("process:") and where.world_size > 1
     if own or (name.startswith("parent:") and where.nodes_count > 1):
         raise PreconditionError(
-            "restore(step=...) and fresh=True are done once per launch, and this launch has no "
-            'name: set HOLDFAST_LAUNCH, give torchrun an --rdzv-id, or say fresh="a name"'
+            "restore(step=...) and fresh=True act once per launch, but this launch has no name: "
+            'set HOLDFAST_LAUNCH, give torchrun an --rdzv-id, or pass fresh="a name"'
         )
     if fresh:
         return Start(name=f"fresh {name}", fresh=True)

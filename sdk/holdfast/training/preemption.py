@@ -114,7 +114,7 @@ def _install(number: signal.Signals) -> bool:
     """Put our handler in place, unless the signal is ignored; tell whether it is there."""
     before = signal.getsignal(number)
     if before is signal.SIG_IGN:
-        log.info("%s is ignored in this process: it does not ask for a save", number.name)
+        log.info("this process ignores %s, so the signal does not ask for a save", number.name)
         return False
     if before is not _note:
         _previous[number] = signal.signal(number, _note)

@@ -56,12 +56,12 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What was restored.
+    """The checkpoint that ``restore`` has loaded; ``generation`` is the number of its attempt.
 
-    ``sources``: bytes by tier, ``memory``, ``peer`` or ``object``. ``seconds``: ``decide`` (until
-    metadata had chosen), ``fetch`` (until all bytes were here and verified), ``load`` (into the
-    tensors). ``missing`` is state that was left as it is, since it is only here, and ``unexpected``
-    what was left out, since it is only in the checkpoint; with ``strict=False``.
+    ``sources`` are bytes by tier: ``memory``, ``peer`` or ``object``. ``seconds`` are those until a
+    checkpoint was chosen (``decide``), until all bytes were on the node and verified (``fetch``),
+    and of loading the tensors (``load``). With ``strict=False``, ``missing`` names state that the
+    checkpoint lacks and that kept its values, ``unexpected`` what the state lacks.
     """
 
     step: int
@@ -131,14 +131,14 @@ def restore(
         found and (found.step, found.generation)
     ):
         raise StaleGenerationError(
-            f"the catalogue was lost since decide(), and would restore another step "
+            f"the catalogue was lost after decide() and now chooses another step "
             f"({found.step if found else 0}): start the job again"
         )
     if _begins_anew(decision):
         if decision.state is DecisionState.LOST:
-            log.warning("starting over, all checkpoints are lost: %s", decision.reason)
+            log.warning("training starts at step 0, no checkpoint can be read: %s", decision.reason)
         elif decision.reason:
-            log.warning("starting over, as asked: %s", decision.reason)
+            log.warning("training starts at step 0, as fresh= asks: %s", decision.reason)
         session.begun(None)
         return None
     try:
@@ -174,7 +174,8 @@ def _chosen(
     view = _wait(session, timeout_s=timeout_s, whole=whole)
     if view is None:
         raise UnavailableError(
-            f"no decision what to restore within {timeout_s:.0f} s: {_progress(session.view)}"
+            f"no checkpoint was chosen and fetched within {timeout_s:.0f} s: "
+            f"{_progress(session.view)}; run holdfast doctor, or raise HOLDFAST_RESTORE_TIMEOUT"
         )
     if view.fenced:
         raise StaleGenerationError("a newer attempt of this job has begun: stop this one")
@@ -183,15 +184,15 @@ def _chosen(
     decision = chosen.decision
     if not chosen.is_of(generation):
         raise StaleGenerationError(
-            f"the catalogue was lost and has numbered this attempt twice: this rank was answered "
-            f"{generation}, its agent {decision.generation}; start the job again"
+            f"the catalogue was lost and has given this attempt two numbers, {generation} and "
+            f"{decision.generation}: start the job again"
         )
     if decision.refused:
         raise NotFoundError(decision.reason)
     if decision.state is DecisionState.LOST and not lost_is_fresh:
         raise CorruptionError(
-            f"the job has checkpoints, none can be read: {decision.reason}; to start over, use "
-            f'another job name or on_failure="warn"'
+            f"the job has checkpoints, but none can be read: {decision.reason}; bring those nodes "
+            f'back, or start over with another job name or on_failure="warn"'
         )
     return chosen
 
@@ -255,13 +256,13 @@ def _sources(chosen: RestoreView) -> Mapping[str, int]:
 
 
 def _notes(decision: Decision) -> Mapping[str, object]:
-    """Return the user's notes; what is no JSON object, or too long, is left out and said."""
+    """Return the user's notes; notes that cannot be read are left out with a warning."""
     if not decision.notes:
         return {}
     try:
         return strict_object(decision.notes.encode(), what="notes", bytes_max=NOTES_BYTES_MAX)
     except CheckpointError as error:
-        log.warning("the notes of the checkpoint cannot be read: %s", error)
+        log.warning("the notes of the checkpoint cannot be read and are left out: %s", error)
         return {}
 
 
@@ -288,9 +289,11 @@ def _load(
     _say_costs(session, chosen, load_s, sum(sources.values()))
     session.begun(decision.checkpoint)
     if found.missing:
-        log.warning("only here, so left as it is: %s", ", ".join(found.missing))
+        text = "the checkpoint lacks these parts of the state, which keep their values: %s"
+        log.warning(text, ", ".join(found.missing))
     if found.unexpected:
-        log.warning("only in the checkpoint, so left out: %s", ", ".join(found.unexpected))
+        text = "the state lacks these parts of the checkpoint, which are ignored: %s"
+        log.warning(text, ", ".join(found.unexpected))
     log.info("restored step %d from %s in %.2f s", step, sources, load_s + chosen.fetch_s)
     return Restored(
         step=step,
@@ -318,7 +321,10 @@ def _say_costs(session: AgentSession, chosen: RestoreView, load_s: float, bytes_
 
 
 def _say_order(session: AgentSession, job: str, reason: str) -> None:
-    message = f"the first steps may differ in the last bit, DDP's order is not put back: {reason}"
+    message = (
+        f"the first steps may differ in the last bit from uninterrupted training, because DDP "
+        f"adds gradients in another order: {reason}"
+    )
     log.warning("%s", message)
     session.post(event=Event(kind="ddp_order_lost", severity="warning", message=message, job=job))
 
@@ -343,9 +349,11 @@ def _settled(view: SessionView, session: AgentSession) -> bool:
 
 
 def _progress(view: SessionView) -> str:
-    """Say how far it got, for the one who reads the error."""
+    """Return the progress of the restore as text for an error message."""
     if view.restore is None:
-        return "the agent has no decision yet"
+        return "the agent has heard of no choice yet"
     decision = view.restore.decision
-    where = "all shards are here" if view.restore.ready else "shards are missing here"
-    return f"decision {decision.number} is {decision.state.name.lower()}, {where} {decision.reason}"
+    ready = view.restore.ready
+    where = "this node has all its shards" if ready else "shards are missing on this node"
+    why = f" ({decision.reason})" if decision.reason else ""
+    return f"the choice is {decision.state.name.lower()} and {where}{why}"

@@ -53,7 +53,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class NoteRefused:
-    """What the user said of ``step`` cannot go with it."""
+    """The user's notes of ``step`` cannot be stored with it."""
 
     step: int
     error: CheckpointError
@@ -150,14 +150,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SlotsLost:
-    """The slots of these steps have gone, though nobody had sealed them."""
+    """The slots of these steps disappeared before the agent sealed them."""
 
     steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Somebody waits for the owed step. ``changed``: the state is not that step's any more."""
+    """A caller waits for the owed step. ``changed``: the state is not that step's any more."""
 
     left_s: float
     changed: bool = False
@@ -186,7 +186,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class FailureTaken:
-    """Somebody was told what went wrong last."""
+    """The last failure was handed to the caller."""
 
 
 SaveEvent = (

@@ -34,11 +34,11 @@ NEW_PLAN_S_MAX = 30.0
 REFUSED_PLAN_S = 30.0
 EAGER_SAVES_MAX = 3
 
-AWAY = "the node agent is away"
-BEHIND = "earlier steps are not committed yet (save less often, or ask `holdfast doctor`)"
-LOST = "its segment was lost before it was sealed"
-LATE = "announced too late for this rank"
-EAGER = "no optimizer step was seen between two saves: all is copied before returning"
+AWAY = "the node's agent does not answer (see `holdfast doctor`)"
+BEHIND = "earlier steps are not committed yet (save less often, or see `holdfast doctor`)"
+LOST = "the agent lost its bytes before they were safe"
+LATE = "this rank heard too late that the step should be saved"
+EAGER = "no optimizer step was seen between two saves, so saves copy everything before returning"
 
 Actions = list[ev.SaveAction]
 Handled = tuple[SaveState, Actions]
@@ -98,14 +98,14 @@ def _note_refused(state: SaveState, event: ev.NoteRefused, _now_s: float) -> Han
 
 
 def _copy_hangs(state: SaveState, event: ev.CopyHangs, now_s: float) -> Handled:
-    reason = "the next save came first"
+    reason = "the next save began before a slot was free"
     actions: Actions = []
     if state.hanging is None:
         actions.append(ev.GiveUpCopy(reason))
     if state.copying is not None:
         state, more = _copy_given_up(state, ev.CopyGivenUp(state.copying, reason), now_s)
         actions += more
-    error = UnavailableError("the copy of an earlier step hangs")
+    error = UnavailableError("the copy of an earlier step does not end")
     state, more = _abandon(state, event.step, now_s, str(error), error)
     return state, actions + more
 
@@ -182,7 +182,7 @@ def _slot_ready(state: SaveState, event: ev.SlotReady, _now_s: float) -> Handled
 
 
 def _awaited(state: SaveState, event: ev.Awaited, now_s: float) -> Handled:
-    """Save the owed step, as it was, for the one who waits; give it up if that is gone."""
+    """Save the owed step for the waiting caller; give it up if its state has changed."""
     if state.owed is None or state.fenced:
         return state, []
     if event.changed:
@@ -323,23 +323,26 @@ def _learn_end(state: SaveState, event: ev.View) -> Handled:
         state = state._replace(shortage=view.shortage)
         actions.append(ev.LackCopies(view.shortage))
         if view.shortage and state.author.rank == 0:
-            advice = "start more node agents, or ask for fewer replicas"
+            advice = "start agents on more nodes, or lower replicas="
             actions.append(ev.Warn(f"steps stay local: {view.shortage}; {advice}"))
     if view.fenced and not state.fenced:
-        error = StaleGenerationError("a newer attempt of this job trains: stop here")
+        error = StaleGenerationError("a newer attempt of this job trains: stop this one")
         state = state._replace(fenced=True, failure=error)
-        actions += [ev.FailAll(error), ev.Warn(f"{error}; nothing is saved any more", "error")]
+        actions += [
+            ev.FailAll(error),
+            ev.Warn(f"{error}; this process saves nothing any more", "error"),
+        ]
     return state, actions
 
 
 def _outage_text(degraded: str) -> str:
     if degraded:
-        return f"{degraded}; saves go on, the newest of them waits in memory to be committed"
-    return "metadata answers again, saves are committed"
+        return f"{degraded}; training and saves go on, but no step is committed until then"
+    return "the metadata service answers again; steps are committed again"
 
 
 def _closing(state: SaveState, _event: ev.Closing, _now_s: float) -> Handled:
-    return state, [ev.FailAll(PreconditionError("the checkpointer was closed"))]
+    return state, [ev.FailAll(PreconditionError("the Checkpointer is closed"))]
 
 
 def _failure_taken(state: SaveState, _event: ev.FailureTaken, _now_s: float) -> Handled:

@@ -33,7 +33,7 @@ log = steady_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OwedMoment:
-    """A step that found no slot: who saved it, and what would tell that it is gone."""
+    """A step that found no slot, and the means to tell whether its state has changed."""
 
     step: int
     updates: int

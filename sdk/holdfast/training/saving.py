@@ -107,7 +107,7 @@ class Saver:
         self._handle(ev.Loaded(step, generation))
 
     def save(self, step: int, notes: Mapping[str, object] | None = None) -> SaveHandle:
-        """Snapshot the state as that of ``step``; the handle tells how it goes on.
+        """Snapshot the state as that of ``step``; the handle shows the progress of the save.
 
         ``notes`` go with it; those that cannot are left out, loudly: they never cost a save.
         """
@@ -142,7 +142,7 @@ class Saver:
                 raise
 
     def _look_around(self) -> None:
-        """Find what nobody tells: a copy that the gate gave up, a closed slot that has gone."""
+        """Look for a copy that the gate gave up and for a closed slot that disappeared."""
         latest = self._performer.latest
         if latest is not None and latest.abandoned:
             self._handle(ev.CopyGivenUp(latest.step, latest.reason))
@@ -229,7 +229,7 @@ class Saver:
                 newest.wait_copies(max(0.0, deadline - time.monotonic()))
             except CheckpointError as cause:
                 why = f" ({self._session.view.degraded})" if self._session.view.degraded else ""
-                error = type(cause)(f"training ends and {cause.message}{why}", step=newest.step)
+                error = type(cause)(f"training ends, but {cause.message}{why}", step=newest.step)
         performer.engine.close(left_s())
         self._handle(ev.Closing())
         performer.pool.close()

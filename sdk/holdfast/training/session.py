@@ -141,9 +141,9 @@ class AgentSession:
         return self._patiently(
             ask,
             timeout_s=timeout_s,
-            waiting=f"waiting for the node agent on {self._socket}",
-            failing=f"no node agent: socket {self._socket} {there}; start one (holdfast up), or "
-            f"set HOLDFAST_AGENT to the socket of the one that runs (holdfast status)",
+            waiting=f"waiting for the node's agent on {self._socket}",
+            failing=f"no agent answers: socket {self._socket} {there}; start one (holdfast up), or "
+            f"set HOLDFAST_AGENT to the socket of the agent that runs (holdfast status)",
         )
 
     def open(self, spec: AttemptSpec, arena: Path, *, timeout_s: float) -> Seat:
@@ -157,9 +157,10 @@ class AgentSession:
         return self._patiently(
             lambda: self._open(arena),
             timeout_s=timeout_s,
-            waiting=f"job {spec.job}: waiting for the catalogue",
-            failing=f"job {spec.job}: the catalogue gave no answer for {timeout_s:.0f} s; see "
-            f"what is wrong with metadata service, object store and agent (holdfast doctor)",
+            waiting=f"job {spec.job}: waiting for the metadata service",
+            failing=f"job {spec.job}: the metadata service gave no answer for {timeout_s:.0f} "
+            f"s; check "
+            f"it, the object store and the agent with holdfast doctor",
         )
 
     def start(self, on_view: Callable[[SessionView], None]) -> None:
@@ -285,7 +286,7 @@ class AgentSession:
             left_s = max(0.1, deadline - time.monotonic())
             call(self._stub.CloseSession, request, timeout_s=min(left_s, CALL_S_MAX))
         except CheckpointError as error:
-            log.info("session %s ended without its agent: %s", self.id, error)
+            log.info("session %s ended, but its agent was not told: %s", self.id, error)
         self._channel.close()
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -327,7 +328,9 @@ class AgentSession:
         run_id(seat.run)
         if self._seat and self._seat != seat:
             raise StaleGenerationError(
-                f"the catalogue was lost, and has numbered this attempt anew: {seat.generation}"
+                f"the catalogue was lost and has given this attempt a new number, "
+                f"{seat.generation}: "
+                f"start the job again"
             )
         self._seat, self._arena = seat, Path(response.arena)
         return seat
@@ -341,9 +344,15 @@ class AgentSession:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path, flags, 0o600)
         except FileNotFoundError as cause:
-            raise UnavailableError(f"the agent's arena {path.parent.parent} is gone") from cause
+            raise UnavailableError(
+                f"the agent's shared memory {path.parent.parent} does not exist any more: restart "
+                f"the agent"
+            ) from cause
         except PermissionError as cause:
-            raise AccessError(f"the agent's arena belongs to another user: {cause}") from cause
+            raise AccessError(
+                f"the agent's shared memory belongs to another user; run agent and training as the "
+                f"same user: {cause}"
+            ) from cause
         taken = locks.take(descriptor)
         assert taken, "a file that was just made is nobody else's"
         previous, self._lock_descriptor = self._lock_descriptor, descriptor
@@ -403,7 +412,9 @@ class AgentSession:
         except StaleGenerationError:
             self._fence(on_view)
         except CheckpointError as error:
-            log.warning("the catalogue was lost and does not take this attempt yet: %s", error)
+            log.warning(
+                "the catalogue was lost and cannot register this attempt again yet: %s", error
+            )
 
     def _fence(self, on_view: Callable[[SessionView], None]) -> None:
         """Take that this attempt was replaced, as if told by a view."""
@@ -413,7 +424,7 @@ class AgentSession:
         try:
             on_view(view)
         except Exception:  # without this thread there would be no slot any more
-            log.exception("news of the agent could not be taken, they are asked for again")
+            log.exception("a message of the agent could not be handled; it is asked for again")
             self._stopping.wait(RETRY_S)
             return
         with self._changed:
@@ -435,7 +446,12 @@ class AgentSession:
             else:
                 return
         if not self.lost_agent:
-            log.warning("node agent lost, nothing is saved until it is back: %s", error)
+            log.warning(
+                "the node's agent does not answer; training goes on, but nothing is saved "
+                "until the agent "
+                "is back (holdfast doctor): %s",
+                error,
+            )
         self.lost_agent = str(error)
         if self._listening():
             self._stopping.wait(RETRY_S)
@@ -449,7 +465,7 @@ class AgentSession:
         before.close()
 
     def _listening(self) -> bool:
-        """Tell whether somebody listens on the agent's socket."""
+        """Tell whether a process listens on the agent's socket."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(SOCKET_POLL_S)
             try:

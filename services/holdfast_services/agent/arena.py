@@ -281,7 +281,7 @@ class Arena:
             os.unlink(session_id(session), dir_fd=self._sessions_fd)
 
     def sweep_sessions(self) -> None:
-        """Remove lock files nobody holds and nobody has just made."""
+        """Remove lock files that no process holds, except those made just now."""
         for entry in _entries(self._sessions_fd):
             with suppress(InvalidRequestError, FileNotFoundError):
                 info = os.stat(session_id(entry), dir_fd=self._sessions_fd, follow_symlinks=False)

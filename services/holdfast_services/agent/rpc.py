@@ -34,11 +34,11 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
     async def Handshake(
         self, request: common_pb2.HandshakeRequest, context: Context
     ) -> common_pb2.HandshakeResponse:
-        """Say who is there."""
+        """Return the versions of this agent."""
         return _handshake()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
-        """Say who and how big this node is, and whether a job fits that is about to begin."""
+        """Return name and size of this node, and whether a job that begins fits there."""
         wish = codec.from_message(request.wish, MemoryWish)
         return pb.DescribeResponse(**asdict(self._service.describe(request.job, wish)))
 
@@ -99,7 +99,7 @@ class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
     async def Handshake(
         self, request: common_pb2.HandshakeRequest, context: Context
     ) -> common_pb2.HandshakeResponse:
-        """Say who is there."""
+        """Return the versions of this agent."""
         return _handshake()
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:

@@ -84,7 +84,7 @@ class AgentService:
     # ------------------------------------------------------------------------ a rank's session
 
     def describe(self, job: str, wish: MemoryWish) -> Description:
-        """Say who and how big this node is, and whether ``job`` fits; empty: no job is meant."""
+        """Return name and size of this node, and whether ``job`` fits (empty: no job)."""
         state = self._state
         return Description(
             node=self.node,

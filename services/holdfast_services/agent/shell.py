@@ -100,7 +100,7 @@ class Shell:
             hear(outcome)
 
     def _publish(self) -> None:
-        """Number what has changed and wake those who wait for it."""
+        """Number the changed views and wake the calls that wait for them."""
         for session in self.state.sessions.values():
             view = session_view(self.state, session)
             if self._bare.get(session.id) != view:

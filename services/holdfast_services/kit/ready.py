@@ -15,7 +15,7 @@ def ready_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def say_ready(path: Path | None, record: Mapping[str, object]) -> None:
-    """Write ``record`` as JSON to ``path``, by rename: who sees the file sees all of it.
+    """Write ``record`` as JSON to ``path``, by rename, so that readers see a whole file.
 
     None: nobody asked for the file.
     """

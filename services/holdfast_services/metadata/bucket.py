@@ -56,7 +56,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A manifest as it lies there, with the digest of its bytes."""
+    """A manifest read from the bucket and the digest of its bytes."""
 
     manifest: Manifest
     digest: bytes
@@ -110,7 +110,7 @@ class BucketArchive:
         self.store = store
 
     async def adopt(self, job: str) -> CheckpointId | None:
-        """Write every checkpoint of ``job`` that lies there into the catalogue; idempotent.
+        """Add every checkpoint of ``job`` in the bucket to the catalogue; idempotent.
 
         Of a run that the catalogue has checkpoints of, only what it does not know is read.
 
@@ -127,7 +127,8 @@ class BucketArchive:
             taken = await self._take(job, here)
         except (AccessError, NotFoundError) as cause:
             raise UnavailableError(
-                f"cannot ask the object store whether {job} is new: {cause.message}", job=job
+                f"the object store cannot tell whether {job} has checkpoints: {cause.message}",
+                job=job,
             ) from cause
         if taken.unreadable and not here:
             first = taken.skipped[0]
@@ -139,7 +140,7 @@ class BucketArchive:
         return taken.newest
 
     async def rebuild(self, job: str | None) -> Rebuilt:
-        """Adopt one job, or all that lie there; idempotent.
+        """Add the checkpoints of one job, or of all jobs in the bucket; idempotent.
 
         Raises:
             UnavailableError: the store does not answer, or there is too much for one call; what
@@ -154,7 +155,9 @@ class BucketArchive:
         except TimeoutError as cause:
             if not bound.expired():
                 raise
-            text = f"not all read within {REBUILD_S_MAX:.0f} s: {total.jobs} jobs were taken in"
+            text = (
+                f"{total.jobs} jobs were added within {REBUILD_S_MAX:.0f} s: repeat for the others"
+            )
             raise UnavailableError(text) from cause
         return total
 
@@ -253,7 +256,7 @@ def _read_one(store: ObjectStore, place: Place, stop: threading.Event) -> Found 
         data = store.get(key, length_bytes_max=MANIFEST_BYTES_MAX)
         manifest = decode(data)
         if (manifest.job, manifest.checkpoint) != (place.job, place.checkpoint):
-            raise ManifestError(f"it is of job {manifest.job}, {manifest.checkpoint}")
+            raise ManifestError(f"the manifest is of job {manifest.job}, {manifest.checkpoint}")
     except NotFoundError:
         return None
     except (CorruptionError, UnsupportedFormatError) as error:
@@ -289,8 +292,8 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
         raise ConflictError(f"{job} has another run by now than {chosen}", job=job)
     if run.job != job:
         raise PreconditionError(
-            f"the object store has run {chosen} under {job}, but here it is {run.job}'s: copy it "
-            f"with `holdfast import --job`, which makes it a run of its own",
+            f"run {chosen} is that of {job} in the object store, but of {run.job} here: copy it "
+            f"with `holdfast import --job NAME`",
             job=job,
         )
     mine = [m for m in manifests if m.checkpoint.run == chosen]
@@ -336,8 +339,8 @@ def _other_run(job: str, known: str | None, manifests: Sequence[Manifest]) -> Ev
     return Event(
         kind="import_skipped",
         severity="warning",
-        message=f"the object store has runs {', '.join(runs[:8])} of {job}, not {known}, which is "
-        f"the job's run here: nothing of them was taken",
+        message=f"the object store has runs {', '.join(runs[:8])} of {job}, but the job's run is "
+        f"{known} here: checkpoints of the other runs were not added",
         job=job,
         context={"run": known or ""},
     )
@@ -347,7 +350,7 @@ def _skipped(job: str, item: Skipped) -> Event:
     return Event(
         kind="import_skipped",
         severity="warning",
-        message=f"{item.key} was passed over: {item.reason}",
+        message=f"{item.key} is not a usable manifest and was ignored: {item.reason}",
         job=job,
         context={"key": item.key, "reason": item.reason},
     )

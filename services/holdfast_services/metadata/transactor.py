@@ -72,7 +72,7 @@ class Transactor:
         return await self.in_thread(attempt)
 
     async def change(self, use_case: Callable[[Catalogue], T]) -> T:
-        """Run a use case as ``write`` does, then tell all who wait for a change."""
+        """Run a use case as ``write`` does, then wake all calls that wait for a change."""
         answer = await self.write(use_case)
         self.tell()
         return answer
@@ -98,7 +98,7 @@ class Transactor:
         return await asyncio.shield(self._next_world)
 
     def tell(self) -> None:
-        """Wake all who wait for a change."""
+        """Wake all calls that wait for a change."""
         self._told_s = asyncio.get_running_loop().time()
         self._changed.set()
         self._changed = asyncio.Event()

@@ -56,7 +56,7 @@ class MetadataClient:
         return int(call(self._stub.ShardStored, request, timeout_s=CALL_S_MAX).missing)
 
     def durable(self, checkpoint: CheckpointId, manifest_digest: bytes) -> None:
-        """Say that the manifest lies there.
+        """Report that the manifest is in the store.
 
         Raises:
             StaleGenerationError: the checkpoint was superseded meanwhile; its folder is harmless.

@@ -46,7 +46,7 @@ class MissingShardsError(NotReadyError):
 def write_manifest(
     store: ObjectStore, pool: PartPool, plan: CheckpointWork, stop: threading.Event
 ) -> bytes:
-    """Write the manifest of the planned checkpoint; return the digest of what lies there.
+    """Write the manifest of the planned checkpoint; return the stored manifest's digest.
 
     Raises:
         MissingShardsError: some are not in the store, or not what they should be; names the first.

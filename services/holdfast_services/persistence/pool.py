@@ -60,7 +60,7 @@ class PartPool:
             self._buffers.append(memory)
 
     def trim(self) -> None:
-        """Give the memory of buffers that nobody uses back."""
+        """Free the memory of unused buffers."""
         self._buffers.clear()
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class Copy(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release the mapping and its connection."""
         ...
 
 

@@ -106,7 +106,7 @@ class ShardUpload:
         self.moved = Moved()
 
     def run(self) -> None:
-        """Return when object and sidecar are there, proven.
+        """Return when object and sidecar are stored and verified.
 
         Raises:
             UnavailableError: the store, or all sources; try again later.
@@ -142,7 +142,7 @@ class ShardUpload:
         return judge(self._shard, length_bytes, found, repair=self._plan.repair)
 
     def _check_ours(self) -> None:
-        """Do nothing unless another checkpoint's manifest lies there: it is relied on (P2).
+        """Raise if the folder has the manifest of another checkpoint, which is durable (P2).
 
         It may be that of another catalogue, or of what this one has forgotten by a backup.
         """
@@ -218,7 +218,7 @@ class ShardUpload:
         return [u for u in self._store.open_uploads(self._key) if u.key == self._key]
 
     def _abort_others(self) -> None:
-        """Forget what dead workers began: nobody needs it now that the object is there.
+        """Abort the uploads of dead workers, which are useless once the object is stored.
 
         A worker that lives notices, and finds the object. Before the sidecar: that says done.
         """
@@ -273,7 +273,7 @@ class ShardUpload:
     # -- proof -------------------------------------------------------------------------------
 
     def _proven(self, parts: Sequence[Part]) -> bool:
-        """Tell whether an object that somebody else finished is the shard: all of it is read."""
+        """Tell whether another worker's finished object is the shard, by reading all of it."""
         try:
             self._prove(parts)
         except (NotFoundError, CorruptionError) as error:

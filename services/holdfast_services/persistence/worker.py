@@ -203,7 +203,7 @@ class Worker:
         return self._stop.is_set() and not self._doing
 
     def _drain(self) -> None:
-        """Wait for parts in flight; give back also what hangs: somebody else goes on with it."""
+        """Wait for parts in flight; give stuck items back, for other workers to continue."""
         with self._guard:
             self._guard.wait_for(lambda: not self._doing, DRAIN_S_MAX)
             hanging = list(self._doing)

@@ -79,7 +79,7 @@ def _detach(settings: Settings) -> int:
 
 
 def _run(settings: Settings, tell: detach.Tell) -> int:
-    """Run the stack in this process until it is told to stop, or nobody needs it."""
+    """Run the stack in this process until it is told to stop or is not needed."""
     home = settings.home
     lock = places.take_lock(home)
     level = runner.log_level(settings.environ)

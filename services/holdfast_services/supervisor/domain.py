@@ -93,7 +93,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants the stack to end."""
+    """The stack is asked to end."""
 
     why: str
 

@@ -59,7 +59,7 @@ class Supervisor:
         self._lives: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set or nobody needs it; all children have ended afterwards.
+        """Run until ``stop`` is set or the stack is not needed; then end all children.
 
         Raises:
             UnavailableError: a child kept dying before the stack was ready.
@@ -150,7 +150,7 @@ class Supervisor:
 
 
 def _forget_readiness(spec: Spec) -> None:
-    """Remove what an earlier life left, so that the file speaks of this one."""
+    """Delete the previous process's ready file."""
     if spec.ready_file is not None:
         spec.ready_file.unlink(missing_ok=True)
 

@@ -24,7 +24,7 @@ KIND = "memory"
 
 @dataclass
 class MemoryNetwork:
-    """Who serves under which address."""
+    """The servers by address."""
 
     sources: dict[str, SegmentSource] = field(default_factory=dict)
 

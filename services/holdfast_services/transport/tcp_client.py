@@ -135,7 +135,7 @@ def _timeval(wait_s: float) -> bytes:
 
 
 def _ask(job: _Job, connection: socket.socket, asked: deque[int]) -> bool:
-    """Send the request for the next part that nobody asked for; False when there is none."""
+    """Send the request for the next part not yet requested; False when there is none."""
     try:
         index = job.parts.get_nowait()
     except queue.Empty:

@@ -68,7 +68,7 @@ def test_a_drain_given_up_ends_the_wait_for_it(node, catalogue, begin):
     until(lambda: handle.draining, "draining")
     commit(catalogue, handle)
 
-    with pytest.raises(PreconditionError, match="given up on its way"):
+    with pytest.raises(PreconditionError, match="upload to the object store was given up"):
         handle.wait("durable", timeout_s=WAIT_S)
 
 
@@ -137,8 +137,8 @@ def test_the_third_slot_is_in_the_sum_that_a_refusal_writes_out(node, monkeypatc
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"persist": holdfast.Auto()}, "only EverySteps, EverySeconds"),
-        ({"keep": 5}, r"use holdfast.Retention\(last=5\)"),
+        ({"persist": holdfast.Auto()}, "use EverySteps, EverySeconds"),
+        ({"keep": 5}, r"pass one, such as holdfast.Retention\(last=5\)"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_is_looked_for(options, match):

@@ -146,7 +146,7 @@ def test_a_name_that_is_taken_is_refused_before_a_byte_is_written(run, imported,
     code, found = run("import", tmp_path / "x.pt", "--job", "fork2", "--as", "model")
 
     assert (1, "precondition") == (code, found["error"]["kind"])
-    assert "another run here, r5" in found["error"]["message"]
+    assert "exists here (run r5)" in found["error"]["message"]
     assert not here.exists()
 
 
@@ -184,7 +184,7 @@ def test_a_lost_lease_stops_the_reader(environ, imported):
         lease.check()
         assert rest.checkpoint(JOB, 8)["held"]
         rest.read("DELETE", lease._id)
-        with pytest.raises(PreconditionError, match="the read lease on step 8 is lost"):
+        with pytest.raises(PreconditionError, match="retention may delete step 8"):
             _until(30, lease.check)
 
 

@@ -261,7 +261,7 @@ def test_a_folder_copied_by_hand_under_another_name_is_refused_and_costs_no_othe
         async with kit.running(sqlite_url, tiered(kit)) as service:
             service.archive = BucketArchive(service, store)
             report = await service.archive.rebuild(None)
-            with pytest.raises(PreconditionError, match="a's"):
+            with pytest.raises(PreconditionError, match="but of a here"):
                 await service.register(kit.wish(0, "n", job="copy"))
             return report
 

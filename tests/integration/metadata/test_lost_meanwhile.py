@@ -60,7 +60,7 @@ async def test_what_the_look_into_the_bucket_found_must_be_there_still(
         if known:
             await shelf.shelve(service, made)
         service.archive = LostAfter(BucketArchive(service, store), database_url)
-        with pytest.raises(UnavailableError, match=r"does not have what it had of gpt/small"):
+        with pytest.raises(UnavailableError, match=r"has just lost its checkpoints of gpt/small"):
             await service.register(kit.wish(0, "a"))
         assert await service.read(lambda c: c.run_of(JOB)) is None, "it is not even created"
 

@@ -185,7 +185,7 @@ async def test_a_store_that_does_not_answer_is_never_a_fresh_start(database_url,
             await tier.service.register(kit.wish(0, "a"))
         tier.service.archive = silent = Shelf()
         silent.open.clear()
-        with pytest.raises(UnavailableError, match="did not say"):
+        with pytest.raises(UnavailableError, match="did not list"):
             await tier.service.register(kit.wish(0, "a"))
         assert await tier.service.read(lambda c: c.run_of(kit.JOB)) is None
 
@@ -206,7 +206,7 @@ async def test_a_job_that_is_known_restarts_though_the_store_does_not_answer(
         assert 10 == (await tier.run()).decision.checkpoint.step
         events = await tier.service.read(lambda c: c.last_events(100))
     said = [row["message"] for row in events if row["kind"] == "object_store_not_asked"]
-    assert ["did not say" in text or "no route" in text for text in said] == [True, True]
+    assert ["did not list" in text or "no route" in text for text in said] == [True, True]
 
 
 async def test_forgetting_memory_leaves_what_is_durable_and_its_lineage(database_url, agents, kit):

@@ -98,7 +98,7 @@ async def test_a_job_that_trains_or_is_read_is_not_removed(database_url, agents,
     """F92: who is in the way is named."""
     async with tier_over(database_url, kit, offers=False) as tier:
         seat, _ = await lived(tier, agents)
-        with pytest.raises(PreconditionError, match="trains, held by holder of L"):
+        with pytest.raises(PreconditionError, match="is training, started by holder of L"):
             await remove(tier, kit)
         await ended(tier, agents, seat)
         at = users.At(kit.JOB, 10)

@@ -352,9 +352,9 @@ def test_a_pin_brings_a_step_in_memory_to_the_object_store(kit, database_url, ag
                 await pin(service, At(JOB, 2), "")
             service.limits = tiered
             pinned = await pin(service, At(JOB, 2), "paper")
-            with pytest.raises(PreconditionError, match="goes first"):
+            with pytest.raises(PreconditionError, match="is being uploaded: try again later"):
                 await pin(service, At(JOB, 1), "")
-            with pytest.raises(PreconditionError, match="on its way"):
+            with pytest.raises(PreconditionError, match="being uploaded"):
                 await remove(service, At(JOB, 2), force=False)
             with pytest.raises(PreconditionError, match="in memory"):
                 await remove(service, At(JOB, 1), force=True)

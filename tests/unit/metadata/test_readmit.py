@@ -75,9 +75,9 @@ def test_of_two_attempts_that_live_the_higher_one_wins(training):
     again(training, 0, "a")
     assert again(training, 1, "b", nonce=b"newer", generation=5) == 5
 
-    with pytest.raises(StaleGenerationError, match="generation 5 is"):
+    with pytest.raises(StaleGenerationError, match="attempt 5 is"):
         again(training, 0, "a", nonce=b"other", generation=4)
-    with pytest.raises(StaleGenerationError, match="replaced by generation 5"):
+    with pytest.raises(StaleGenerationError, match="replaced by attempt 5"):
         again(training, 1, "b")
 
 
@@ -116,5 +116,5 @@ def test_a_start_that_it_has_made_is_not_made_again(training):
 def test_what_cannot_have_been_restored_is_refused(training, checkpoint):
     training.forget()
 
-    with pytest.raises(InvalidRequestError, match="has not restored"):
+    with pytest.raises(InvalidRequestError, match="cannot have restored"):
         again(training, 0, "a", restored=checkpoint(30, 2))

@@ -207,7 +207,7 @@ def test_a_lost_restore_says_what_is_missing_and_who_had_it(cluster):
 
     assert cluster.decided() == ("LOST", None)
     reason = cluster.run.decision.reason
-    assert reason == f"step 10 of generation {first} misses the shards of ranks 1; last held by b"
+    assert reason == f"step 10 of attempt {first} lacks the shards of ranks 1; last held by b"
     cluster.report("b")
     assert cluster.decided() == ("LOST", None), "a lost decision is final for its attempt"
 

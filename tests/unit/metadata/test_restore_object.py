@@ -136,7 +136,7 @@ def test_lost_only_when_no_tier_has_anything_and_the_reason_says_so(stored):
     stored.report("a")
 
     assert ("LOST", None) == stored.decided()
-    assert "the object store was tried, in vain" in stored.run.decision.reason
+    assert "the object store did not deliver it either" in stored.run.decision.reason
 
 
 def test_a_step_that_was_never_durable_is_lost_with_a_reason(cluster):

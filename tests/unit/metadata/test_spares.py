@@ -93,7 +93,7 @@ def test_what_is_older_than_the_acknowledged_step_is_spare_while_a_restore_goes_
     cluster.launch(b"first", "d", "c")
     for step in (10, 20):
         cluster.commit(step, 1, "d", "c")
-    assert set() == spares(cluster), "its agents let it go by keep_from"
+    assert set() == spares(cluster), "its agents let it go by free_before"
 
     cluster.launch(b"second", "d", "c")
 

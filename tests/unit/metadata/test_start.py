@@ -105,7 +105,7 @@ def test_ranks_that_ask_for_different_starts_are_refused(cluster, other):
     trained(cluster, 10)
     cluster.register(0, "a", nonce=b"second", start=FRESH)
 
-    with pytest.raises(InvalidRequestError, match="say the same on all ranks"):
+    with pytest.raises(InvalidRequestError, match="pass the same fresh= and step= on all ranks"):
         cluster.register(1, "b", nonce=b"second", start=other)
 
 
@@ -150,7 +150,7 @@ def test_a_step_that_cannot_be_restored_is_refused_with_those_that_can(cluster):
 
     assert ("LOST", None) == cluster.decided()
     assert cluster.run.decision.refused
-    assert "these can: 30, 20" in cluster.run.decision.reason
+    assert "steps that can: 30, 20" in cluster.run.decision.reason
     assert "restore_refused" in cluster.kinds()
     begin(cluster, b"third", None)
     assert ("CONFIRMED", (30, first)) == cluster.decided()
@@ -167,8 +167,8 @@ def test_a_step_of_which_a_shard_is_gone_names_the_shard(cluster):
         cluster.later(3.0)
         cluster.report(*NODES)
 
-    assert "misses the shards of ranks 1" in cluster.run.decision.reason
-    assert "these can: 30" in cluster.run.decision.reason
+    assert "lacks the shards of ranks 1" in cluster.run.decision.reason
+    assert "steps that can: 30" in cluster.run.decision.reason
 
 
 def test_a_step_that_was_left_behind_is_not_taken_back(cluster):
@@ -182,8 +182,8 @@ def test_a_step_that_was_left_behind_is_not_taken_back(cluster):
         cluster.later(3.0)
         cluster.report(*NODES)
 
-    assert "left behind" in cluster.run.decision.reason
-    assert "these can: 10" in cluster.run.decision.reason
+    assert "left it behind" in cluster.run.decision.reason
+    assert "steps that can: 10" in cluster.run.decision.reason
 
 
 @pytest.mark.parametrize("start", [Start(name=""), Start(name="x" * 301), Start(name="x", step=-1)])

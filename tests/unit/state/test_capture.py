@@ -365,7 +365,10 @@ class DTensor(torch.Tensor):
         ({"rank": 1}, "state key 'rank'"),
         ({3: 1}, "state key 3"),
         ({"m": nn.LazyLinear(2)}, "'m.weight' is not initialized"),
-        ({"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)}, "two values would be named 'a.b'"),
+        (
+            {"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)},
+            "two values of the state have the same path 'a.b'",
+        ),
     ],
 )
 def test_what_cannot_be_saved_is_refused_by_name_at_construction(state, text):
@@ -390,8 +393,8 @@ def test_a_tensor_the_format_cannot_hold_is_named(tensor):
         (lambda: {"m": nn.Linear(3, 5)}, InvalidRequestError, "'m.weight' is (5, 3)"),
         (lambda: {"m": nn.Linear(3, 2, bias=False)}, InvalidRequestError, "'m.bias'"),
         (lambda: {"m": nn.Sequential(nn.Linear(3, 2))}, NotReadyError, "'m.0.weight'"),
-        (lambda: {"n": nn.Linear(3, 2)}, InvalidRequestError, "is only here"),
-        (dict, InvalidRequestError, "'m' is only in the checkpoint"),
+        (lambda: {"n": nn.Linear(3, 2)}, InvalidRequestError, "exists only in the script"),
+        (dict, InvalidRequestError, "'m' exists only in the checkpoint"),
     ],
 )
 def test_a_state_of_another_structure_is_refused_by_name(tmp_path, target, kind, text):
@@ -446,7 +449,7 @@ def test_groups_and_schedules_of_another_split_are_refused_by_name(tmp_path):
         capture = Capture(target, rank=0, world_size=1)
         with pytest.raises((NotReadyError, InvalidRequestError), match=r"m\.1\."):
             capture.load(segments, step=1)
-        with pytest.raises(InvalidRequestError, match=r"'m\.1\.bias' is only here"):
+        with pytest.raises(InvalidRequestError, match=r"'m\.1\.bias' exists only in the script"):
             capture.load(segments, step=1, only={"o", "s"})
 
 

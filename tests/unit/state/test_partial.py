@@ -116,5 +116,7 @@ def test_a_strict_load_says_the_way_out(tmp_path):
     """X6: an average was added; the error names it and what loads the rest."""
     model, _ = trained()
 
-    with pytest.raises(InvalidRequestError, match=r"'average' is only here.*strict=False"):
+    with pytest.raises(
+        InvalidRequestError, match=r"'average' exists only in the script.*strict=False"
+    ):
         through(tmp_path, {"model": model}, {"model": model, "average": nn.Linear(4, 3)})

@@ -15,7 +15,7 @@ from holdfast.errors import (
 from holdfast.training.handle import SaveHandle, postponed_step
 
 REACHABLE = frozenset({"staged", "local", "replicated"})
-RULE = "the object tier takes the first step committed at or after each 100"
+RULE = "persist= takes the first step committed at or after each 100"
 
 
 def test_a_wait_is_met_by_a_stronger_level():
@@ -58,7 +58,7 @@ def test_an_abandoned_save_ends_every_wait_at_once():
 def test_a_level_that_this_step_is_not_due_for_is_refused_at_once():
     handle = SaveHandle(7, reachable=REACHABLE)
 
-    with pytest.raises(PreconditionError, match="not due for durable: persist= is not set"):
+    with pytest.raises(PreconditionError, match="not become durable: persist= is not set"):
         handle.wait("durable")
 
 
@@ -69,11 +69,11 @@ def persisted(step=7):
 def test_a_committed_step_that_is_not_draining_is_not_due_for_durable():
     """Said at once, with the rule: which steps go is decided as they are committed."""
     handle = persisted()
-    with pytest.raises(OutcomeUnknownError, match="not yet durable"):
+    with pytest.raises(OutcomeUnknownError, match="did not become durable"):
         handle.wait("durable", timeout_s=0)
     handle.learn(StepLevels(step=7, sealed=True, local=True))
 
-    with pytest.raises(PreconditionError, match=f"step 7 is not due for durable: {RULE}"):
+    with pytest.raises(PreconditionError, match=f"step 7 will not become durable: {RULE}"):
         handle.wait("durable")
     assert not handle.ended
     handle.learn(StepLevels(step=7, sealed=True, local=True, replicated=True))
@@ -85,7 +85,7 @@ def test_a_wait_for_durable_ends_at_once_when_the_step_turns_out_not_to_be_due()
     refused = []
 
     def wait():
-        with pytest.raises(PreconditionError, match="not due"):
+        with pytest.raises(PreconditionError, match="not become durable: persist= takes"):
             handle.wait("durable", timeout_s=30)
         refused.append(True)
 
@@ -102,7 +102,9 @@ def test_a_draining_step_becomes_durable():
     handle = persisted()
     handle.learn(StepLevels(step=7, local=True, replicated=True, draining=True))
     assert (handle.draining, handle.ended) == (True, False)
-    with pytest.raises(OutcomeUnknownError, match="step 7 is replicated, not yet durable"):
+    with pytest.raises(
+        OutcomeUnknownError, match="step 7 is replicated and did not become durable"
+    ):
         handle.wait("durable", timeout_s=0)
     handle.learn(StepLevels(step=7, local=True, replicated=True, durable=True))
 
@@ -115,7 +117,7 @@ def test_a_drain_that_was_given_up_is_told_from_a_step_that_was_never_due():
     handle.learn(StepLevels(step=7, local=True, replicated=True, draining=True))
     handle.learn(StepLevels(step=7, local=True, replicated=True))
 
-    with pytest.raises(PreconditionError, match=r"given up on its way .* persist_lost"):
+    with pytest.raises(PreconditionError, match=r"upload .* was given up, .* persist_lost"):
         handle.wait("durable", timeout_s=0)
     assert handle.wait("replicated", timeout_s=0) is handle
     assert handle.ended
@@ -144,7 +146,7 @@ def test_a_deadline_says_how_far_it_got():
     handle = SaveHandle(7, reachable=REACHABLE)
     handle.reach("staged")
 
-    with pytest.raises(OutcomeUnknownError, match="step 7 is staged, not yet local"):
+    with pytest.raises(OutcomeUnknownError, match="step 7 is staged and did not become local"):
         handle.wait("local", timeout_s=0)
     assert issubclass(OutcomeUnknownError, TimeoutError)
 
@@ -190,11 +192,11 @@ def test_a_postponed_step_can_be_waited_for_until_another_goes_instead():
     assert not handle.ended
 
     handle.learn(committed(20))
-    with pytest.raises(PreconditionError, match="not due"):
+    with pytest.raises(PreconditionError, match="not become durable: persist= takes"):
         handle.wait("durable", timeout_s=0)
 
 
-LACK = "replicas=1 needs 2 live nodes, there is 1"
+LACK = "replicas=1 needs 2 live nodes, but only 1 is there"
 
 
 def test_missing_nodes_end_a_wait_for_copies_at_once_and_no_other():

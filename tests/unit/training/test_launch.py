@@ -118,5 +118,5 @@ def test_what_is_no_step_is_not_gone_back_to(step):
 
 
 def test_starting_over_and_going_back_exclude_each_other():
-    with pytest.raises(InvalidRequestError, match="exclude"):
+    with pytest.raises(InvalidRequestError, match="contradict each other: pass only one"):
         attempt.start({}, ALONE, fresh=True, step=3)

@@ -87,7 +87,7 @@ def test_a_rank_ends_that_was_answered_another_number_than_its_agent(state):
     decision = replace(agent.view.restore.decision, state=state, fresh=False)
     agent.view = replace(agent.view, restore=RestoreView(decision=decision))
 
-    with pytest.raises(StaleGenerationError, match="was answered 2, its agent 1; start the job"):
+    with pytest.raises(StaleGenerationError, match="two numbers, 2 and 1: start the job"):
         restored_by(agent)
     assert not agent.began
 

@@ -86,7 +86,7 @@ def refused(handle):
     [
         (PersistRule(), "persist= is not set"),
         (PersistRule(steps=100), "the first step committed at or after each 100"),
-        (PersistRule(seconds=60), "the first step committed 60 s after the last one that went"),
+        (PersistRule(seconds=60), "the first step committed 60 s after the last upload began"),
         (PersistRule(steps=5, seconds=0.5), "at or after each 5, or 0.5 s after the last"),
     ],
 )
@@ -174,7 +174,7 @@ def test_notes_that_cannot_even_be_read_cost_no_save(make_saver, notes, said):
 
 def test_missing_nodes_are_said_once_by_rank_0_and_known_to_every_handle(make_saver, caplog):
     """F54; defect X9: saves before and after the news."""
-    lack = "replicas=1 needs 2 live nodes, there is 1"
+    lack = "replicas=1 needs 2 live nodes, but only 1 is there"
     for rank in (0, 1):
         saver = make_saver(rank=rank, world_size=2)
         before = SaveHandle(5, reachable=frozenset({"local", "replicated"}))
@@ -418,7 +418,7 @@ def test_closing_says_how_far_the_last_step_got(leased):
     error = leased.close(0.05)
 
     assert isinstance(error, OutcomeUnknownError)
-    assert "training ends and step 2 is staged, not yet replicated" in error.message
+    assert "training ends, but step 2 is staged and did not become replicated" in error.message
     assert "metadata service does not answer" in error.message
 
 
@@ -446,4 +446,4 @@ def test_a_thousand_steps_without_a_slot_are_one_line(leased, caplog):
 
     about = [r.getMessage() for r in caplog.records if "no free slot" in r.getMessage()]
     assert len(about) == 1
-    assert "not saved before it: 1000" in caplog.records[-1].getMessage()
+    assert "; 1000 before it were not saved" in caplog.records[-1].getMessage()

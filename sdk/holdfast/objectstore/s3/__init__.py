@@ -104,7 +104,7 @@ class S3Store(MultipartUploads):
         return self._client.repeat(key, request)
 
     def read_into(self, key: str, begin: int, view: memoryview) -> None:
-        """See ``ObjectStore.read_into``; what was broken off goes on where it broke."""
+        """See ``ObjectStore.read_into``; a broken read continues where it broke."""
         where, target = self._where(key), view.cast("B")
         sink, end = Sink(target), begin + target.nbytes
         if begin == end:

@@ -92,7 +92,7 @@ class Queue(Protocol):
         ...
 
     def waiting_count(self) -> int:
-        """Return how many items are nobody's: waiting or delayed."""
+        """Return how many items no worker has claimed: waiting or delayed."""
         ...
 
     def items_count(self, prefix: str = "") -> int:

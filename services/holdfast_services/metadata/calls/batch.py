@@ -41,7 +41,7 @@ class Batch(Generic[Q, A]):
             CheckpointError: what ``run_all`` answered or raised.
         """
         if len(self._waiting) >= WAITING_MAX:
-            raise UnavailableError(f"{WAITING_MAX} calls wait already")
+            raise UnavailableError(f"{WAITING_MAX} calls wait already: try again later")
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, future))
         if self._running is None:

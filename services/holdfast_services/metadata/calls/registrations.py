@@ -26,7 +26,7 @@ class Archive(Protocol):
     """The object store as a source of checkpoints that this catalogue does not know."""
 
     async def adopt(self, job: str) -> CheckpointId | None:
-        """Write every checkpoint of ``job`` that lies there into the catalogue; idempotent.
+        """Add every checkpoint of ``job`` in the bucket to the catalogue; idempotent.
 
         Returns:
             The newest of them; None: there is none. Who begins an attempt on the strength of this
@@ -94,7 +94,7 @@ class Registrations:
             async with asyncio.timeout(limit_s):
                 return await archive.adopt(job)
         except (TimeoutError, CheckpointError) as cause:
-            late = f"the object store did not say within {limit_s:.0f} s what it has of {job}"
+            late = f"the object store did not list the checkpoints of {job} within {limit_s:.0f} s"
             reason = cause.message if isinstance(cause, CheckpointError) else late
             if known:
                 await self._transactor.change(lambda c: agents.note_unasked(c, job, reason))

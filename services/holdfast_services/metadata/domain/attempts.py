@@ -82,7 +82,7 @@ def register(
     attempt = run.current
     if attempt is None or (known is not None and known != attempt.generation):
         raise StaleGenerationError(
-            f"attempt of generation {known} was replaced by generation {run.generation}",
+            f"attempt {known} was replaced by attempt {run.generation}: stop this one",
             job=run.job,
             run=run.id,
             rank=wish.spec.rank,
@@ -90,14 +90,15 @@ def register(
     asked, begun = wish.spec, attempt.spec
     if asked.world_size != begun.world_size:
         raise InvalidRequestError(
-            f"world size {asked.world_size} differs from the attempt's {begun.world_size}",
+            f"rank {asked.rank} has WORLD_SIZE={asked.world_size}, but other ranks of this attempt "
+            f"have {begun.world_size}: start all ranks with the same launcher",
             job=run.job,
             rank=asked.rank,
         )
     if asked.start != begun.start:
         raise InvalidRequestError(
-            f"rank {asked.rank} asks to begin at {start.text_of(asked.start)}, the attempt at "
-            f"{start.text_of(begun.start)}: say the same on all ranks",
+            f"rank {asked.rank} asks to begin at {start.text_of(asked.start)}, other ranks at "
+            f"{start.text_of(begun.start)}: pass the same fresh= and step= on all ranks",
             job=run.job,
             rank=asked.rank,
         )
@@ -110,9 +111,10 @@ def _begin(
     previous = run.attempt
     if previous is not None and not _may_replace(previous, wish, now_s):
         raise AlreadyExistsError(
-            f"job {run.job} is held by {previous.spec.holder or 'another launcher'} "
-            f"(generation {previous.generation}, lease for another "
-            f"{previous.lease_until_s - now_s:.1f} s); pass takeover=True to replace it",
+            f"another launch trains job {run.job} now: {previous.spec.holder or 'unnamed'} "
+            f"(attempt "
+            f"{previous.generation}, for at least {previous.lease_until_s - now_s:.1f} s more); "
+            f"stop it, use another job name, or pass takeover=True to replace it",
             job=run.job,
             run=run.id,
             holder=previous.spec.holder,
@@ -165,7 +167,7 @@ def _registered(run: Run, attempt: Attempt) -> Event:
         kind="attempt_registered",
         severity="info",
         message=f"attempt {attempt.generation} of {run.job} began: "
-        f"{attempt.spec.world_size} ranks, held by {attempt.spec.holder or 'unnamed'}",
+        f"{attempt.spec.world_size} ranks, started by {attempt.spec.holder or 'unnamed'}",
         job=run.job,
         context={"run": run.id, "generation": str(attempt.generation)},
     )
@@ -174,7 +176,7 @@ def _registered(run: Run, attempt: Attempt) -> Event:
 def _unpersisted(run: Run, attempt: Attempt, limits: Limits) -> tuple[Event, ...]:
     if not attempt.spec.persist.on or limits.object_tier:
         return ()
-    text = f"{run.job} asks for the object store, but the metadata service has no HOLDFAST_STORE"
+    text = f"{run.job} sets persist=, but HOLDFAST_STORE is not set for the metadata service"
     return (Event(kind="persist_off", severity="warning", message=text, job=run.job),)
 
 

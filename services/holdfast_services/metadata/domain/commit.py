@@ -189,7 +189,7 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
         for rank in missing:
             said = statuses[rank].report
             if said.step > key.step and key.step not in said.saving:
-                reason = f"rank {rank} went on without a segment of it"
+                reason = f"rank {rank} went on without saving it"
                 yield AbandonedStep(
                     run=run.id, step=key.step, generation=key.generation, reason=reason
                 )
@@ -213,7 +213,7 @@ def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[
     firm = _firm_from(run, nodes, evidence) if beyond else None
     for key in beyond:
         if firm is not None and key < firm:
-            reason = f"step {firm.step} is whole, and its copies need the room"
+            reason = f"step {firm.step} is complete, and its copies need the memory"
             yield AbandonedStep(run=run.id, step=key.step, generation=key.generation, reason=reason)
 
 

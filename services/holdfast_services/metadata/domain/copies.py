@@ -66,4 +66,5 @@ def spread(asked: Copies, copies: CheckpointCopies, domains: Domains) -> bool:
 def _short(asked: Copies, domains: Domains) -> str:
     room = len({asked.place(node, domains) for node in domains})
     what = f"failure domains ({asked.domain})" if asked.domain else "nodes"
-    return f"replicas={asked.n} needs {asked.n + 1} live {what}, there is {room}"
+    verb = "is" if room == 1 else "are"
+    return f"replicas={asked.n} needs {asked.n + 1} live {what}, but only {room} {verb} there"

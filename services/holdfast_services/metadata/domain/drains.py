@@ -60,7 +60,7 @@ def persist_off(run: Run) -> Outcome:
 
 
 def stop(run: Run, key: CheckpointId) -> Outcome:
-    """Return the run without the drain of ``key``, as somebody asked: the next due one goes."""
+    """Return the run without the drain of ``key``, as a user asked; the next due step goes."""
     events = [
         _lost(run, drain, "it was removed by hand")
         for drain in run.drains
@@ -157,15 +157,15 @@ def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: flo
         gone = [shard for shard in drain.missing if not _held(held.get(shard.id), shard, there)]
         if left_behind or gone:
             run = replace(_end(run, drain.checkpoint, None), persist_owed=not left_behind)
-            why = (
-                "it was left behind" if left_behind else f"no node holds {gone[0].id.key} any more"
-            )
+            why = "a restore of an older step left it behind"
+            if not left_behind:
+                why = f"no node holds {gone[0].id.key} any more"
             events.append(_lost(run, drain, why))
     return Outcome(run=run, events=tuple(events))
 
 
 def _awaited(node: Node, now_s: float) -> bool:
-    """Tell whether the node is there, or went so lately that it may come back with what it held."""
+    """Tell whether the node lives or was lost less than ``HOLDER_AWAY_S_MAX`` ago."""
     return max(node.lease_until_s, node.reported_at_s) + HOLDER_AWAY_S_MAX > now_s
 
 
@@ -177,8 +177,8 @@ def _postponed(run: Run, row: Checkpoint) -> Event:
     return Event(
         kind="persist_postponed",
         severity="warning",
-        message=f"step {row.id.step} of {run.job} is due for the object store while step "
-        f"{run.drains[0].checkpoint.step} is still on its way: a later one goes instead",
+        message=f"step {row.id.step} of {run.job} should go to the object store, but step "
+        f"{run.drains[0].checkpoint.step} is still being uploaded: a later step goes instead",
         job=run.job,
         context={"run": run.id, "step": str(row.id.step), "generation": str(row.id.generation)},
     )
@@ -189,7 +189,7 @@ def _lost(run: Run, drain: Drain, why: str) -> Event:
     return Event(
         kind="persist_lost",
         severity="warning",
-        message=f"step {key.step} of {run.job} will not reach the object store: {why}",
+        message=f"step {key.step} of {run.job} will not become durable: {why}",
         job=run.job,
         context={"run": run.id, "step": str(key.step), "generation": str(key.generation)},
     )

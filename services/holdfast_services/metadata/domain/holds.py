@@ -17,7 +17,7 @@ from holdfast_services.metadata.domain.retention import Candidate, Verdict, metr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A row with what is known of its objects and who holds it.
+    """A checkpoint's row, the state of its objects, its pin and its readers.
 
     ``pin`` is the note of the user's pin, None without one; ``readers`` have a lease that holds.
     ``stored_shards`` counts what of a drain lies there already, None when nothing drains.
@@ -45,12 +45,12 @@ def restored(run: Run) -> frozenset[CheckpointId]:
 
 
 def holds(run: Run, item: Listed) -> tuple[str, ...]:
-    """Return who needs the checkpoint just now: nobody may remove it, not even by force."""
+    """Return the present uses of the checkpoint; none may be removed, not even by force."""
     found = [f"read by {reader}" for reader in item.readers]
     if item.id in restored(run):
         found.append("being restored")
     if item.row.draining:
-        found.append("on its way to the object store")
+        found.append("being uploaded to the object store")
     return tuple(found)
 
 
@@ -101,11 +101,14 @@ def check_job_removal(run: Run, listed: Iterable[Listed], now_s: float) -> None:
     attempt = run.current
     if attempt is not None and attempt.lease_until_s > now_s:
         raise PreconditionError(
-            f"{run.job} trains, held by {attempt.spec.holder or 'another launcher'}: stop it first",
+            f"{run.job} is training, started by {attempt.spec.holder or 'another launcher'}: stop "
+            f"it first",
             job=run.job,
         )
     if readers := sorted({reader for item in listed for reader in item.readers}):
-        raise PreconditionError(f"{run.job} is read by {', '.join(readers)}", job=run.job)
+        raise PreconditionError(
+            f"{run.job} is being read by {', '.join(readers)}: try again later", job=run.job
+        )
 
 
 def removed(run: Run) -> Run:
@@ -149,17 +152,19 @@ def check_removal(run: Run, item: Listed, newest: CheckpointId | None, *, force:
     Raises:
         PreconditionError: it lies in memory only, or somebody needs it; says who.
     """
-    name = f"step {item.id.step} of generation {item.id.generation}"
+    name = f"step {item.id.step} of attempt {item.id.generation}"
     ids = {"job": run.job, "run": run.id, "step": item.id.step, "generation": item.id.generation}
     if held := holds(run, item):
         raise PreconditionError(f"{name} is {', '.join(held)}", **ids)
     if item.row.durable_at_s is None:
-        raise PreconditionError(f"{name} is in memory alone: it is freed by itself", **ids)
+        raise PreconditionError(
+            f"{name} is only in memory, where newer steps replace it by themselves", **ids
+        )
     if force:
         return
     if item.pin is not None:
-        raise PreconditionError(f"{name} is pinned: unpin it, or remove it by force", **ids)
+        raise PreconditionError(f"{name} is pinned: unpin it, or use --force", **ids)
     if item.id == newest:
         raise PreconditionError(
-            f"{name} is the newest that can be restored: force is needed", **ids
+            f"{name} is the newest that can be restored: use --force to remove it", **ids
         )

@@ -82,7 +82,7 @@ class Attempt:
 
     @property
     def protection(self) -> Copies:
-        """What it asks for against the loss of nodes."""
+        """The copies that the attempt asks for against the loss of nodes."""
         return self.spec.protection
 
 

@@ -43,13 +43,12 @@ def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outco
     """
     past, generation = wish.spec.restored, wish.spec.generation
     if past and (past.run != run.id or past.generation >= generation):
-        raise InvalidRequestError(
-            f"an attempt of generation {generation} has not restored {past}", job=run.job
-        )
+        raise InvalidRequestError(f"attempt {generation} cannot have restored {past}", job=run.job)
     if generation < run.generation or (run.current and run.generation == generation):
         raise StaleGenerationError(
-            f"attempt of generation {generation} is not known here, and generation "
-            f"{run.generation} is",
+            f"attempt {generation} is not known to this catalogue, but attempt "
+            f"{run.generation} is: "
+            f"start the job again",
             job=run.job,
             run=run.id,
             rank=wish.spec.rank,
@@ -64,7 +63,7 @@ def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outco
     event = Event(
         kind="attempt_readmitted",
         severity="warning",
-        message=f"attempt {generation} of {run.job} goes on, the catalogue had lost it",
+        message=f"the catalogue had lost attempt {generation} of {run.job}; the attempt goes on",
         job=run.job,
         context={"run": run.id, "generation": str(generation)},
     )

@@ -169,7 +169,7 @@ def _propose(run: Run, attempt: Attempt, decision: Decision, copies: CheckpointC
         shards=shards,
         notes=next((row.notes for row in run.checkpoints if row.id == chosen), ""),
     )
-    text = f"restore of {run.job} proposed: step {chosen.step} of generation {chosen.generation}"
+    text = f"{run.job} is going to restore step {chosen.step} of attempt {chosen.generation}"
     changed = replace(run, decision=proposed, pins=(chosen,))
     return Outcome(run=changed, events=(_event(run, "restore_proposed", text, proposed),))
 
@@ -212,7 +212,7 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
 
 
 def _hoped(key: CheckpointId, facts: Facts) -> CheckpointCopies:
-    """Return the copies that are there, and those whose agents may only be restarting.
+    """Return the copies on live nodes and on nodes that may only be restarting.
 
     What a node held by its last word counts until ``decide_wait_s`` after it.
     """
@@ -281,12 +281,12 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
     rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
     changed = made(replace(run, decision=confirmed, checkpoints=rows), attempt)
     changed = left_behind(changed, chosen.step, attempt)
-    text = f"restore of {run.job} confirmed: step {chosen.step} of generation {chosen.generation}"
+    text = f"{run.job} restores step {chosen.step} of attempt {chosen.generation}"
     news = [_event(run, "restore_confirmed", text, confirmed)]
     behind = [row.id for row in rows if run.usable(row.id) and rule.covers(row.id)]
     if behind:
         steps = ", ".join(str(key.step) for key in sorted(behind)[:NAMED_IN_REASON_MAX])
-        text = f"{len(behind)} later checkpoints of {run.job} superseded: steps {steps}"
+        text = f"{len(behind)} later checkpoints of {run.job} are left behind: steps {steps}"
         news.append(_event(run, "checkpoint_superseded", text, confirmed, "warning"))
     return Outcome(run=changed, events=tuple(news))
 
@@ -302,14 +302,14 @@ def _start_fresh(run: Run, attempt: Attempt, decision: Decision) -> Outcome:
     """Confirm that there is nothing to restore, or that all there is was asked to be left."""
     fresh = replace(decision, state=DecisionState.CONFIRMED, fresh=True)
     if not attempt.start_due:
-        text = f"no checkpoint of {run.job}: it starts from step 0"
+        text = f"{run.job} has no checkpoint and starts at step 0"
         changed = left_behind(replace(run, decision=fresh, pins=()), 0, attempt)
         return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh),))
     left = [row.id.step for row in run.checkpoints if run.usable(row.id) and not row.expired]
     fresh = replace(fresh, reason=f"steps up to {max(left)} are left behind" if left else "")
     # A checkpoint of step 0 is left behind too: nothing of the old lineage comes back.
     changed = left_behind(made(replace(run, decision=fresh, pins=()), attempt), -1, attempt)
-    text = f"{run.job} starts over from step 0, as asked{left and '; '}{fresh.reason}"
+    text = f"{run.job} starts over at step 0, as fresh= asks{left and '; '}{fresh.reason}"
     severity = "warning" if left else "info"
     return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh, severity),))
 
@@ -321,12 +321,12 @@ def _refuse(
     if known is not None:
         reason = _missing(run, known, facts)
     elif any(row.id.step == step for row in run.checkpoints):
-        reason = "it was left behind by a later restore, or its objects are being deleted"
+        reason = "a later restore left it behind, or its objects are being deleted"
     else:
-        reason = "there is no checkpoint of it"
+        reason = "the job has no checkpoint of this step"
     others = {key.step for key in _candidates(unbound(run), facts.evidence.sources)}
     named = ", ".join(map(str, sorted(others, reverse=True)[:NAMED_IN_REASON_MAX]))
-    text = f"step {step} cannot be restored: {reason}; these can: {named or 'none'}"
+    text = f"step {step} cannot be restored: {reason}; steps that can: {named or 'none'}"
     lost = replace(
         decision,
         state=DecisionState.LOST,
@@ -347,28 +347,28 @@ def _lose(run: Run, decision: Decision, newest: CheckpointId, facts: Facts) -> O
         shards=(),
         reason=_missing(run, newest, facts),
     )
-    text = f"restore of {run.job} is lost: {lost.reason}"
+    text = f"no checkpoint of {run.job} can be read: {lost.reason}"
     changed = replace(run, decision=lost, pins=())
     return Outcome(run=changed, events=(_event(run, "restore_lost", text, lost, "error"),))
 
 
 def _missing(run: Run, newest: CheckpointId, facts: Facts) -> str:
-    """Return which shards of the newest checkpoint nobody serves, and who had them."""
+    """Return as text which shards of the newest checkpoint are missing, and their last nodes."""
     live = facts.evidence.sources.get(newest, {})
     known = facts.evidence.known.get(newest, {})
     row = next((row for row in run.checkpoints if row.id == newest), None)
     sizes = {item.shard.world_size for item in known.values()}
     world_size = row.world_size if row else max(sizes, default=0)
     ranks = sorted(set(range(world_size)) - ranks_of(live))
-    name = f"step {newest.step} of generation {newest.generation}"
+    name = f"step {newest.step} of attempt {newest.generation}"
     store = _said_of_the_store(row, facts)
     if not ranks:
-        return f"{name} has a copy of every shard, but no source that serves it intact{store}"
+        return f"{name} has a copy of every shard, but no node delivers them intact{store}"
     named = ", ".join(map(str, ranks[:NAMED_IN_REASON_MAX]))
     more = f" and {len(ranks) - NAMED_IN_REASON_MAX} more" if len(ranks) > 8 else ""
     holders = {n for item in known.values() if item.shard.id.rank in ranks for n in item.nodes}
-    where = ", ".join(sorted(holders)[:NAMED_IN_REASON_MAX]) or "no node that is known"
-    return f"{name} misses the shards of ranks {named}{more}; last held by {where}{store}"
+    where = ", ".join(sorted(holders)[:NAMED_IN_REASON_MAX]) or "an unknown node"
+    return f"{name} lacks the shards of ranks {named}{more}; last held by {where}{store}"
 
 
 def _said_of_the_store(row: Checkpoint | None, facts: Facts) -> str:
@@ -376,10 +376,10 @@ def _said_of_the_store(row: Checkpoint | None, facts: Facts) -> str:
     if row is None or row.durable_at_s is None:
         return "; the object store does not have it" if facts.limits.object_tier else ""
     if not facts.limits.object_tier:
-        return "; the object store has it, but the metadata service has no HOLDFAST_STORE"
+        return "; the object store has it, but HOLDFAST_STORE is not set for the metadata service"
     if row.bad:
-        return "; the object store has it, but damaged"
-    return "; the object store was tried, in vain"
+        return "; the object store has it, but with damaged bytes"
+    return "; the object store did not deliver it either"
 
 
 def with_rule(rules: tuple[SupersedeRule, ...], rule: SupersedeRule) -> tuple[SupersedeRule, ...]:

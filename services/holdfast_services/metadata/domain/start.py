@@ -66,8 +66,8 @@ def repeated(run: Run, attempt: Attempt) -> tuple[Event, ...]:
         return ()
     where = text_of(attempt.spec.start)
     text = (
-        f"attempt {attempt.generation} of {run.job} asks to begin at {where}; its "
-        f"launch has done so already, and goes on from the newest checkpoint"
+        f"attempt {attempt.generation} of {run.job} asks to begin at {where}; its launch "
+        f"has done so once already, so training goes on from the newest checkpoint"
     )
     context = {"run": run.id, "generation": str(attempt.generation)}
     return (

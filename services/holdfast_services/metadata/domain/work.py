@@ -108,7 +108,7 @@ def holders(shard: Shard, nodes: Mapping[str, Node], now_s: float) -> tuple[Peer
 
 
 def repairs(bad: Iterable[ShardId], nodes: Mapping[str, Node], now_s: float) -> tuple[str, ...]:
-    """Return the names of shards that lie there wrong and that a live node could replace."""
+    """Return the names of damaged stored shards that a live node could replace."""
     there = {
         held.shard.id
         for node in nodes.values()

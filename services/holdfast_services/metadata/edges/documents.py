@@ -60,7 +60,7 @@ class JobDoc(BaseModel):
 
 
 class CheckpointDoc(BaseModel):
-    """A committed checkpoint: its levels, who holds it, how many copies are in memory now."""
+    """A committed checkpoint: its levels, its uses, the number of its copies in memory now."""
 
     job: str
     run: str

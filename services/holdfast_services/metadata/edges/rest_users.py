@@ -40,7 +40,7 @@ Lease = Annotated[str, Path(max_length=64)]
 
 
 class _Body(BaseModel):
-    """What a caller sends: a field that nobody knows is a mistake, and is refused."""
+    """The body of a request; unknown fields are refused, because they are mistakes."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -77,7 +77,7 @@ class RenewDoc(_Body):
 
 
 class RebuildWishDoc(_Body):
-    """Which job is taken in from the object store; null: all that lie there."""
+    """The job whose checkpoints are added from the object store; null: all jobs there."""
 
     job: str | None = None
 
@@ -255,7 +255,7 @@ def _done(item: Listed, job: str) -> DoneDoc:
 def _add_reads(router: APIRouter, transactor: Transactor) -> None:
     @router.post("/jobs/{job:path}/checkpoints/{step}/reads")
     async def begin(job: str, step: Step, wish: ReadWishDoc, generation: OneOf = None) -> ReadDoc:
-        """Hold a checkpoint in the object store while somebody reads it."""
+        """Protect a checkpoint in the object store while a reader reads it."""
         at, number = At(job_name(job), step, generation), secrets.token_hex(16)
         lease = await transactor.write(
             lambda c: users.begin_read(c, at, number=number, holder=wish.holder, ttl_s=wish.ttl_s)

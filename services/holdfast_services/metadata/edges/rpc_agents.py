@@ -36,7 +36,7 @@ class MetadataRpc(MetadataServicer):
     async def Handshake(
         self, request: common.HandshakeRequest, context: Context
     ) -> common.HandshakeResponse:
-        """Say who is here and where REST is."""
+        """Return the versions of this service and the address of REST."""
         del request, context
         return greeting(self._rest_url)
 

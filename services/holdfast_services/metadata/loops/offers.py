@@ -131,8 +131,8 @@ class Reconciler:
         if self._down:
             return
         self._down = True
-        log.warning("%s; tried again every %.0f s", error, RECONCILE_S)
-        text = f"nothing new goes to the object store: {error.message}"
+        log.warning("%s; the service tries again every %.0f s", error, RECONCILE_S)
+        text = f"no new checkpoint becomes durable until the queue answers: {error.message}"
         await self._record(Event(kind="queue_down", severity="warning", message=text))
 
     async def _say_up(self) -> None:

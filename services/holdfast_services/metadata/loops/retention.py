@@ -63,7 +63,7 @@ class RetentionLoop:
                 silent = False
             except CheckpointError as error:
                 if not silent:
-                    log.warning("retention waits: %s", error)
+                    log.warning("retention could not be applied and is tried again: %s", error)
                 silent = True
             except Exception:
                 log.exception("retention failed")

@@ -40,7 +40,7 @@ class Ticker:
                 silent = False
             except CheckpointError as error:
                 if not silent:
-                    log.warning("catalogue does not answer: %s", error)
+                    log.warning("the catalogue's database does not answer: %s", error)
                 silent = True
             except Exception:
                 log.exception("tick failed")

@@ -96,7 +96,7 @@ _DAMAGED = and_(t.objects.c.expired_at_s.is_(None), t.objects.c.bad != "[]")
 
 
 def _added(new: Any) -> dict[str, ColumnElement[Any]]:
-    """Return what a row that is there takes over from a new one: what it has not."""
+    """Return the new row's values for the columns that are NULL in the stored row."""
     c = t.checkpoints.c
     levels = ("copied_at_s", "replicated_at_s", "durable_at_s")
     return {
@@ -189,7 +189,7 @@ class CheckpointStatements(ObjectStatements):
         return replace(run, checkpoints=tuple(found))
 
     def _save_checkpoints(self, before: Run, after: Run) -> None:
-        """Add rows and levels, begin and end drains; a level that is there keeps its time."""
+        """Add rows and levels, begin and end drains; never overwrite the time of a level."""
         known = set(before.checkpoints)
         changed = [row for row in after.checkpoints if row not in known]
         self.put_checkpoints(changed)
@@ -207,7 +207,7 @@ class CheckpointStatements(ObjectStatements):
                 self._db.execute(self._insert(t.drains), _drain_rows(drain))
 
     def put_checkpoints(self, rows: Iterable[Checkpoint]) -> None:
-        """Insert rows; one that is there gets what it has not, and begins or ends to drain."""
+        """Insert rows; on conflict fill in NULL columns and begin or end the drain."""
         values = [_checkpoint_row(row) for row in rows]
         if values:
             self._put(_PUT_CHECKPOINT, values)
@@ -225,7 +225,7 @@ class CheckpointStatements(ObjectStatements):
         return sorted(checkpoint_id(*row) for row in self._db.execute(sql))
 
     def drain_shard(self, key: ShardId) -> tuple[Shard, bool] | None:
-        """Return the shard as it is to lie there, and whether it does; None: no such drain."""
+        """Return the shard to be stored and whether it is stored; None: no such drain."""
         values = {**key_of(key.checkpoint), "rank": key.rank, "volume": key.volume}
         rows = self._db.execute(_DRAIN_SHARD, values).mappings().all()
         shards = self._drain_shards(rows, key.checkpoint)
@@ -240,18 +240,18 @@ class CheckpointStatements(ObjectStatements):
         return self._drain_shards(self._db.execute(_DRAIN, key_of(key)).mappings().all(), key)
 
     def drain_done(self, shard: Shard, now_s: float) -> bool:
-        """Note that exactly this shard lies there; False: it is not one that is awaited."""
+        """Mark this shard as uploaded; False: no drain waits for it, or its digest differs."""
         sql = update(t.drains).where(_is_shard(shard.id), t.drains.c.done_at_s.is_(None))
         sql = sql.where(t.drains.c.root_digest == shard.root_digest).values(done_at_s=now_s)
         return self._db.execute(sql).rowcount == 1
 
     def drain_again(self, key: ShardId) -> bool:
-        """Note that a shard of a drain does not lie there; False: nobody had said it does."""
+        """Mark a shard of a drain as not uploaded; False: it was not marked as uploaded."""
         sql = update(t.drains).where(_is_shard(key), t.drains.c.done_at_s.is_not(None))
         return self._db.execute(sql.values(done_at_s=None)).rowcount == 1
 
     def drain_counts(self, key: CheckpointId) -> tuple[int, int]:
-        """Return (shards that lie there, shards still to come); (0, 0): nothing drains."""
+        """Return (shards uploaded, shards not uploaded yet); (0, 0): nothing drains."""
         done, total = self._db.execute(_DRAIN_COUNTS, key_of(key)).one()
         return done, total - done
 

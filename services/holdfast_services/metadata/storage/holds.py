@@ -27,7 +27,7 @@ _ALL = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A lease on a checkpoint that somebody reads out of the object store."""
+    """A lease on a checkpoint while a reader reads it from the object store."""
 
     id: str
     checkpoint: CheckpointId
@@ -79,7 +79,7 @@ class HoldStatements(CheckpointStatements):
         durable: bool = False,
         limit: int = _ALL,
     ) -> Sequence[Listed]:
-        """Return rows of a run, newest first, with who holds them; a plain read.
+        """Return rows of a run, newest first, with their pins and readers; a plain read.
 
         Args:
             run: Whose.
@@ -177,7 +177,7 @@ class HoldStatements(CheckpointStatements):
         return Read(number, key, row["holder"], row["until_s"])
 
     def renew_read(self, number: str, now_s: float, until_s: float) -> bool:
-        """Let a lease end later; False: it is over, and what it held may be gone."""
+        """Extend a lease; False: it has ended, and its checkpoint may be deleted."""
         r = t.reads.c
         sql = update(t.reads).where(r.id == number, r.until_s > now_s).values(until_s=until_s)
         return self._db.execute(sql).rowcount == 1
@@ -195,7 +195,7 @@ class HoldStatements(CheckpointStatements):
     # -- expiry --------------------------------------------------------------------------------
 
     def expire(self, key: CheckpointId, now_s: float) -> bool:
-        """Mark a durable checkpoint for deletion unless somebody holds it; False: somebody does.
+        """Mark a durable checkpoint for deletion; False: it is pinned or being read.
 
         Pins, reads, restores and drains are asked in the statement itself (4.7). From here on no
         restore chooses it, and nobody can pin or read it any more.

@@ -60,7 +60,7 @@ class NodeStatements(Statements):
     # -- pulse ---------------------------------------------------------------------------------
 
     def pulse_s(self) -> float:
-        """Return when a metadata process last said that it can write; 0 at the very first."""
+        """Return when a metadata process last wrote its pulse; 0: never."""
         return self.pulse()[0]
 
     def pulse(self) -> tuple[float, float]:
@@ -161,7 +161,7 @@ class NodeStatements(Statements):
         self._db.execute(_FORGET_NODES, {"before_s": now_s - NODE_SILENT_S_MAX})
 
     def forget_all_nodes(self) -> None:
-        """Delete every node with what it held; one that is there after all reports again."""
+        """Delete all nodes and inventories; a live node reports again within a second."""
         self._db.execute(delete(t.nodes))
 
     # -- events --------------------------------------------------------------------------------

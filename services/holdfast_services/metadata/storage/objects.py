@@ -26,7 +26,7 @@ class ObjectStatements(Statements):
     def put_object(
         self, stored: Stored, *, manifest_digest: bytes, verified_at_s: float | None
     ) -> None:
-        """Add what lies there; one that is known stays. Its row is written by the caller.
+        """Add the stored shards of a checkpoint, unless known; the caller writes its row.
 
         ``verified_at_s`` is when its bytes were last compared, None: not by this catalogue.
         """
@@ -43,13 +43,13 @@ class ObjectStatements(Statements):
         self._db.execute(self._insert(t.objects).values(row).on_conflict_do_nothing())
 
     def object_row(self, checkpoint: CheckpointId) -> RowMapping | None:
-        """Return all but the shards of what lies there, None: nothing; a plain read."""
+        """Return the stored object's row without its shards, or None; a plain read."""
         columns = [column for column in t.objects.c if column.name != "body"]
         sql = select(*columns).where(is_of(t.objects, checkpoint))
         return self._db.execute(sql).mappings().one_or_none()
 
     def stored(self, checkpoint: CheckpointId) -> Stored | None:
-        """Return the shards of what lies there, None: nothing; a plain read."""
+        """Return the stored shards of a checkpoint, or None; a plain read."""
         return next(iter(self._stored([checkpoint])), None)
 
     def _stored(self, checkpoints: Iterable[CheckpointId]) -> tuple[Stored, ...]:
@@ -69,17 +69,17 @@ class ObjectStatements(Statements):
         return shards
 
     def set_bad(self, checkpoint: CheckpointId, bad: Iterable[ShardId]) -> None:
-        """Say which shards lie there wrong; none: all is well. Under the job's lock."""
+        """Record which stored shards are damaged (none: all are intact). Under the job's lock."""
         text = json.dumps(sorted([key.rank, key.volume] for key in set(bad)))
         self._db.execute(update(t.objects).where(is_of(t.objects, checkpoint)).values(bad=text))
 
     def scrubbed(self, checkpoint: CheckpointId, now_s: float) -> None:
-        """Note that it was read back: who asked for it has it."""
+        """Record that the checkpoint was scrubbed and clear the request."""
         values = {"scrubbed_at_s": now_s, "scrub_asked": False}
         self._db.execute(update(t.objects).where(is_of(t.objects, checkpoint)).values(values))
 
     def ask_scrub(self, checkpoint: CheckpointId) -> bool:
-        """Ask that it is read back now; False: nothing of it lies there."""
+        """Ask for a scrub now; False: the checkpoint is not in the store."""
         sql = update(t.objects).where(is_of(t.objects, checkpoint)).values(scrub_asked=True)
         return self._db.execute(sql).rowcount == 1
 
@@ -113,7 +113,7 @@ class ObjectStatements(Statements):
         return [key for key, _ in self._tasks(o.expired_at_s.is_(None), or_(*due))]
 
     def bad(self) -> Sequence[tuple[CheckpointId, tuple[ShardId, ...]]]:
-        """Return what lies there wrong and is not expired; bounded; a plain read."""
+        """Return damaged checkpoints that have not expired; bounded; a plain read."""
         return self._tasks(t.objects.c.expired_at_s.is_(None), t.objects.c.bad != "[]")
 
     def _tasks(

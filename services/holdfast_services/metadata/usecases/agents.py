@@ -52,7 +52,7 @@ class SeatWish:
 
 
 def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> float:
-    """Say that leases can be renewed; after a gap, give everybody who had one a new lease.
+    """Record that leases can be renewed; after a gap, renew all of them.
 
     A node that could not renew because the catalogue was away has not been lost by it (P5). Nor
     does one that is lost live on because the database's clock was ahead and was set right: then
@@ -79,7 +79,7 @@ def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> float:
 
 
 def check_written(catalogue: Catalogue) -> None:
-    """Refuse if nobody has been able to write for longer than any process rests; a plain read.
+    """Refuse if the database has not been written for too long; a plain read.
 
     Raises:
         UnavailableError: says for how long.
@@ -87,7 +87,7 @@ def check_written(catalogue: Catalogue) -> None:
     silent_s = catalogue.now_s() - catalogue.pulse_s()
     if silent_s > SILENT_S_MAX:
         known = f"for {silent_s:.0f} s" if catalogue.pulse_s() else "yet"
-        raise UnavailableError(f"the catalogue's database has taken no write {known}")
+        raise UnavailableError(f"the catalogue's database could not be written {known}")
 
 
 def register(
@@ -142,7 +142,7 @@ def _is_there(catalogue: Catalogue, wish: SeatWish) -> bool:
 
 
 def _lost(job: str) -> UnavailableError:
-    text = f"the catalogue does not have what it had of {job} a moment ago: look again"
+    text = f"the catalogue has just lost its checkpoints of {job}: try again"
     return UnavailableError(text, job=job)
 
 
@@ -233,7 +233,7 @@ def _take(catalogue: Catalogue, item: Inventory, now_s: float, limits: Limits) -
 
 
 def _locked(catalogue: Catalogue, job: str, new_run: str, now_s: float) -> Run:
-    """Return the job's run, its row locked; a job nobody knows begins with ``new_run``.
+    """Return the job's run, its row locked; an unknown job begins with ``new_run``.
 
     Raises:
         InvalidRequestError: ``new_run`` is another job's.
@@ -295,7 +295,7 @@ def tick(catalogue: Catalogue, limits: Limits) -> int:
     runs = [_locked(catalogue, job, "", now_s) for job in jobs]
     lost = catalogue.mark_lost(now_s)
     for name in lost:
-        text = f"node {name} lost: its lease ran out"
+        text = f"node {name} is lost: its agent has stopped reporting"
         event = Event(kind="node_lost", severity="warning", message=text)
         catalogue.add_events([event], name, now_s)
     nodes = catalogue.nodes() if runs else {}
@@ -327,8 +327,8 @@ def known(catalogue: Catalogue, job: str) -> CheckpointId | None:
 
 
 def note_unasked(catalogue: Catalogue, job: str, reason: str) -> None:
-    """Say that a job goes on with what the catalogue knows, whatever else the bucket has."""
-    text = f"{job} restarts without a look into the object store: {reason}"
+    """Record that a job continues without asking the object store."""
+    text = f"{job} continues from the catalogue's checkpoints, without the object store: {reason}"
     event = Event(kind="object_store_not_asked", severity="warning", message=text, job=job)
     catalogue.add_events([event], "", catalogue.now_s())
 

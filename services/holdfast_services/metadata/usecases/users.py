@@ -54,7 +54,7 @@ def expire(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
     ]
     fresh = [verdict.id for verdict in done if not verdict.keep and not verdict.expired]
     if fresh:
-        text = f"{len(fresh)} checkpoints of {job} expired, by policy: {_steps(fresh)}"
+        text = f"{len(fresh)} checkpoints of {job} expired by policy: {_steps(fresh)}"
         catalogue.add_events([_event(run, "checkpoint_expired", text)], "", now_s)
     return tuple(done)
 
@@ -65,7 +65,7 @@ def policy(catalogue: Catalogue, job: str) -> Retention:
 
 
 def set_policy(catalogue: Catalogue, job: str, wish: Retention) -> Retention:
-    """Give the job another policy; what it no longer keeps expires soon after.
+    """Give the job another policy; checkpoints that it does not keep expire soon after.
 
     Raises:
         InvalidRequestError: its numbers make no sense.
@@ -104,16 +104,28 @@ def _drained(catalogue: Catalogue, run: Run, item: Listed, now_s: float, limits:
     """Return the run with the checkpoint on its way to the object store."""
     name = _name(item.id)
     if not limits.object_tier:
-        raise PreconditionError(f"{name} is in memory, and there is no object store", job=run.job)
+        raise PreconditionError(
+            f"{name} is only in memory, and there is no object store to pin it in: set "
+            f"HOLDFAST_STORE",
+            job=run.job,
+        )
     if not run.usable(item.id):
-        raise PreconditionError(f"{name} is in memory, and was left behind", job=run.job)
+        raise PreconditionError(
+            f"{name} is only in memory and was left behind by a restore: it cannot be pinned",
+            job=run.job,
+        )
     if run.drains:
         # A second one on its way would keep one more slot from the trainer (F88).
         under_way = _name(run.drains[0].checkpoint)
-        raise PreconditionError(f"{name} is in memory, and {under_way} goes first", job=run.job)
+        raise PreconditionError(
+            f"{name} is only in memory, and {under_way} is being uploaded: try again later",
+            job=run.job,
+        )
     copies = gather(run.id, tuple(catalogue.nodes().values()), now_s).live.get(item.id, {})
     if not whole(copies):
-        raise PreconditionError(f"{name} has no whole copy left to keep", job=run.job)
+        raise PreconditionError(
+            f"{name} cannot be pinned: no whole copy of it is left", job=run.job
+        )
     return drains.begin(run, item.row, shards_of(copies), now_s)
 
 
@@ -159,13 +171,13 @@ def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
             job=at.job,
             step=at.step,
         )
-    text = f"{_name(item.id)} of {at.job} expired, by hand"
+    text = f"a user removed {_name(item.id)} of {at.job}"
     catalogue.add_events([_event(run, "checkpoint_expired", text, item.id)], "", now_s)
     return find(catalogue, run, at, now_s)
 
 
 def _stopped(catalogue: Catalogue, run: Run, at: At, item: Listed, now_s: float) -> Listed:
-    """Give a drain up; what is there already is an orphan, what comes next goes instead."""
+    """Give a drain up: its objects become orphans, and the next step goes instead."""
     outcome = drains.stop(run, item.id)
     catalogue.drop_pin(item.id)
     catalogue.save_run(run, outcome.run)
@@ -213,7 +225,9 @@ def begin_read(catalogue: Catalogue, at: At, *, number: str, holder: str, ttl_s:
     item = find(catalogue, run, at, now_s)
     _check_stored(item, at)
     if catalogue.reads_count(run.id, now_s) >= READS_PER_RUN_MAX:
-        raise ExhaustedError(f"{READS_PER_RUN_MAX} readers hold checkpoints of {at.job}")
+        raise ExhaustedError(
+            f"{READS_PER_RUN_MAX} readers read checkpoints of {at.job} already: try again later"
+        )
     lease = Read(number, item.id, holder, now_s + ttl_s)
     catalogue.put_read(lease)
     return lease
@@ -229,11 +243,13 @@ def renew_read(catalogue: Catalogue, number: str, ttl_s: float) -> Read:
     lease = catalogue.read_lease(number)
     job = catalogue.job_of(lease.checkpoint.run) if lease else None
     if lease is None or job is None:
-        raise NotFoundError(f"there is no read {number}")
+        raise NotFoundError(f"no read lease has the number {number}")
     catalogue.lock_job(job)
     now_s = catalogue.now_s()
     if not catalogue.renew_read(number, now_s, now_s + ttl_s):
-        raise PreconditionError(f"the lease of {lease.holder} ran out: read again", job=job)
+        raise PreconditionError(
+            f"the read lease of {lease.holder} ran out: start reading again", job=job
+        )
     return replace(lease, until_s=now_s + ttl_s)
 
 
@@ -289,7 +305,7 @@ def find(catalogue: Catalogue, run: Run, at: At, now_s: float) -> Listed:
         if at.generation in (None, item.id.generation)
     ]
     if not found:
-        which = "" if at.generation is None else f" and generation {at.generation}"
+        which = "" if at.generation is None else f" by attempt {at.generation}"
         text = f"job {run.job} has no checkpoint of step {at.step}{which}"
         raise NotFoundError(text, job=run.job, step=at.step)
     return max(found, key=lambda item: (run.usable(item.id), item.id.generation))
@@ -309,7 +325,7 @@ def _locked(catalogue: Catalogue, job: str) -> Run:
 
 
 def _name(key: CheckpointId) -> str:
-    return f"step {key.step} of generation {key.generation}"
+    return f"step {key.step} of attempt {key.generation}"
 
 
 def _steps(keys: Sequence[CheckpointId]) -> str:

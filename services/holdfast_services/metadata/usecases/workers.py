@@ -80,7 +80,7 @@ def plan(catalogue: Catalogue, name: str, ages: Ages) -> Work:
     facts = _facts(catalogue, item, item.checkpoint)
     found = work.plan(item, facts, catalogue.nodes(), now_s) if facts else None
     if found is None:
-        raise NotFoundError(f"nothing is to be done for {name}", item=name)
+        raise NotFoundError(f"no work is left for {name}", item=name)
     if isinstance(found, ShardWork) and not found.sources:
         raise UnavailableError(f"no live node holds shard {found.shard.id.key}", item=name)
     return found
@@ -108,7 +108,7 @@ def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> work.ItemFact
 
 
 def _shards(catalogue: Catalogue, row: Checkpoint, item: Item) -> tuple[tuple[Shard, ...], bool]:
-    """Return the shards that the item is about, and whether they lie there wrong."""
+    """Return the shards of the item, and whether their stored bytes are damaged."""
     if row.draining:
         awaited = catalogue.drain_shard(item.shard) if item.shard else None
         if item.shard:
@@ -126,7 +126,7 @@ def _shards(catalogue: Catalogue, row: Checkpoint, item: Item) -> tuple[tuple[Sh
 
 
 def shard_stored(catalogue: Catalogue, shard: Shard) -> int:
-    """Note that ``shard`` lies there, verified; return how many of its checkpoint are to come.
+    """Mark ``shard`` as uploaded and verified; return how many shards are still missing.
 
     Raises:
         StaleGenerationError: a newer attempt has left the checkpoint behind.
@@ -154,12 +154,12 @@ def shard_stored(catalogue: Catalogue, shard: Shard) -> int:
 def _expect_same(known: tuple[Shard, bool] | None, shard: Shard) -> None:
     if known is None or known[0].root_digest != shard.root_digest:
         raise PreconditionError(
-            f"shard {shard.id.key} is not what the checkpoint consists of", shard=shard.id.key
+            f"shard {shard.id.key} does not belong to the checkpoint", shard=shard.id.key
         )
 
 
 def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limits) -> None:
-    """Give the row the level ``durable``: the manifest with ``digest`` lies there (P1, P2).
+    """Give the row the level ``durable``: the store has the manifest ``digest`` (P1, P2).
 
     Raises:
         NotReadyError: shards are still to come; names them.
@@ -183,7 +183,7 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
         raise _not_draining(catalogue, job, key)
     if drain.missing:
         names = ", ".join(shard.id.key for shard in drain.missing[:NAMED_IN_ERROR_MAX])
-        raise NotReadyError(f"{len(drain.missing)} shards are to come: {names}", job=job)
+        raise NotReadyError(f"{len(drain.missing)} shards are not uploaded yet: {names}", job=job)
     stored = Stored(checkpoint=key, shards=catalogue.drained_shards(key))
     catalogue.put_object(stored, manifest_digest=digest, verified_at_s=now_s)
     # What waited for this one may go now: nobody else would look before the next report.
@@ -212,7 +212,7 @@ def collected(catalogue: Catalogue, key: CheckpointId, freed_bytes: int) -> None
     )
     if not catalogue.forget_object(key, keep_row=held):
         raise PreconditionError(f"step {key.step} of {job} has not expired", job=job)
-    text = f"step {key.step} of {job} was collected: {freed_bytes} bytes"
+    text = f"step {key.step} of {job} was deleted from the object store: {freed_bytes} bytes freed"
     catalogue.add_events([_event("checkpoint_collected", job, key, text)], "", catalogue.now_s())
 
 
@@ -246,7 +246,9 @@ def scrubbed(catalogue: Catalogue, key: CheckpointId, bad: Collection[ShardId]) 
         new = sorted(set(bad) - set(stored.bad))
     if new:
         names = ", ".join(one.key for one in new[:NAMED_IN_ERROR_MAX])
-        text = f"step {key.step} of {job} has {len(new)} bad shards in the object store: {names}"
+        text = (
+            f"step {key.step} of {job} has {len(new)} damaged shards in the object store: {names}"
+        )
         catalogue.add_events([_event("checkpoint_bad", job, key, text, "error")], "", now_s)
 
 
