@@ -24,12 +24,7 @@ from holdfast.core.attempts import AttemptSpec
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name, step_number
-from holdfast.errors import (
-    CheckpointError,
-    ExhaustedError,
-    InvalidRequestError,
-    PreconditionError,
-)
+from holdfast.errors import CheckpointError, ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast.policy import (
     EverySteps,
     Policy,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import Decision, DecisionState, Event
 from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.reports import RankReport
@@ -211,13 +212,13 @@ def _wait(session: AgentSession, *, timeout_s: float, whole: bool) -> SessionVie
         if decision is None:
             return view
         number = session.needs.number + 1 if session.needs else 1
-        session.name(own_needs(decision, session.rank, session.world_size, number, whole=whole))
+        session.name(own_needs(decision, session.spec, number, whole=whole))
 
 
 def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decision | None:
     """Return a decision of which this rank has yet to say what it needs."""
     chosen = view.restore
-    if view.fenced or not session.names_needs or chosen is None:
+    if view.fenced or not session.spec.names_needs or chosen is None:
         return None
     decision, needs = chosen.decision, session.needs
     if not chosen.is_of(session.generation) or decision.checkpoint is None:
@@ -230,7 +231,7 @@ def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decisi
     return decision
 
 
-def own_needs(decision: Decision, rank: int, world_size: int, number: int, *, whole: bool) -> Needs:
+def own_needs(decision: Decision, spec: AttemptSpec, number: int, *, whole: bool) -> Needs:
     """Return what a rank whose state is all its own needs of a decision's checkpoint.
 
     The segment of the rank whose state it takes and, in another world size, that of rank 0, whose
@@ -239,7 +240,7 @@ def own_needs(decision: Decision, rank: int, world_size: int, number: int, *, wh
     """
     assert decision.checkpoint is not None
     saved = decision.world_size
-    ranks = {rank % saved} | ({0} if saved != world_size else set())
+    ranks = {spec.rank % saved} | ({0} if saved != spec.world_size else set())
     return Needs(
         checkpoint=decision.checkpoint,
         shards=tuple(ShardNeed(rank=one) for one in sorted(ranks)),

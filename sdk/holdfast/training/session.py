@@ -223,21 +223,10 @@ class AgentSession:
         self._wake.set()
 
     @property
-    def rank(self) -> int:
-        """This rank's number."""
+    def spec(self) -> AttemptSpec:
+        """What this rank has said of the attempt that it takes part in."""
         assert self._spec is not None
-        return self._spec.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks the attempt has."""
-        assert self._spec is not None
-        return self._spec.world_size
-
-    @property
-    def names_needs(self) -> bool:
-        """Whether this rank says what it needs of a checkpoint; else it needs all of it."""
-        return self._spec is not None and self._spec.names_needs
+        return self._spec
 
     @property
     def needs(self) -> Needs | None:

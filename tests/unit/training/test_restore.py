@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.said import attempt_spec
 
 from holdfast.core.facts import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
@@ -44,10 +45,10 @@ class Agent:
     """
 
     generation = 2
-    rank, world_size = 1, 2
 
     def __init__(self, *, generation=2, names_needs=False, answers=()):
-        self.names_needs, self.needs, self.answers = names_needs, None, list(answers)
+        self.spec = attempt_spec(rank=1, world_size=2, names_needs=names_needs)
+        self.needs, self.answers = None, list(answers)
         decision = Decision(
             number=1, state=DecisionState.CONFIRMED, generation=generation, fresh=True
         )
@@ -178,7 +179,8 @@ def test_a_rank_with_a_state_of_its_own_needs_the_segment_that_it_takes(
 ):
     """And rank 0's in another world size: its seed makes the new streams (state.capture)."""
     decision = proposed(saved=saved, count=count).restore.decision
-    needs = own_needs(decision, rank, size, 1, whole=False)
+    spec = attempt_spec(rank=rank, world_size=size, names_needs=True)
+    needs = own_needs(decision, spec, 1, whole=False)
 
     assert needs.whole is (named is None)
     if named is not None:
@@ -205,7 +207,7 @@ def test_an_answer_to_needs_that_were_named_before_does_not_count():
     agent = Agent(names_needs=True, answers=[confirmed(view, needs=0)])
     agent.view = view
 
-    with pytest.raises(UnavailableError, match="no decision what to restore"):
+    with pytest.raises(UnavailableError, match="no checkpoint was chosen and fetched"):
         decided(agent)
 
 
