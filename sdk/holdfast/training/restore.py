@@ -147,7 +147,7 @@ def restore(
     except NotReadyError as error:
         if session.needs is None or session.needs.whole:
             raise
-        # It was saved in another way, by ranks that shared tensors say: any of them may have it.
+        # It may have been saved by ranks that shared tensors: then any of them has it.
         log.info("this rank's own segment does not have all (%s): fetching the others", error)
     chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
     return _load(session, capture, arena, chosen.decision, chosen, scope)
