@@ -293,10 +293,16 @@ _NO_TROUBLE = asdict(Trouble(at_s=-1.0, kind=""))
 
 def _values(values: dict[str, object], defaults: dict[str, object]) -> list[str]:
     return [
-        f"{name} = " + (f'"{value}"' if isinstance(value, str) else repr(value))
+        f"{name} = {_literal(value)}"
         for name, value in values.items()
         if name != "troubles" and value != defaults[name]
     ]
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def from_toml(text: str) -> Plan:
