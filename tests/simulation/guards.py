@@ -346,7 +346,7 @@ MUTANTS = (
     _mutant(
         "unhashed",
         "a rank is ready when all shards were hashed since the proposal",
-        ("agent/domain/needs.py",
+        ("agent/domain/readiness.py",
          "if slot and slot.content and slot.content.verified_decision == decision.number",
          "if slot and slot.content"),
     ),
@@ -434,13 +434,13 @@ MUTANTS = (
     _mutant(
         "needs-told",
         "a node is told of, and fetches, what its ranks need and nothing else",
-        ("metadata/domain/needs.py", "if not all(status.names_needs for status in mine) or",
+        ("metadata/domain/needed_shards.py", "if not all(status.names_needs for status in mine) or",
          "if mine or"),
     ),
     _mutant(
         "needs-here",
         "a rank is ready once all is here that it named, not what its node was told of",
-        ("agent/domain/needs.py", "return known if len(known) == len(shards) else None",
+        ("agent/domain/readiness.py", "return known if len(known) == len(shards) else None",
          "return known"),
     ),
     _mutant(

@@ -16,7 +16,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import room, rules
-from holdfast_services.agent.domain.needs import verified
+from holdfast_services.agent.domain.readiness import verified
 from holdfast_services.agent.domain.state import (
     AGENT,
     Session,

@@ -17,7 +17,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotState
 from holdfast.core.sources import Source
-from holdfast_services.agent.domain.needs import verified
+from holdfast_services.agent.domain.readiness import verified
 from holdfast_services.agent.domain.rules import (
     decision_for,
     forgotten,

@@ -17,7 +17,7 @@ from holdfast_services.metadata.domain.commit import acknowledged, free_before
 from holdfast_services.metadata.domain.copies import domains_of
 from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.model import Node, Run
-from holdfast_services.metadata.domain.needs import needed
+from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.restore import bad_sources
 
 NODES_PER_WANT_MAX = 8

@@ -16,7 +16,7 @@ from holdfast_services.metadata.domain.commit import free_before
 from holdfast_services.metadata.domain.copies import awaited, shortage
 from holdfast_services.metadata.domain.evidence import Evidence, gather
 from holdfast_services.metadata.domain.model import Node, Run
-from holdfast_services.metadata.domain.needs import needed
+from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.repair import Wants, places, repairs, restores, spares
 
 COMMITTED_IN_VIEW_MAX = 8

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from holdfast.core.ids import ShardId
 from holdfast.errors import NotReadyError
 from holdfast.format.boxes import Box, intersect, whole
+from holdfast.format.byte_ranges import needs
 from holdfast.format.index import build
-from holdfast.format.needs import needs
 from holdfast.format.segment import (
     SegmentIdentity,
     TensorSpec,
