@@ -147,8 +147,15 @@ def restore(
         if session.needs is None or session.needs.whole:
             raise
         # It was saved in another way, by ranks that shared tensors say: any of them may have it.
-        log.info("this rank's own segment does not have all (%s): fetching the others", error)
-    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
+        lacking = error
+    log.warning("this rank's own segment does not have all (%s): fetching the others", lacking)
+    try:
+        chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
+    except UnavailableError as late:
+        text = (
+            f"{lacking.message} in this rank's own segment; the others did not come: {late.message}"
+        )
+        raise UnavailableError(text) from lacking
     return _load(session, capture, arena, chosen.decision, chosen, part)
 
 
