@@ -138,12 +138,12 @@ class Checkpointer:
             state, rank=self._place.rank, world_size=self._place.world_size, rng=rng
         )
         self._session = AgentSession(self._agent_socket())
+        self._saver: Saver | None = None
         try:
             self._arena = self._admit()
         except ExhaustedError:
             self._session.close(timeout_s=1.0)
             raise
-        self._saver: Saver | None = None
         self._start: Start | None = None
         self._decided: Decided | None = None
         self._loaded = False
@@ -433,7 +433,11 @@ class Checkpointer:
         estimate = self._capture.estimate()
         wish = MemoryWish(
             own_bytes=estimate.own_bytes * self._place.local_world_size,
-            restored_bytes=estimate.restored_bytes,
+            restored_bytes=estimate.restored_bytes(
+                named=self._saver is None or self._session.spec.names_needs,
+                local_world_size=self._place.local_world_size,
+                replicas=self._replicas.count,
+            ),
             replicas=self._replicas.count,
             nodes_count=self._place.nodes_count,
             slots=slots_per_rank(persist=self._persist.on),

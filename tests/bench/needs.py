@@ -58,7 +58,7 @@ def _measure(nodes_count: int, *, sharded: bool) -> Iterator[Record]:
     own = length_bytes * RANKS_PER_NODE
     need = memory_need(
         own_bytes=own,
-        restored_bytes=own if sharded else total_bytes,
+        restored_bytes=min(3 * own, total_bytes) if sharded else total_bytes,
         protection=Copies(1),
         nodes_count=nodes_count,
     )

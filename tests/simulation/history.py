@@ -179,8 +179,9 @@ class History:
 def _budget_bytes(plan: Plan) -> int:
     """Return what a node needs for its share of the largest job, and what the plan adds."""
     each = ranks_per_node(plan)
+    part = min(each * (plan.replicas + 2), RANKS_MAX)
     need = memory_need(
-        own_bytes=LENGTH * each, restored_bytes=LENGTH * RANKS_MAX,
+        own_bytes=LENGTH * each, restored_bytes=LENGTH * (part if plan.sharded else RANKS_MAX),
         protection=Copies(plan.replicas), nodes_count=plan.nodes,
         slots=slots_per_rank(persist=bool(plan.persist_steps)),
     )  # fmt: skip

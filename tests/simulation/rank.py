@@ -149,6 +149,12 @@ class Process:
         self.attempt.refused = True
         self.fail(f"{error.kind}: {error.message[:140]}")
 
+    def _restored_count(self) -> int:
+        """Return of how many shards its node needs room for; see ``state.capture.Estimate``."""
+        plan, whole = self.attempt.job.plan, self.attempt.world_size
+        part = self.attempt.on(self.node) * (plan.replicas + 2)
+        return min(part, whole) if plan.sharded else whole
+
     def _seated(self, seat: Seat, over: Over) -> None:
         """At the agent: open the session and reserve; the rank hears of it."""
         agent = self.node.state
@@ -165,7 +171,7 @@ class Process:
         asked = Reservation(
             plan_hash=plan_hash(attempt.world_size), length_bytes=LENGTH,
             slots=slots_per_rank(persist=bool(attempt.job.plan.persist_steps)),
-            restored_bytes=LENGTH * (1 if attempt.job.plan.sharded else attempt.world_size),
+            restored_bytes=LENGTH * self._restored_count(),
         )  # fmt: skip
         assert self.node.state is not None
         try:

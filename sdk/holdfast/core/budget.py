@@ -81,8 +81,9 @@ def memory_need(
 
     Args:
         own_bytes: Segments of this node's ranks at one step.
-        restored_bytes: What its ranks load of a checkpoint: with plain DDP all segments, where
-            each rank has a state of its own no more than ``own_bytes``.
+        restored_bytes: What it has to have of one step at once so that its ranks can load it: with
+            plain DDP all segments, where each rank has a state of its own those that its ranks
+            need, beside those that it has for itself and others.
         protection: What was asked for.
         nodes_count: Nodes of the job; copies are cut to one less.
         slots: Slots per segment.

@@ -50,13 +50,23 @@ _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Bytes of this rank's segment, and of what it loads of a checkpoint of the same world size.
+    """Bytes of this rank's segment, and of a checkpoint of the same world size.
 
-    Before anything is made.
+    Before anything is made. ``apart``: each rank's state is all its own.
     """
 
     own_bytes: int
-    restored_bytes: int
+    whole_bytes: int
+    apart: bool
+
+    def restored_bytes(self, *, named: bool, local_world_size: int, replicas: int) -> int:
+        """Return what a node has to have of a checkpoint at once; ``named``: ranks name needs.
+
+        What ranks that have changed places need lies beside what their node saved, and what it
+        holds for others: none of that may go before they have begun.
+        """
+        part = self.own_bytes * local_world_size * (replicas + 2)
+        return min(self.whole_bytes, part) if named and self.apart else self.whole_bytes
 
 
 @dataclass(slots=True)
@@ -270,7 +280,8 @@ class Capture:
         own += _HEADER_BYTES_PER_TENSOR * len(survey.tensors)
         return Estimate(
             own_bytes=own + -(-shared // self.world_size),
-            restored_bytes=own if self._is_apart(survey) else own * self.world_size + shared,
+            whole_bytes=own * self.world_size + shared,
+            apart=self._is_apart(survey),
         )
 
     def load(

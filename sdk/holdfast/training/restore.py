@@ -148,8 +148,15 @@ def restore(
         if session.needs is None or session.needs.whole:
             raise
         # It may have been saved by ranks that shared tensors: then any of them has it.
-        log.info("this rank's own segment does not have all (%s): fetching the others", error)
-    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
+        lacking = error
+    log.warning("this rank's own segment does not have all (%s): fetching the others", lacking)
+    try:
+        chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
+    except UnavailableError as late:
+        text = (
+            f"{lacking.message} in this rank's own segment; the others did not come: {late.message}"
+        )
+        raise UnavailableError(text) from lacking
     return _load(session, capture, arena, chosen.decision, chosen, scope)
 
 

@@ -151,7 +151,11 @@ class SavePerformer:
                     plan_hash=self.plan.plan_hash,
                     length_bytes=self.plan.length_bytes,
                     slots=slots_per_rank(persist=self._spec.persist.on),
-                    restored_bytes=self._capture.estimate().restored_bytes,
+                    restored_bytes=self._capture.estimate().restored_bytes(
+                        named=self._spec.names_needs,
+                        local_world_size=self._spec.local_world_size,
+                        replicas=self._spec.replicas,
+                    ),
                 )
             )
         except CheckpointError as error:

@@ -106,6 +106,16 @@ def test_each_rank_is_shown_and_reads_its_own_shards():
     assert [view.decision.shards for view in shown] == [(), ()]
 
 
+@pytest.mark.parametrize("late", [None, needs(0)], ids=["none", "before"])
+def test_an_update_that_comes_late_takes_nothing_back(late):
+    """Else the rank waits for an answer to what it named last, and its agent does not know it."""
+    last = replace(needs(0, 1), number=2)
+    now = after([], {0: last}, decision())
+    now, _ = handle(now, ev.Updated(session_update(session=session(0).id, needs=late)))
+
+    assert now.sessions[session(0).id].needs == last
+
+
 def test_the_catalogue_hears_which_shards_and_not_which_bytes():
     part = ByteRange(begin=0, end=10)
     named = Needs(checkpoint=KEY, shards=(ShardNeed(rank=0, ranges=(part,)),))

@@ -9,7 +9,7 @@ from tests.unit.metadata.conftest import JOB, RUN
 from tests.unit.metadata.test_restore import fresh, save
 
 from holdfast.core.facts import RankStatus
-from holdfast.core.ids import CheckpointId
+from holdfast.core.ids import WORLD_SIZE_MAX, CheckpointId
 from holdfast.core.needs import RANGES_COUNT_MAX, SHARDS_COUNT_MAX, ByteRange, Needs, ShardNeed
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.received import received
@@ -103,6 +103,15 @@ def test_who_needs_all_on_a_node_has_all_of_it_told(cluster):
     cluster.status("b", 1, names_needs=False)
     cluster.report("b")
     assert told(cluster, "b") == ([0, 1, 2], [0, 2], 3)
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 0), (-1, 2), (2, 2), (0, WORLD_SIZE_MAX + 1)])
+def test_a_shard_that_no_world_has_is_refused(cluster, rank, world):
+    """Of no ranks it passed for a whole checkpoint, and ranks divided by its world size."""
+    cluster.hold("a", 8, 1, rank, world=world, digest=b"d" * 16)
+
+    with pytest.raises(InvalidRequestError, match="of a world of"):
+        received(cluster.inventory("a"))
 
 
 ONE = ByteRange(begin=0, end=4)

@@ -434,6 +434,21 @@ def test_the_estimate_covers_what_the_plan_needs_before_the_first_step():
     assert 0.95 * length_bytes < estimate.own_bytes < 1.1 * length_bytes
 
 
+@pytest.mark.parametrize(
+    ("named", "local", "replicas", "segments"),
+    [(True, 1, 0, 2), (True, 1, 1, 3), (True, 2, 1, 6), (True, 4, 1, 8), (False, 1, 0, 8)],
+)
+def test_ranks_that_name_needs_reserve_for_what_others_have_too(named, local, replicas, segments):
+    """P8: a node whose ranks have changed places keeps what it saved, and its copies, meanwhile.
+
+    Who did not name needs (the state was filled after ``decide``) needs the whole checkpoint.
+    """
+    estimate = Capture({"m": nn.Linear(40, 40)}, rank=0, world_size=8).estimate()
+    reserved = estimate.restored_bytes(named=named, local_world_size=local, replicas=replicas)
+
+    assert reserved == segments * estimate.own_bytes
+
+
 def staged(width: int) -> dict:
     """What one rank of a pipeline holds: as many layers as ``width``, and what trains them."""
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(width)))

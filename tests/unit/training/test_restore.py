@@ -275,6 +275,20 @@ def test_what_may_be_missing_is_looked_for_everywhere(no_files):
     assert restoring(agent, strict=False) == (7, [True])
 
 
+def test_what_its_own_segment_lacks_is_named_if_the_others_do_not_come(no_files):
+    """They may not fit: for a model of another structure that is no advice."""
+    agent = Agent(names_needs=True)
+    agent.view = proposed()
+    agent.answers = [confirmed(agent.view, needs=1), confirmed(agent.view, needs=1)]
+    state = State(agent)
+
+    with pytest.raises(UnavailableError, match="no tensor 'w' in this rank's own segment"):
+        restore(
+            agent, state, Path(), timeout_s=0.0, lost_is_fresh=False, scope=Scope(),
+            expected=Decided(step=7, attempt=1, notes={}, sources={}),
+        )  # fmt: skip
+
+
 def test_what_is_nowhere_is_refused_once_all_was_looked_at(no_files, monkeypatch):
     agent = Agent(names_needs=True)
     agent.view = proposed()

@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.core.facts import BadSource, HeldState, NodeView
 from holdfast.core.ids import ShardId
+from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 from holdfast.core.retry import Waits
 from holdfast.core.session import SessionUpdate
@@ -95,7 +96,7 @@ def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
         session,
         report=_heard(session, update.report),
         wants_slot=update.wants_slot,
-        needs=update.needs,
+        needs=_named_last(session.needs, update.needs),
         abandoned=abandoned[-ABANDONED_COUNT_MAX:],
         reading=frozenset() if update.report.loaded else session.reading,
     )
@@ -106,6 +107,13 @@ def _heard(session: Session, report: RankReport) -> RankReport:
     """Return what the rank says of itself now; what the user says of a step, rank 0 says."""
     said = report.after(session.report)
     return said if session.spec.rank == 0 else replace(said, notes=())
+
+
+def _named_last(known: Needs | None, said: Needs | None) -> Needs | None:
+    """Return what the rank named last: an update that comes late takes nothing back."""
+    if known is None or said is None:
+        return known or said
+    return said if said.number >= known.number else known
 
 
 def _session_ended(state: State, event: ev.SessionEnded) -> list[ev.Action]:

@@ -89,7 +89,8 @@ def _rank(session: Session) -> RankStatus:
         nonce=session.spec.nonce,
         report=session.report,
         names_needs=session.spec.names_needs,
-        needs=session.needs.in_whole_shards() if session.needs else None,
+        # Once it has loaded nobody asks: what would be said with each report may be long.
+        needs=session.needs.in_whole_shards() if session.needs and not session.loaded else None,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.core.facts import Inventory
-from holdfast.core.ids import job_name, node_name, run_id
+from holdfast.core.ids import WORLD_SIZE_MAX, job_name, node_name, run_id
 from holdfast.core.needs import checked as checked_needs
 from holdfast.core.reports import BYTES_MAX, checked
 from holdfast.core.text import holds_nul
@@ -37,6 +37,8 @@ def received(inventory: Inventory) -> Inventory:
         run_id(run)
     for held in inventory.shards:
         shard = held.shard
+        if not 0 <= shard.id.rank < shard.world_size <= WORLD_SIZE_MAX:
+            raise InvalidRequestError(f"shard {shard.id.key} of a world of {shard.world_size}")
         if holds_nul(shard.plan_hash) or not 0 <= shard.length_bytes <= BYTES_MAX:
             raise InvalidRequestError(
                 f"shard {shard.id.key} has {shard.length_bytes} bytes and plan "
