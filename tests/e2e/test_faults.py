@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import Stack, running_stack, until
+from tests.e2e.stack import Ranks, Stack, running_stack, until
 from tests.e2e.test_bit_identity import final, finals, restored
 
 
@@ -62,6 +62,9 @@ def flip_a_byte(path: Path) -> None:
 
 
 OUTAGES_MAX = 5
+ACKNOWLEDGED_MIN = 3
+STILL_COUNT = 8
+"""Looks at an arena, one every 0.05 s, after which an agent has done what it had to do."""
 
 
 @contextmanager
@@ -242,19 +245,21 @@ def test_when_the_last_source_is_corrupt_all_ranks_load_the_older_step(stack):
     Without metadata nothing is committed, so an older committed step and a newer one, sealed after
     metadata went, lie in memory side by side. Rank 1's newer segment, of which there is one copy,
     is damaged; its agent reports only after the next attempt has begun, so the newer step is
-    proposed, not committed.
+    proposed, not committed. The older one is acknowledged: a rank has two slots, so of three
+    committed steps the first has given way to one that both agents know of.
     """
     places = {"world_size": 2, "nodes": (0, 1)}
     common = ("--job", "j", "--pause-s", "0.05", "--replicas", "0")
     ranks = stack.ranks(*common, "--steps", "400", **places)
     ranks.until_step(5)
+    until(lambda: len(levels(stack, "j")) >= ACKNOWLEDGED_MIN, "an acknowledged step")
     supervisor, agent = stack.pid("holdfast_services.supervisor"), stack.agent_pid(1)
     arenas = [stack.arena(0), stack.arena(1)]
     os.kill(supervisor, signal.SIGSTOP)
     os.kill(stack.metadata_pid(), signal.SIGKILL)
     until(lambda: not answers(stack), "the end of metadata")
     known = max(newest_sealed(arenas))
-    until(lambda: sealed_everywhere(arenas, after=known), "a newer sealed step on both nodes")
+    until(lambda: stopped_with_newer(ranks, arenas, known), "a newer sealed step on both nodes")
     ranks.kill()
     ranks.wait()
     newer = sealed_step(segment_of(arenas[1], rank=1))
@@ -297,6 +302,27 @@ def sealed_step(path: Path) -> int:
     found = re.search(rb'"holdfast.step":"(\d+)"', path.read_bytes()[:4096])
     assert found
     return int(found[1])
+
+
+def stopped_with_newer(ranks: Ranks, arenas: list[Path], known: int) -> bool:
+    """Stop the ranks while a step after ``known`` lies sealed in every arena; else let them go on.
+
+    Without metadata that step gives way to each next one, so it is there between two saves only.
+    """
+    if not sealed_everywhere(arenas, after=known):
+        return False
+    ranks.kill(signal.SIGSTOP)
+    seen: list[list[str]] = []
+
+    def still() -> bool:
+        seen.append(sorted(path.name for arena in arenas for path in arena.glob("*.*")))
+        return len(seen) > STILL_COUNT and all(names == seen[-1] for names in seen[-STILL_COUNT:])
+
+    until(still, "arenas in which nothing moves")
+    if sealed_everywhere(arenas, after=known):
+        return True
+    ranks.kill(signal.SIGCONT)
+    return False
 
 
 def sealed_everywhere(arenas: list[Path], *, after: int) -> bool:
