@@ -5,7 +5,7 @@ Each function answers from the state and changes nothing. Source: architecture 4
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, Reservation, memory_need
 from holdfast.core.facts import (
@@ -13,18 +13,13 @@ from holdfast.core.facts import (
     DecisionState,
     Peer,
     RunView,
-    Shard,
-    Want,
-    WantReason,
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.slots import SlotState
-from holdfast.core.sources import Memory
 from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.state import (
     AGENT,
-    Giver,
     Session,
     Slot,
     State,
@@ -408,48 +403,6 @@ def _mates(state: State, session: Session) -> list[Session]:
         for other in state.sessions.values()
         if other.active and (other.run, other.generation) == (session.run, session.generation)
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """A copy that should be fetched, and who gives it, in the order to ask them.
-
-    ``owner`` empty: whoever gives it. ``restore``: a restore waits for it.
-    """
-
-    shard: Shard
-    sources: tuple[Giver, ...]
-    owner: str = ""
-    restore: bool = False
-
-
-def wishes(state: State) -> list[Wish]:
-    """What should be fetched and can be, first things first.
-
-    Restores come before repairs, repairs before copies that owners asked for.
-    """
-    wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
-    restored = {w.shard.id for w in wants if w.reason is WantReason.RESTORE}
-    listed = [Wish(shard=w.shard, sources=_givers(state, w)) for w in wants]
-    holds = [
-        Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
-    ]
-    first: dict[ShardId, Wish] = {}
-    for wish in (*listed, *holds):
-        if wish.shard.id not in first and wish.sources:
-            first[wish.shard.id] = wish
-    copies = state.copies()
-    missing = ((key, wish) for key, wish in first.items() if key not in copies)
-    return [replace(wish, restore=key in restored) for key, wish in missing]
-
-
-def _givers(state: State, want: Want) -> tuple[Giver, ...]:
-    """Return who gives it and is known here; of the nodes, those that served bad bytes last."""
-    bad = {b.source for b in state.bad_sources if b.shard == want.shard.id}
-    others = [source for source in want.sources if source != Memory(state.me.node)]
-    others.sort(key=lambda source: (not isinstance(source, Memory), source in bad))
-    givers = map(state.giver, others)
-    return tuple(giver for giver in givers if giver is not None)
 
 
 def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:

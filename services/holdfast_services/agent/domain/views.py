@@ -17,7 +17,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slots import SlotState
 from holdfast.core.sources import Source
-from holdfast_services.agent.domain.readiness import verified
+from holdfast_services.agent.domain.readiness import ranges_of, verified
 from holdfast_services.agent.domain.rules import (
     decision_for,
     forgotten,
@@ -193,9 +193,13 @@ def _between(begin_s: float | None, end_s: float | None) -> float:
 
 
 def _segment(slot: Slot) -> LocalSegment:
-    assert slot.content is not None, "held slots have content"
+    held = slot.loadable
+    assert held is not None, "verified slots hold something"
     return LocalSegment(
-        shard=slot.content.shard, file_name=slot.name.file_name, source=slot.content.source
+        shard=held.shard,
+        file_name=slot.name.file_name,
+        source=held.source,
+        ranges=ranges_of(slot.parts, held.shard.length_bytes),
     )
 
 
