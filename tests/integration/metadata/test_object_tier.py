@@ -19,7 +19,7 @@ from holdfast.format.manifest import encode
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.db import make_engine, write_transaction
 from holdfast_services.metadata import migrations
-from holdfast_services.metadata.bucket import BucketArchive
+from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.usecases import workers
 from holdfast_services.persistence.manifest import planned

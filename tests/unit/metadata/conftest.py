@@ -18,7 +18,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.sources import Memory
-from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.drains import finish
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
 from holdfast_services.metadata.domain.readmit import seat

@@ -20,9 +20,9 @@ from holdfast_services.agent.domain import (
     room,
 )
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.attempts import register
-from holdfast_services.metadata.domain.commit import free_before
+from holdfast_services.metadata.domain.commit_rule import free_before
 from holdfast_services.metadata.domain.model import Limits, Run
 from holdfast_services.metadata.domain.model import Node as Row
 from holdfast_services.metadata.domain.view import node_view, world

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from holdfast.core.facts import DecisionState, Event
 from holdfast.errors import InvalidRequestError, StaleGenerationError
+from holdfast_services.metadata.domain.attempt_start import made
 from holdfast_services.metadata.domain.attempts import Registration, begin, register
 from holdfast_services.metadata.domain.model import Limits, Outcome, Run
-from holdfast_services.metadata.domain.restore import left_behind
-from holdfast_services.metadata.domain.start import made
+from holdfast_services.metadata.domain.restore_decision import left_behind
 
 
 def seat(run: Run, wish: Registration, known: int | None, now_s: float, limits: Limits) -> Outcome:

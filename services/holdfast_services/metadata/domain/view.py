@@ -12,12 +12,18 @@ from dataclasses import dataclass, field, replace
 from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import NO_COPIES
-from holdfast_services.metadata.domain.commit import free_before
-from holdfast_services.metadata.domain.copies import awaited, shortage
-from holdfast_services.metadata.domain.evidence import Evidence, gather
+from holdfast_services.metadata.domain.commit_rule import free_before
+from holdfast_services.metadata.domain.copies_to_fetch import (
+    Wants,
+    places,
+    repairs,
+    restores,
+    spares,
+)
+from holdfast_services.metadata.domain.inventory_evidence import Evidence, gather
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
-from holdfast_services.metadata.domain.repair import Wants, places, repairs, restores, spares
+from holdfast_services.metadata.domain.shortage import awaited, shortage
 
 COMMITTED_IN_VIEW_MAX = 8
 DURABLE_IN_VIEW_MIN = 2

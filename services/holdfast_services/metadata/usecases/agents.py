@@ -20,7 +20,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast_services.metadata.domain import attempts
-from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.model import Limits, Node, Run
 from holdfast_services.metadata.domain.readmit import seat
 from holdfast_services.metadata.domain.view import World, world

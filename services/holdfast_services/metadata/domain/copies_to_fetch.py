@@ -13,12 +13,12 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.placement import ring
 from holdfast.core.protection import Copies
 from holdfast.core.sources import Memory, Object, Source
-from holdfast_services.metadata.domain.commit import acknowledged, free_before
-from holdfast_services.metadata.domain.copies import domains_of
-from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, whole
+from holdfast_services.metadata.domain.commit_rule import acknowledged, free_before
+from holdfast_services.metadata.domain.inventory_evidence import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
-from holdfast_services.metadata.domain.restore import bad_sources
+from holdfast_services.metadata.domain.restore_decision import bad_sources
+from holdfast_services.metadata.domain.shortage import domains_of
 
 NODES_PER_WANT_MAX = 8
 SPARES_IN_VIEW_MAX = 64

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from holdfast.core.facts import Decision, DecisionState, Event, SupersedeRule
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.sources import Source
-from holdfast_services.metadata.domain.commit import new_row
+from holdfast_services.metadata.domain.attempt_start import made, unbound, wished
+from holdfast_services.metadata.domain.commit_rule import new_row
 from holdfast_services.metadata.domain.drains import rewind
-from holdfast_services.metadata.domain.evidence import (
+from holdfast_services.metadata.domain.inventory_evidence import (
     CheckpointCopies,
     Evidence,
     ranks_of,
@@ -32,7 +33,6 @@ from holdfast_services.metadata.domain.model import (
     Outcome,
     Run,
 )
-from holdfast_services.metadata.domain.start import made, unbound, wished
 
 NAMED_IN_REASON_MAX = 8
 

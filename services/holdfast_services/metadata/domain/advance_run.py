@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.core.facts import Event
-from holdfast_services.metadata.domain.announce import announce
 from holdfast_services.metadata.domain.attempts import absorb
-from holdfast_services.metadata.domain.commit import abandon, commit
-from holdfast_services.metadata.domain.copies import allow
+from holdfast_services.metadata.domain.commit_rule import abandon, commit
 from holdfast_services.metadata.domain.drains import persist, persist_off
-from holdfast_services.metadata.domain.evidence import gather
+from holdfast_services.metadata.domain.inventory_evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
 from holdfast_services.metadata.domain.notes import annotate
-from holdfast_services.metadata.domain.restore import Facts, decide
+from holdfast_services.metadata.domain.restore_decision import Facts, decide
+from holdfast_services.metadata.domain.save_announcement import announce
+from holdfast_services.metadata.domain.shortage import allow
 
 
 def advance(

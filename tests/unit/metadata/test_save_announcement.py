@@ -5,7 +5,7 @@ import random
 import pytest
 
 from holdfast.core.announcements import SaveReason
-from holdfast_services.metadata.domain.announce import STEPS_AHEAD_MAX, STEPS_AHEAD_MIN
+from holdfast_services.metadata.domain.save_announcement import STEPS_AHEAD_MAX, STEPS_AHEAD_MIN
 
 
 def start(cluster, steps, **status):

@@ -13,8 +13,7 @@ from holdfast.core.budget import slots_per_rank
 from holdfast.core.facts import AbandonedStep, Event, Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast_services.metadata.domain.attempts import status_by_rank
-from holdfast_services.metadata.domain.copies import domains_of, spread
-from holdfast_services.metadata.domain.evidence import (
+from holdfast_services.metadata.domain.inventory_evidence import (
     CheckpointCopies,
     Evidence,
     ranks_of,
@@ -31,6 +30,7 @@ from holdfast_services.metadata.domain.model import (
     Parent,
     Run,
 )
+from holdfast_services.metadata.domain.shortage import domains_of, spread
 
 
 def commit(run: Run, evidence: Evidence, live: Sequence[Node], now_s: float) -> Run:

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from holdfast.core.facts import SupersedeRule
 from holdfast.core.sources import Memory
-from holdfast_services.metadata.domain.commit import commit
-from holdfast_services.metadata.domain.evidence import gather, whole
+from holdfast_services.metadata.domain.commit_rule import commit
+from holdfast_services.metadata.domain.inventory_evidence import gather, whole
 from holdfast_services.metadata.domain.model import (
     ABANDONED_PER_RUN_MAX,
     MEMORY_ROWS_PER_RUN_MAX,
     SUPERSEDE_RULES_PER_RUN_MAX,
     Stored,
 )
-from holdfast_services.metadata.domain.restore import with_rule
+from holdfast_services.metadata.domain.restore_decision import with_rule
 
 
 def start(cluster, *nodes, replicas=1):

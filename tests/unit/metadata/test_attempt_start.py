@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.facts import Start
 from holdfast.errors import InvalidRequestError
-from holdfast_services.metadata.domain.start import check
+from holdfast_services.metadata.domain.attempt_start import check
 
 FRESH = Start(name="fresh launch:L", fresh=True)
 BACK = Start(name="step 10 launch:L", step=10)

@@ -32,9 +32,9 @@ from holdfast.format.digest import part_digest
 from holdfast.format.keys import Place, manifest_key
 from holdfast.format.manifest import MANIFEST_BYTES_MAX, Manifest, decode
 from holdfast.objectstore import ObjectStore
-from holdfast_services.metadata.domain.bucket import adopt, choose_run
+from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.model import Stored
-from holdfast_services.metadata.domain.start import first_run
+from holdfast_services.metadata.domain.rows_from_manifests import adopt, choose_run
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.transactor import Transactor
 

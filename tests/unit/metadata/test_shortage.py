@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.core.protection import Copies
-from holdfast_services.metadata.domain.copies import NODE_AWAITED_S
+from holdfast_services.metadata.domain.shortage import NODE_AWAITED_S
 from holdfast_services.metadata.edges.documents import job_doc
 
 

@@ -15,7 +15,7 @@ from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.format.manifest import Manifest
 from holdfast_services.metadata.domain.model import Checkpoint, Run, read_parent
-from holdfast_services.metadata.domain.restore import with_rule
+from holdfast_services.metadata.domain.restore_decision import with_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
