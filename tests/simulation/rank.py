@@ -25,7 +25,7 @@ from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.errors import CheckpointError
-from holdfast.training.save_events import Loaded
+from holdfast.training.save_machine.events import Loaded
 from holdfast_services.agent.domain import admit, rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.attempts import Registration

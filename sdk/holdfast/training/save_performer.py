@@ -24,8 +24,8 @@ from holdfast.snapshot.gate import Gate
 from holdfast.snapshot.plan import Moment, SavePlan, make_plan
 from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
-from holdfast.training import save_events as ev
-from holdfast.training.save_state import Claim
+from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine.state import Claim
 from holdfast.training.session import AgentSession
 
 log = steady_logger(__name__)

@@ -12,7 +12,7 @@ from holdfast.errors import (
     OutcomeUnknownError,
     PreconditionError,
 )
-from holdfast.training.handle import SaveHandle, postponed_step
+from holdfast.training.save_handle import SaveHandle, postponed_step
 
 REACHABLE = frozenset({"staged", "local", "replicated"})
 RULE = "persist= takes the first step committed at or after each 100"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from holdfast.core.slots import SlotName
 from holdfast.errors import CheckpointError
-from holdfast.training.lapse import Lapse
+from holdfast.training.unsaved_steps import Lapse
 
 BUSY_WAIT_S_MAX = 0.05
 STRETCH_DOUBLINGS_MAX = 5

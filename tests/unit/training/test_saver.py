@@ -13,10 +13,10 @@ from holdfast.core.session import SessionView, StepLevels
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
 from holdfast.rpc.codec import to_message
 from holdfast.state.capture import Capture
-from holdfast.training import save_events as ev
-from holdfast.training.handle import SaveHandle
-from holdfast.training.handles import HANDLES_COUNT_MAX
-from holdfast.training.saving import Saver
+from holdfast.training.handles_by_step import HANDLES_COUNT_MAX
+from holdfast.training.save_handle import SaveHandle
+from holdfast.training.save_machine import events as ev
+from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
 from holdfast.v1 import agent_pb2 as pb
 

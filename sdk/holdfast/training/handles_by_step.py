@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from holdfast.core.facts import PersistRule
 from holdfast.core.session import StepLevels
 from holdfast.errors import CheckpointError
-from holdfast.training.handle import Level, SaveHandle, postponed_step, rule_text
+from holdfast.training.save_handle import Level, SaveHandle, postponed_step, rule_text
 
 HANDLES_COUNT_MAX = 64
 

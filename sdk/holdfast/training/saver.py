@@ -22,14 +22,14 @@ from holdfast.core.session import SessionView
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.format.notes import step_note
 from holdfast.state.capture import Capture
-from holdfast.training import save_events as ev
-from holdfast.training.handle import SaveHandle
-from holdfast.training.handles import Handles
-from holdfast.training.lapse import reason_text
-from holdfast.training.save_machine import handle
+from holdfast.training.handles_by_step import Handles
+from holdfast.training.save_handle import SaveHandle
+from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine.rules import handle
+from holdfast.training.save_machine.state import Author, SaveState
 from holdfast.training.save_performer import SavePerformer
-from holdfast.training.save_state import Author, SaveState
 from holdfast.training.session import AgentSession
+from holdfast.training.unsaved_steps import reason_text
 
 
 class Saver:

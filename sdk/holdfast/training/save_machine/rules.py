@@ -24,9 +24,9 @@ from holdfast.errors import (
     StaleGenerationError,
     UnavailableError,
 )
-from holdfast.training import save_events as ev
-from holdfast.training.lapse import reason_text
-from holdfast.training.save_state import BUSY_WAIT_S_MAX, Claim, Refusal, SaveState
+from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine.state import BUSY_WAIT_S_MAX, Claim, Refusal, SaveState
+from holdfast.training.unsaved_steps import reason_text
 
 GATE_S_MAX = 30.0
 RETURN_S_MAX = 1.0

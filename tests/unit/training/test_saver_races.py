@@ -11,8 +11,8 @@ from tests.unit.training.savers import saver_of, stepped
 from holdfast.core.session import SessionView
 from holdfast.core.slots import SlotName, SlotState
 from holdfast.snapshot.engine import Snapshot
-from holdfast.training import save_events as ev
-from holdfast.training.handle import SaveHandle
+from holdfast.training.save_handle import SaveHandle
+from holdfast.training.save_machine import events as ev
 
 
 @pytest.fixture
