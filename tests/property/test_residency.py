@@ -28,7 +28,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.protection import Copies
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import Content, State, Work, handle
 from holdfast_services.agent.domain import events as ev

@@ -108,7 +108,7 @@ MUTANTS = (
     _mutant(
         "X0",
         "saves go on while metadata is out, in the slots of uncommitted steps",
-        ("agent/domain/decide.py", "slot = rules.gives_way(state, session)", "slot = None"),
+        ("agent/domain/next_actions.py", "slot = slot_rules.gives_way(state, session)", "slot = None"),
     ),
     _mutant(
         "X9",
@@ -152,7 +152,7 @@ MUTANTS = (
     _mutant(
         "N4 room: leases",
         "a lease of a rank that has not begun makes room for its restore",
-        ("agent/domain/decide.py", "slot = room.idle_lease(state)", "slot = None"),
+        ("agent/domain/next_actions.py", "slot = room.idle_lease(state)", "slot = None"),
     ),
     _mutant(
         "N5 room: quarantined",
@@ -163,36 +163,36 @@ MUTANTS = (
     _mutant(
         "N6 forgotten while it waits",
         "an attempt that waits for its restore hears that the catalogue has lost it",
-        ("agent/domain/rules.py",
+        ("agent/domain/slot_rules.py",
          "not session.loaded and state.now_s < session.opened_s + FORGOTTEN_AFTER_S",
          "not session.loaded"),
     ),
     _mutant(
         "N9 seat forgotten",
         "a rank whose mates brought the attempt back hears that it has no seat",
-        ("agent/domain/rules.py",
+        ("agent/domain/slot_rules.py",
          "return view.attempt == session.generation and session.spec.rank not in view.seats",
          "return False"),
     ),
     _mutant(
         "N7 kept of an older attempt",
         "what is kept of an older attempt frees nothing of a newer one",
-        ("agent/domain/rules.py", "if keep is None or shard.generation > keep.generation:",
+        ("agent/domain/slot_rules.py", "if keep is None or shard.generation > keep.generation:",
          "if keep is None:"),
     ),
     _mutant(
         "N8 decisions numbered again",
         "what was found for a decision of a lost catalogue does not count for its namesake",
-        ("agent/domain/machine.py", "            _forget_decisions(state, run.run)\n",
+        ("agent/domain/event_handling.py", "            _forget_decisions(state, run.run)\n",
          "            pass\n"),
-        ("agent/domain/machine.py", "verified_decision=event.decision)",
+        ("agent/domain/event_handling.py", "verified_decision=event.decision)",
          "verified_decision=max(slot.content.verified_decision, event.decision))"),
     ),
     # -- attempts and who may speak --------------------------------------------------------------
     _mutant(
         "fence-agent",
         "an agent fences sessions of older attempts",
-        ("agent/domain/decide.py", "if not session.fenced and", "if False and"),
+        ("agent/domain/next_actions.py", "if not session.fenced and", "if False and"),
     ),
     _mutant(
         "fence-seat",
@@ -212,13 +212,13 @@ MUTANTS = (
         "views and statuses of another attempt with the same number are not its own",
         ("metadata/domain/attempts.py", 'mine = mine and status.nonce in (attempt.spec.nonce, b"")',
          "mine = bool(mine)"),
-        ("agent/domain/rules.py", "return not view.nonce or view.nonce == session.spec.nonce",
+        ("agent/domain/slot_rules.py", "return not view.nonce or view.nonce == session.spec.nonce",
          "return True"),
     ),
     _mutant(
         "forgotten",
         "an attempt that trains while its catalogue is lost is taken in again",
-        ("agent/domain/rules.py",
+        ("agent/domain/slot_rules.py",
          "if not session.active or state.view is None or state.lost:", "if True:"),
     ),
     _mutant(
@@ -244,7 +244,7 @@ MUTANTS = (
     _mutant(
         "view-order",
         "an agent does not take an older view for a newer one",
-        ("agent/domain/machine.py", "if state.view is not None and event.view.taken <",
+        ("agent/domain/event_handling.py", "if state.view is not None and event.view.taken <",
          "if False and event.view.taken <"),
     ),
     _mutant(
@@ -276,7 +276,7 @@ MUTANTS = (
     _mutant(
         "A6",
         "what an agent has seen committed it does not replace while metadata is out",
-        ("agent/domain/rules.py", "not (read or heard(state, shard) or", "not (read or"),
+        ("agent/domain/slot_rules.py", "not (read or heard(state, shard) or", "not (read or"),
     ),
     _mutant(
         "given-up",
@@ -287,14 +287,14 @@ MUTANTS = (
     _mutant(
         "kept-freed",
         "the checkpoint that is kept is not freed itself",
-        ("agent/domain/rules.py",
+        ("agent/domain/slot_rules.py",
          "(shard.step, shard.generation) < (keep.step, keep.generation)",
          "(shard.step, shard.generation) <= (keep.step, keep.generation)"),
     ),
     _mutant(
         "pin-agent",
         "an agent frees nothing that is pinned: it drains, or is restored",
-        ("agent/domain/rules.py", "shard.checkpoint not in view.pinned and _spent(", "_spent("),
+        ("agent/domain/slot_rules.py", "shard.checkpoint not in view.pinned and _spent(", "_spent("),
     ),
     # -- restore ---------------------------------------------------------------------------------
     _mutant(
@@ -353,7 +353,7 @@ MUTANTS = (
     _mutant(
         "quarantine",
         "a copy that does not match its digest is used no more",
-        ("agent/domain/machine.py",
+        ("agent/domain/event_handling.py",
          "held = slot.content.held if event.intact else HeldState.QUARANTINED",
          "held = slot.content.held"),
     ),

@@ -22,7 +22,7 @@ from holdfast.core.facts import Event, HeldState, Inventory, NodeView, Peer, Sha
 from holdfast.core.ids import ShardId
 from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate, SessionView
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError, NotFoundError
 from holdfast_services.agent.domain import Content, Slot, State
 from holdfast_services.agent.domain import events as ev

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import Reservation, slots_per_rank
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast.core.facts import Peer, Shard
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 from holdfast.errors import (
     CheckpointError,
@@ -26,7 +26,7 @@ from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
+from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.transport import FetchRequest, Transport
 from holdfast_services.transport.located import Located

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from holdfast.core.facts import Peer
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast.errors import CheckpointError, ExhaustedError
 from holdfast_services.agent import sealer
 from holdfast_services.agent.arena import Arena

@@ -15,7 +15,7 @@ from dataclasses import replace
 from holdfast.core.facts import Event, Inventory, NodeView
 from holdfast.core.ids import ShardId
 from holdfast.core.session import SessionView
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import State, handle, inventory, pressing, session_view
 from holdfast_services.agent.domain import events as ev

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.core.facts import Peer, Shard
-from holdfast.core.slots import SlotState, slot_name
+from holdfast.core.slot_names import SlotState, slot_name
 from holdfast.errors import (
     AccessError,
     CheckpointError,

@@ -14,7 +14,7 @@ from itertools import chain
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.facts import Shard
-from holdfast.core.work import ShardWork
+from holdfast.core.persistence_work import ShardWork
 from holdfast.errors import (
     CorruptionError,
     DigestMismatchError,

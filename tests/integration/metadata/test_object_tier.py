@@ -11,8 +11,8 @@ from tests.said import changed_wish
 
 from holdfast.core.facts import DecisionState, PersistRule, RankStatus
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.persistence_work import CheckpointWork
 from holdfast.core.sources import Memory, Object
-from holdfast.core.work import CheckpointWork
 from holdfast.errors import UnavailableError
 from holdfast.format.keys import manifest_key
 from holdfast.format.manifest import encode

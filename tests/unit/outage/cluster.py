@@ -10,7 +10,7 @@ from tests.said import agent_session, registration, session_update, tcp
 from holdfast.core.budget import SLOTS_PER_RANK, Reservation
 from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard, Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast.errors import CheckpointError
 from holdfast_services.agent.domain import (
     Content,

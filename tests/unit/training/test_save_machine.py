@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.session import SessionView, SlotLease, StepLevels
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import (
     ExhaustedError,
     PreconditionError,

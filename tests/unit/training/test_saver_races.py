@@ -9,7 +9,7 @@ import torch
 from tests.unit.training.savers import saver_of, stepped
 
 from holdfast.core.session import SessionView
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.snapshot.engine import Snapshot
 from holdfast.training.save_handle import SaveHandle
 from holdfast.training.save_machine import events as ev

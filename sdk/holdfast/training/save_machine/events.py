@@ -15,7 +15,7 @@ from holdfast.core.announcements import Announcement
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView, SlotLease, StepLevels
-from holdfast.core.slots import SlotName
+from holdfast.core.slot_names import SlotName
 from holdfast.errors import CheckpointError
 
 # ------------------------------------------------------------------------------------ events

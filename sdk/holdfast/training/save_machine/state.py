@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.core.slots import SlotName
+from holdfast.core.slot_names import SlotName
 from holdfast.errors import CheckpointError
 from holdfast.training.unsaved_steps import Lapse
 

@@ -8,7 +8,7 @@ from holdfast.core import facts, session
 from holdfast.core.budget import Reservation
 from holdfast.core.facts import NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.slots import SlotName
+from holdfast.core.slot_names import SlotName
 from holdfast.core.sources import Source
 from holdfast.errors import UnavailableError
 from holdfast_services.agent.domain.state import Content, Giver, Session

@@ -24,7 +24,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 
 AGENT = "agent"

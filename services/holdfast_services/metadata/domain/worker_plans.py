@@ -12,8 +12,8 @@ from itertools import islice
 from holdfast.core import queue_items
 from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork
 from holdfast.core.queue_items import Item, Kind, shard_item
-from holdfast.core.work import CheckpointWork, ShardWork, SweepWork
 from holdfast_services.metadata.domain.model import Checkpoint, Node, Run
 
 EARLIER_IN_PLAN_MAX = 4

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from holdfast.core import queue_items
 from holdfast.core.facts import Event, HeldState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.persistence_work import ShardWork, Work
 from holdfast.core.queue_items import Item, Kind
-from holdfast.core.work import ShardWork, Work
 from holdfast.errors import (
     CheckpointError,
     InvalidRequestError,

@@ -1,8 +1,8 @@
-"""``core.units``: bytes as people write them."""
+"""``core.byte_sizes``: bytes as people write them."""
 
 import pytest
 
-from holdfast.core.units import format_bytes, parse_bytes
+from holdfast.core.byte_sizes import format_bytes, parse_bytes
 from holdfast.errors import InvalidRequestError
 
 

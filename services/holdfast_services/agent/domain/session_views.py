@@ -15,10 +15,10 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast.core.sources import Source
 from holdfast_services.agent.domain.readiness import verified
-from holdfast_services.agent.domain.rules import (
+from holdfast_services.agent.domain.slot_rules import (
     decision_for,
     forgotten,
     leased,

@@ -17,11 +17,11 @@ from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 from holdfast.core.retry import Waits
 from holdfast.core.session import SessionUpdate
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Source
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import rules
-from holdfast_services.agent.domain.decide import decide, say, tell
+from holdfast_services.agent.domain import slot_rules
+from holdfast_services.agent.domain.next_actions import decide, say, tell
 from holdfast_services.agent.domain.state import (
     Content,
     HoldWish,
@@ -199,7 +199,7 @@ def _refused(state: State, event: ev.SlotRefused) -> list[ev.Action]:
     length_bytes = state.slots.pop(event.slot).length_bytes
     for key, session in state.sessions.items():
         asked = session.reservation
-        if asked and asked.length_bytes == length_bytes and rules.quota_left(state, session):
+        if asked and asked.length_bytes == length_bytes and slot_rules.quota_left(state, session):
             state.sessions[key] = replace(session, refused=event.reason)
     state.creating_after_s = state.now_s + CREATE_RETRY_S
     return say(state, "arena_exhausted", "error", event.reason)
@@ -271,7 +271,7 @@ def _seal_blocked(state: State, event: ev.SealBlocked) -> list[ev.Action]:
         return []
     message = f"slot {event.name.file_name} is not sealed yet: {event.reason}"
     said = say(state, "seal_failed", "error", message) if event.reason else []
-    session = rules.holder(state, slot)
+    session = slot_rules.holder(state, slot)
     if session is not None and not session.active and not event.reason:
         # A stopped process of an older attempt holds the lock: the file is its own, we move on.
         del state.slots[slot.name.slot]

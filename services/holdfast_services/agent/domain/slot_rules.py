@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, Reservation, memory_need
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.facts import (
     Decision,
     DecisionState,
@@ -18,9 +19,8 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast.core.sources import Memory
-from holdfast.core.units import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.state import (
     AGENT,

@@ -1,8 +1,8 @@
-"""``core.slots``: a slot's state is its file's name (F30, P9)."""
+"""``core.slot_names``: a slot's state is its file's name (F30, P9)."""
 
 import pytest
 
-from holdfast.core.slots import TRANSITIONS, SlotName, SlotState, slot_name
+from holdfast.core.slot_names import TRANSITIONS, SlotName, SlotState, slot_name
 from holdfast.errors import InvalidRequestError
 
 

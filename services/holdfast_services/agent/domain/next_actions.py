@@ -13,9 +13,9 @@ from itertools import islice
 from holdfast.core import facts
 from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import room, rules
+from holdfast_services.agent.domain import room, slot_rules
 from holdfast_services.agent.domain.readiness import verified
 from holdfast_services.agent.domain.state import (
     AGENT,
@@ -80,7 +80,7 @@ def _free(state: State) -> list[ev.Action]:
     for slot in list(state.slots.values()):
         if slot.content is None or slot.work is not Work.NONE:
             continue
-        if rules.freeable(state, slot) or _second_copy(copies, slot):
+        if slot_rules.freeable(state, slot) or _second_copy(copies, slot):
             actions.append(_give_back(state, slot))
     actions += _replace(state)
     live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
@@ -101,7 +101,7 @@ def _replace(state: State) -> list[ev.Action]:
     """
     actions: list[ev.Action] = []
     for key, session in list(state.sessions.items()):
-        slot = rules.gives_way(state, session)
+        slot = slot_rules.gives_way(state, session)
         if slot is None or slot.content is None:
             continue
         steps = (*session.replaced, int(slot.content.shard.id.step))[-REPLACED_COUNT_MAX:]
@@ -110,7 +110,7 @@ def _replace(state: State) -> list[ev.Action]:
         actions.append(_give_back(state, slot))
     good = (s.content for s in state.slots.values() if s.content and state.lost)
     for shard in [c.shard.id for c in good if c.held is HeldState.SEALED]:
-        actions += [_give_back(state, slot) for slot in rules.surplus_copies(state, shard)]
+        actions += [_give_back(state, slot) for slot in slot_rules.surplus_copies(state, shard)]
     return actions
 
 
@@ -126,9 +126,9 @@ def _reclaim(state: State) -> list[ev.Action]:
     for key, slot in state.slots.items():
         if slot.name.state is not SlotState.WRITING or slot.work is not Work.NONE or slot.blocked:
             continue
-        if rules.leased(state, slot):
+        if slot_rules.leased(state, slot):
             continue
-        session = rules.holder(state, slot)
+        session = slot_rules.holder(state, slot)
         state.slots[key] = replace(slot, work=Work.RECLAIMING)
         # A held lock is a right to go on, of a session we do not know (we were restarted) and of
         # one that may still copy by its last plan; not of one that was fenced or has ended.
@@ -141,7 +141,7 @@ def _seal(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     for key, slot in state.slots.items():
         if slot.name.state is SlotState.CLOSED and slot.work is Work.NONE and not slot.blocked:
-            session = rules.holder(state, slot)
+            session = slot_rules.holder(state, slot)
             expected = (session.run, session.generation, session.spec.rank) if session else None
             state.slots[key] = replace(slot, work=Work.SEALING)
             actions.append(ev.SealSlot(slot.name, expected))
@@ -152,8 +152,8 @@ def _verify(state: State) -> list[ev.Action]:
     """Hash held shards again, once per decision that a rank here still has to load."""
     actions: list[ev.Action] = []
     for session in state.sessions.values():
-        decision = rules.decision_for(state, session)
-        if decision is None or not rules.restoring(decision) or not _waits(session):
+        decision = slot_rules.decision_for(state, session)
+        if decision is None or not slot_rules.restoring(decision) or not _waits(session):
             continue
         copies = state.copies()
         for shard in decision.shards:
@@ -173,14 +173,14 @@ def _waits(session: Session) -> bool:
 def _restore_progress(state: State) -> list[ev.Action]:
     """Note when a decision was proposed and when all of it was here; hold what is to be read."""
     for key, session in list(state.sessions.items()):
-        decision = rules.decision_for(state, session)
+        decision = slot_rules.decision_for(state, session)
         if decision is None or not _waits(session):
             continue
         if decision.state is DecisionState.PENDING or decision.state is DecisionState.LOST:
             continue
         proposed_s = session.proposed_s if session.proposed_s is not None else state.now_s
         session = replace(session, proposed_s=proposed_s)  # noqa: PLW2901 - the draft of it
-        slots = verified(state, session, decision) if rules.restoring(decision) else None
+        slots = verified(state, session, decision) if slot_rules.restoring(decision) else None
         if slots is not None:
             confirmed = decision.state is DecisionState.CONFIRMED
             shards = frozenset(slot.content.shard.id for slot in slots if slot.content)
@@ -200,7 +200,7 @@ def _fetch(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     running = sum(1 for tries in state.fetches.values() if tries.under_way)
     wished: set[ShardId] = set()
-    for wish in rules.wishes(state):
+    for wish in slot_rules.wishes(state):
         shard = wish.shard
         wished.add(shard.id)
         tries = state.fetches.get(shard.id, Tries())
@@ -228,7 +228,7 @@ def _make_way(state: State, shard: Shard) -> list[ev.Action]:
     length = shard.length_bytes
     if room.free_slot(state, length) or room.to_drop(state, length) is not None:
         return []
-    passed = (s for s in rules.passed_copies(state, shard.id) if s.length_bytes == length)
+    passed = (s for s in slot_rules.passed_copies(state, shard.id) if s.length_bytes == length)
     return [_give_back(state, slot) for slot in islice(passed, 1)]
 
 
@@ -248,7 +248,7 @@ def _take_back(state: State, length_bytes: int) -> None:
         state.slots[slot.name.slot] = replace(slot, plan_hash="")
 
 
-def _begin_fetch(state: State, slot: Slot, wish: rules.Wish) -> list[ev.Action]:
+def _begin_fetch(state: State, slot: Slot, wish: slot_rules.Wish) -> list[ev.Action]:
     opened = slot.name.to(SlotState.WRITING)
     state.slots[slot.name.slot] = replace(
         slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
@@ -294,13 +294,13 @@ def _lease(state: State) -> list[ev.Action]:
     # What was taken back for a restore is not leased again before it has its room.
     starved = any(
         wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
-        for wish in rules.wishes(state)
+        for wish in slot_rules.wishes(state)
     )
     for session in state.sessions.values():
         asked = session.reservation
         if asked is None or not session.active or (starved and not session.loaded):
             continue
-        for _ in range(rules.quota_left(state, session)):
+        for _ in range(slot_rules.quota_left(state, session)):
             slot, made = _slot_for(state, asked.length_bytes)
             actions += made
             if slot is None:
@@ -336,6 +336,10 @@ def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
         if content is None or content.held is not HeldState.SEALED:
             continue
         view = state.run(content.shard.id.run)
-        if content.owner == state.me.node and view and not rules.outdated(view, content.shard.id):
-            found.append((content.shard, rules.backups_of(state, view)))
+        if (
+            content.owner == state.me.node
+            and view
+            and not slot_rules.outdated(view, content.shard.id)
+        ):
+            found.append((content.shard, slot_rules.backups_of(state, view)))
     return sorted(found, key=lambda item: item[0].id, reverse=True)

@@ -19,7 +19,7 @@ from holdfast.core.facts import (
     WantReason,
 )
 from holdfast.core.ids import ShardId
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import (
     Content,
