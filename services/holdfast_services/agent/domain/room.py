@@ -68,7 +68,8 @@ def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
     """Return how many steps of a peer's rank must stay here, beside those that drain.
 
     One less if metadata is out and does not know that a commit was heard of here: its owner has a
-    slot more then too, in what budget is left (``slot_rules.quota_left``). The ranks here come first.
+    slot more then too, in what budget is left (``slot_rules.quota_left``). The ranks here
+    come first.
     """
     pinned = view.pinned if view else ()
     spared = state.view.spares if state.view and not state.lost else ()
