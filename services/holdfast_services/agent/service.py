@@ -24,6 +24,7 @@ from holdfast_services.agent.domain import (
     Session,
     State,
     Work,
+    admission,
     admit,
     dump,
     room,
@@ -91,14 +92,14 @@ class AgentService:
             arena=self.arena_folder,
             budget_bytes=state.budget_bytes,
             used_bytes=state.used_bytes,
-            reserved_bytes=slot_rules.reserved_bytes(state),
+            reserved_bytes=admission.reserved_bytes(state),
             metadata_address=self._metadata.address,
             metadata_reachable=not state.lost,
             refusal=self._refusal(job, wish) if job else "",
         )
 
     def _refusal(self, job: str, wish: MemoryWish) -> str:
-        nodes_count = max(wish.nodes_count, slot_rules.nodes_known(self._state))
+        nodes_count = max(wish.nodes_count, admission.nodes_known(self._state))
         need = memory_need(
             own_bytes=wish.own_bytes,
             restored_bytes=wish.restored_bytes,
@@ -106,7 +107,7 @@ class AgentService:
             nodes_count=nodes_count,
             slots=wish.slots,
         )
-        return slot_rules.refusal(self._state, job, need)
+        return admission.refusal(self._state, job, need)
 
     async def open_session(self, session: str, spec: AttemptSpec) -> Seat:
         """Register a rank with metadata and open its session; a repeat is harmless.

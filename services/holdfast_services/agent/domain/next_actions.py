@@ -15,7 +15,7 @@ from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import room, slot_rules
+from holdfast_services.agent.domain import fetch_wishes, room, slot_rules
 from holdfast_services.agent.domain.readiness import verified
 from holdfast_services.agent.domain.state import (
     AGENT,
@@ -200,7 +200,7 @@ def _fetch(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     running = sum(1 for tries in state.fetches.values() if tries.under_way)
     wished: set[ShardId] = set()
-    for wish in slot_rules.wishes(state):
+    for wish in fetch_wishes.wishes(state):
         shard = wish.shard
         wished.add(shard.id)
         tries = state.fetches.get(shard.id, Tries())
@@ -248,7 +248,7 @@ def _take_back(state: State, length_bytes: int) -> None:
         state.slots[slot.name.slot] = replace(slot, plan_hash="")
 
 
-def _begin_fetch(state: State, slot: Slot, wish: slot_rules.Wish) -> list[ev.Action]:
+def _begin_fetch(state: State, slot: Slot, wish: fetch_wishes.Wish) -> list[ev.Action]:
     opened = slot.name.to(SlotState.WRITING)
     state.slots[slot.name.slot] = replace(
         slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
@@ -294,7 +294,7 @@ def _lease(state: State) -> list[ev.Action]:
     # What was taken back for a restore is not leased again before it has its room.
     starved = any(
         wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
-        for wish in slot_rules.wishes(state)
+        for wish in fetch_wishes.wishes(state)
     )
     for session in state.sessions.values():
         asked = session.reservation
@@ -341,5 +341,5 @@ def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
             and view
             and not slot_rules.outdated(view, content.shard.id)
         ):
-            found.append((content.shard, slot_rules.backups_of(state, view)))
+            found.append((content.shard, fetch_wishes.backups_of(state, view)))
     return sorted(found, key=lambda item: item[0].id, reverse=True)

@@ -1,22 +1,15 @@
-"""What the agent tells others: its inventory, a session's view, a dump for people. Pure."""
+"""What an agent tells a rank's session: its slots, its steps' levels, what to restore. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from enum import Enum
+from dataclasses import replace
 
 from holdfast.core.facts import (
     Committed,
     DecisionState,
-    HeldShard,
-    HeldState,
-    Inventory,
-    RankStatus,
 )
-from holdfast.core.ids import ShardId
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slot_names import SlotState
-from holdfast.core.sources import Source
 from holdfast_services.agent.domain.readiness import verified
 from holdfast_services.agent.domain.slot_rules import (
     decision_for,
@@ -28,70 +21,6 @@ from holdfast_services.agent.domain.state import Session, Slot, State
 
 REPLACED = "replaced by a later save: metadata was out and nothing was committed"
 STEPS_COUNT_MAX = 32
-ABANDONED_COUNT_MAX = 64
-
-
-def inventory(state: State, *, incarnation: int, sequence: int, leaving: bool = False) -> Inventory:
-    """Return all that this agent holds and all ranks it serves."""
-    abandoned = dict.fromkeys(a for s in state.sessions.values() for a in s.abandoned)
-    return Inventory(
-        node=state.me,
-        incarnation=incarnation,
-        sequence=sequence,
-        budget_bytes=state.budget_bytes,
-        used_bytes=state.used_bytes,
-        shards=_shards(state),
-        ranks=tuple(_rank(session) for session in state.sessions.values()),
-        abandoned=tuple(abandoned)[-ABANDONED_COUNT_MAX:],
-        bad_sources=state.bad_sources,
-        leaving=leaving,
-        seen=tuple(state.seen[run] for run in sorted(state.seen)),
-    )
-
-
-def pressing(before: Inventory | None, now: Inventory) -> bool:
-    """Tell whether the catalogue should hear of a change at once.
-
-    The progress of training can wait for the next report, and so can that a slot was freed:
-    nothing is freed but by the catalogue's own word.
-    """
-    if before is None or set(now.shards) - set(before.shards):
-        return True
-    return replace(now.lasting(), shards=()) != replace(before.lasting(), shards=())
-
-
-def _shards(state: State) -> tuple[HeldShard, ...]:
-    """One entry per shard; a good copy hides a quarantined one of the same shard."""
-    listed: dict[ShardId, HeldShard] = {}
-    for slot in state.slots.values():
-        content = slot.content
-        if content is None:
-            continue
-        known = listed.get(content.shard.id)
-        if known is None or known.state is HeldState.QUARANTINED:
-            listed[content.shard.id] = HeldShard(
-                shard=content.shard,
-                state=content.held,
-                owner=content.owner,
-                slot_incarnation=slot.name.incarnation,
-            )
-    return tuple(listed[key] for key in sorted(listed))
-
-
-def _rank(session: Session) -> RankStatus:
-    return RankStatus(
-        job=session.spec.job,
-        run=session.run,
-        generation=session.generation,
-        rank=session.spec.rank,
-        live=session.live,
-        ready_decision=session.ready_decision,
-        nonce=session.spec.nonce,
-        report=session.report,
-        names_needs=session.spec.names_needs,
-        # Once it has loaded nobody asks: what would be said with each report may be long.
-        needs=session.needs.in_whole_shards() if session.needs and not session.loaded else None,
-    )
 
 
 def session_view(state: State, session: Session) -> SessionView:
@@ -197,35 +126,3 @@ def _segment(slot: Slot) -> LocalSegment:
     return LocalSegment(
         shard=slot.content.shard, file_name=slot.name.file_name, source=slot.content.source
     )
-
-
-def dump(state: State) -> dict[str, object]:
-    """Return the whole state as plain JSON values, for people (F46)."""
-    return {
-        "me": _plain(state.me),
-        "budget_bytes": state.budget_bytes,
-        "used_bytes": state.used_bytes,
-        "metadata_lost": state.lost,
-        "slots": {name: _plain(slot) for name, slot in sorted(state.slots.items())},
-        "sessions": {name: _plain(session) for name, session in sorted(state.sessions.items())},
-        "view": _plain(state.view),
-        "holds": [_plain(hold) for hold in state.holds.values()],
-        "fetches": {key.key: _plain(value) for key, value in state.fetches.items()},
-        "asks": {f"{k[0].key} -> {k[1]}": _plain(value) for k, value in state.asks.items()},
-        "bad_sources": [_plain(bad) for bad in state.bad_sources],
-    }
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Source):
-        return str(value)
-    if hasattr(value, "__dataclass_fields__"):
-        named = ((item.name, getattr(value, item.name)) for item in fields(value))  # type: ignore[arg-type]
-        return {name: _plain(item) for name, item in named}
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    if isinstance(value, bytes):
-        return value.hex()[:64]
-    return value.value if isinstance(value, Enum) else value

@@ -1,39 +1,29 @@
-"""The rules of residency: what may be freed, leased, admitted, copied. Pure questions.
+"""What may become of a slot: freed, replaced by a later save, leased again. Pure questions.
 
 Each function answers from the state and changes nothing. Source: architecture 4.5, 4.7, P8.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from holdfast.core.budget import SLOTS_PER_RANK, MemoryNeed, Reservation, memory_need
-from holdfast.core.byte_sizes import format_bytes
+from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.facts import (
     Decision,
     DecisionState,
-    Peer,
     RunView,
-    Shard,
-    Want,
-    WantReason,
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.slot_names import SlotState
-from holdfast.core.sources import Memory
-from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.state import (
     AGENT,
-    Giver,
     Session,
     Slot,
     State,
     Work,
 )
 
-SLOTS_PER_SESSION_MAX = 16
 FORGOTTEN_AFTER_S = 5.0
-JOBS_NAMED_MAX = 4
 
 
 def generation_seen(state: State, job: str) -> int:
@@ -309,155 +299,6 @@ def _counts(state: State, slot: Slot, session: Session) -> bool:
         return False
     shard = slot.content.shard.id
     return (shard.run, shard.rank) == (session.run, session.spec.rank) and not freeable(state, slot)
-
-
-def admit(state: State, session: Session, asked: Reservation) -> None:
-    """Refuse a reservation that the budget cannot carry (P8).
-
-    The need of every job with live sessions here counts, and what other jobs have left and may not
-    be freed; local ranks that have not reserved yet are taken to be like this one, so that the
-    first rank is refused and not the last.
-
-    Raises:
-        ExhaustedError: with the sum written out.
-        InvalidRequestError: a length or a number of slots that makes no sense.
-    """
-    if asked.length_bytes <= 0 or not 0 < asked.slots <= SLOTS_PER_SESSION_MAX:
-        raise InvalidRequestError(
-            f"cannot reserve {asked.slots} slots of {asked.length_bytes} bytes; "
-            f"1..{SLOTS_PER_SESSION_MAX} slots of at least 1 byte"
-        )
-    if refused := refusal(state, session.spec.job, _need(state, session, asked)):
-        raise ExhaustedError(refused, node=state.me.node, job=session.spec.job)
-
-
-def refusal(state: State, job: str, need: MemoryNeed) -> str:
-    """Return why ``job`` does not fit beside what is here, the sum written out; empty: it does."""
-    training, left = _trained_bytes(state, job), _left_bytes(state, job)
-    if need.total_bytes + training + sum(left.values()) <= state.budget_bytes:
-        return ""
-    beside = [f"{format_bytes(training)} of other runs"] if training else []
-    most = sorted(left, key=lambda name: (-left[name], name))
-    named = ", ".join(f"{name}: {format_bytes(left[name])}" for name in most[:JOBS_NAMED_MAX])
-    more = len(most) - JOBS_NAMED_MAX
-    if named:
-        rest = f" and {more} more jobs" if more > 0 else ""
-        beside.append(f"checkpoints of jobs that do not train here ({named}{rest})")
-    advice = "remove a finished job's memory (holdfast rm JOB), " if named else ""
-    return (
-        f"{need}{', beside ' if beside else ''}{' and '.join(beside)}, but the arena's budget is "
-        f"{format_bytes(state.budget_bytes)}; {advice}raise HOLDFAST_BUDGET, lower replicas, or "
-        f"use more nodes"
-    )
-
-
-def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
-    mates = [s for s in _mates(state, session) if s.id != session.id and s.reservation]
-    reserved = sum(s.reservation.length_bytes for s in mates if s.reservation)
-    missing = max(session.spec.local_world_size - len(mates), 1)
-    nodes = -(-session.spec.world_size // max(session.spec.local_world_size, 1))
-    own = reserved + asked.length_bytes * missing
-    return memory_need(
-        own_bytes=own,
-        restored_bytes=max(asked.restored_bytes, own),
-        protection=session.spec.protection,
-        nodes_count=max(nodes, nodes_known(state)),
-        slots=asked.slots,
-    )
-
-
-def reserved_bytes(state: State) -> int:
-    """Return what the ranks that train here have reserved."""
-    return sum(
-        session.reservation.slots * session.reservation.length_bytes
-        for session in state.sessions.values()
-        if session.active and session.reservation
-    )
-
-
-def nodes_known(state: State) -> int:
-    """Return how many nodes are live: any of them may get copies, whatever the job's own are."""
-    return len(state.view.nodes) if state.view else 0
-
-
-def _trained_bytes(state: State, job: str) -> int:
-    """Return what the other jobs that train here need."""
-    seen = {job: 0}
-    for other in state.sessions.values():
-        if other.active and other.reservation and other.spec.job not in seen:
-            seen[other.spec.job] = _need(state, other, other.reservation).total_bytes
-    return sum(seen.values())
-
-
-def _left_bytes(state: State, job: str) -> dict[str, int]:
-    """Return job -> bytes that may not be freed, of the jobs that do not train here."""
-    training = {s.spec.job for s in state.sessions.values() if s.active and s.reservation}
-    found: dict[str, int] = {}
-    for slot in state.slots.values():
-        if slot.content is None or freeable(state, slot):
-            continue
-        name = slot.content.shard.job
-        if name != job and name not in training:
-            found[name] = found.get(name, 0) + slot.length_bytes
-    return found
-
-
-def _mates(state: State, session: Session) -> list[Session]:
-    return [
-        other
-        for other in state.sessions.values()
-        if other.active and (other.run, other.generation) == (session.run, session.generation)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """A copy that should be fetched, and who gives it, in the order to ask them.
-
-    ``owner`` empty: whoever gives it. ``restore``: a restore waits for it.
-    """
-
-    shard: Shard
-    sources: tuple[Giver, ...]
-    owner: str = ""
-    restore: bool = False
-
-
-def wishes(state: State) -> list[Wish]:
-    """What should be fetched and can be, first things first.
-
-    Restores come before repairs, repairs before copies that owners asked for.
-    """
-    wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
-    restored = {w.shard.id for w in wants if w.reason is WantReason.RESTORE}
-    listed = [Wish(shard=w.shard, sources=_givers(state, w)) for w in wants]
-    holds = [
-        Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
-    ]
-    first: dict[ShardId, Wish] = {}
-    for wish in (*listed, *holds):
-        if wish.shard.id not in first and wish.sources:
-            first[wish.shard.id] = wish
-    copies = state.copies()
-    missing = ((key, wish) for key, wish in first.items() if key not in copies)
-    return [replace(wish, restore=key in restored) for key, wish in missing]
-
-
-def _givers(state: State, want: Want) -> tuple[Giver, ...]:
-    """Return who gives it and is known here; of the nodes, those that served bad bytes last."""
-    bad = {b.source for b in state.bad_sources if b.shard == want.shard.id}
-    others = [source for source in want.sources if source != Memory(state.me.node)]
-    others.sort(key=lambda source: (not isinstance(source, Memory), source in bad))
-    givers = map(state.giver, others)
-    return tuple(giver for giver in givers if giver is not None)
-
-
-def backups_of(state: State, view: RunView) -> tuple[Peer, ...]:
-    """The peers that should hold copies of this node's shards of a run."""
-    domains = {p.node: p.domain for p in state.view.nodes} if state.view else {}
-    names = view.copies.targets(state.me.node, view.ring, domains)
-    peers = (state.peer(name) for name in names)
-    return tuple(peer for peer in peers if peer is not None)
 
 
 def holder(state: State, slot: Slot) -> Session | None:
