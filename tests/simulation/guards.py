@@ -204,8 +204,8 @@ MUTANTS = (
     _mutant(
         "fence-commit",
         "only the newest generation commits new steps",
-        ("metadata/domain/commit_rule.py", "if row is None and key.generation != _committing(run):",
-         "if row is None and _committing(run) is None:"),
+        ("metadata/domain/commit_rule.py", "if row is None and key.generation != committing(run):",
+         "if row is None and committing(run) is None:"),
     ),
     _mutant(
         "nonces",
@@ -263,7 +263,7 @@ MUTANTS = (
     _mutant(
         "unacknowledged",
         "copies count as safe only with holders that know of the commit",
-        ("metadata/domain/commit_rule.py", "if not spread(run.attempt.allowed, _firm(copies, seen),",
+        ("metadata/domain/commit_rule.py", "if not spread(run.attempt.allowed, firm_copies(copies, seen),",
          "if not spread(run.attempt, copies,"),
     ),
     _mutant(

@@ -1,7 +1,7 @@
 """What an agent knows: slots, sessions, the last view of the catalogue, work under way.
 
-Owns the values and nothing else; ``event_handling`` and ``next_actions`` change a draft, the rest reads.
-Knows no file, socket or clock: seconds arrive with events. Units: bytes, seconds.
+Owns the values and nothing else; ``event_handling`` and ``next_actions`` change a draft, all
+others read. Knows no file, socket or clock: seconds arrive with events. Units: bytes, seconds.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.core.facts import Event
+from holdfast_services.metadata.domain.abandoned_steps import abandon
 from holdfast_services.metadata.domain.attempts import absorb
-from holdfast_services.metadata.domain.commit_rule import abandon, commit
+from holdfast_services.metadata.domain.commit_rule import commit
 from holdfast_services.metadata.domain.drains import persist, persist_off
 from holdfast_services.metadata.domain.inventory_evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
