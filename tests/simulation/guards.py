@@ -130,7 +130,7 @@ MUTANTS = (
     _mutant(
         "N15",
         "a step that its owner has replaced gives its slot up to a later one that is firm",
-        ("metadata/domain/commit_rule.py",
+        ("metadata/domain/abandoned_steps.py",
          "return any(item.owner not in item.nodes for item in copies.values())", "return False"),
     ),
     _mutant(
@@ -281,7 +281,7 @@ MUTANTS = (
     _mutant(
         "given-up",
         "steps that can never be whole, or never be acknowledged, give their slots up",
-        ("metadata/domain/commit_rule.py",
+        ("metadata/domain/abandoned_steps.py",
          "found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))", "found = ()"),
     ),
     _mutant(
