@@ -136,7 +136,7 @@ MUTANTS = (
     _mutant(
         "N2 room: spares",
         "copies beyond the policy make room",
-        ("metadata/domain/view.py", "        if run.id in held:\n            spared",
+        ("metadata/domain/node_view.py", "        if run.id in held:\n            spared",
          "        if False:\n            spared"),
     ),
     _mutant(
@@ -224,7 +224,7 @@ MUTANTS = (
     _mutant(
         "readmit-fence",
         "taken in again, an older attempt does not replace a newer one",
-        ("metadata/domain/readmit.py", "if generation < run.generation or (run.current and",
+        ("metadata/domain/readmitted_attempt.py", "if generation < run.generation or (run.current and",
          "if False and (run.current and"),
         ("metadata/storage/runs.py", '_R.generation <= bindparam("generation_max")',
          '_R.generation - 1000 <= bindparam("generation_max")'),
@@ -232,7 +232,7 @@ MUTANTS = (
     _mutant(
         "readmit-rules",
         "taken in again, an attempt has left behind what its restore had",
-        ("metadata/domain/readmit.py",
+        ("metadata/domain/readmitted_attempt.py",
          "changed = left_behind(changed, past.step if past else 0, attempt)", "pass"),
     ),
     _mutant(

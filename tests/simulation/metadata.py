@@ -30,8 +30,8 @@ from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.inventory_check import received
 from holdfast_services.metadata.domain.model import Limits
-from holdfast_services.metadata.domain.view import World as Snapshot
-from holdfast_services.metadata.domain.view import node_view
+from holdfast_services.metadata.domain.node_view import World as Snapshot
+from holdfast_services.metadata.domain.node_view import node_view
 from holdfast_services.metadata.loops.offers import ORPHANS, RECONCILE_S
 from holdfast_services.metadata.loops.retention import SWEEP_S
 from holdfast_services.metadata.loops.tick import TICK_S

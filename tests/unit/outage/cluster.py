@@ -25,7 +25,7 @@ from holdfast_services.metadata.domain.attempts import register
 from holdfast_services.metadata.domain.commit_rule import free_before
 from holdfast_services.metadata.domain.model import Limits, Run
 from holdfast_services.metadata.domain.model import Node as Row
-from holdfast_services.metadata.domain.view import node_view, world
+from holdfast_services.metadata.domain.node_view import node_view, world
 
 RUN = RunId("0123456789ab")
 JOB = "job"

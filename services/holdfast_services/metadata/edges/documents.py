@@ -21,8 +21,8 @@ from holdfast_services.metadata.domain.commit_rule import free_before
 from holdfast_services.metadata.domain.holds import Listed, holds
 from holdfast_services.metadata.domain.inventory_evidence import ShardCopies
 from holdfast_services.metadata.domain.model import Checkpoint, Node, Run, Stored
+from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.domain.shortage import shortage
-from holdfast_services.metadata.domain.view import World
 
 
 class RestoreDoc(BaseModel):
