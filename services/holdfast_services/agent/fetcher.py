@@ -63,7 +63,7 @@ class Fetcher:
         self._moving: set[Future[Any]] = set()
         self._threads = ThreadPoolExecutor(FETCHES_COUNT_MAX, thread_name_prefix="fetch")
 
-    async def fetch(self, action: ev.Fetch) -> list[ev.Event]:
+    async def fetch(self, action: ev.Fetch) -> list[ev.AgentEvent]:
         """Fill the slot from the first good source and seal it; return what happened.
 
         A part that one source has given stays when the next one is asked for the rest. The

@@ -58,7 +58,7 @@ class Shell:
 
     # ------------------------------------------------------------------------- the machine
 
-    def dispatch(self, event: ev.Event) -> None:
+    def dispatch(self, event: ev.AgentEvent) -> None:
         """Feed one event to the machine and begin what it decides.
 
         Raises:
@@ -72,7 +72,7 @@ class Shell:
             self._broken = error
             raise
 
-    def _perform(self, event: ev.Event, before: State, actions: Sequence[ev.Action]) -> None:
+    def _perform(self, event: ev.AgentEvent, before: State, actions: Sequence[ev.Action]) -> None:
         for action in actions:
             if isinstance(action, ev.Emit):
                 self.on_event(action.event)
@@ -89,7 +89,7 @@ class Shell:
             if slot is not None:
                 self._performer.serve(shard.key, slot)
 
-    def _answer(self, event: ev.Event) -> None:
+    def _answer(self, event: ev.AgentEvent) -> None:
         if isinstance(event, ev.FetchDone):
             shard, outcome = event.content.shard.id, ""
         elif isinstance(event, ev.FetchFailed):
@@ -192,7 +192,7 @@ class Shell:
         self.dispatch(ev.MetadataLost(reason))
 
 
-def _came(event: ev.Event) -> Iterator[ShardId]:
+def _came(event: ev.AgentEvent) -> Iterator[ShardId]:
     """Return the shard that an event brought here."""
     if isinstance(event, ev.FetchDone | ev.SlotSealed):
         yield event.content.shard.id

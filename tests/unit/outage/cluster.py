@@ -62,7 +62,7 @@ class Node:
         )
         self.feed(ev.Reserved(self.session, asked))
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.AgentEvent) -> None:
         """Let the agent know; what it begins ends at once and well, unless a peer says no."""
         waiting = [event]
         while waiting:
@@ -70,7 +70,7 @@ class Node:
             for action in actions:
                 waiting += self.answers(action)
 
-    def answers(self, action: ev.Action) -> list[ev.Event]:
+    def answers(self, action: ev.Action) -> list[ev.AgentEvent]:
         match action:
             case ev.CreateSlot():
                 return [ev.SlotCreated(action.name.slot)]
@@ -86,7 +86,7 @@ class Node:
                 self.said.append(action.event.kind)
         return []
 
-    def ask(self, action: ev.AskHold) -> ev.Event:
+    def ask(self, action: ev.AskHold) -> ev.AgentEvent:
         peer = self.others.get(action.peer.node)
         if peer is None:
             return ev.HoldAnswered(action.shard.id, action.peer, "unavailable", "gone")
@@ -99,7 +99,7 @@ class Node:
         there = peer.state.held(action.shard.id) is not None
         return ev.HoldAnswered(action.shard.id, action.peer, "" if there else "unavailable")
 
-    def fetch(self, action: ev.Fetch) -> ev.Event:
+    def fetch(self, action: ev.Fetch) -> ev.AgentEvent:
         for source in action.sources:
             peer = self.others.get(source.node)
             if peer is not None and peer.state.held(action.shard.id):

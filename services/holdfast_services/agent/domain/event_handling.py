@@ -42,7 +42,7 @@ ASK_WAITS = Waits(first_s=0.2, wait_s_max=5.0)
 
 
 def handle(
-    state: State, event: ev.Event, *, now_s: float | None = None
+    state: State, event: ev.AgentEvent, *, now_s: float | None = None
 ) -> tuple[State, list[ev.Action]]:
     """Return the state after ``event`` and what to do now; ``state`` itself is not changed.
 

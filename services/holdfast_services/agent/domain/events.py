@@ -184,7 +184,7 @@ class HoldAnswered:
     message: str = ""
 
 
-Event = (
+AgentEvent = (
     Tick | SessionOpened | Reserved | Updated | SessionEnded | ViewArrived | MetadataLost
     | SlotCreated | SlotRefused | SlotClosed | SlotSealed | SealFailed | SealBlocked
     | SlotVerified | Suspected | Reclaimed | WorkBlocked | HoldAsked | FetchDone | FetchFailed
@@ -284,7 +284,7 @@ Action = (
 )  # fmt: skip
 
 
-def gave_up(action: Action, reason: str) -> list[Event]:
+def gave_up(action: Action, reason: str) -> list[AgentEvent]:
     """Return what the machine must hear of an action that failed as nobody foresaw."""
     if isinstance(action, CreateSlot):
         return [SlotRefused(action.name.slot, reason)]
