@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from holdfast.core.units import format_bytes
+from holdfast.core.byte_sizes import format_bytes
 
 LINE_EVERY_STEPS = 10
 

@@ -36,11 +36,11 @@ from holdfast.policy import (
 )
 from holdfast.state.capture import Capture
 from holdfast.training import launch
-from holdfast.training.handle import SaveHandle
 from holdfast.training.preemption import Preemption
 from holdfast.training.progress import Progress
 from holdfast.training.restore import Decided, Restored, Scope, decide, restore
-from holdfast.training.saving import Saver
+from holdfast.training.save_handle import SaveHandle
+from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
 
 __all__ = ["Checkpointer", "Decided", "Restored", "SaveHandle"]

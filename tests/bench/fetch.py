@@ -16,7 +16,7 @@ from tests.bench.harness import Record, in_turn, share
 from tests.bench.subject import PATIENCE_S, Saving, Subject
 from tests.e2e.stack import Stack, running_stack
 
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast_services.transport import FetchRequest, ServedSegments
 from holdfast_services.transport.tcp import TcpTransport

@@ -27,7 +27,7 @@ from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, St
 from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.protection import Copies
 from holdfast_services.metadata.domain.model import Attempt, Node, RankFacts, Run
-from holdfast_services.metadata.domain.view import node_view, world
+from holdfast_services.metadata.domain.node_view import node_view, world
 
 NODES = (4, 64, 1250)
 RANKS_PER_NODE = 8

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import holdfast
-from holdfast.training.handle import Level
+from holdfast.training.save_handle import Level
 
 MOMENTS = 2
 PATIENCE_S = 60.0

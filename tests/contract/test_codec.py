@@ -18,11 +18,11 @@ from holdfast.core import (
     facts,
     ids,
     needs,
+    persistence_work,
     protection,
     reports,
     session,
     sources,
-    work,
 )
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
@@ -50,7 +50,7 @@ VALUES = [
         needs,
         protection,
         session,
-        work,
+        persistence_work,
         located,
     )
     for cls in vars(module).values()

@@ -10,7 +10,7 @@ import pytest
 from tests.said import tcp
 
 from holdfast.core.facts import Endpoint
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format import digest
 from holdfast.format.digest import PART_BYTES, part_digest, part_ranges

@@ -35,9 +35,9 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
 from holdfast_services.kit.db import make_engine
+from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.attempts import Registration
 from holdfast_services.metadata.domain.model import Limits
-from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.usecases import workers
 

@@ -28,7 +28,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.protection import Copies
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import Content, State, Work, handle
 from holdfast_services.agent.domain import events as ev
@@ -65,7 +65,7 @@ class Residency(RuleBasedStateMachine):
         self.run_view = RunView(run=RUN, job="job", generation=1, world_size=2, ring=("a", "b"))
         self.wants: tuple[Want, ...] = ()
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.AgentEvent) -> None:
         before = self.state
         frozen = before.copy()
         self.state, actions = handle(before, event)
@@ -169,7 +169,7 @@ class Residency(RuleBasedStateMachine):
 
     def answer(  # noqa: PLR0911 - one line per kind of action
         self, action: ev.Action, good: bool, step: int
-    ) -> ev.Event:
+    ) -> ev.AgentEvent:
         match action:
             case ev.CreateSlot():
                 name = action.name.slot

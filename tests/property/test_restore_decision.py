@@ -21,12 +21,12 @@ from holdfast.core.facts import (
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.sources import Memory, Object
 from holdfast.errors import AlreadyExistsError
-from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.attempts import register
 from holdfast_services.metadata.domain.drains import finish
-from holdfast_services.metadata.domain.evidence import gather
+from holdfast_services.metadata.domain.inventory_evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
-from holdfast_services.metadata.domain.work import items
+from holdfast_services.metadata.domain.worker_plans import items
 
 RUN, JOB, WORLD = "run0", "job", 2
 NODES = ("a", "b", "c")

@@ -13,7 +13,7 @@ from tests.simulation.segments import root
 
 from holdfast.core.facts import DecisionState, HeldState
 from holdfast.core.ids import CheckpointId
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast_services.metadata.domain.model import Checkpoint, Run
 
 if TYPE_CHECKING:

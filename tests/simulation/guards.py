@@ -44,21 +44,21 @@ MUTANTS = (
     _mutant(
         "A1",
         "what a lost catalogue numbered is above the attempt that gets the number again",
-        ("metadata/domain/advance.py", "used = run.deciding and", "used = False and"),
+        ("metadata/domain/advance_run.py", "used = run.deciding and", "used = False and"),
         ("metadata/domain/attempts.py", "max(run.generation, wish.generation_min) + 1",
          "run.generation + 1"),
     ),
     _mutant(
         "A4",
         "a node that is late with something newer is awaited, and what it brings is proposed",
-        ("metadata/domain/restore.py", "if candidates and candidates[0] >= max(_seen(run, facts)):",
+        ("metadata/domain/restore_decision.py", "if candidates and candidates[0] >= max(_seen(run, facts)):",
          "if candidates:"),
-        ("metadata/domain/restore.py", "key > chosen and", "False and"),
+        ("metadata/domain/restore_decision.py", "key > chosen and", "False and"),
     ),
     _mutant(
         "A5",
         "two supersede rules are never made one that covers more (at 2 rules, not 1024)",
-        ("metadata/domain/restore.py", "    return tuple(kept[-SUPERSEDE_RULES_PER_RUN_MAX:])\n",
+        ("metadata/domain/restore_decision.py", "    return tuple(kept[-SUPERSEDE_RULES_PER_RUN_MAX:])\n",
          ("    if len(kept) > 2:\n"
           "        one, two, *kept = kept\n"
           "        step = min(one.after_step, two.after_step)\n"
@@ -79,7 +79,7 @@ MUTANTS = (
     _mutant(
         "A9",
         "the bucket is looked at also for a job that the catalogue knows",
-        ("metadata/bucket.py",
+        ("metadata/calls/catalogue_from_bucket.py",
          "listed = [place for place in listed if place.checkpoint.run == here.run]", "listed = []"),
     ),
     _mutant(
@@ -108,12 +108,12 @@ MUTANTS = (
     _mutant(
         "X0",
         "saves go on while metadata is out, in the slots of uncommitted steps",
-        ("agent/domain/decide.py", "slot = rules.gives_way(state, session)", "slot = None"),
+        ("agent/domain/next_actions.py", "slot = slot_rules.gives_way(state, session)", "slot = None"),
     ),
     _mutant(
         "X9",
         "replicated means as many copies as were asked for, not as nodes allow",
-        ("metadata/domain/commit.py", "spread(attempt.protection, copies, places)",
+        ("metadata/domain/commit_rule.py", "spread(attempt.protection, copies, places)",
          "spread(attempt.allowed, copies, places)"),
     ),
     # -- defects that the simulator found ---------------------------------------------------------
@@ -130,29 +130,29 @@ MUTANTS = (
     _mutant(
         "N15",
         "a step that its owner has replaced gives its slot up to a later one that is firm",
-        ("metadata/domain/commit.py",
+        ("metadata/domain/abandoned_steps.py",
          "return any(item.owner not in item.nodes for item in copies.values())", "return False"),
     ),
     _mutant(
         "N2 room: spares",
         "copies beyond the policy make room",
-        ("metadata/domain/view.py", "        if run.id in held:\n            spared",
+        ("metadata/domain/node_view.py", "        if run.id in held:\n            spared",
          "        if False:\n            spared"),
     ),
     _mutant(
         "N3 room: older",
         "while a restore is decided what is older than the acknowledged step makes room",
-        ("metadata/domain/repair.py", "acked = kept is not None and", "acked = False and"),
+        ("metadata/domain/copies_to_fetch.py", "acked = kept is not None and", "acked = False and"),
     ),
     _mutant(
         "N16 room: parts",
         "while a restore is decided what is older and nowhere whole makes room",
-        ("metadata/domain/repair.py", "if acked or shard.checkpoint in parts:", "if acked:"),
+        ("metadata/domain/copies_to_fetch.py", "if acked or shard.checkpoint in parts:", "if acked:"),
     ),
     _mutant(
         "N4 room: leases",
         "a lease of a rank that has not begun makes room for its restore",
-        ("agent/domain/decide.py", "slot = room.idle_lease(state)", "slot = None"),
+        ("agent/domain/next_actions.py", "slot = room.idle_lease(state)", "slot = None"),
     ),
     _mutant(
         "N5 room: quarantined",
@@ -163,36 +163,36 @@ MUTANTS = (
     _mutant(
         "N6 forgotten while it waits",
         "an attempt that waits for its restore hears that the catalogue has lost it",
-        ("agent/domain/rules.py",
+        ("agent/domain/slot_rules.py",
          "not session.loaded and state.now_s < session.opened_s + FORGOTTEN_AFTER_S",
          "not session.loaded"),
     ),
     _mutant(
         "N9 seat forgotten",
         "a rank whose mates brought the attempt back hears that it has no seat",
-        ("agent/domain/rules.py",
+        ("agent/domain/slot_rules.py",
          "return view.attempt == session.generation and session.spec.rank not in view.seats",
          "return False"),
     ),
     _mutant(
         "N7 kept of an older attempt",
         "what is kept of an older attempt frees nothing of a newer one",
-        ("agent/domain/rules.py", "if keep is None or shard.generation > keep.generation:",
+        ("agent/domain/slot_rules.py", "if keep is None or shard.generation > keep.generation:",
          "if keep is None:"),
     ),
     _mutant(
         "N8 decisions numbered again",
         "what was found for a decision of a lost catalogue does not count for its namesake",
-        ("agent/domain/machine.py", "            _forget_decisions(state, run.run)\n",
+        ("agent/domain/event_handling.py", "            _forget_decisions(state, run.run)\n",
          "            pass\n"),
-        ("agent/domain/machine.py", "verified_decision=event.decision)",
+        ("agent/domain/event_handling.py", "verified_decision=event.decision)",
          "verified_decision=max(slot.content.verified_decision, event.decision))"),
     ),
     # -- attempts and who may speak --------------------------------------------------------------
     _mutant(
         "fence-agent",
         "an agent fences sessions of older attempts",
-        ("agent/domain/decide.py", "if not session.fenced and", "if False and"),
+        ("agent/domain/next_actions.py", "if not session.fenced and", "if False and"),
     ),
     _mutant(
         "fence-seat",
@@ -204,27 +204,27 @@ MUTANTS = (
     _mutant(
         "fence-commit",
         "only the newest generation commits new steps",
-        ("metadata/domain/commit.py", "if row is None and key.generation != _committing(run):",
-         "if row is None and _committing(run) is None:"),
+        ("metadata/domain/commit_rule.py", "if row is None and key.generation != committing(run):",
+         "if row is None and committing(run) is None:"),
     ),
     _mutant(
         "nonces",
         "views and statuses of another attempt with the same number are not its own",
         ("metadata/domain/attempts.py", 'mine = mine and status.nonce in (attempt.spec.nonce, b"")',
          "mine = bool(mine)"),
-        ("agent/domain/rules.py", "return not view.nonce or view.nonce == session.spec.nonce",
+        ("agent/domain/slot_rules.py", "return not view.nonce or view.nonce == session.spec.nonce",
          "return True"),
     ),
     _mutant(
         "forgotten",
         "an attempt that trains while its catalogue is lost is taken in again",
-        ("agent/domain/rules.py",
+        ("agent/domain/slot_rules.py",
          "if not session.active or state.view is None or state.lost:", "if True:"),
     ),
     _mutant(
         "readmit-fence",
         "taken in again, an older attempt does not replace a newer one",
-        ("metadata/domain/readmit.py", "if generation < run.generation or (run.current and",
+        ("metadata/domain/readmitted_attempt.py", "if generation < run.generation or (run.current and",
          "if False and (run.current and"),
         ("metadata/storage/runs.py", '_R.generation <= bindparam("generation_max")',
          '_R.generation - 1000 <= bindparam("generation_max")'),
@@ -232,7 +232,7 @@ MUTANTS = (
     _mutant(
         "readmit-rules",
         "taken in again, an attempt has left behind what its restore had",
-        ("metadata/domain/readmit.py",
+        ("metadata/domain/readmitted_attempt.py",
          "changed = left_behind(changed, past.step if past else 0, attempt)", "pass"),
     ),
     _mutant(
@@ -244,7 +244,7 @@ MUTANTS = (
     _mutant(
         "view-order",
         "an agent does not take an older view for a newer one",
-        ("agent/domain/machine.py", "if state.view is not None and event.view.taken <",
+        ("agent/domain/event_handling.py", "if state.view is not None and event.view.taken <",
          "if False and event.view.taken <"),
     ),
     _mutant(
@@ -256,83 +256,83 @@ MUTANTS = (
     _mutant(
         "whole",
         "a level is reached by the shards of all ranks",
-        ("metadata/domain/evidence.py",
+        ("metadata/domain/inventory_evidence.py",
          "return len(sizes) == 1 and len(ranks_of(copies)) == sizes.pop()",
          "return len(sizes) == 1"),
     ),
     _mutant(
         "unacknowledged",
         "copies count as safe only with holders that know of the commit",
-        ("metadata/domain/commit.py", "if not spread(run.attempt.allowed, _firm(copies, seen),",
+        ("metadata/domain/commit_rule.py", "if not spread(run.attempt.allowed, firm_copies(copies, seen),",
          "if not spread(run.attempt, copies,"),
     ),
     _mutant(
         "M9",
         "older slots are freed for acknowledged checkpoints only",
-        ("metadata/domain/commit.py",
+        ("metadata/domain/commit_rule.py",
          "copied = (row.id for row in run.checkpoints if row.copied_at_s is not None)",
          "copied = (row.id for row in run.checkpoints)"),
     ),
     _mutant(
         "A6",
         "what an agent has seen committed it does not replace while metadata is out",
-        ("agent/domain/rules.py", "not (read or heard(state, shard) or", "not (read or"),
+        ("agent/domain/slot_rules.py", "not (read or heard(state, shard) or", "not (read or"),
     ),
     _mutant(
         "given-up",
         "steps that can never be whole, or never be acknowledged, give their slots up",
-        ("metadata/domain/commit.py",
+        ("metadata/domain/abandoned_steps.py",
          "found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))", "found = ()"),
     ),
     _mutant(
         "kept-freed",
         "the checkpoint that is kept is not freed itself",
-        ("agent/domain/rules.py",
+        ("agent/domain/slot_rules.py",
          "(shard.step, shard.generation) < (keep.step, keep.generation)",
          "(shard.step, shard.generation) <= (keep.step, keep.generation)"),
     ),
     _mutant(
         "pin-agent",
         "an agent frees nothing that is pinned: it drains, or is restored",
-        ("agent/domain/rules.py", "shard.checkpoint not in view.pinned and _spent(", "_spent("),
+        ("agent/domain/slot_rules.py", "shard.checkpoint not in view.pinned and _spent(", "_spent("),
     ),
     # -- restore ---------------------------------------------------------------------------------
     _mutant(
         "unheard",
         "nothing is decided before the nodes with a lease, or a rank, have reported",
-        ("metadata/domain/restore.py", "if not _heard(attempt, {*facts.live(), *hosts}, facts):",
+        ("metadata/domain/restore_decision.py", "if not _heard(attempt, {*facts.live(), *hosts}, facts):",
          "if False:"),
     ),
     _mutant(
         "late-news",
         "a proposal gives way to a newer step that a node brings late",
-        ("metadata/domain/restore.py", "key > chosen and", "False and"),
+        ("metadata/domain/restore_decision.py", "key > chosen and", "False and"),
     ),
     _mutant(
         "restarting",
         "a source that went silent is awaited: it may be restarting",
-        ("metadata/domain/restore.py",
+        ("metadata/domain/restore_decision.py",
          "hoped = any(key not in run.rejected and whole(_hoped(key, facts)) for key in known)",
          "hoped = False"),
-        ("metadata/domain/restore.py", "copies = _hoped(chosen, facts)",
+        ("metadata/domain/restore_decision.py", "copies = _hoped(chosen, facts)",
          "copies = facts.evidence.sources.get(chosen, {})"),
     ),
     _mutant(
         "M2",
         "a confirmed decision never changes",
-        ("metadata/domain/restore.py", "if decision.state is DecisionState.PROPOSED:",
+        ("metadata/domain/restore_decision.py", "if decision.state is DecisionState.PROPOSED:",
          "if decision.state in (DecisionState.PROPOSED, DecisionState.CONFIRMED):"),
     ),
     _mutant(
         "M3",
         "confirming leaves later steps of older generations behind",
-        ("metadata/domain/restore.py", "changed = left_behind(changed, chosen.step, attempt)",
+        ("metadata/domain/restore_decision.py", "changed = left_behind(changed, chosen.step, attempt)",
          "changed = rewind(changed, chosen.step)"),
     ),
     _mutant(
         "pin-proposal",
         "what is proposed is pinned, so nobody may expire it",
-        ("metadata/domain/restore.py", "decision=proposed, pins=(chosen,))",
+        ("metadata/domain/restore_decision.py", "decision=proposed, pins=(chosen,))",
          "decision=proposed, pins=())"),
         ("metadata/domain/holds.py", "if run.decision and (run.deciding or run.loading) else",
          "if False else"),
@@ -340,7 +340,7 @@ MUTANTS = (
     _mutant(
         "pin-loading",
         "what is confirmed stays pinned until all ranks have loaded it",
-        ("metadata/domain/restore.py", "and run.pins and not run.loading:", "and run.pins:"),
+        ("metadata/domain/restore_decision.py", "and run.pins and not run.loading:", "and run.pins:"),
         ("metadata/domain/holds.py", "(run.deciding or run.loading)", "run.deciding"),
     ),
     _mutant(
@@ -353,14 +353,14 @@ MUTANTS = (
     _mutant(
         "quarantine",
         "a copy that does not match its digest is used no more",
-        ("agent/domain/machine.py",
+        ("agent/domain/event_handling.py",
          "held = slot.content.held if event.intact else HeldState.QUARANTINED",
          "held = slot.content.held"),
     ),
     _mutant(
         "start-twice",
         "a start is made once per name",
-        ("metadata/domain/start.py", "return start is not None and start.name not in run.started",
+        ("metadata/domain/attempt_start.py", "return start is not None and start.name not in run.started",
          "return start is not None"),
     ),
     # -- the object store ------------------------------------------------------------------------
@@ -373,16 +373,16 @@ MUTANTS = (
     _mutant(
         "durable-early",
         "durable comes after all shards: items, plan, worker and claim look at it",
-        ("metadata/domain/work.py", "if not drain.missing:", "if True:"),
-        ("metadata/domain/work.py", "row.draining and known.missing_count == 0", "row.draining"),
+        ("metadata/domain/worker_plans.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/worker_plans.py", "row.draining and known.missing_count == 0", "row.draining"),
         ("metadata/usecases/workers.py", "if drain.missing:", "if False:"),
         ("persistence/manifest.py", "    _check_shards(folder, mine.shards, pool, stop)\n", ""),
     ),
     _mutant(
         "manifest-unchecked",
         "a manifest that is asked for too early is not written: its shards are looked for first",
-        ("metadata/domain/work.py", "if not drain.missing:", "if True:"),
-        ("metadata/domain/work.py", "row.draining and known.missing_count == 0", "row.draining"),
+        ("metadata/domain/worker_plans.py", "if not drain.missing:", "if True:"),
+        ("metadata/domain/worker_plans.py", "row.draining and known.missing_count == 0", "row.draining"),
         ("persistence/manifest.py", "    _check_shards(folder, mine",
          "    publish(folder, mine, repair=plan.repair), _check_shards(folder, mine"),
     ),
@@ -411,13 +411,13 @@ MUTANTS = (
     _mutant(
         "N11",
         "a catalogue that has just come decides nothing before agents had time to report",
-        ("metadata/domain/restore.py",
+        ("metadata/domain/restore_decision.py",
          "listens = facts.now_s < facts.listens_until_s", "listens = False"),
     ),
     _mutant(
         "N12",
         "what drains by an older catalogue is durable if its manifest is there",
-        ("metadata/domain/bucket.py", "elif row.draining and", "elif False and"),
+        ("metadata/domain/rows_from_manifests.py", "elif row.draining and", "elif False and"),
     ),
     Mutant(
         "N13",
@@ -428,7 +428,7 @@ MUTANTS = (
     _mutant(
         "N17",
         "a node that a copy is of and that a catalogue has never heard of is awaited",
-        ("metadata/domain/restore.py", "if hoped or _unheard_of(run, attempt, facts):",
+        ("metadata/domain/restore_decision.py", "if hoped or _unheard_of(run, attempt, facts):",
          "if hoped:"),
     ),
     _mutant(
@@ -461,7 +461,7 @@ MUTANTS = (
     _mutant(
         "adopt-rules",
         "what the bucket's manifests have left behind is not chosen by a new catalogue",
-        ("metadata/domain/bucket.py", "in lineage.rules(manifests):", "in lineage.rules(()):"),
+        ("metadata/domain/rows_from_manifests.py", "in lineage.rules(manifests):", "in lineage.rules(()):"),
     ),
     _mutant(
         "M7-pin",

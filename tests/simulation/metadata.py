@@ -24,14 +24,14 @@ from holdfast.errors import CheckpointError, UnavailableError
 from holdfast.format.keys import Place
 from holdfast.objectstore import ObjectStore
 from holdfast_services.kit.queue import Queue
-from holdfast_services.metadata import bucket
+from holdfast_services.metadata.calls import catalogue_from_bucket
 from holdfast_services.metadata.calls.reports import WATCH_POLL_S
+from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.attempts import Registration
+from holdfast_services.metadata.domain.inventory_check import received
 from holdfast_services.metadata.domain.model import Limits
-from holdfast_services.metadata.domain.received import received
-from holdfast_services.metadata.domain.start import first_run
-from holdfast_services.metadata.domain.view import World as Snapshot
-from holdfast_services.metadata.domain.view import node_view
+from holdfast_services.metadata.domain.node_view import World as Snapshot
+from holdfast_services.metadata.domain.node_view import node_view
 from holdfast_services.metadata.loops.offers import ORPHANS, RECONCILE_S
 from holdfast_services.metadata.loops.retention import SWEEP_S
 from holdfast_services.metadata.loops.tick import TICK_S
@@ -135,14 +135,14 @@ class Metadata:
         """What ``Registrations._ask`` and ``BucketArchive`` do, in one turn."""
         newest = self.read(lambda c: agents.known(c, wish.spec.job))
         try:
-            here = self.read(lambda c: bucket.known(c, wish.spec.job))
-            reading = bucket.read(store, wish.spec.job, threading.Event(), here)
-            written = self.write(lambda c: bucket.write(c, wish.spec.job, reading))
+            here = self.read(lambda c: catalogue_from_bucket.known(c, wish.spec.job))
+            reading = catalogue_from_bucket.read(store, wish.spec.job, threading.Event(), here)
+            written = self.write(lambda c: catalogue_from_bucket.write(c, wish.spec.job, reading))
             keys = [item.manifest.checkpoint for item in written.found]
             there = set(places(store, wish.spec.job)) if written.known and keys else set()
             gone = [key for key in keys if written.known and Place(wish.spec.job, key) not in there]
             if gone:
-                self.write(lambda c: bucket.forget(c, wish.spec.job, gone))
+                self.write(lambda c: catalogue_from_bucket.forget(c, wish.spec.job, gone))
             stored = here.stored if here else frozenset()
             return max({*keys, *stored}.difference(gone), default=None)
         except CheckpointError as error:

@@ -22,7 +22,7 @@ from holdfast.core.facts import Event, HeldState, Inventory, NodeView, Peer, Sha
 from holdfast.core.ids import ShardId
 from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate, SessionView
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError, NotFoundError
 from holdfast_services.agent.domain import Content, Slot, State
 from holdfast_services.agent.domain import events as ev
@@ -175,7 +175,7 @@ class Node:
 
     # -- the machine ---------------------------------------------------------------------------
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.AgentEvent) -> None:
         """Let the agent know, and begin what it decides."""
         assert self.shell is not None
         self.shell.dispatch(event)
@@ -212,7 +212,7 @@ class Node:
     def serve(self, key: str, slot: Slot) -> None:
         """See ``Performer.serve``: whoever fetches looks at the file."""
 
-    def begin(self, action: ev.Action, tell: Callable[[ev.Event], None]) -> None:
+    def begin(self, action: ev.Action, tell: Callable[[ev.AgentEvent], None]) -> None:
         """See ``Performer.begin``."""
         if isinstance(action, ev.RenameSlot):
             self._rename(action.old, action.new)
@@ -276,7 +276,7 @@ class Node:
         else:
             self.feed(self._reclaim(action, file))
 
-    def _seal(self, action: ev.SealSlot, file: File | None) -> ev.Event:
+    def _seal(self, action: ev.SealSlot, file: File | None) -> ev.AgentEvent:
         if file is None or file.key is None:
             return ev.SealFailed(action.name, "not a segment")
         if file.holder is not None:
@@ -294,7 +294,7 @@ class Node:
         file.held, file.flipped, file.since_s = HeldState.SEALED, False, self.world.now_s
         self.ghosts.seal(self.name, file.shard)
 
-    def _reclaim(self, action: ev.ReclaimSlot, file: File | None) -> ev.Event:
+    def _reclaim(self, action: ev.ReclaimSlot, file: File | None) -> ev.AgentEvent:
         if file is None:
             return ev.WorkBlocked(action.name)
         if file.holder is not None:

@@ -23,10 +23,10 @@ from holdfast.core.facts import (
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.session import RestoreView, SessionView
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError
-from holdfast.training.save_events import Loaded
-from holdfast_services.agent.domain import admit, rules
+from holdfast.training.save_machine.events import Loaded
+from holdfast_services.agent.domain import admit, slot_rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.attempts import Registration
 
@@ -116,7 +116,7 @@ class Process:
         agent = self.node.state
         if agent is None:
             return
-        wish = self._wish(rules.generation_seen(agent, JOB))
+        wish = self._wish(slot_rules.generation_seen(agent, JOB))
 
         def taken(seat: Seat) -> Do:
             self.ghosts.seat(wish.spec.nonce, seat.generation)
@@ -359,7 +359,7 @@ class Process:
             if file.shard is not None and file.owner == node.name
             and file.name.state is SlotState.SEALED and file.shard.id.rank == self.rank
         }  # fmt: skip
-        kept = [key for key in mine if rules.heard(node.state, key)]
+        kept = [key for key in mine if slot_rules.heard(node.state, key)]
         slots = slots_per_rank(persist=bool(self.attempt.job.plan.persist_steps))
         full = sum(file.length_bytes for file in files) + LENGTH > node.budget_bytes
         return full and len(kept) == len(mine) >= slots

@@ -15,10 +15,10 @@ from tests.simulation.segments import JOB
 from holdfast.core.facts import AbandonedStep
 from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView
-from holdfast.core.slots import SlotName
-from holdfast.training import save_events as ev
-from holdfast.training.save_machine import handle
-from holdfast.training.save_state import Author, SaveState
+from holdfast.core.slot_names import SlotName
+from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine.rules import handle
+from holdfast.training.save_machine.state import Author, SaveState
 
 if TYPE_CHECKING:
     from tests.simulation.rank import Process

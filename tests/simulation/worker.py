@@ -18,8 +18,8 @@ from tests.simulation.world import Do, World
 
 from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.persistence_work import Work
 from holdfast.core.queue_items import Item, parse
-from holdfast.core.work import Work
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
 from holdfast.format.digest import part_digests
 from holdfast_services.agent.domain import events as ev

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from holdfast.cli.output import Report, Table
 from holdfast.cli.rest import Record, Rest
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import STEP_MAX, job_name
-from holdfast.core.units import format_bytes
 from holdfast.errors import InvalidRequestError, NotFoundError, PreconditionError
 
 LEVELS = ("local", "replicated", "durable")

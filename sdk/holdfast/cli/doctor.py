@@ -21,8 +21,8 @@ from holdfast.cli.doctor_store import StoreFacts, look_at_store, rebuild, store_
 from holdfast.cli.output import Report, Table
 from holdfast.cli.probes import AgentFacts, MetadataFacts, probe_agent, probe_metadata
 from holdfast.core import env
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.cgroup import memory_limit_bytes
-from holdfast.core.units import format_bytes
 from holdfast.embedded import home_folder, running_stack
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.protocol import PROTOCOL

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from holdfast.cli.checks import Check, check
 from holdfast.cli.output import Report, counted, waiting
 from holdfast.cli.rest import Rest
-from holdfast.core.units import format_bytes
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.embedded import Stack, drain
 from holdfast.errors import CheckpointError
 from holdfast.format.keys import MANIFEST, parse_folder

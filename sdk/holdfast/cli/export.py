@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.cli.output import Report, byte_progress
 from holdfast.cli.where import reading
-from holdfast.core.units import format_bytes
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.errors import InvalidRequestError, UnavailableError
 
 FORMATS = ("safetensors", "hf", "dcp", "torch")

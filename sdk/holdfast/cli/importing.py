@@ -11,7 +11,7 @@ from holdfast.cli.export import require_torch
 from holdfast.cli.output import Json, Report, Table, byte_progress, waiting
 from holdfast.cli.rest import Rest
 from holdfast.cli.where import find_rest, find_store
-from holdfast.core.units import format_bytes
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.errors import InvalidRequestError, NotFoundError, PreconditionError
 from holdfast.format.keys import MANIFEST
 from holdfast.format.manifest import Manifest

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from holdfast.cli.catalogue import find_checkpoint
 from holdfast.cli.output import Report, Table, confirm, counted
 from holdfast.cli.rest import Record, Rest
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import job_name
-from holdfast.core.units import format_bytes
 from holdfast.errors import NotFoundError
 
 NO_RULE = {

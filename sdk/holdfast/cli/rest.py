@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from holdfast import errors
 from holdfast.cli.output import Json, Table
-from holdfast.core.units import format_bytes
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.embedded import home_folder, running_stack
 from holdfast.errors import CheckpointError, NotFoundError, UnavailableError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.cli.output import Json, Report, Table, confirm, waiting
 from holdfast.cli.rest import Rest, nodes_table
-from holdfast.core.units import format_bytes
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.embedded import (
     DrainProgress,
     Erased,

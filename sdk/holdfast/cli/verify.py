@@ -14,8 +14,8 @@ from holdfast.cli.catalogue import Target, find_checkpoint
 from holdfast.cli.output import Report, Table, progress
 from holdfast.cli.rest import Record, Rest
 from holdfast.cli.verify_object import verify_objects
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import Generation, Rank, ShardId, Step, run_id
-from holdfast.core.units import format_bytes
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from holdfast.bucket.verify import ShardVerdict, strangers, verify
 from holdfast.cli.catalogue import Target
 from holdfast.cli.output import Report, Table, byte_progress
 from holdfast.cli.where import reading
-from holdfast.core.units import format_bytes
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.format.manifest import Manifest
 
 

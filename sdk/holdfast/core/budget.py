@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.protection import Copies
-from holdfast.core.units import format_bytes
 
 SLOTS_PER_RANK = 2
 """One to write while the other holds the newest step."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from holdfast.core.units import parse_bytes
+from holdfast.core.byte_sizes import parse_bytes
 from holdfast.errors import InvalidRequestError
 
 SHOWN_CHARACTERS_MAX = 40

@@ -15,7 +15,7 @@ from holdfast.core.reports import RankReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLease:
-    """A slot this session may write, until it closes it; see ``core.slots`` for file names."""
+    """A slot this session may write, until it closes it; see ``core.slot_names`` for file names."""
 
     slot: str
     incarnation: int

@@ -18,7 +18,7 @@ import torch
 
 from holdfast import locks
 from holdfast.core.session import SlotLease
-from holdfast.core.slots import SlotName, SlotState, slot_name
+from holdfast.core.slot_names import SlotName, SlotState, slot_name
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
 from holdfast.format.segment import TensorEntry
 from holdfast.reading.dtypes import TORCH

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import Reservation, slots_per_rank
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer
@@ -24,8 +24,8 @@ from holdfast.snapshot.gate import Gate
 from holdfast.snapshot.plan import Moment, SavePlan, make_plan
 from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture
-from holdfast.training import save_events as ev
-from holdfast.training.save_state import Claim
+from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine.state import Claim
 from holdfast.training.session import AgentSession
 
 log = steady_logger(__name__)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc.aio
 
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.facts import Peer
-from holdfast.core.units import format_bytes
 from holdfast.errors import AccessError, UnavailableError
 from holdfast.rpc.channel import unix_target
 from holdfast.v1 import agent_pb2_grpc

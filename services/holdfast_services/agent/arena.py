@@ -2,7 +2,7 @@
 
 One descriptor and one mapping per slot from creation on: POSIX record locks vanish when a
 process closes *any* descriptor of the file, so no slot is ever opened twice here. All names go
-through ``core.slots`` or ``core.ids`` and are opened relative to the folder's descriptor with
+through ``core.slot_names`` or ``core.ids`` and are opened relative to the folder's descriptor with
 ``O_NOFOLLOW`` (P9). Knows nothing of sessions' meaning, of the network, of the catalogue.
 
 Files are allocated with ``posix_fallocate`` before they are mapped: a full file system is an
@@ -23,10 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast import locks
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import session_id
 from holdfast.core.needs import ByteRange
-from holdfast.core.slots import SlotName, SlotState, slot_name
-from holdfast.core.units import format_bytes
+from holdfast.core.slot_names import SlotName, SlotState, slot_name
 from holdfast.errors import (
     AccessError,
     ExhaustedError,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast.core.facts import Peer, Shard
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 from holdfast.errors import (
     CheckpointError,
@@ -27,7 +27,7 @@ from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
+from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
 from holdfast_services.agent.domain.readiness import ranges_of
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.transport import FetchRequest, Transport
@@ -71,7 +71,7 @@ class Fetcher:
         self._moving: set[Future[Any]] = set()
         self._threads = ThreadPoolExecutor(FETCHES_COUNT_MAX, thread_name_prefix="fetch")
 
-    async def fetch(self, action: ev.Fetch) -> list[ev.Event]:
+    async def fetch(self, action: ev.Fetch) -> list[ev.AgentEvent]:
         """Fill the slot from the first good source and seal it; return what happened.
 
         A part that one source has given stays when the next one is asked for the rest. The
@@ -96,7 +96,7 @@ class Fetcher:
             file.unlock()
         return [progress.failed(action)]
 
-    async def _fetch_parts(self, action: ev.Fetch) -> list[ev.Event]:
+    async def _fetch_parts(self, action: ev.Fetch) -> list[ev.AgentEvent]:
         """Make a partial slot and fill its parts; each is verified, and nobody is served them."""
         length_bytes = action.shard.length_bytes
         progress = _Progress(done=set(range(parts_count(length_bytes))) - action.parts)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from holdfast.core.facts import Peer
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast.errors import CheckpointError, ExhaustedError
 from holdfast_services.agent import sealer
 from holdfast_services.agent.arena import Arena
@@ -28,7 +28,7 @@ THREADS_COUNT = 4
 
 log = logging.getLogger(__name__)
 
-Tell = Callable[[ev.Event], None]
+Tell = Callable[[ev.AgentEvent], None]
 
 
 class Performer:
@@ -57,14 +57,14 @@ class Performer:
             ev.RenameSlot: self.rename,
             ev.Quarantine: self.quarantine,
         }
-        self._blocking: dict[type[Any], Callable[[Any], Sequence[ev.Event]]] = {
+        self._blocking: dict[type[Any], Callable[[Any], Sequence[ev.AgentEvent]]] = {
             ev.CreateSlot: self.create,
             ev.DropSlot: self.drop,
             ev.SealSlot: self.seal,
             ev.VerifySlot: self.verify,
             ev.ReclaimSlot: self.reclaim,
         }
-        self._remote: dict[type[Any], Callable[[Any], Awaitable[Sequence[ev.Event]]]] = {
+        self._remote: dict[type[Any], Callable[[Any], Awaitable[Sequence[ev.AgentEvent]]]] = {
             ev.Fetch: self.fetch,
             ev.AskHold: self.ask_hold,
         }
@@ -94,7 +94,7 @@ class Performer:
         for event in happened:
             tell(event)
 
-    async def _happened(self, action: ev.Action) -> Sequence[ev.Event]:
+    async def _happened(self, action: ev.Action) -> Sequence[ev.AgentEvent]:
         remote = self._remote.get(type(action))
         if remote is not None:
             return await remote(action)
@@ -130,7 +130,7 @@ class Performer:
 
     # -------------------------------------------------- in threads; these touch no state
 
-    def create(self, action: ev.CreateSlot) -> Sequence[ev.Event]:
+    def create(self, action: ev.CreateSlot) -> Sequence[ev.AgentEvent]:
         """Make and pre-fault a slot's file."""
         try:
             self._arena.create(action.name, action.length_bytes)
@@ -138,12 +138,12 @@ class Performer:
             return [ev.SlotRefused(action.name.slot, str(error))]
         return [ev.SlotCreated(action.name.slot)]
 
-    def drop(self, action: ev.DropSlot) -> Sequence[ev.Event]:
+    def drop(self, action: ev.DropSlot) -> Sequence[ev.AgentEvent]:
         """Unlink a slot's file; the machine has forgotten it already."""
         self._arena.drop(action.name)
         return []
 
-    def seal(self, action: ev.SealSlot) -> Sequence[ev.Event]:
+    def seal(self, action: ev.SealSlot) -> Sequence[ev.AgentEvent]:
         """Hash a closed slot and seal it."""
         try:
             content = sealer.seal(
@@ -157,12 +157,12 @@ class Performer:
             return [ev.SealFailed(action.name, str(error))]
         return [ev.SlotSealed(action.name, content)]
 
-    def verify(self, action: ev.VerifySlot) -> Sequence[ev.Event]:
+    def verify(self, action: ev.VerifySlot) -> Sequence[ev.AgentEvent]:
         """Hash a sealed slot again."""
         good = sealer.intact(self._arena, action.name, action.content)
         return [ev.SlotVerified(action.name, good, action.decision)]
 
-    def reclaim(self, action: ev.ReclaimSlot) -> Sequence[ev.Event]:
+    def reclaim(self, action: ev.ReclaimSlot) -> Sequence[ev.AgentEvent]:
         """Free a slot under its lock; unlink it instead if a fenced writer holds that."""
         file = self._arena.file(action.name.slot)
         if not file.lock():
@@ -179,11 +179,11 @@ class Performer:
 
     # ---------------------------------------------------------------------- from and at peers
 
-    async def fetch(self, action: ev.Fetch) -> Sequence[ev.Event]:
+    async def fetch(self, action: ev.Fetch) -> Sequence[ev.AgentEvent]:
         """Bring a copy here, verified and sealed."""
         return await self._fetcher.fetch(action)
 
-    async def ask_hold(self, action: ev.AskHold) -> Sequence[ev.Event]:
+    async def ask_hold(self, action: ev.AskHold) -> Sequence[ev.AgentEvent]:
         """Ask a backup to hold a copy; it answers once it does, or says why not."""
         try:
             await self._peers.hold(action.peer, action.shard, self._me)

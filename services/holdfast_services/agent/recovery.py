@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from holdfast.core.facts import Peer
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast_services.agent import sealer
 from holdfast_services.agent.arena import Arena

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from holdfast.core.facts import Shard
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError, ConflictError, ExhaustedError, ManifestError
 from holdfast.format.digest import part_digest, part_digests, part_ranges, root_digest
 from holdfast.format.segment import header_length, parse_header

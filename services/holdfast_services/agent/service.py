@@ -24,10 +24,11 @@ from holdfast_services.agent.domain import (
     Session,
     State,
     Work,
+    admission,
     admit,
     dump,
     room,
-    rules,
+    slot_rules,
 )
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.shell import Shell
@@ -91,14 +92,14 @@ class AgentService:
             arena=self.arena_folder,
             budget_bytes=state.budget_bytes,
             used_bytes=state.used_bytes,
-            reserved_bytes=rules.reserved_bytes(state),
+            reserved_bytes=admission.reserved_bytes(state),
             metadata_address=self._metadata.address,
             metadata_reachable=not state.lost,
             refusal=self._refusal(job, wish) if job else "",
         )
 
     def _refusal(self, job: str, wish: MemoryWish) -> str:
-        nodes_count = max(wish.nodes_count, rules.nodes_known(self._state))
+        nodes_count = max(wish.nodes_count, admission.nodes_known(self._state))
         need = memory_need(
             own_bytes=wish.own_bytes,
             restored_bytes=wish.restored_bytes,
@@ -106,7 +107,7 @@ class AgentService:
             nodes_count=nodes_count,
             slots=wish.slots,
         )
-        return rules.refusal(self._state, job, need)
+        return admission.refusal(self._state, job, need)
 
     async def open_session(self, session: str, spec: AttemptSpec) -> Seat:
         """Register a rank with metadata and open its session; a repeat is harmless.
@@ -120,7 +121,7 @@ class AgentService:
         """
         if not self._arena.session_alive(session):
             raise PreconditionError(f"session {session} holds no lock in {self._arena.folder}")
-        seen = rules.generation_seen(self._state, spec.job)
+        seen = slot_rules.generation_seen(self._state, spec.job)
         seat = await self._metadata.register(spec, node=self.node, generation_min=seen)
         self._shell.dispatch(ev.SessionOpened(Session(id=session, spec=spec, seat=seat)))
         return seat
@@ -147,7 +148,7 @@ class AgentService:
         self._shell.dispatch(ev.Reserved(session, asked))
 
         def left() -> int:
-            return rules.quota_left(self._state, self.session(session))
+            return slot_rules.quota_left(self._state, self.session(session))
 
         def settled() -> bool:
             creating = any(slot.work is Work.CREATING for slot in self._state.slots.values())

@@ -15,7 +15,7 @@ from dataclasses import replace
 from holdfast.core.facts import Event, Inventory, NodeView
 from holdfast.core.ids import ShardId
 from holdfast.core.session import SessionView
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import State, handle, inventory, pressing, session_view
 from holdfast_services.agent.domain import events as ev
@@ -58,7 +58,7 @@ class Shell:
 
     # ------------------------------------------------------------------------- the machine
 
-    def dispatch(self, event: ev.Event) -> None:
+    def dispatch(self, event: ev.AgentEvent) -> None:
         """Feed one event to the machine and begin what it decides.
 
         Raises:
@@ -72,7 +72,7 @@ class Shell:
             self._broken = error
             raise
 
-    def _perform(self, event: ev.Event, before: State, actions: Sequence[ev.Action]) -> None:
+    def _perform(self, event: ev.AgentEvent, before: State, actions: Sequence[ev.Action]) -> None:
         for action in actions:
             if isinstance(action, ev.Emit):
                 self.on_event(action.event)
@@ -89,7 +89,7 @@ class Shell:
             if slot is not None:
                 self._performer.serve(shard.key, slot)
 
-    def _answer(self, event: ev.Event) -> None:
+    def _answer(self, event: ev.AgentEvent) -> None:
         if isinstance(event, ev.FetchDone | ev.FetchFailed) and (
             event.name.state is SlotState.PARTIAL
         ):
@@ -196,7 +196,7 @@ class Shell:
         self.dispatch(ev.MetadataLost(reason))
 
 
-def _came(event: ev.Event) -> Iterator[ShardId]:
+def _came(event: ev.AgentEvent) -> Iterator[ShardId]:
     """Return the shard that an event brought here."""
     if isinstance(event, ev.FetchDone | ev.SlotSealed):
         yield event.content.shard.id

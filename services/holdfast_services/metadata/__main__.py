@@ -24,7 +24,7 @@ from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.ready import say_ready
 from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
-from holdfast_services.metadata.bucket import BucketArchive
+from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.calls.health import StoreHealth
 from holdfast_services.metadata.calls.registrations import Registrations
 from holdfast_services.metadata.calls.reports import Reports

@@ -17,7 +17,7 @@ from holdfast.core.retry import Waits
 from holdfast.errors import ConflictError
 from holdfast_services.kit.db import Engine, read_transaction, write_transaction
 from holdfast_services.metadata.domain.model import Limits
-from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases.agents import snapshot
 

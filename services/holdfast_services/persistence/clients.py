@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.work import CheckpointWork, ShardWork, SweepWork, Work
+from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork, Work
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec
 from holdfast.rpc.channel import call, sync_channel

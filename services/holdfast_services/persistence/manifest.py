@@ -12,7 +12,7 @@ from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.publish import publish
 from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.work import CheckpointWork
+from holdfast.core.persistence_work import CheckpointWork
 from holdfast.errors import (
     CorruptionError,
     NotFoundError,

@@ -10,7 +10,7 @@ from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.publish import publish, says_the_same
 from holdfast.bucket.verify import verify
 from holdfast.core.ids import ShardId
-from holdfast.core.work import CheckpointWork
+from holdfast.core.persistence_work import CheckpointWork
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.format import keys
 from holdfast.format.manifest import Manifest

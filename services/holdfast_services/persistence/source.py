@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.core.facts import Peer, Shard
-from holdfast.core.slots import SlotState, slot_name
+from holdfast.core.slot_names import SlotState, slot_name
 from holdfast.errors import (
     AccessError,
     CheckpointError,
@@ -189,7 +189,7 @@ class Lent:
     still: Callable[[], bool]
 
 
-class Copies(Protocol):
+class ReadableCopies(Protocol):
     """All copies of a shard, whichever of them can be read. Safe to use from several threads."""
 
     def digests(self) -> tuple[bytes, ...]:
@@ -215,7 +215,7 @@ class Copies(Protocol):
 
 
 class Sources:
-    """The ``Copies`` that agents hold, one of them in use.
+    """The ``ReadableCopies`` that agents hold, one of them in use.
 
     Args:
         shard: Whose copies.
@@ -237,12 +237,12 @@ class Sources:
         self._reasons: list[str] = []
 
     def digests(self) -> tuple[bytes, ...]:
-        """See ``Copies.digests``."""
+        """See ``ReadableCopies.digests``."""
         return self._use().located.digests
 
     @contextmanager
     def part(self, part: Part, stop: threading.Event) -> Iterator[Lent]:
-        """See ``Copies.part``."""
+        """See ``ReadableCopies.part``."""
         while True:
             opened = self._use()
             lending = opened.copy.part(part, stop)
@@ -260,7 +260,7 @@ class Sources:
                 pass  # it takes the memory back
 
     def close(self) -> None:
-        """See ``Copies.close``."""
+        """See ``ReadableCopies.close``."""
         for opened in self._opened:
             opened.copy.close()
         self._opened.clear()
@@ -315,7 +315,7 @@ class Sources:
                 log.info("could not tell %s: %s", opened.peer.node, cause)
 
 
-OpenSources = Callable[[Shard, Sequence[Peer], PartPool], Copies]
+OpenSources = Callable[[Shard, Sequence[Peer], PartPool], ReadableCopies]
 
 
 def sources_over(transport: Transport) -> OpenSources:

@@ -14,7 +14,7 @@ from itertools import chain
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.facts import Shard
-from holdfast.core.work import ShardWork
+from holdfast.core.persistence_work import ShardWork
 from holdfast.errors import (
     CorruptionError,
     DigestMismatchError,
@@ -49,7 +49,7 @@ from holdfast_services.persistence.domain.upload_plan import (
 )
 from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.persistence.source import Copies
+from holdfast_services.persistence.source import ReadableCopies
 
 TRIES_COUNT_MAX = 3
 EARLIER_COUNT_MAX = 4
@@ -91,7 +91,7 @@ class ShardUpload:
 
     def __init__(
         self, store: ObjectStore, pool: PartPool, pace: Pace, plan: ShardWork,
-        stop: threading.Event, sources: Copies,
+        stop: threading.Event, sources: ReadableCopies,
     ) -> None:  # fmt: skip
         self._store = store
         self._pool = pool

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdfast.core.persistence_work import SweepWork, Work
 from holdfast.core.queue_items import Item, Kind, parse
 from holdfast.core.retry import Waits, worth_telling
-from holdfast.core.work import SweepWork, Work
 from holdfast.errors import (
     CheckpointError,
     InternalError,

@@ -98,7 +98,7 @@ class StopAsked:
     why: str
 
 
-Event = Tick | Answered | Exited | StopAsked
+SupervisorEvent = Tick | Answered | Exited | StopAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def ended(stack: Stack) -> bool:
     return stack.stopping and all(child.phase is Phase.ENDED for child in stack.children)
 
 
-def handle(stack: Stack, event: Event, now_s: float) -> tuple[Stack, list[Action]]:
+def handle(stack: Stack, event: SupervisorEvent, now_s: float) -> tuple[Stack, list[Action]]:
     """Return the stack after ``event`` and what to do, in order."""
     actions: list[Action] = []
     match event:

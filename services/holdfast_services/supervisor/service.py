@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.supervisor import domain
 from holdfast_services.supervisor.children import Spec
-from holdfast_services.supervisor.domain import Event
+from holdfast_services.supervisor.domain import SupervisorEvent
 
 TICK_S = 0.2
 PROBE_PAUSE_S = 0.05
@@ -54,7 +54,7 @@ class Supervisor:
         self._needs = needs
         self._publish = publish
         self._published = False
-        self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
+        self._events: asyncio.Queue[SupervisorEvent] = asyncio.Queue(EVENTS_MAX)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._lives: set[asyncio.Task[None]] = set()
 
@@ -67,7 +67,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         others = tuple(name for name in self._specs if name != domain.METADATA)
         stack = domain.new_stack(others, idle_exit_s=self._idle_exit_s, now_s=loop.time())
-        event: Event = domain.Tick()
+        event: SupervisorEvent = domain.Tick()
         while True:
             stack, actions = domain.handle(stack, event, loop.time())
             for action in actions:
@@ -80,7 +80,7 @@ class Supervisor:
         if stack.failure:
             raise UnavailableError(stack.failure)
 
-    async def _next(self, stop: asyncio.Event, *, stopping: bool) -> Event:
+    async def _next(self, stop: asyncio.Event, *, stopping: bool) -> SupervisorEvent:
         if stop.is_set() and not stopping:
             return domain.StopAsked("asked to")
         try:

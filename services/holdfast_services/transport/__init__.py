@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.core.facts import Endpoint
-from holdfast.core.slots import SlotName
+from holdfast.core.slot_names import SlotName
 from holdfast.errors import UnavailableError
 from holdfast.format.digest import PART_BYTES
 

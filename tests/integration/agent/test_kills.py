@@ -8,7 +8,7 @@ import random
 import secrets
 import subprocess
 
-from holdfast.core.slots import slot_name
+from holdfast.core.slot_names import slot_name
 from holdfast.format.digest import part_digests
 from holdfast.format.segment import header_length, parse_header
 from holdfast.v1 import agent_pb2 as pb

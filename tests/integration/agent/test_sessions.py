@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.core.facts import CheckpointId, HeldState
 from holdfast.core.ids import shard_id
-from holdfast.core.slots import slot_name
+from holdfast.core.slot_names import slot_name
 from holdfast.errors import (
     ExhaustedError,
     InvalidRequestError,

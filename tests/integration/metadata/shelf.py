@@ -8,8 +8,8 @@ from holdfast.format import manifest as manifests
 from holdfast.format.digest import part_digest
 from holdfast.format.keys import manifest_key
 from holdfast.format.manifest import Manifest
-from holdfast_services.metadata.bucket import Found, Reading, write
-from holdfast_services.metadata.domain.start import first_run
+from holdfast_services.metadata.calls.catalogue_from_bucket import Found, Reading, write
+from holdfast_services.metadata.domain.attempt_start import first_run
 
 JOB = "gpt/small"
 

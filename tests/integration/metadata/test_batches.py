@@ -6,8 +6,8 @@ from tests.said import rank_status
 
 from holdfast.errors import StaleGenerationError
 from holdfast_services.metadata.calls.batch import Batch
+from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.model import Node
-from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.usecases import agents
 
 

@@ -14,8 +14,8 @@ from holdfast.format.keys import manifest_key, segment_key
 from holdfast.format.manifest import encode
 from holdfast.objectstore.directory import DirectoryStore
 from holdfast.objectstore.memory import MemoryStore
-from holdfast_services.metadata.bucket import BucketArchive, known, read
-from holdfast_services.metadata.domain.start import first_run
+from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive, known, read
+from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.users import At
 

@@ -10,9 +10,9 @@ import pytest
 from holdfast.errors import UnavailableError
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.db import make_engine, write_transaction
-from holdfast_services.metadata.bucket import BucketArchive
+from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
+from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.tables import metadata as schema
 from holdfast_services.metadata.usecases.agents import SeatWish, register
 

@@ -11,15 +11,15 @@ from tests.said import changed_wish
 
 from holdfast.core.facts import DecisionState, PersistRule, RankStatus
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.persistence_work import CheckpointWork
 from holdfast.core.sources import Memory, Object
-from holdfast.core.work import CheckpointWork
 from holdfast.errors import UnavailableError
 from holdfast.format.keys import manifest_key
 from holdfast.format.manifest import encode
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.db import make_engine, write_transaction
 from holdfast_services.metadata import migrations
-from holdfast_services.metadata.bucket import BucketArchive
+from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.migrations import upgrade
 from holdfast_services.metadata.usecases import workers
 from holdfast_services.persistence.manifest import planned

@@ -14,8 +14,8 @@ from holdfast.core.ids import CheckpointId
 from holdfast.errors import UnavailableError
 from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.kit.queue.memory import MemoryQueue
-from holdfast_services.metadata.bucket import BucketArchive
 from holdfast_services.metadata.calls import health
+from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest import make_app
 from holdfast_services.metadata.usecases import workers

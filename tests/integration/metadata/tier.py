@@ -10,7 +10,7 @@ from sqlalchemy import text
 from tests.said import changed_wish
 
 from holdfast.core.facts import PersistRule
-from holdfast.core.work import CheckpointWork, ShardWork, SweepWork
+from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork
 from holdfast.errors import NotFoundError
 from holdfast.rpc.channel import async_channel, call_async
 from holdfast.rpc.codec import from_message, to_message

@@ -19,8 +19,8 @@ import grpc
 
 from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.slots import SlotName, SlotState
-from holdfast.core.work import CheckpointWork, ShardWork, Work
+from holdfast.core.persistence_work import CheckpointWork, ShardWork, Work
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError, NotFoundError
 from holdfast.format import keys
 from holdfast.format.boxes import whole

@@ -19,7 +19,7 @@ from tests.integration.persistence.harness import (
 )
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.work import CheckpointWork, SweepWork
+from holdfast.core.persistence_work import CheckpointWork, SweepWork
 from holdfast.errors import UnavailableError
 from holdfast.format import keys
 from holdfast.objectstore import open_store

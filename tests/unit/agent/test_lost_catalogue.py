@@ -18,9 +18,9 @@ from tests.unit.agent.test_machine import (
 )
 
 from holdfast.core.facts import Want, WantReason
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
-from holdfast_services.agent.domain import Slot, handle, inventory, rules, session_view
+from holdfast_services.agent.domain import Slot, handle, inventory, session_view, slot_rules
 from holdfast_services.agent.domain import events as ev
 
 
@@ -36,7 +36,7 @@ def test_a_rank_that_waits_for_its_restore_learns_after_a_while_that_it_waits_in
         ("mates known", run_view(attempt=2, seats=(1,))),
     ):
         seen, _ = handle(now, view(run))
-        for wait_s in (0.0, rules.FORGOTTEN_AFTER_S):
+        for wait_s in (0.0, slot_rules.FORGOTTEN_AFTER_S):
             later, _ = handle(seen, ev.Tick(10.0 + wait_s), now_s=10.0 + wait_s)
             forgotten = session_view(later, later.sessions[session(2).id]).forgotten
             shown[name, wait_s > 0.0] = forgotten

@@ -26,7 +26,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast_services.agent.domain import (
@@ -38,8 +38,8 @@ from holdfast_services.agent.domain import (
     handle,
     inventory,
     room,
-    rules,
     session_view,
+    slot_rules,
 )
 from holdfast_services.agent.domain import events as ev
 
@@ -431,7 +431,7 @@ def test_what_was_restored_counts_as_one_of_the_slots_whosever_rank_it_was():
     before.sessions = {session(2).id: reserved(2)}
     kept = run_view(free_before=CheckpointId("r1", 5, 1))
     after, _ = handle(before, view(replace(kept, generation=2)))
-    assert 1 == rules.quota_left(before, before.sessions[session(2).id])
+    assert 1 == slot_rules.quota_left(before, before.sessions[session(2).id])
 
     newer = replace(kept, generation=2, free_before=CheckpointId("r1", 6, 2))
     after, actions = handle(after, view(newer, version="2"))
@@ -469,19 +469,19 @@ def test_a_checkpoint_that_drains_and_is_the_newest_counts_as_a_slot():
     before.sessions = {session().id: reserved(1)}
     after, _ = handle(before, view(run_view(free_before=ten, pinned=(ten,))))
 
-    assert 1 == rules.quota_left(after, after.sessions[session().id])
+    assert 1 == slot_rules.quota_left(after, after.sessions[session().id])
 
 
 def test_a_registration_says_the_newest_generation_that_anything_here_is_of():
     """P6, M1; defect A1: a catalogue that was lost asks no inventory before it numbers."""
-    assert 0 == rules.generation_seen(state(), "job")
+    assert 0 == slot_rules.generation_seen(state(), "job")
     held = state(sealed("s1", 5, 3), sealed("s2", 6, 2))
     held.sessions = {"x": session(4), "y": changed_session(session(9), job="another")}
-    assert 4 == rules.generation_seen(held, "job")
+    assert 4 == slot_rules.generation_seen(held, "job")
 
     held, _ = handle(held, view(replace(run_view(), generation=6)))
 
-    assert (6, 9) == tuple(rules.generation_seen(held, job) for job in ("job", "another"))
+    assert (6, 9) == tuple(slot_rules.generation_seen(held, job) for job in ("job", "another"))
 
 
 def test_ended_sessions_are_told_until_a_newer_attempt_is_known():

@@ -23,7 +23,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import Copies
 from holdfast.core.reports import NOTE_BYTES_MAX, NOTES_COUNT_MAX, StepNote, checked
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.domain import (
@@ -36,7 +36,7 @@ from holdfast_services.agent.domain import (
     session_view,
 )
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain.views import STEPS_COUNT_MAX
+from holdfast_services.agent.domain.session_views import STEPS_COUNT_MAX
 
 ME = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
 B = Peer(node="b", rpc_address="b:1", endpoints=tcp("b:2"))

@@ -10,7 +10,7 @@ from tests.unit.agent.test_machine import KIB, run_view, sealed, shard, state, v
 
 from holdfast.core.facts import Decision, DecisionState
 from holdfast.core.needs import ByteRange, Needs, ShardNeed
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.domain import Slot, handle, inventory, session_view
 from holdfast_services.agent.domain import events as ev
 

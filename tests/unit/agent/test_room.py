@@ -23,10 +23,10 @@ from tests.unit.agent.test_machine import (
 )
 
 from holdfast.core.facts import CheckpointId, Committed, HeldState, Want, WantReason
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError
-from holdfast_services.agent.domain import Slot, Work, handle, room, rules, session_view
+from holdfast_services.agent.domain import Slot, Work, handle, room, session_view, slot_rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.state import Tries
 
@@ -92,7 +92,9 @@ def test_a_copy_that_a_later_one_replaces_is_no_hindrance_to_it():
 
     room.check_holdable(now, shard(3))
 
-    assert [2] == [slot.content.shard.id.step for slot in rules.passed_copies(now, shard(3).id)]
+    assert [2] == [
+        slot.content.shard.id.step for slot in slot_rules.passed_copies(now, shard(3).id)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from holdfast.core.attempts import Seat
 from holdfast.core.budget import MemoryWish
 from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import NotFoundError, PreconditionError, UnavailableError
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import State
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain.decide import FETCHES_COUNT_MAX
+from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
 from holdfast_services.agent.domain.state import Content
 from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.service import AgentService

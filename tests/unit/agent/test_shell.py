@@ -10,7 +10,7 @@ from tests.said import tcp
 
 from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import Content, Slot, State, Work
 from holdfast_services.agent.domain import events as ev

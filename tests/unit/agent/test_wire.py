@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import InvalidRequestError
 from holdfast_services.transport import ServedSegments, wire
 from holdfast_services.transport.tcp_server import TcpServer

@@ -18,11 +18,11 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.sources import Memory
-from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.drains import finish
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
-from holdfast_services.metadata.domain.readmit import seat
-from holdfast_services.metadata.domain.view import node_view, world
+from holdfast_services.metadata.domain.node_view import node_view, world
+from holdfast_services.metadata.domain.readmitted_attempt import seat
 
 RUN = "0123456789ab"
 JOB = "gpt/small"

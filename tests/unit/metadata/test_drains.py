@@ -13,7 +13,7 @@ from holdfast.core.reports import StepNote
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain import drains
 from holdfast_services.metadata.domain.model import MEMORY_ROWS_PER_RUN_MAX, NoParent
-from holdfast_services.metadata.domain.work import items
+from holdfast_services.metadata.domain.worker_plans import items
 
 EVERY_TEN = PersistRule(steps=10)
 

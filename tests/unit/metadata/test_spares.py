@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.facts import DecisionState
-from holdfast_services.metadata.domain import repair
+from holdfast_services.metadata.domain import copies_to_fetch
 
 NODES = "dcab"
 """As they stand in the ring: first those of the ranks, so not as in the alphabet."""
@@ -194,7 +194,7 @@ def test_what_is_older_than_the_chosen_step_and_nowhere_whole_is_spare_meanwhile
 
 def test_a_few_copies_are_named_at_a_time_and_then_the_next(copied, monkeypatch):
     """A view is bounded; what is given back is reported, and others are named."""
-    monkeypatch.setattr(repair, "SPARES_IN_VIEW_MAX", 1)
+    monkeypatch.setattr(copies_to_fetch, "SPARES_IN_VIEW_MAX", 1)
     for rank in (0, 1):
         copy(copied, "b", rank)
         copy(copied, "a", rank)

@@ -10,7 +10,7 @@ from tests.said import agent_session, registration, session_update, tcp
 from holdfast.core.budget import SLOTS_PER_RANK, Reservation
 from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard, Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
-from holdfast.core.slots import SlotState
+from holdfast.core.slot_names import SlotState
 from holdfast.errors import CheckpointError
 from holdfast_services.agent.domain import (
     Content,
@@ -20,12 +20,12 @@ from holdfast_services.agent.domain import (
     room,
 )
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.attempts import register
-from holdfast_services.metadata.domain.commit import free_before
+from holdfast_services.metadata.domain.commit_rule import free_before
 from holdfast_services.metadata.domain.model import Limits, Run
 from holdfast_services.metadata.domain.model import Node as Row
-from holdfast_services.metadata.domain.view import node_view, world
+from holdfast_services.metadata.domain.node_view import node_view, world
 
 RUN = RunId("0123456789ab")
 JOB = "job"
@@ -62,7 +62,7 @@ class Node:
         )
         self.feed(ev.Reserved(self.session, asked))
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.AgentEvent) -> None:
         """Let the agent know; what it begins ends at once and well, unless a peer says no."""
         waiting = [event]
         while waiting:
@@ -70,7 +70,7 @@ class Node:
             for action in actions:
                 waiting += self.answers(action)
 
-    def answers(self, action: ev.Action) -> list[ev.Event]:
+    def answers(self, action: ev.Action) -> list[ev.AgentEvent]:
         match action:
             case ev.CreateSlot():
                 return [ev.SlotCreated(action.name.slot)]
@@ -86,7 +86,7 @@ class Node:
                 self.said.append(action.event.kind)
         return []
 
-    def ask(self, action: ev.AskHold) -> ev.Event:
+    def ask(self, action: ev.AskHold) -> ev.AgentEvent:
         peer = self.others.get(action.peer.node)
         if peer is None:
             return ev.HoldAnswered(action.shard.id, action.peer, "unavailable", "gone")
@@ -99,7 +99,7 @@ class Node:
         there = peer.state.held(action.shard.id) is not None
         return ev.HoldAnswered(action.shard.id, action.peer, "" if there else "unavailable")
 
-    def fetch(self, action: ev.Fetch) -> ev.Event:
+    def fetch(self, action: ev.Fetch) -> ev.AgentEvent:
         for source in action.sources:
             peer = self.others.get(source.node)
             if peer is not None and peer.state.held(action.shard.id):

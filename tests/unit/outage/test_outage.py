@@ -9,8 +9,8 @@ from tests.unit.outage.cluster import RUN, Cluster, replaced
 
 from holdfast.core.facts import Decision, DecisionState, Start
 from holdfast.core.ids import CheckpointId, Generation, Step
-from holdfast.core.slots import SlotState
-from holdfast_services.agent.domain import Slot, rules, session_view
+from holdfast.core.slot_names import SlotState
+from holdfast_services.agent.domain import Slot, session_view, slot_rules
 from holdfast_services.agent.domain import events as ev
 
 
@@ -320,7 +320,7 @@ def test_only_what_nothing_else_needs_gives_way_in_an_outage(reason):
     reading = frozenset({shard.id} if reason == "read" else ())
     node.state.sessions[session.id] = replace(session, reading=reading)
 
-    assert rules.replaceable(node.state, slot) is (reason == "")
+    assert slot_rules.replaceable(node.state, slot) is (reason == "")
 
 
 def test_while_metadata_answers_an_uncommitted_step_waits_for_the_slowest():

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.facts import Endpoint, Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import NotFoundError
 from holdfast.format.digest import PART_BYTES, part_digests
 from holdfast_services.persistence.domain.upload_plan import Part

@@ -28,7 +28,7 @@ class Driver:
     now_s: float = 0.0
     said: list[str] = field(default_factory=list)
 
-    def feed(self, event: domain.Event, *, after_s: float = 0.0) -> list[domain.Action]:
+    def feed(self, event: domain.SupervisorEvent, *, after_s: float = 0.0) -> list[domain.Action]:
         self.now_s += after_s
         self.stack, actions = domain.handle(self.stack, event, self.now_s)
         self.said += [a.message for a in actions if isinstance(a, domain.Say)]

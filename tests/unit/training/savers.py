@@ -8,7 +8,7 @@ import torch
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.session import SlotLease
 from holdfast.state.capture import Capture
-from holdfast.training.saving import Saver
+from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
 
 

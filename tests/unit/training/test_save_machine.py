@@ -8,17 +8,17 @@ import pytest
 
 from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.session import SessionView, SlotLease, StepLevels
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import (
     ExhaustedError,
     PreconditionError,
     StaleGenerationError,
     UnavailableError,
 )
-from holdfast.training import save_events as ev
-from holdfast.training import save_machine as rules
-from holdfast.training.save_machine import GATE_S_MAX, RETURN_S_MAX, handle
-from holdfast.training.save_state import BUSY_WAIT_S_MAX, Author, Claim, SaveState
+from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine import rules
+from holdfast.training.save_machine.rules import GATE_S_MAX, RETURN_S_MAX, handle
+from holdfast.training.save_machine.state import BUSY_WAIT_S_MAX, Author, Claim, SaveState
 
 NEW = SaveState(Author("j", "r", 3, 0))
 READY = NEW._replace(reserved=1)

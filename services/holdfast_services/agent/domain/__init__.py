@@ -1,9 +1,11 @@
 """The residency machine: what a node keeps, leases, fetches and frees. Pure decisions."""
 
-from holdfast_services.agent.domain.machine import handle
-from holdfast_services.agent.domain.rules import admit
+from holdfast_services.agent.domain.admission import admit
+from holdfast_services.agent.domain.event_handling import handle
+from holdfast_services.agent.domain.node_inventory import inventory, pressing
+from holdfast_services.agent.domain.session_views import session_view
 from holdfast_services.agent.domain.state import Content, Session, Slot, State, Work
-from holdfast_services.agent.domain.views import dump, inventory, pressing, session_view
+from holdfast_services.agent.domain.state_dump import dump
 
 __all__ = [
     "Content",

@@ -8,7 +8,7 @@ from holdfast.core import facts, session
 from holdfast.core.budget import Reservation
 from holdfast.core.facts import NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.slots import SlotName
+from holdfast.core.slot_names import SlotName
 from holdfast.core.sources import Source
 from holdfast.errors import UnavailableError
 from holdfast_services.agent.domain.state import Content, Giver, Session
@@ -184,7 +184,7 @@ class HoldAnswered:
     message: str = ""
 
 
-Event = (
+AgentEvent = (
     Tick | SessionOpened | Reserved | Updated | SessionEnded | ViewArrived | MetadataLost
     | SlotCreated | SlotRefused | SlotClosed | SlotSealed | SealFailed | SealBlocked
     | SlotVerified | Suspected | Reclaimed | WorkBlocked | HoldAsked | FetchDone | FetchFailed
@@ -286,7 +286,7 @@ Action = (
 )  # fmt: skip
 
 
-def gave_up(action: Action, reason: str) -> list[Event]:
+def gave_up(action: Action, reason: str) -> list[AgentEvent]:
     """Return what the machine must hear of an action that failed as nobody foresaw."""
     if isinstance(action, CreateSlot):
         return [SlotRefused(action.name.slot, reason)]

@@ -11,7 +11,7 @@ from holdfast.core.facts import Decision, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.format.digest import PART_BYTES
-from holdfast_services.agent.domain import rules
+from holdfast_services.agent.domain import slot_rules
 from holdfast_services.agent.domain.state import Session, Slot, State
 
 
@@ -92,12 +92,12 @@ def parts_wanted(state: State, shard: Shard) -> frozenset[int] | None:
 
 
 def _waits_for(state: State, session: Session, shard: ShardId) -> bool:
-    decision = rules.decision_for(state, session)
+    decision = slot_rules.decision_for(state, session)
     return (
         session.active
         and not session.loaded
         and decision is not None
-        and rules.restoring(decision)
+        and slot_rules.restoring(decision)
         and decision.checkpoint == shard.checkpoint
     )
 

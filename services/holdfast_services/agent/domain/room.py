@@ -6,12 +6,12 @@ Pure questions, like ``rules``. Source: architecture 4.5, 4.7, P8; ADR 0024.
 from __future__ import annotations
 
 from holdfast.core.budget import SLOTS_PER_RANK
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.facts import HeldState, RunView, Shard
 from holdfast.core.ids import ShardId
-from holdfast.core.slots import SlotState
-from holdfast.core.units import format_bytes
+from holdfast.core.slot_names import SlotState
 from holdfast.errors import ExhaustedError, PreconditionError
-from holdfast_services.agent.domain import rules
+from holdfast_services.agent.domain import slot_rules
 from holdfast_services.agent.domain.state import AGENT, Session, Slot, State, Work
 
 
@@ -46,12 +46,12 @@ def check_holdable(state: State, shard: Shard) -> None:
         ExhaustedError: the budget has no room for it now.
     """
     view = state.run(shard.id.run)
-    if view is not None and rules.outdated(view, shard.id):
+    if view is not None and slot_rules.outdated(view, shard.id):
         raise PreconditionError(f"shard {shard.id.key} is no longer wanted", node=state.me.node)
     length = shard.length_bytes
-    if any(s.length_bytes == length for s in rules.passed_copies(state, shard.id)):
+    if any(s.length_bytes == length for s in slot_rules.passed_copies(state, shard.id)):
         return
-    coming = sum(rules.is_of_rank(hold, shard.id) for hold in state.holds if hold != shard.id)
+    coming = sum(slot_rules.is_of_rank(hold, shard.id) for hold in state.holds if hold != shard.id)
     if _kept_copies(state, view, shard.id) + coming >= SLOTS_PER_RANK:
         # More would take the room that the sum of P8 leaves for a restore, which would then wait
         # for what only it can let go.
@@ -71,16 +71,17 @@ def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
     """Return how many steps of a peer's rank must stay here, beside those that drain.
 
     One less if metadata is out and does not know that a commit was heard of here: its owner has a
-    slot more then too, in what budget is left (``rules.quota_left``). The ranks here come first.
+    slot more then too, in what budget is left (``slot_rules.quota_left``). The ranks here
+    come first.
     """
     pinned = view.pinned if view else ()
     spared = state.view.spares if state.view and not state.lost else ()
     held = {
         key: slot
-        for key, slot in rules.copies_of_rank(state, shard)
+        for key, slot in slot_rules.copies_of_rank(state, shard)
         if slot.content is not None and slot.content.held is HeldState.SEALED
     }
-    more = bool(state.lost) and any(rules.unheard(state, slot) for slot in held.values())
+    more = bool(state.lost) and any(slot_rules.unheard(state, slot) for slot in held.values())
     more = more and _is_left(state, max(slot.length_bytes for slot in held.values()))
     return sum(key.checkpoint not in pinned and key not in spared for key in held) - more
 
@@ -103,8 +104,8 @@ def _goes_on(state: State, session: Session) -> bool:
         or (
             slot.content is not None
             and slot.content.owner == state.me.node
-            and rules.is_of(session, slot.content.shard.id)
-            and rules.replaceable(state, slot)
+            and slot_rules.is_of(session, slot.content.shard.id)
+            and slot_rules.replaceable(state, slot)
         )
         for slot in state.slots.values()
     )
@@ -141,7 +142,7 @@ def idle_lease(state: State) -> Slot | None:
 
 
 def _is_idle_lease(state: State, slot: Slot) -> bool:
-    session = rules.holder(state, slot)
+    session = slot_rules.holder(state, slot)
     written = slot.name.state is not SlotState.WRITING or slot.work is not Work.NONE
     idle = session is not None and not session.loaded and not written
     return idle and not is_taken_back(slot)

@@ -1,7 +1,7 @@
 """What an agent knows: slots, sessions, the last view of the catalogue, work under way.
 
-Owns the values and nothing else; ``machine`` changes them, ``rules`` and ``views`` read them.
-Knows no file, socket or clock: seconds arrive with events. Units: bytes, seconds.
+Owns the values and nothing else; ``event_handling`` and ``next_actions`` change a draft, all
+others read. Knows no file, socket or clock: seconds arrive with events. Units: bytes, seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
-from holdfast.core.slots import SlotName, SlotState
+from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 
 AGENT = "agent"

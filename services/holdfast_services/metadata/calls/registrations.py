@@ -11,8 +11,8 @@ from holdfast.core.attempts import Seat
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.metadata.calls.batch import Batch
+from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.attempts import Registration, check
-from holdfast_services.metadata.domain.start import first_run
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents
 from holdfast_services.metadata.usecases.agents import SeatWish

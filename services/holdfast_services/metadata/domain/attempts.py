@@ -18,7 +18,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.ids import node_name
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
-from holdfast_services.metadata.domain import costs, start
+from holdfast_services.metadata.domain import attempt_start, costs
 from holdfast_services.metadata.domain.model import (
     Attempt,
     Limits,
@@ -56,7 +56,7 @@ def check(wish: Registration) -> None:
     check_generation(wish.generation_min, wish.spec.job)
     if wish.spec.retention:
         check_retention(wish.spec.retention)
-    start.check(wish.spec.start, wish.spec.job)
+    attempt_start.check(wish.spec.start, wish.spec.job)
 
 
 def register(
@@ -97,8 +97,8 @@ def register(
         )
     if asked.start != begun.start:
         raise InvalidRequestError(
-            f"rank {asked.rank} asks to begin at {start.text_of(asked.start)}, other ranks at "
-            f"{start.text_of(begun.start)}: pass the same fresh= and step= on all ranks",
+            f"rank {asked.rank} asks to begin at {attempt_start.text_of(asked.start)}, other ranks "
+            f"at {attempt_start.text_of(begun.start)}: pass the same fresh= and step= on all ranks",
             job=run.job,
             rank=asked.rank,
         )
@@ -126,7 +126,7 @@ def _begin(
     assert attempt is not None
     return changed, (
         _registered(changed, attempt),
-        *start.repeated(changed, attempt),
+        *attempt_start.repeated(changed, attempt),
         *_unpersisted(changed, attempt, limits),
     )
 
@@ -140,7 +140,7 @@ def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: L
         started_at_s=now_s,
         lease_until_s=now_s + limits.node_lease_s,
         allowed=wish.spec.protection,
-        start_due=start.is_due(run, wish.spec.start),
+        start_due=attempt_start.is_due(run, wish.spec.start),
     )
     return replace(
         run,

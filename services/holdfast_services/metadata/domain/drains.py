@@ -11,7 +11,12 @@ from dataclasses import replace
 
 from holdfast.core.facts import Event, PersistRule, Shard
 from holdfast.core.ids import CheckpointId
-from holdfast_services.metadata.domain.evidence import Evidence, ShardCopies, shards_of, whole
+from holdfast_services.metadata.domain.inventory_evidence import (
+    Evidence,
+    ShardCopies,
+    shards_of,
+    whole,
+)
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Node, Outcome, Run
 
 HOLDER_AWAY_S_MAX = 600.0

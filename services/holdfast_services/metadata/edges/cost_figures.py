@@ -8,7 +8,7 @@ from dataclasses import Field, fields
 from holdfast.core.reports import RankCosts
 from holdfast_services.metadata.domain import costs
 from holdfast_services.metadata.domain.attempts import status_by_rank
-from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.domain.node_view import World
 
 JOBS_COUNT_MAX = 200
 """Jobs that have lines of their own, by name; of more jobs than that only the number is told."""

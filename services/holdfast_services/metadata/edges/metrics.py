@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from holdfast_services.metadata.calls.health import waiting_count
 from holdfast_services.metadata.calls.reports import Reports
-from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges.cost_figures import cost_lines
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.transactor import Transactor

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import PreconditionError
 from holdfast_services.kit.queue import Queue
-from holdfast_services.metadata.bucket import BucketArchive
+from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.calls.health import StoreHealth
 
 

@@ -31,7 +31,7 @@ from holdfast.errors import (
 from holdfast.rpc.status import http_code
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Run
-from holdfast_services.metadata.domain.view import World
+from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges import documents, metrics
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest_users import OneOf, Step, users_router

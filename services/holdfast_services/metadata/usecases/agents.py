@@ -20,10 +20,10 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast_services.metadata.domain import attempts
-from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.model import Limits, Node, Run
-from holdfast_services.metadata.domain.readmit import seat
-from holdfast_services.metadata.domain.view import World, world
+from holdfast_services.metadata.domain.node_view import World, world
+from holdfast_services.metadata.domain.readmitted_attempt import seat
 from holdfast_services.metadata.storage import Catalogue
 
 PULSE_S = 1.0

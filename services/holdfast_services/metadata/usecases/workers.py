@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from holdfast.core import queue_items
 from holdfast.core.facts import Event, HeldState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.persistence_work import ShardWork, Work
 from holdfast.core.queue_items import Item, Kind
-from holdfast.core.work import ShardWork, Work
 from holdfast.errors import (
     CheckpointError,
     InvalidRequestError,
@@ -24,8 +24,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format.digest import DIGEST_BYTES
-from holdfast_services.metadata.domain import drains, work
-from holdfast_services.metadata.domain.advance import advance
+from holdfast_services.metadata.domain import drains, worker_plans
+from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.model import Checkpoint, Limits, Run, Stored
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.usecases.agents import informed, pulse
@@ -47,7 +47,7 @@ class Ages:
 def drain_items(catalogue: Catalogue) -> list[str]:
     """Return the items of all drains, whatever a queue knows of them."""
     runs = (catalogue.load_run(name) for name in catalogue.draining_runs())
-    return [item for run in runs if run for item in work.items(run)]
+    return [item for run in runs if run for item in worker_plans.items(run)]
 
 
 def bucket_items(catalogue: Catalogue, ages: Ages) -> list[str]:
@@ -57,7 +57,7 @@ def bucket_items(catalogue: Catalogue, ages: Ages) -> list[str]:
     found = [queue_items.text(Item(Kind.COLLECT, key)) for key in catalogue.expired()]
     found += [queue_items.text(Item(Kind.SCRUB, key)) for key in catalogue.to_scrub(before_s)]
     bad = [shard for _, shards in catalogue.bad() for shard in shards]
-    return [*found, *(work.repairs(bad, catalogue.nodes(), now_s) if bad else ())]
+    return [*found, *(worker_plans.repairs(bad, catalogue.nodes(), now_s) if bad else ())]
 
 
 def note(catalogue: Catalogue, event: Event) -> None:
@@ -76,9 +76,9 @@ def plan(catalogue: Catalogue, name: str, ages: Ages) -> Work:
     now_s = catalogue.now_s()
     item = queue_items.parse(name)
     if item.checkpoint is None:
-        return work.sweep(catalogue.draining(), now_s - ages.orphan_s)
+        return worker_plans.sweep(catalogue.draining(), now_s - ages.orphan_s)
     facts = _facts(catalogue, item, item.checkpoint)
-    found = work.plan(item, facts, catalogue.nodes(), now_s) if facts else None
+    found = worker_plans.plan(item, facts, catalogue.nodes(), now_s) if facts else None
     if found is None:
         raise NotFoundError(f"no work is left for {name}", item=name)
     if isinstance(found, ShardWork) and not found.sources:
@@ -89,21 +89,21 @@ def plan(catalogue: Catalogue, name: str, ages: Ages) -> Work:
 def is_durable(catalogue: Catalogue, key: CheckpointId) -> bool:
     """Tell whether the catalogue relies on the checkpoint in the object store."""
     row = catalogue.checkpoint(key)
-    return row is not None and work.relied_on(row)
+    return row is not None and worker_plans.relied_on(row)
 
 
-def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> work.ItemFacts | None:
+def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> worker_plans.ItemFacts | None:
     row, job = catalogue.checkpoint(key), catalogue.job_of(key.run)
     if row is None or job is None:
         return None
     shards, repair = _shards(catalogue, row, item)
-    return work.ItemFacts(
+    return worker_plans.ItemFacts(
         job=job,
         row=row,
         shards=shards,
         missing_count=catalogue.drain_counts(row.id)[1],
         repair=repair,
-        earlier=tuple(catalogue.durable(row.id.run, limit=work.EARLIER_IN_PLAN_MAX + 1)),
+        earlier=tuple(catalogue.durable(row.id.run, limit=worker_plans.EARLIER_IN_PLAN_MAX + 1)),
     )
 
 

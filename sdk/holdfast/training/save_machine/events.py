@@ -1,0 +1,339 @@
+"""What happens to a rank's saves (events) and what is to be done (actions). Data only.
+
+An action is either *told* or *done*. What is told waits for nothing and is performed together with
+the change of the state that it belongs to. What is done may take time; some of it is answered by
+an event, which its docstring names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.core.announcements import Announcement
+from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.reports import StepNote
+from holdfast.core.session import SessionView, SlotLease, StepLevels
+from holdfast.core.slot_names import SlotName
+from holdfast.errors import CheckpointError
+
+# ------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Training begins with this checkpoint loaded."""
+
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Training has gone on to ``step``. ``announced`` is what the agent had announced by then.
+
+    ``known``: this rank has begun to save the announced step.
+    """
+
+    step: int
+    announced: Announcement | None = None
+    known: bool = False
+    agent_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The state is that of ``step``, and is to be saved."""
+
+    step: int
+    note: StepNote | None = None
+    agent_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRefused:
+    """The user's notes of ``step`` cannot be stored with it."""
+
+    step: int
+    error: CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class CopyHangs:
+    """Answers ``Prepare``: the copy of an earlier step still reads the state."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Answers ``Prepare``: there is a plan of the state as it is, with this number."""
+
+    step: int
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Answers ``Reserve``: the agent makes the slots of this plan."""
+
+    step: int
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Answers ``Reserve``: the agent does not make them."""
+
+    step: int
+    plan: int
+    error: CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReady:
+    """Answers ``TakeSlot``: a slot is taken. ``eager``: an optimizer's step is not seen coming."""
+
+    step: int
+    eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoSlot:
+    """Answers ``TakeSlot``: no slot came free in time."""
+
+    step: int
+    agent_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """All of ``step`` is in its slot."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Answers ``CloseSlot``: nothing is written any more, the agent may seal it."""
+
+    step: int
+    name: SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class CopyGivenUp:
+    """The copy of ``step`` was given up; it may still hang, and keeps its slot until it ends."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFailed:
+    """The copy of ``step`` has ended without a segment."""
+
+    step: int
+    reason: str
+    error: CheckpointError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Something was raised on the training thread before the copy of ``step`` had begun."""
+
+    step: int
+    reason: str
+    error: CheckpointError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsLost:
+    """The slots of these steps disappeared before the agent sealed them."""
+
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A caller waits for the owed step. ``changed``: the state is not that step's any more."""
+
+    left_s: float
+    changed: bool = False
+    agent_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """Answers ``GoBack``: the next copy writes the owed step as it was."""
+
+    step: int
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The agent's news."""
+
+    view: SessionView
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Training has ended, and what could be waited for has been."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureTaken:
+    """The last failure was handed to the caller."""
+
+
+SaveEvent = (
+    Loaded | Stepped | Due | NoteRefused | CopyHangs | Prepared | Reserved | Refused | SlotReady
+    | NoSlot | Copied | Closed | CopyGivenUp | CopyFailed | Failed | SlotsLost | Awaited | WentBack
+    | View | Closing | FailureTaken
+)  # fmt: skip
+
+# ---------------------------------------------------------------------- actions: what is told
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Base of what is told: it waits for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post(Tell):
+    """Tell the agent; None: nothing new of that."""
+
+    saving: tuple[int, ...] | None = None
+    note: StepNote | None = None
+    wants_slot: int | None = None
+    abandoned: AbandonedStep | None = None
+    closed_slot: str | None = None
+    event: Event | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Tell):
+    """Tell the handle of ``step`` that it is staged."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Tell):
+    """Tell the handle of ``step`` that it gets no further."""
+
+    step: int
+    error: CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class FailAll(Tell):
+    """Tell every handle that may still wait for something that nothing will come."""
+
+    error: CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Learn(Tell):
+    """Tell the handles how far their steps have got."""
+
+    steps: Sequence[StepLevels]
+
+
+@dataclass(frozen=True, slots=True)
+class LackCopies(Tell):
+    """Tell the handles why there are not the nodes that copies need; empty: there are."""
+
+    reason: str
+
+
+# ----------------------------------------------------------------------- actions: what is done
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Base of what is done: it may take time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warn(Do):
+    """Log a line for people."""
+
+    text: str
+    level: Literal["warning", "error"] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(Do):
+    """Have a plan of the state once nothing is copied; ``Prepared``, or ``CopyHangs`` in time."""
+
+    step: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpCopy(Do):
+    """Have the copy in flight stop as soon as it can."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve(Do):
+    """Ask the agent for the slots of the newest plan; ``Reserved`` or ``Refused``."""
+
+    step: int
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSlot(Do):
+    """Take a slot of the newest plan, within ``wait_s``; ``SlotReady`` or ``NoSlot``."""
+
+    step: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeepMoment(Do):
+    """Remember what of ``step`` will change soon: it is owed."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack(Do):
+    """Return to the moment of an owed step once nothing is copied; ``WentBack``, if it can be."""
+
+    step: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Begin(Do):
+    """Begin the copy into the slot that was taken; ``Copied`` or ``CopyFailed`` when it ends."""
+
+    step: int
+    parent: tuple[int, int] | None
+    defer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSlot(Do):
+    """Close the slot of the copy that has ended; ``Closed`` or ``CopyFailed``."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Do):
+    """Map the slots that the agent leases, and let go of those that it took back."""
+
+    leases: Sequence[SlotLease]
+
+
+SaveAction = Tell | Do

@@ -1,0 +1,385 @@
+"""The rules of saving: ``handle(state, event) -> (state, actions)``. No thread, clock or torch.
+
+From "this step is due" to a closed slot, and what becomes of each step. The training thread waits
+for three things only, each bounded: the end of an earlier copy (``GATE_S_MAX``), a free slot
+(``BUSY_WAIT_S_MAX``, or ``RETURN_S_MAX`` if one is on its way back; after one save without a slot
+later saves do not wait), and the slots of a new plan (``NEW_PLAN_S_MAX``, once per plan: its memory
+must be made first). Whatever fails, the step is abandoned for the attempt, which is said, and
+training goes on (P4). A step that found no slot is *owed* until training goes on.
+
+One save is ``Due``, ``Prepared``, ``SlotReady``, then ``Copied`` and ``Closed``, wherever these
+happen. Nothing here is done per tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.core.facts import AbandonedStep, Event
+from holdfast.errors import (
+    CheckpointError,
+    ExhaustedError,
+    PreconditionError,
+    StaleGenerationError,
+    UnavailableError,
+)
+from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine.state import BUSY_WAIT_S_MAX, Claim, Refusal, SaveState
+from holdfast.training.unsaved_steps import reason_text
+
+GATE_S_MAX = 30.0
+RETURN_S_MAX = 1.0
+NEW_PLAN_S_MAX = 30.0
+REFUSED_PLAN_S = 30.0
+EAGER_SAVES_MAX = 3
+
+AWAY = "the node's agent does not answer (see `holdfast doctor`)"
+BEHIND = "earlier steps are not committed yet (save less often, or see `holdfast doctor`)"
+LOST = "the agent lost its bytes before they were safe"
+LATE = "this rank heard too late that the step should be saved"
+EAGER = "no optimizer step was seen between two saves, so saves copy everything before returning"
+
+Actions = list[ev.SaveAction]
+Handled = tuple[SaveState, Actions]
+
+
+def handle(state: SaveState, event: ev.SaveEvent, *, now_s: float) -> Handled:
+    """Return the state after ``event`` and what to do now, in order; ``state`` is not changed.
+
+    At most the last action is answered by an event. ``now_s`` is of a monotonic clock.
+    """
+    note: Callable[[SaveState, Any, float], Handled] = _NOTES[type(event)]
+    return note(state, event, now_s)
+
+
+# ----------------------------------------------------------------------------- a save begins
+
+
+def _loaded(state: SaveState, event: ev.Loaded, _now_s: float) -> Handled:
+    return state._replace(parent=(event.step, event.generation)), []
+
+
+def _stepped(state: SaveState, event: ev.Stepped, now_s: float) -> Handled:
+    state, actions = _settle_owed(state, now_s, agent_lost=event.agent_lost)
+    announced = event.announced
+    if announced is None or not state.answered < announced.step <= event.step:
+        return state, actions
+    state = state._replace(answered=announced.step)
+    if announced.step < event.step and not event.known:
+        late = f"{LATE} ({announced.reason.text})"
+        state, more = _abandon(state, announced.step, now_s, late)
+        actions += more
+    return state, actions
+
+
+def _due(state: SaveState, event: ev.Due, now_s: float) -> Handled:
+    state, actions = _settle_owed(state, now_s, agent_lost=event.agent_lost)
+    step = event.step
+    state = state._replace(
+        saving=(*[claim for claim in state.saving if claim.step != step], Claim(step)),
+        newest=max(state.newest, step),
+        before=state.newest if state.newest < step else state.before,
+        saves_count=state.saves_count + 1,
+    )
+    actions.append(ev.Post(saving=state.steps_saving, note=event.note))
+    if state.fenced:
+        error = StaleGenerationError("a newer attempt of this job trains")
+        state, more = _abandon(state, step, now_s, str(error), error)
+        return state, actions + more
+    actions.append(ev.Prepare(step, GATE_S_MAX if state.hanging is None else 0.0))
+    return state, actions
+
+
+def _note_refused(state: SaveState, event: ev.NoteRefused, _now_s: float) -> Handled:
+    reason = f"step {event.step} is saved without its notes: {event.error}"
+    news = _event(state, "notes_refused", reason, event.step)
+    return state._replace(failure=event.error), [ev.Post(event=news), ev.Warn(reason)]
+
+
+def _copy_hangs(state: SaveState, event: ev.CopyHangs, now_s: float) -> Handled:
+    reason = "the next save began before a slot was free"
+    actions: Actions = []
+    if state.hanging is None:
+        actions.append(ev.GiveUpCopy(reason))
+    if state.copying is not None:
+        state, more = _copy_given_up(state, ev.CopyGivenUp(state.copying, reason), now_s)
+        actions += more
+    error = UnavailableError("the copy of an earlier step does not end")
+    state, more = _abandon(state, event.step, now_s, str(error), error)
+    return state, actions + more
+
+
+def _prepared(state: SaveState, event: ev.Prepared, now_s: float) -> Handled:
+    if state.reserved == event.plan:
+        return state, [ev.TakeSlot(event.step, 0.0)]
+    refused = state.refused
+    if refused and refused.plan == event.plan and now_s - refused.at_s < REFUSED_PLAN_S:
+        return _abandon(state, event.step, now_s, reason_text(refused.error), refused.error)
+    # A reservation that was interrupted is made again: the plan is not reserved before its answer.
+    state = state._replace(patience_s=NEW_PLAN_S_MAX, refused=None)
+    return state, [ev.Reserve(event.step, event.plan)]
+
+
+def _reserved(state: SaveState, event: ev.Reserved, _now_s: float) -> Handled:
+    return state._replace(reserved=event.plan), [ev.TakeSlot(event.step, 0.0)]
+
+
+def _refused(state: SaveState, event: ev.Refused, now_s: float) -> Handled:
+    state = state._replace(refused=Refusal(event.plan, now_s, event.error))
+    return _abandon(state, event.step, now_s, reason_text(event.error), event.error)
+
+
+# ------------------------------------------------------------------------------------- slots
+
+
+def _no_slot(state: SaveState, event: ev.NoSlot, _now_s: float) -> Handled:
+    """Wait for a slot once, then owe the step."""
+    step = event.step
+    if state.owed == step:
+        return state, []
+    actions: Actions = []
+    if state.wished != step:
+        state = state._replace(wished=step)
+        actions.append(ev.Post(wants_slot=step))
+        wait_s = slot_wait_s(state, step, agent_lost=event.agent_lost)
+        if wait_s > 0:
+            return state, [*actions, ev.TakeSlot(step, wait_s)]
+    # One wait is enough to learn that protection is behind: until a slot is free again, later
+    # saves are given up at once instead of stopping the training thread each time.
+    return state._replace(patience_s=0.0, owed=step), [*actions, ev.KeepMoment(step)]
+
+
+def slot_wait_s(state: SaveState, step: int, *, agent_lost: bool) -> float:
+    """Return how long the training thread waits for a slot that is not there.
+
+    When all copies of the save before are made, the slot before that is only a report and its
+    answer away (4.7). While copies are missing nobody knows how long it takes.
+    """
+    if agent_lost or not state.patience_s:
+        return 0.0
+    before = state.newest if state.newest < step else state.before
+    copied = state.local_step if state.shortage else state.copied_step
+    returning = 0 <= before <= max(copied, state.copied_step) and not state.outage
+    return max(state.patience_s, RETURN_S_MAX) if returning else state.patience_s
+
+
+def _slot_ready(state: SaveState, event: ev.SlotReady, _now_s: float) -> Handled:
+    step = event.step
+    actions: Actions = []
+    if state.wished is not None:
+        actions.append(ev.Post(wants_slot=0))
+    if event.eager and state.saves_count > EAGER_SAVES_MAX and not state.eager_told:
+        actions.append(ev.Post(event=_event(state, "save_eager", EAGER, step)))
+        state = state._replace(eager_told=True)
+    state = state._replace(
+        patience_s=BUSY_WAIT_S_MAX,
+        wished=None,
+        owed=None if state.owed == step else state.owed,
+        copying=step,
+    )
+    return state, [*actions, ev.Begin(step, state.parent, not event.eager)]
+
+
+def _awaited(state: SaveState, event: ev.Awaited, now_s: float) -> Handled:
+    """Save the owed step for the waiting caller; give it up if its state has changed."""
+    if state.owed is None or state.fenced:
+        return state, []
+    if event.changed:
+        return _settle_owed(state, now_s, agent_lost=event.agent_lost)
+    return state, [ev.GoBack(state.owed, event.left_s if state.hanging is None else 0.0)]
+
+
+def _went_back(state: SaveState, event: ev.WentBack, _now_s: float) -> Handled:
+    return state, [ev.TakeSlot(event.step, event.left_s)]
+
+
+# ------------------------------------------------------------------------------- a save ends
+
+
+def _copied(state: SaveState, event: ev.Copied, _now_s: float) -> Handled:
+    return state, [ev.CloseSlot(event.step)]
+
+
+def _closed(state: SaveState, event: ev.Closed, _now_s: float) -> Handled:
+    step = event.step
+    saving = state.saving
+    if any(claim.step == step for claim in saving):  # else it is sealed already
+        saving = tuple([Claim(step, event.name) if c.step == step else c for c in saving])
+    state = state._replace(
+        saving=saving,
+        copying=_without(state.copying, step),
+        hanging=_without(state.hanging, step),  # it was whole before it could be stopped
+    )
+    return state, [ev.Stage(step), ev.Post(closed_slot=event.name.slot)]
+
+
+def _copy_given_up(state: SaveState, event: ev.CopyGivenUp, now_s: float) -> Handled:
+    if state.copying != event.step:
+        return state, []
+    state = state._replace(copying=None, hanging=event.step)
+    return _abandon(state, event.step, now_s, event.reason)
+
+
+def _copy_failed(state: SaveState, event: ev.CopyFailed, now_s: float) -> Handled:
+    if state.hanging == event.step:  # it was abandoned when it was given up
+        return state._replace(hanging=None), []
+    state = state._replace(copying=_without(state.copying, event.step))
+    return _abandon(state, event.step, now_s, event.reason, event.error)
+
+
+def _failed(state: SaveState, event: ev.Failed, now_s: float) -> Handled:
+    state = state._replace(
+        copying=_without(state.copying, event.step), owed=_without(state.owed, event.step)
+    )
+    return _abandon(state, event.step, now_s, event.reason, event.error)
+
+
+def _slots_lost(state: SaveState, event: ev.SlotsLost, now_s: float) -> Handled:
+    actions: Actions = []
+    for step in event.steps:
+        state, more = _abandon(state, step, now_s, LOST)
+        actions += more
+    return state, actions
+
+
+def _settle_owed(state: SaveState, now_s: float, *, agent_lost: bool) -> Handled:
+    """Training has gone on: a step that found no slot cannot be saved any more."""
+    if state.owed is None:
+        return state, []
+    step, state = state.owed, state._replace(owed=None)
+    reason = f"no free slot: {AWAY if agent_lost else BEHIND}"
+    return _abandon(state, step, now_s, reason, ExhaustedError(reason, step=step))
+
+
+def _abandon(
+    state: SaveState, step: int, now_s: float, reason: str, error: CheckpointError | None = None
+) -> Handled:
+    """Give ``step`` up for all ranks; tell its handle and, if it is news, people."""
+    failure = error or PreconditionError(reason, step=step)
+    lapse, text = state.lapse.lost(step, reason, now_s)
+    state = state._replace(lapse=lapse, failure=failure)
+    state, saving = _release(state, {step})
+    given_up = AbandonedStep(
+        run=state.author.run, step=step, generation=state.author.generation, reason=reason
+    )
+    news = _event(state, "save_abandoned", text, step) if text else None
+    actions: Actions = [
+        ev.Fail(step, failure),
+        ev.Post(saving=saving, abandoned=given_up, event=news),
+    ]
+    if text:
+        actions.append(ev.Warn(f"{text}; training goes on"))
+    return state, actions
+
+
+def _release(state: SaveState, steps: set[int]) -> tuple[SaveState, tuple[int, ...] | None]:
+    """Return the state in which ``steps`` are waited for no more, and what is; None: as before."""
+    saving = tuple([claim for claim in state.saving if claim.step not in steps])
+    if len(saving) == len(state.saving):
+        return state, None
+    state = state._replace(saving=saving)
+    return state, state.steps_saving
+
+
+# ---------------------------------------------------------------------------- the agent's news
+
+
+def _view(state: SaveState, event: ev.View, _now_s: float) -> Handled:
+    view = event.view
+    told: Actions = [ev.Learn(view.steps)] if view.steps else []
+    done: Actions = []
+    if bool(view.degraded) != state.outage:
+        state = state._replace(outage=bool(view.degraded))
+        done.append(ev.Warn(_outage_text(view.degraded)))
+    lapse, over = state.lapse, set[int]()
+    local_step, copied_step = state.local_step, state.copied_step
+    for levels in view.steps:
+        if levels.local:
+            local_step = max(local_step, levels.step)
+            lapse, text = lapse.saved(levels.step)
+            if text:
+                done.append(ev.Warn(text))
+        if levels.replicated or levels.durable:
+            copied_step = max(copied_step, levels.step)
+        if levels.sealed or levels.abandoned:
+            over.add(levels.step)
+    state = state._replace(lapse=lapse, local_step=local_step, copied_step=copied_step)
+    state, saving = _release(state, over)
+    if saving is not None:
+        told.append(ev.Post(saving=saving))
+    state, more = _learn_end(state, event)
+    told += [action for action in more if isinstance(action, ev.Tell)]
+    done += [action for action in more if isinstance(action, ev.Do)]
+    # Last: whoever takes a slot knows by now what became of the step that lay in it.
+    return state, [*told, *done, ev.Offer(view.leases)]
+
+
+def _learn_end(state: SaveState, event: ev.View) -> Handled:
+    """Take over why steps get no further than ``local``, and that none is saved any more."""
+    view = event.view
+    actions: Actions = []
+    if view.shortage != state.shortage:
+        state = state._replace(shortage=view.shortage)
+        actions.append(ev.LackCopies(view.shortage))
+        if view.shortage and state.author.rank == 0:
+            advice = "start agents on more nodes, or lower replicas="
+            actions.append(ev.Warn(f"steps stay local: {view.shortage}; {advice}"))
+    if view.fenced and not state.fenced:
+        error = StaleGenerationError("a newer attempt of this job trains: stop this one")
+        state = state._replace(fenced=True, failure=error)
+        actions += [
+            ev.FailAll(error),
+            ev.Warn(f"{error}; this process saves nothing any more", "error"),
+        ]
+    return state, actions
+
+
+def _outage_text(degraded: str) -> str:
+    if degraded:
+        return f"{degraded}; training and saves go on, but no step is committed until then"
+    return "the metadata service answers again; steps are committed again"
+
+
+def _closing(state: SaveState, _event: ev.Closing, _now_s: float) -> Handled:
+    return state, [ev.FailAll(PreconditionError("the Checkpointer is closed"))]
+
+
+def _failure_taken(state: SaveState, _event: ev.FailureTaken, _now_s: float) -> Handled:
+    return state._replace(failure=None), []
+
+
+def _event(state: SaveState, kind: str, message: str, step: int) -> Event:
+    author = state.author
+    count = str(state.lapse.lost_count)
+    context = {"step": str(step), "rank": str(author.rank), "abandoned": count}
+    return Event(kind=kind, severity="warning", message=message, job=author.job, context=context)
+
+
+def _without(known: int | None, step: int) -> int | None:
+    return None if known == step else known
+
+
+_NOTES: dict[type, Callable[[SaveState, Any, float], Handled]] = {
+    ev.Loaded: _loaded,
+    ev.Stepped: _stepped,
+    ev.Due: _due,
+    ev.NoteRefused: _note_refused,
+    ev.CopyHangs: _copy_hangs,
+    ev.Prepared: _prepared,
+    ev.Reserved: _reserved,
+    ev.Refused: _refused,
+    ev.SlotReady: _slot_ready,
+    ev.NoSlot: _no_slot,
+    ev.Copied: _copied,
+    ev.Closed: _closed,
+    ev.CopyGivenUp: _copy_given_up,
+    ev.CopyFailed: _copy_failed,
+    ev.Failed: _failed,
+    ev.SlotsLost: _slots_lost,
+    ev.Awaited: _awaited,
+    ev.WentBack: _went_back,
+    ev.View: _view,
+    ev.Closing: _closing,
+    ev.FailureTaken: _failure_taken,
+}

@@ -1,0 +1,263 @@
+"""One rank's saves: the thin shell around the save machine, which has all the rules.
+
+Three threads come here: training (``save``, ``note_step``), copy (a copy has ended) and watch (the
+agent's news). One lock guards the machine's state, and what is told with each change of it; what
+may take time is done after the lock is let go, by the thread that came.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.announcements import Announcement
+from holdfast.core.attempts import AttemptSpec, Seat
+from holdfast.core.reports import StepNote
+from holdfast.core.session import SessionView
+from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.format.notes import step_note
+from holdfast.state.capture import Capture
+from holdfast.training.handles_by_step import Handles
+from holdfast.training.save_handle import SaveHandle
+from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine.rules import handle
+from holdfast.training.save_machine.state import Author, SaveState
+from holdfast.training.save_performer import SavePerformer
+from holdfast.training.session import AgentSession
+from holdfast.training.unsaved_steps import reason_text
+
+
+class Saver:
+    """See the module.
+
+    ``stall_s`` is what the newest save has cost the training thread, ``arena`` the slots' folder.
+    """
+
+    def __init__(
+        self, *, capture: Capture, session: AgentSession, spec: AttemptSpec, seat: Seat, arena: Path
+    ) -> None:
+        self.stall_s = 0.0
+        self.arena = arena
+        self._capture = capture
+        self._session = session
+        self._rank = spec.rank
+        self._state = SaveState(Author(spec.job, seat.run, seat.generation, spec.rank))
+        self._lock = threading.RLock()
+        self._handles = Handles(spec.persist)
+        self._performer = SavePerformer(
+            capture=capture,
+            session=session,
+            spec=spec,
+            seat=seat,
+            arena=arena,
+            on_end=self._handle,
+        )
+        self._waited_s = 0.0
+        self._steps_seen = 0
+        self._warned_idle = False
+        self._tellings: dict[type, Callable[[Any], None]] = {
+            ev.Post: self._post,
+            ev.Stage: lambda action: self._handles.stage(action.step),
+            ev.Fail: lambda action: self._handles.fail(action.step, action.error),
+            ev.FailAll: lambda action: self._handles.fail_all(action.error),
+            ev.Learn: lambda action: self._handles.learn(action.steps),
+            ev.LackCopies: lambda action: self._handles.lack_copies(action.reason),
+        }
+
+    @property
+    def stretch(self) -> float:
+        """Factor on a time trigger's interval while steps are abandoned one after another."""
+        return self._state.stretch
+
+    @property
+    def abandoned_count(self) -> int:
+        """How many steps were given up."""
+        return self._state.lapse.lost_count
+
+    def _handle(self, event: ev.SaveEvent | None) -> None:
+        """Have the machine handle ``event`` and what answers its actions, until nothing is left."""
+        while event is not None:
+            with self._lock:
+                self._state, actions = handle(self._state, event, now_s=time.monotonic())
+                for action in actions:
+                    if isinstance(action, ev.Tell):
+                        self._tellings[type(action)](action)
+            event = None
+            for action in actions:
+                if isinstance(action, ev.Do):
+                    event = self._performer.do(action)
+
+    def _post(self, action: ev.Post) -> None:
+        self._session.post(
+            saving=action.saving,
+            note=action.note,
+            wants_slot=action.wants_slot,
+            abandoned=action.abandoned,
+            closed_slot=action.closed_slot,
+            event=action.event,
+        )
+
+    def restored(self, step: int, generation: int) -> None:
+        """Take that training begins with this checkpoint: it is the parent of all that follow."""
+        self._handle(ev.Loaded(step, generation))
+
+    def save(self, step: int, notes: Mapping[str, object] | None = None) -> SaveHandle:
+        """Snapshot the state as that of ``step``; the handle shows the progress of the save.
+
+        ``notes`` go with it; those that cannot are left out, loudly: they never cost a save.
+        """
+        known = self._handles.get(step)
+        if known is not None:
+            return known
+        self._settle_stall()
+        self._look_around()
+        started_s = time.perf_counter()
+        note = self._note(step, notes)
+        with self._lock:  # the watch thread tells the handles what is new
+            made = self._handles.make(step)
+        made.on_wait = partial(self._pay, step)
+        self._try(step, ev.Due(step, note, agent_lost=bool(self._session.lost_agent)))
+        made.stall_s += time.perf_counter() - started_s
+        return made
+
+    def _try(self, step: int, event: ev.SaveEvent) -> None:
+        """Handle ``event`` on the training thread: what is raised costs that save, not the run.
+
+        What ends a process (Ctrl-C) goes on to the caller, once the slot is free again and nobody
+        waits for the step.
+        """
+        try:
+            self._performer.let_go()  # what a second Ctrl-C may have left
+            self._handle(event)
+        except BaseException as cause:
+            if not self._performer.let_go():
+                error = cause if isinstance(cause, CheckpointError) else None
+                self._handle(ev.Failed(step, reason_text(cause), error))
+            if not isinstance(cause, Exception):
+                raise
+
+    def _look_around(self) -> None:
+        """Look for a copy that the gate gave up and for a closed slot that disappeared."""
+        latest = self._performer.latest
+        if latest is not None and latest.abandoned:
+            self._handle(ev.CopyGivenUp(latest.step, latest.reason))
+        lost = self._performer.lost(self._state.saving)
+        if lost:
+            self._handle(ev.SlotsLost(lost))
+
+    def _pay(self, step: int, deadline: float) -> None:
+        """Save ``step``, if it is owed, as it was, now that its caller waits for it.
+
+        If what it was is gone, it is given up.
+        """
+        moment = self._performer.owed
+        if self._state.owed != step or moment is None or moment.thread != threading.get_ident():
+            return
+        self._look_around()
+        awaited = ev.Awaited(
+            left_s=max(0.0, deadline - time.monotonic()),
+            changed=self._performer.has_changed(moment),
+            agent_lost=bool(self._session.lost_agent),
+        )
+        self._try(step, awaited)
+
+    def before_update(self) -> None:
+        """Wait until nothing is being copied; the explicit gate."""
+        self._performer.gate.before_update()
+
+    def note_step(self, step: int, announced: Announcement | None = None) -> None:
+        """Take that ``step`` is done, and that ``announced`` was to be saved on all ranks.
+
+        Warns, once, when steps are counted and no optimizer moves.
+        """
+        state = self._state
+        newest = announced.step if announced else 0
+        if state.owed is not None or newest > state.answered:  # else there is nothing to settle
+            lost, known = bool(self._session.lost_agent), newest in self._handles
+            self._handle(ev.Stepped(step, announced, known=known, agent_lost=lost))
+        gate = self._performer.gate
+        idle = self._performer.latest is not None and gate.steps_count == self._steps_seen
+        self._steps_seen = gate.steps_count
+        if idle and self._capture.optimizers and not self._warned_idle:
+            self._warned_idle = True
+            warnings.warn(
+                f"step({step}): no captured optimizer has stepped since the last call; step counts "
+                f"optimizer steps, not micro-batches",
+                stacklevel=3,
+            )
+
+    def take_failure(self) -> CheckpointError | None:
+        """Return what went wrong since the last call, once."""
+        if self._state.failure is None:
+            return None
+        with self._lock:
+            failure = self._state.failure
+            self._handle(ev.FailureTaken())
+        return failure
+
+    def on_view(self, view: SessionView) -> None:
+        """Take over the agent's news; on the watch thread."""
+        self._handle(ev.View(view))
+
+    def close(self, timeout_s: float) -> CheckpointError | None:
+        """Wait, bounded, for the newest save to get where it can; return why it did not.
+
+        A step that found no slot is saved now, unless something has been updated since.
+        """
+        deadline = time.monotonic() + max(timeout_s, 0.0)
+
+        def left_s() -> float:
+            return 0.0 if self._hangs() else max(0.0, deadline - time.monotonic())
+
+        performer = self._performer
+        performer.engine.wait(left_s())
+        if self._state.owed is not None:
+            self._pay(self._state.owed, deadline)
+        lost = bool(self._session.lost_agent)
+        self._handle(ev.Stepped(self._state.newest, agent_lost=lost))
+        performer.engine.wait(left_s())
+        performer.gate.uninstall()
+        error: CheckpointError | None = None
+        newest = self._handles.newest
+        if newest is not None:
+            try:
+                newest.wait_copies(max(0.0, deadline - time.monotonic()))
+            except CheckpointError as cause:
+                why = f" ({self._session.view.degraded})" if self._session.view.degraded else ""
+                error = type(cause)(f"training ends, but {cause.message}{why}", step=newest.step)
+        performer.engine.close(left_s())
+        self._handle(ev.Closing())
+        performer.pool.close()
+        return error
+
+    def _hangs(self) -> bool:
+        """Tell whether a copy was given up that may never end: it has been waited for enough."""
+        latest = self._performer.latest
+        return latest is not None and latest.abandoned
+
+    def _note(self, step: int, notes: Mapping[str, object] | None) -> StepNote | None:
+        """Return what the user says of ``step``; rank 0 says it for all."""
+        if notes is None or self._rank:
+            return None
+        try:
+            return step_note(step, notes)
+        except InvalidRequestError as error:
+            refused = error
+        except Exception as cause:  # noqa: BLE001 - values of the user's raise what they like
+            refused = InvalidRequestError(f"notes cannot be read: {reason_text(cause)}")
+        self._handle(ev.NoteRefused(step, refused))
+        return None
+
+    def _settle_stall(self) -> None:
+        """Add to the newest save what the gate has waited for it since."""
+        gate = self._performer.gate
+        waited_s, self._waited_s = gate.waited_s - self._waited_s, gate.waited_s
+        newest = self._handles.latest
+        if newest is not None:
+            newest.stall_s += waited_s
+            self.stall_s = newest.stall_s

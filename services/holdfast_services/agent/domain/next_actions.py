@@ -1,0 +1,387 @@
+"""What to do now: compares what is with what should be. Pure; changes the draft it is given.
+
+The order matters: fencing and freeing come first, so that what they give back can be leased and
+fetched into in the same turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from holdfast.core import facts
+from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
+from holdfast.core.ids import ShardId
+from holdfast.core.slot_names import SlotName, SlotState
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain import fetch_wishes, room, slot_rules
+from holdfast_services.agent.domain.readiness import is_wanted, verified
+from holdfast_services.agent.domain.state import (
+    AGENT,
+    Session,
+    Slot,
+    State,
+    Tries,
+    Work,
+)
+
+FETCHES_COUNT_MAX = 4
+ASKS_COUNT_MAX = 4
+SAID_COUNT_MAX = 1024
+REPLACED_COUNT_MAX = 64
+
+
+def decide(state: State) -> list[ev.Action]:
+    """Return what to do; the draft shows it as under way."""
+    _fence(state)
+    return [
+        *_free(state),
+        *_reclaim(state),
+        *_seal(state),
+        *_verify(state),
+        *_restore_progress(state),
+        *_fetch(state),
+        *_lease(state),
+        *_replicate(state),
+    ]
+
+
+def say(state: State, kind: str, severity: str, message: str, *, job: str = "") -> list[ev.Action]:
+    """Tell people once; the same message is not repeated until many others were told."""
+    if message in state.said:
+        return []
+    known = state.said if len(state.said) < SAID_COUNT_MAX else frozenset()
+    state.said = known | {message}
+    return tell(kind, severity, message, state, job=job)
+
+
+def tell(kind: str, severity: str, message: str, state: State, *, job: str = "") -> list[ev.Action]:
+    """Tell people each time."""
+    event = facts.Event(
+        kind=kind, severity=severity, message=message, job=job, context={"node": state.me.node}
+    )
+    return [ev.Emit(event)]
+
+
+def _fence(state: State) -> None:
+    """A session of an older attempt than the newest known of its run is fenced."""
+    newest = {view.run: view.generation for view in (state.view.runs if state.view else ())}
+    for session in state.sessions.values():
+        newest[session.run] = max(newest.get(session.run, 0), session.generation)
+    for key, session in state.sessions.items():
+        if not session.fenced and session.generation < newest[session.run]:
+            state.sessions[key] = replace(session, fenced=True)
+
+
+def _free(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    copies = state.copies()
+    for slot in list(state.slots.values()):
+        if slot.content is None or slot.work is not Work.NONE:
+            continue
+        if slot_rules.freeable(state, slot) or _second_copy(copies, slot):
+            actions.append(_give_back(state, slot))
+    actions += _replace(state)
+    actions += _drop(state, [s for s in state.slots.values() if _is_over(state, s)])
+    live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
+    state.asks = {key: ask for key, ask in state.asks.items() if key[0] in live}
+    return actions
+
+
+def _is_over(state: State, slot: Slot) -> bool:
+    """Tell whether a partial slot has served."""
+    return slot.partial is not None and not is_wanted(state, slot)
+
+
+def _give_back(state: State, slot: Slot) -> ev.Action:
+    free = slot.name.to(SlotState.FREE)
+    state.slots[slot.name.slot] = Slot(name=free, length_bytes=slot.length_bytes)
+    return ev.RenameSlot(slot.name, free)
+
+
+def _replace(state: State) -> list[ev.Action]:
+    """While metadata is out: let ranks that want a slot go on with that of an uncommitted step.
+
+    Copies held for peers follow: their owners have no more slots than copies are kept here.
+    """
+    actions: list[ev.Action] = []
+    for key, session in list(state.sessions.items()):
+        slot = slot_rules.gives_way(state, session)
+        if slot is None or slot.content is None:
+            continue
+        steps = (*session.replaced, int(slot.content.shard.id.step))[-REPLACED_COUNT_MAX:]
+        state.sessions[key] = replace(session, replaced=steps)
+        state.replaced_count += 1
+        actions.append(_give_back(state, slot))
+    good = (s.content for s in state.slots.values() if s.content and state.lost)
+    for shard in [c.shard.id for c in good if c.held is HeldState.SEALED]:
+        actions += [_give_back(state, slot) for slot in slot_rules.surplus_copies(state, shard)]
+    return actions
+
+
+def _second_copy(copies: Mapping[ShardId, Slot], slot: Slot) -> bool:
+    """Tell whether a good copy of the same shard lies in another slot (saved or fetched twice)."""
+    assert slot.content is not None, "only sealed slots are asked about"
+    sealed = slot.content.held is HeldState.SEALED
+    return sealed and copies.get(slot.content.shard.id) is not slot
+
+
+def _reclaim(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    for key, slot in state.slots.items():
+        if slot.name.state is not SlotState.WRITING or slot.work is not Work.NONE or slot.blocked:
+            continue
+        if slot_rules.leased(state, slot):
+            continue
+        session = slot_rules.holder(state, slot)
+        state.slots[key] = replace(slot, work=Work.RECLAIMING)
+        # A held lock is a right to go on, of a session we do not know (we were restarted) and of
+        # one that may still copy by its last plan; not of one that was fenced or has ended.
+        taken = session is not None and not session.active
+        actions.append(ev.ReclaimSlot(slot.name, replace=taken))
+    return actions
+
+
+def _seal(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    for key, slot in state.slots.items():
+        if slot.name.state is SlotState.CLOSED and slot.work is Work.NONE and not slot.blocked:
+            session = slot_rules.holder(state, slot)
+            expected = (session.run, session.generation, session.spec.rank) if session else None
+            state.slots[key] = replace(slot, work=Work.SEALING)
+            actions.append(ev.SealSlot(slot.name, expected))
+    return actions
+
+
+def _verify(state: State) -> list[ev.Action]:
+    """Hash held shards again, once per decision that a rank here still has to load."""
+    actions: list[ev.Action] = []
+    for session in state.sessions.values():
+        decision = slot_rules.decision_for(state, session)
+        if decision is None or not slot_rules.restoring(decision) or not _waits(session):
+            continue
+        copies = state.copies()
+        for shard in decision.shards:
+            slot = copies.get(shard.id)
+            if slot is None or slot.content is None or slot.work is not Work.NONE or slot.blocked:
+                continue
+            if slot.content.verified_decision != decision.number:
+                state.slots[slot.name.slot] = replace(slot, work=Work.VERIFYING)
+                actions.append(ev.VerifySlot(slot.name, slot.content, decision.number))
+    return actions
+
+
+def _waits(session: Session) -> bool:
+    return session.active and not session.loaded
+
+
+def _restore_progress(state: State) -> list[ev.Action]:
+    """Note when a decision was proposed and when all of it was here; hold what is to be read."""
+    for key, session in list(state.sessions.items()):
+        decision = slot_rules.decision_for(state, session)
+        if decision is None or not _waits(session):
+            continue
+        if decision.state is DecisionState.PENDING or decision.state is DecisionState.LOST:
+            continue
+        proposed_s = session.proposed_s if session.proposed_s is not None else state.now_s
+        session = replace(session, proposed_s=proposed_s)  # noqa: PLW2901 - the draft of it
+        slots = verified(state, session, decision) if slot_rules.restoring(decision) else None
+        if slots is not None:
+            confirmed = decision.state is DecisionState.CONFIRMED
+            shards = frozenset(slot.loadable.shard.id for slot in slots if slot.loadable)
+            session = replace(  # noqa: PLW2901
+                session,
+                ready_decision=decision.number,
+                ready_s=state.now_s if session.ready_s is None else session.ready_s,
+                reading=shards if confirmed else frozenset(),
+            )
+        elif session.ready_decision:
+            session = replace(session, ready_decision=0)  # noqa: PLW2901
+        state.sessions[key] = session
+    return []
+
+
+def _fetch(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    running = sum(1 for tries in state.fetches.values() if tries.under_way)
+    wished: set[ShardId] = set()
+    for wish in fetch_wishes.wishes(state):
+        shard = wish.shard
+        wished.add(shard.id)
+        tries = state.fetches.get(shard.id, Tries())
+        if tries.under_way or tries.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
+            continue
+        if wish.owner:
+            actions += _make_way(state, shard)
+        elif wish.restore:
+            _take_back(state, wish.length_bytes)
+        if wish.parts:
+            slot, made = _partial_slot(state, wish)
+        else:
+            slot, made = _slot_for(state, wish.length_bytes)
+        actions += made
+        if slot is None:
+            continue
+        running += 1
+        state.fetches[shard.id] = replace(tries, under_way=True)
+        actions += _begin_fetch(state, slot, wish)
+    for key, tries in list(state.fetches.items()):
+        if key not in wished and not tries.under_way:
+            del state.fetches[key]
+    return actions
+
+
+def _make_way(state: State, shard: Shard) -> list[ev.Action]:
+    """Give back a copy that this one replaces if there is no other room for it."""
+    length = shard.length_bytes
+    if room.free_slot(state, length) or room.to_drop(state, length) is not None:
+        return []
+    passed = (s for s in slot_rules.passed_copies(state, shard.id) if s.length_bytes == length)
+    return [_give_back(state, slot) for slot in islice(passed, 1)]
+
+
+def _take_back(state: State, length_bytes: int) -> None:
+    """End an idle lease for a restore that has no room: its rank begins after it, not before."""
+    coming = any(
+        slot.work in (Work.CREATING, Work.RECLAIMING)
+        or (room.is_taken_back(slot) and not slot.blocked)
+        for slot in state.slots.values()
+    )
+    free = room.free_slot(state, length_bytes) or room.dispensable(state)
+    if coming or free or room.to_drop(state, length_bytes) is not None:
+        return
+    slot = room.idle_lease(state)
+    if slot is not None:
+        # Reclaimed once its rank has let go of the lock: it hears that the lease is over.
+        state.slots[slot.name.slot] = replace(slot, plan_hash="")
+
+
+def _partial_slot(state: State, wish: fetch_wishes.Wish) -> tuple[Slot | None, list[ev.Action]]:
+    """Return a new partial slot, or None if there is no room for it, and what makes room."""
+    length_bytes = wish.length_bytes
+    made: list[ev.Action] = []
+    while (drop := room.to_drop(state, length_bytes)) is None:
+        spare = room.dispensable(state)
+        if spare is None:
+            return None, [*made, *_say_full(state, length_bytes)]
+        made.append(_give_back(state, spare))
+    made += _drop(state, drop)
+    name = _new_name(state, SlotState.PARTIAL)
+    state.slots[name.slot] = slot = Slot(name=name, length_bytes=length_bytes, parts=wish.parts)
+    return slot, made
+
+
+def _begin_fetch(state: State, slot: Slot, wish: fetch_wishes.Wish) -> list[ev.Action]:
+    if wish.parts:
+        begun = replace(slot, work=Work.FETCHING, session=AGENT, filling=wish.shard.id)
+        state.slots[slot.name.slot] = begun
+        return [ev.Fetch(slot.name, wish.shard, wish.sources, wish.owner, wish.parts)]
+    opened = slot.name.to(SlotState.WRITING)
+    state.slots[slot.name.slot] = replace(
+        slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
+    )
+    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner)
+    return [ev.RenameSlot(slot.name, opened), fetch]
+
+
+def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Action]]:
+    """Return a free slot of this length, or None and what makes one."""
+    slot = room.free_slot(state, length_bytes)
+    if slot is not None:
+        return slot, []
+    waiting = any(
+        s.work is Work.CREATING and s.length_bytes == length_bytes for s in state.slots.values()
+    )
+    if waiting or state.creating_after_s > state.now_s:
+        return None, []
+    drop = room.to_drop(state, length_bytes)
+    spare = room.dispensable(state)
+    if drop is None and spare is not None:
+        given = _give_back(state, spare)
+        slot, made = _slot_for(state, length_bytes)
+        return slot, [given, *made]
+    if drop is None:
+        return None, _say_full(state, length_bytes)
+    actions = _drop(state, drop)
+    name = _new_name(state, SlotState.FREE)
+    state.slots[name.slot] = Slot(name=name, length_bytes=length_bytes, work=Work.CREATING)
+    return None, [*actions, ev.CreateSlot(name, length_bytes)]
+
+
+def _drop(state: State, slots: Iterable[Slot]) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    for slot in slots:
+        del state.slots[slot.name.slot]
+        actions.append(ev.DropSlot(slot.name))
+    return actions
+
+
+def _new_name(state: State, kind: SlotState) -> SlotName:
+    name = SlotName(f"s{state.next_slot}", 0, kind)
+    state.next_slot += 1
+    return name
+
+
+def _say_full(state: State, length_bytes: int) -> list[ev.Action]:
+    message = (
+        f"no room for a slot of {length_bytes} bytes: {state.used_bytes} of "
+        f"{state.budget_bytes} bytes of budget are in use"
+    )
+    return say(state, "budget_exhausted", "warning", message)
+
+
+def _lease(state: State) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    # What was taken back for a restore is not leased again before it has its room.
+    starved = any(
+        wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
+        for wish in fetch_wishes.wishes(state)
+    )
+    for session in state.sessions.values():
+        asked = session.reservation
+        if asked is None or not session.active or (starved and not session.loaded):
+            continue
+        for _ in range(slot_rules.quota_left(state, session)):
+            slot, made = _slot_for(state, asked.length_bytes)
+            actions += made
+            if slot is None:
+                break
+            opened = slot.name.to(SlotState.WRITING)
+            state.slots[slot.name.slot] = replace(
+                slot, name=opened, session=session.id, plan_hash=asked.plan_hash
+            )
+            actions.append(ev.RenameSlot(slot.name, opened))
+    return actions
+
+
+def _replicate(state: State) -> list[ev.Action]:
+    """Ask backups to hold this node's own shards, newest first."""
+    actions: list[ev.Action] = []
+    running = sum(1 for ask in state.asks.values() if ask.under_way)
+    for shard, peers in _copies(state):
+        for peer in peers:
+            key = (shard.id, peer.node, peer.endpoints)
+            ask = state.asks.get(key, Tries())
+            if running >= ASKS_COUNT_MAX or ask.done or ask.under_way or ask.next_s > state.now_s:
+                continue
+            running += 1
+            state.asks[key] = replace(ask, under_way=True)
+            actions.append(ev.AskHold(shard, peer))
+    return actions
+
+
+def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
+    found: list[tuple[Shard, tuple[Peer, ...]]] = []
+    for slot in state.slots.values():
+        content = slot.content
+        if content is None or content.held is not HeldState.SEALED:
+            continue
+        view = state.run(content.shard.id.run)
+        if (
+            content.owner == state.me.node
+            and view
+            and not slot_rules.outdated(view, content.shard.id)
+        ):
+            found.append((content.shard, fetch_wishes.backups_of(state, view)))
+    return sorted(found, key=lambda item: item[0].id, reverse=True)

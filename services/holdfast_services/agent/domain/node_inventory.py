@@ -1,0 +1,74 @@
+"""What an agent reports to metadata: the inventory of its node, and when a change presses. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.facts import HeldShard, HeldState, Inventory, RankStatus
+from holdfast.core.ids import ShardId
+from holdfast_services.agent.domain.state import Session, State
+
+ABANDONED_COUNT_MAX = 64
+
+
+def inventory(state: State, *, incarnation: int, sequence: int, leaving: bool = False) -> Inventory:
+    """Return all that this agent holds and all ranks it serves."""
+    abandoned = dict.fromkeys(a for s in state.sessions.values() for a in s.abandoned)
+    return Inventory(
+        node=state.me,
+        incarnation=incarnation,
+        sequence=sequence,
+        budget_bytes=state.budget_bytes,
+        used_bytes=state.used_bytes,
+        shards=_shards(state),
+        ranks=tuple(_rank(session) for session in state.sessions.values()),
+        abandoned=tuple(abandoned)[-ABANDONED_COUNT_MAX:],
+        bad_sources=state.bad_sources,
+        leaving=leaving,
+        seen=tuple(state.seen[run] for run in sorted(state.seen)),
+    )
+
+
+def pressing(before: Inventory | None, now: Inventory) -> bool:
+    """Tell whether the catalogue should hear of a change at once.
+
+    The progress of training can wait for the next report, and so can that a slot was freed:
+    nothing is freed but by the catalogue's own word.
+    """
+    if before is None or set(now.shards) - set(before.shards):
+        return True
+    return replace(now.lasting(), shards=()) != replace(before.lasting(), shards=())
+
+
+def _shards(state: State) -> tuple[HeldShard, ...]:
+    """One entry per shard; a good copy hides a quarantined one of the same shard."""
+    listed: dict[ShardId, HeldShard] = {}
+    for slot in state.slots.values():
+        content = slot.content
+        if content is None:
+            continue
+        known = listed.get(content.shard.id)
+        if known is None or known.state is HeldState.QUARANTINED:
+            listed[content.shard.id] = HeldShard(
+                shard=content.shard,
+                state=content.held,
+                owner=content.owner,
+                slot_incarnation=slot.name.incarnation,
+            )
+    return tuple(listed[key] for key in sorted(listed))
+
+
+def _rank(session: Session) -> RankStatus:
+    return RankStatus(
+        job=session.spec.job,
+        run=session.run,
+        generation=session.generation,
+        rank=session.spec.rank,
+        live=session.live,
+        ready_decision=session.ready_decision,
+        nonce=session.spec.nonce,
+        report=session.report,
+        names_needs=session.spec.names_needs,
+        # Once it has loaded nobody asks: what would be said with each report may be long.
+        needs=session.needs.in_whole_shards() if session.needs and not session.loaded else None,
+    )

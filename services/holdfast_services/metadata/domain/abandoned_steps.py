@@ -1,0 +1,137 @@
+"""Which steps of a run will never be whole: ranks gave them up, lost them, or have no room left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from holdfast.core.budget import slots_per_rank
+from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.ids import CheckpointId
+from holdfast_services.metadata.domain.attempts import status_by_rank
+from holdfast_services.metadata.domain.commit_rule import (
+    committing,
+    firm_copies,
+    free_before,
+    newest_seen,
+)
+from holdfast_services.metadata.domain.inventory_evidence import (
+    CheckpointCopies,
+    Evidence,
+    ranks_of,
+    whole,
+)
+from holdfast_services.metadata.domain.model import (
+    ABANDONED_PER_RUN_MAX,
+    Checkpoint,
+    Node,
+    Outcome,
+    Run,
+)
+
+
+def abandon(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Outcome:
+    """Return the run with the steps that ranks gave up or lost; a safe or chosen one stays.
+
+    Ranks' lists are bounded and their news can be lost with an agent, so a step of which a copy
+    lies somewhere is also judged by what is there (see ``_lost``): else it would keep its slots
+    for ever. Those are the last to leave the bounded list.
+
+    What ranks say takes no committed step away. What is there does as long as nothing was freed
+    for it: a holder that had not heard of the commit has replaced it, and who has heard would
+    keep its part of it, and with it the slot for all later steps (ADR 0021). So do those of which
+    more were committed than ranks have slots for (see ``_piled``).
+    """
+    known = {(step.step, step.generation) for step in run.abandoned}
+    committed = {row.id for row in run.checkpoints} | set(run.pins)
+    safe = {row.id for row in run.checkpoints if _safe(row)} | set(run.pins)
+    told = [step for node in nodes.values() for step in node.inventory.abandoned]
+    fresh: dict[tuple[int, int], AbandonedStep] = {}
+    found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))
+    for steps, spared in ((told, committed), (found, safe)):
+        for step in steps:
+            key = CheckpointId(run.id, step.step, step.generation)  # type: ignore[arg-type]
+            here = (step.step, step.generation)
+            if step.run == run.id and key not in spared and here not in known:
+                fresh.setdefault(here, step)
+    if not fresh:
+        return Outcome(run=run)
+    held = {(key.step, key.generation) for key in evidence.known}
+    merged = sorted(
+        (*run.abandoned, *fresh.values()),
+        key=lambda s: ((s.step, s.generation) in held, s.generation, s.step),
+        reverse=True,
+    )[:ABANDONED_PER_RUN_MAX]
+    events = tuple(_abandoned(run, step) for step in fresh.values() if step in merged)
+    return Outcome(run=replace(run, abandoned=tuple(merged)), events=events)
+
+
+def _safe(row: Checkpoint) -> bool:
+    """Tell whether older slots were freed for the row, or its bytes are not in memory alone."""
+    return row.copied_at_s is not None or row.durable_at_s is not None or row.draining
+
+
+def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[AbandonedStep]:
+    """Return the steps of the running attempt that a rank has passed without a segment.
+
+    A rank and its shards are in one inventory, so what it has begun is always in one of both.
+    """
+    statuses = status_by_rank(run, nodes)
+    kept = free_before(run)
+    for key, copies in evidence.known.items():
+        if key.generation != committing(run) or (kept is not None and key < kept):
+            continue  # older ones are freed anyway, and a node that is away may hold some for long
+        missing = sorted(statuses.keys() - ranks_of(copies))
+        for rank in missing:
+            said = statuses[rank].report
+            if said.step > key.step and key.step not in said.saving:
+                reason = f"rank {rank} went on without saving it"
+                yield AbandonedStep(
+                    run=run.id, step=key.step, generation=key.generation, reason=reason
+                )
+                break
+
+
+def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[AbandonedStep]:
+    """Return committed steps that wait for their copies, beyond what ranks have slots for.
+
+    An outage can leave more of them than one, whose holders have replaced some parts and have no
+    room for others: none was ever acknowledged. The oldest go, once a later one is firm; and so do
+    those of which an owner has no part any more, since nobody will ask for copies of that.
+    """
+    if run.attempt is None:
+        return
+    beside = run.parent is not None or free_before(run) is not None
+    room = slots_per_rank(persist=run.attempt.spec.persist.on) - beside
+    waiting = (row.id for row in run.checkpoints if run.usable(row.id) and not _safe(row))
+    mine = sorted((key for key in waiting if key.generation == committing(run)), reverse=True)
+    beyond = [key for key in mine if key in mine[room:] or _unowned(evidence.live.get(key, {}))]
+    firm = _firm_from(run, nodes, evidence) if beyond else None
+    for key in beyond:
+        if firm is not None and key < firm:
+            reason = f"step {firm.step} is complete, and its copies need the memory"
+            yield AbandonedStep(run=run.id, step=key.step, generation=key.generation, reason=reason)
+
+
+def _unowned(copies: CheckpointCopies) -> bool:
+    """Tell whether a shard lies with others than its owner only."""
+    return any(item.owner not in item.nodes for item in copies.values())
+
+
+def _firm_from(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> CheckpointId | None:
+    """Return the newest committed checkpoint that is whole with holders that will keep it."""
+    seen = newest_seen(run, nodes.values())
+    firm = (
+        row.id for row in run.checkpoints if whole(firm_copies(evidence.live.get(row.id, {}), seen))
+    )
+    return max((key for key in firm if run.usable(key)), default=None)
+
+
+def _abandoned(run: Run, step: AbandonedStep) -> Event:
+    return Event(
+        kind="step_abandoned",
+        severity="warning",
+        message=f"step {step.step} of {run.job} was abandoned: {step.reason or 'no reason given'}",
+        job=run.job,
+        context={"run": run.id, "step": str(step.step), "generation": str(step.generation)},
+    )

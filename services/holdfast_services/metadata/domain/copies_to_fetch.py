@@ -1,0 +1,210 @@
+"""Which copies a node should fetch: first what its ranks must load, then copies that were lost.
+
+Deterministic, so that every metadata process tells every node the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.core.facts import DecisionState, Want, WantReason
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.placement import ring
+from holdfast.core.protection import Copies
+from holdfast.core.sources import Memory, Object, Source
+from holdfast_services.metadata.domain.commit_rule import acknowledged, free_before
+from holdfast_services.metadata.domain.inventory_evidence import Evidence, ShardCopies, whole
+from holdfast_services.metadata.domain.model import Node, Run
+from holdfast_services.metadata.domain.needed_shards import needed
+from holdfast_services.metadata.domain.restore_decision import bad_sources
+from holdfast_services.metadata.domain.shortage import domains_of
+
+NODES_PER_WANT_MAX = 8
+SPARES_IN_VIEW_MAX = 64
+"""Named at a time; once they are given back and reported, others are."""
+
+Wants = Mapping[str, tuple[Want, ...]]
+_Bad = Collection[tuple[ShardId, Source]]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The live nodes in placement order and where they stand; ``turns`` are places in the ring."""
+
+    live: Mapping[str, Node]
+    ring: tuple[str, ...]
+    domains: Mapping[str, str]
+    turns: Mapping[str, int]
+
+
+def places(run: Run, live: Mapping[str, Node]) -> Places:
+    """Return the placement of the run's newest attempt over the live nodes."""
+    order = ring({rank.rank: rank.node for rank in run.ranks}, sorted(live))
+    turns = {node: turn for turn, node in enumerate(order)}
+    return Places(live, order, domains_of(live.values()), turns)
+
+
+def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) -> Sequence[Want]:
+    """Return what ``host`` must fetch so that its ranks can load the decision's checkpoint."""
+    decision = run.decision
+    if decision is None or decision.checkpoint is None or run.current is None:
+        return ()
+    if decision.state is not DecisionState.PROPOSED and not run.loading:
+        return ()
+    if host not in live:
+        return ()
+    copies = evidence.sources.get(decision.checkpoint, {})
+    bad = bad_sources(live[host], decision.number)
+    turn = sorted(live).index(host)
+    found = []
+    for shard in needed(run, host, live[host]):
+        item = copies.get(shard.id)
+        if item is None or item.shard != shard or host in item.nodes:
+            continue
+        found.append(_want(item, WantReason.RESTORE, turn, bad))
+    return found
+
+
+def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) -> Sequence[ShardId]:
+    """Return copies on ``host`` that are more than the policy asks for; the first go first.
+
+    Restores and repairs make them, and until a later step is acknowledged none of them is let go:
+    what comes next might find no room. Those that are placed by the rule stay, so that what a node
+    must keep is within its sum (P8). Nor is, once a restore is proposed, what is older than the
+    newest acknowledged step, though that would have gone otherwise; or older than the chosen one
+    and nowhere whole, so that nobody can go back to it. What can be is kept until the chosen one
+    was read. None before all ranks are there and something is chosen: until then placement
+    changes, and anything may be needed.
+    """
+    attempt, decision = run.attempt, run.decision
+    settled = decision is not None and decision.state in _SETTLED
+    if (
+        attempt is None
+        or host not in live
+        or not settled
+        or len(run.ranks) < attempt.spec.world_size
+    ):
+        return ()
+    chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
+    kept = acknowledged(run) if chosen else None
+    parts = _in_parts(evidence, chosen) if chosen else frozenset[CheckpointId]()
+    spared = {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
+    where: Places | None = None
+    redundant: list[ShardId] = []
+    old: list[ShardId] = []
+    for held in live[host].inventory.shards:
+        shard = held.shard.id
+        item = evidence.live.get(shard.checkpoint, {}).get(shard)
+        if item is None or shard.checkpoint in spared or host not in item.nodes:
+            continue
+        acked = kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept
+        if acked or shard.checkpoint in parts:
+            old.append(shard)
+        elif len(item.nodes) > 1 + attempt.protection.n:
+            where = where or places(run, live)
+            if host not in _keepers(item, attempt.protection, where):
+                redundant.append(shard)
+        if len(redundant) >= SPARES_IN_VIEW_MAX:
+            break
+    return (*redundant, *old)[:SPARES_IN_VIEW_MAX]
+
+
+def _in_parts(evidence: Evidence, chosen: CheckpointId) -> frozenset[CheckpointId]:
+    """Return what is older than ``chosen`` and whole nowhere, by the last word of any node."""
+    older = (key for key in evidence.known if key.generation <= chosen.generation and key < chosen)
+    sources = evidence.sources
+    return frozenset(
+        key for key in older if not whole(evidence.known[key]) and not whole(sources.get(key, {}))
+    )
+
+
+_SETTLED = (DecisionState.PROPOSED, DecisionState.CONFIRMED)
+
+
+def _keepers(item: ShardCopies, asked: Copies, where: Places) -> Sequence[str]:
+    """Return the holders that keep a shard: by the rule, else the next ones, apart if they can.
+
+    The owner, or without it the first by name, is among them whatever the ring is: agents that act
+    on views of different attempts do not all give up the same copy.
+    """
+    turns = where.turns
+    start = turns.get(item.owner, -1)
+    first = item.owner if item.owner in item.nodes else min(item.nodes)
+    others = [node for node in item.nodes if node != first]
+    others.sort(key=lambda node: (turns.get(node, 0) - start) % (len(turns) or 1))
+    holders = [first, *others]
+    leading = {asked.place(node, where.domains): node for node in reversed(holders)}.values()
+    apart = [*(n for n in holders if n in leading), *(n for n in holders if n not in leading)]
+    return apart[: 1 + asked.n]
+
+
+def repairs(run: Run, evidence: Evidence, live: Mapping[str, Node]) -> Wants:
+    """Return node -> copies it should fetch because some were lost; empty while deciding."""
+    where = places(run, live)
+    found: dict[str, list[Want]] = {}
+    for node, want in _repairs(run, evidence, where):
+        found.setdefault(node, []).append(want)
+    return {node: tuple(items) for node, items in found.items()}
+
+
+def _repairs(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str, Want]]:
+    if run.attempt is None or run.deciding:
+        return ()
+    found: list[tuple[str, Want]] = []
+    for key in _protected(run):
+        for _, item in sorted(evidence.live.get(key, {}).items()):
+            found.extend(
+                (node, _want(item, WantReason.REPAIR, turn))
+                for turn, node in enumerate(_fetchers(run, item, where), item.shard.id.rank)
+            )
+    return found
+
+
+def _protected(run: Run) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints whose copies are made up: the one kept, and the newest one.
+
+    Its owners replicate the newest too, but ask once for each copy: one that a backup, or its
+    owner, has replaced before it heard of the commit is nobody else's to bring back (ADR 0021).
+    """
+    newest = max((row.id for row in run.checkpoints if run.usable(row.id)), default=None)
+    return tuple(dict.fromkeys(key for key in (free_before(run), newest) if key))
+
+
+def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
+    """Return the nodes that should get a copy: the owner if it came back empty, then backups.
+
+    At most as many as are missing; with failure domains, none in a domain that has a copy.
+    """
+    attempt = run.attempt
+    if attempt is None:
+        return ()
+    asked, domains = attempt.allowed, where.domains
+    order = asked.targets(item.owner, where.ring, domains)
+    walk = dict.fromkeys((item.owner, *order, *where.ring))
+    there = [node for node in item.nodes if node in where.live]
+    used = {asked.place(node, domains) for node in there}
+    missing = asked.missing(there, domains)
+    chosen: list[str] = []
+    for node in walk:
+        if len(chosen) >= missing:
+            break
+        if node not in where.live or node in item.nodes or asked.place(node, domains) in used:
+            continue
+        chosen.append(node)
+        used.add(asked.place(node, domains))
+    return tuple(chosen)
+
+
+def _want(item: ShardCopies, reason: WantReason, turn: int, bad: _Bad = frozenset()) -> Want:
+    """Return the want of a shard from all that serve it but the ``bad``, the object store last.
+
+    Nodes are turned so that different fetchers begin with another one.
+    """
+    start = turn % max(1, len(item.nodes))
+    nodes = map(Memory, (*item.nodes[start:], *item.nodes[:start]))
+    good = [source for source in nodes if (item.shard.id, source) not in bad]
+    sources: list[Source] = [*good[:NODES_PER_WANT_MAX]]
+    if item.object and (item.shard.id, Object()) not in bad:
+        sources.append(Object())
+    return Want(shard=item.shard, sources=tuple(sources), reason=reason)

@@ -1,0 +1,161 @@
+"""What a node is told: everything it acts on, from one snapshot of the catalogue.
+
+``World`` is that snapshot. Nothing in a view changes with a heartbeat alone, so a view's version
+changes only when there is something to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
+from holdfast.core.ids import ShardId
+from holdfast.core.protection import NO_COPIES
+from holdfast_services.metadata.domain.commit_rule import free_before
+from holdfast_services.metadata.domain.copies_to_fetch import (
+    Wants,
+    places,
+    repairs,
+    restores,
+    spares,
+)
+from holdfast_services.metadata.domain.inventory_evidence import Evidence, gather
+from holdfast_services.metadata.domain.model import Node, Run
+from holdfast_services.metadata.domain.needed_shards import needed
+from holdfast_services.metadata.domain.shortage import awaited, shortage
+
+COMMITTED_IN_VIEW_MAX = 8
+DURABLE_IN_VIEW_MIN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """All nodes and runs as of one transaction, with what follows from them for everybody.
+
+    ``shortages``: why no step of a run gets all its copies; empty also while a node that was lost
+    may come back.
+    """
+
+    now_s: float
+    nodes: Mapping[str, Node]
+    runs: tuple[Run, ...]
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    repairs: Mapping[str, Wants] = field(default_factory=dict)
+    shortages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def live(self) -> Mapping[str, Node]:
+        """The nodes with a lease, by name."""
+        return {name: node for name, node in self.nodes.items() if node.live(self.now_s)}
+
+
+def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float) -> World:
+    """Return the snapshot with evidence and repairs worked out once for all nodes."""
+    bare = World(now_s=now_s, nodes=nodes, runs=runs)
+    everybody = tuple(nodes.values())
+    evidence = {run.id: gather(run.id, everybody, now_s, run.stored) for run in runs}
+    live = bare.live
+    expected = [node for node in everybody if awaited(node, now_s)]
+    return replace(
+        bare,
+        evidence=evidence,
+        repairs={run.id: repairs(run, evidence[run.id], live) for run in runs},
+        shortages={run.id: shortage(run, expected) for run in runs},
+    )
+
+
+def node_view(all_of_it: World, name: str) -> NodeView:
+    """Return what node ``name`` should know; ``version`` is left empty for the shell to fill."""
+    live = all_of_it.live
+    mine = all_of_it.nodes.get(name)
+    held = {item.shard.id.run for item in mine.inventory.shards} if mine else set()
+    runs: list[RunView] = []
+    wanted: list[Want] = []
+    spared: list[ShardId] = []
+    for run in all_of_it.runs:
+        own = _wants(all_of_it, run, live, name)
+        seats = tuple(rank.rank for rank in run.ranks if rank.node == name)
+        if own or run.id in held or seats:
+            view = run_view(run, live, all_of_it.shortages[run.id], seats)
+            runs.append(replace(view, decision=_decision(run, name, mine)))
+            wanted.extend(own)
+        if run.id in held:
+            spared.extend(spares(run, all_of_it.evidence[run.id], live, name))
+    return NodeView(
+        version="",
+        nodes=peers(live),
+        runs=tuple(runs),
+        wants=tuple(sorted(wanted, key=lambda want: want.reason)),
+        spares=tuple(spared),
+        taken_incarnation=mine.inventory.incarnation if mine else 0,
+        taken_sequence=mine.inventory.sequence if mine else 0,
+    )
+
+
+def _wants(all_of_it: World, run: Run, live: Mapping[str, Node], name: str) -> Sequence[Want]:
+    """Return what the node should fetch for ``run``, each shard once, restores first."""
+    wanted = restores(run, all_of_it.evidence[run.id], live, name)
+    first = {want.shard.id for want in wanted}
+    lost = all_of_it.repairs[run.id].get(name, ())
+    return (*wanted, *(want for want in lost if want.shard.id not in first))
+
+
+def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:
+    """Return the live nodes as others reach them, by name."""
+    return tuple(live[name].inventory.node for name in sorted(live))
+
+
+def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int, ...]) -> RunView:
+    """Return what a node should know of ``run``; ``seats`` are the ranks registered from there."""
+    attempt = run.attempt
+    draining = (row.id for row in run.checkpoints if row.draining)
+    return RunView(
+        run=run.id,
+        job=run.job,
+        generation=run.generation,
+        world_size=attempt.spec.world_size if attempt else 0,
+        ring=places(run, live).ring,
+        copies=attempt.allowed if attempt else NO_COPIES,
+        committed=_committed(run),
+        free_before=free_before(run),
+        pinned=tuple(sorted({*run.pins, *draining})),
+        superseded=run.rules,
+        abandoned=run.abandoned,
+        announcement=run.announcement,
+        shortage=shortage,
+        attempt=attempt.generation if attempt else 0,
+        nonce=attempt.spec.nonce if attempt else b"",
+        seats=seats,
+    )
+
+
+def _committed(run: Run) -> tuple[Committed, ...]:
+    """Return the newest rows, and whatever is older but draining or among the last durable."""
+    usable = [row for row in run.checkpoints if run.usable(row.id)]
+    durable = [row.id for row in usable if row.stored][:DURABLE_IN_VIEW_MIN]
+    named = {row.id for row in usable[:COMMITTED_IN_VIEW_MAX]}.union(durable)
+    return tuple(
+        Committed(
+            checkpoint=row.id,
+            replicated=row.replicated_at_s is not None,
+            durable=row.stored,
+            draining=row.draining,
+        )
+        for row in usable
+        if row.id in named or row.draining
+    )
+
+
+def _decision(run: Run, host: str, node: Node | None) -> Decision | None:
+    """Return the decision; with shards only while ranks on ``host`` have still to load them."""
+    if run.decision is None:
+        return None
+    every = run.decision.shards
+    shards = needed(run, host, node) if run.deciding or run.loading else ()
+    return replace(
+        run.decision,
+        shards=tuple(shards),
+        shards_count=len(every),
+        world_size=every[0].world_size if every else 0,
+    )

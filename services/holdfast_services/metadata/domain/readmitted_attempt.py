@@ -1,0 +1,70 @@
+"""An attempt that trains while its catalogue was lost: taken in again under the number it has.
+
+Its ranks are the only witnesses of it. Each brings the generation and what it had restored, in a
+registration that the lost catalogue has answered once; the first one makes the attempt, the
+others find it. Source: architecture, section 4.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.facts import DecisionState, Event
+from holdfast.errors import InvalidRequestError, StaleGenerationError
+from holdfast_services.metadata.domain.attempt_start import made
+from holdfast_services.metadata.domain.attempts import Registration, begin, register
+from holdfast_services.metadata.domain.model import Limits, Outcome, Run
+from holdfast_services.metadata.domain.restore_decision import left_behind
+
+
+def seat(run: Run, wish: Registration, known: int | None, now_s: float, limits: Limits) -> Outcome:
+    """Return what ``attempts.register`` does, after taking in an attempt that was forgotten.
+
+    Raises:
+        AlreadyExistsError: as ``attempts.register`` does.
+        StaleGenerationError: as ``readmit`` and ``attempts.register`` do.
+        InvalidRequestError: so too.
+    """
+    if known is not None or not wish.spec.generation:
+        return register(run, wish, known, now_s, limits)
+    back = readmit(run, wish, now_s, limits)
+    seated = register(back.run, wish, wish.spec.generation, now_s, limits)
+    return replace(seated, events=back.events)
+
+
+def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outcome:
+    """Return the run with the attempt that ``wish`` is of, its restore confirmed as it was.
+
+    Of two attempts that live the higher number wins, whoever says it first (P2).
+
+    Raises:
+        StaleGenerationError: a higher generation is known, or another attempt has this one.
+        InvalidRequestError: what it had restored is not of this run and before it.
+    """
+    past, generation = wish.spec.restored, wish.spec.generation
+    if past and (past.run != run.id or past.generation >= generation):
+        raise InvalidRequestError(f"attempt {generation} cannot have restored {past}", job=run.job)
+    if generation < run.generation or (run.current and run.generation == generation):
+        raise StaleGenerationError(
+            f"attempt {generation} is not known to this catalogue, but attempt "
+            f"{run.generation} is: "
+            f"start the job again",
+            job=run.job,
+            run=run.id,
+            rank=wish.spec.rank,
+        )
+    changed = begin(run, wish, generation, now_s, limits)
+    attempt, decision = changed.attempt, changed.decision
+    assert attempt is not None
+    assert decision is not None
+    decided = replace(decision, state=DecisionState.CONFIRMED, checkpoint=past, fresh=past is None)
+    changed = made(replace(changed, decision=decided), attempt)
+    changed = left_behind(changed, past.step if past else 0, attempt)
+    event = Event(
+        kind="attempt_readmitted",
+        severity="warning",
+        message=f"the catalogue had lost attempt {generation} of {run.job}; the attempt goes on",
+        job=run.job,
+        context={"run": run.id, "generation": str(generation)},
+    )
+    return Outcome(run=changed, events=(event,))

@@ -1,0 +1,70 @@
+"""Copies beside the owner's: how many the policy asks for, how many the nodes at hand allow (F54).
+
+With too few nodes as many copies are made as there is room for, and older slots are freed by
+these; the level ``replicated`` is not reached. Two nodes of one failure domain count once where
+the policy asks for domains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from holdfast.core.facts import Event
+from holdfast.core.protection import NO_COPIES, Copies, Domains
+from holdfast_services.metadata.domain.inventory_evidence import CheckpointCopies
+from holdfast_services.metadata.domain.model import Node, Outcome, Run
+
+NODE_AWAITED_S = 30.0
+"""How long a node that went silent may still come back, so that a wait for copies goes on."""
+
+
+def domains_of(nodes: Iterable[Node]) -> Domains:
+    """Return node -> failure domain, empty: it fails alone."""
+    return {node.name: node.inventory.node.domain for node in nodes}
+
+
+def allow(run: Run, live: Iterable[Node]) -> Outcome:
+    """Return the run with ``allowed`` as the live nodes have it; fewer is news."""
+    attempt = run.current
+    if attempt is None:
+        return Outcome(run=run)
+    domains = domains_of(live)
+    allowed = attempt.protection.within(domains, domains)
+    if allowed == attempt.allowed:
+        return Outcome(run=run)
+    changed = replace(run, attempt=replace(attempt, allowed=allowed))
+    if allowed.n > attempt.allowed.n:
+        return Outcome(run=changed)
+    event = Event(
+        kind="replication_cut",
+        severity="warning",
+        message=f"steps of {run.job} stay local: {_short(attempt.protection, domains)}",
+        job=run.job,
+        context={"run": run.id, "replicas": str(allowed.n)},
+    )
+    return Outcome(run=changed, events=(event,))
+
+
+def shortage(run: Run, nodes: Iterable[Node]) -> str:
+    """Return why no step gets all its copies while there are only ``nodes``; empty: it does."""
+    asked = run.current.protection if run.current else NO_COPIES
+    domains = domains_of(nodes)
+    return _short(asked, domains) if asked.within(domains, domains) != asked else ""
+
+
+def awaited(node: Node, now_s: float) -> bool:
+    """Tell whether the node is there, or went so lately that it may only be restarting."""
+    return node.live(now_s) or node.reported_at_s + NODE_AWAITED_S > now_s
+
+
+def spread(asked: Copies, copies: CheckpointCopies, domains: Domains) -> bool:
+    """Tell whether each shard is held as ``asked``."""
+    return all(asked.met(item.nodes, domains) for item in copies.values())
+
+
+def _short(asked: Copies, domains: Domains) -> str:
+    room = len({asked.place(node, domains) for node in domains})
+    what = f"failure domains ({asked.domain})" if asked.domain else "nodes"
+    verb = "is" if room == 1 else "are"
+    return f"replicas={asked.n} needs {asked.n + 1} live {what}, but only {room} {verb} there"

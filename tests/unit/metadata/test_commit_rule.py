@@ -1,0 +1,307 @@
+"""Levels: all shards of one generation, or nothing; facts stay facts."""
+
+from dataclasses import replace
+
+from holdfast.core.facts import SupersedeRule
+from holdfast.core.sources import Memory
+from holdfast_services.metadata.domain.commit_rule import commit
+from holdfast_services.metadata.domain.inventory_evidence import gather, whole
+from holdfast_services.metadata.domain.model import (
+    ABANDONED_PER_RUN_MAX,
+    MEMORY_ROWS_PER_RUN_MAX,
+    SUPERSEDE_RULES_PER_RUN_MAX,
+    Stored,
+)
+from holdfast_services.metadata.domain.restore_decision import with_rule
+
+
+def start(cluster, *nodes, replicas=1):
+    cluster.join(*nodes)
+    return cluster.launch(b"first", *nodes, replicas=replicas)
+
+
+def test_local_needs_every_shard_and_replicated_every_copy(cluster):
+    """P1, F61."""
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.report("a")
+    assert cluster.levels() == {}
+    cluster.hold("b", 5, generation, 1)
+    cluster.report("b")
+    assert cluster.levels() == {(5, generation): "local"}
+    cluster.hold("b", 5, generation, 0, owner="a")
+    cluster.report("b")
+    assert cluster.levels() == {(5, generation): "local"}
+
+    cluster.hold("a", 5, generation, 1, owner="b")
+    cluster.report("a")
+
+    assert cluster.levels() == {(5, generation): "replicated"}
+
+
+def test_an_older_generation_commits_no_new_step(cluster):
+    """P2: its shards are evidence for a restore and nothing else."""
+    first = start(cluster, "a", "b")
+    second = cluster.launch(b"second", "a", "b")
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 5, first, rank)
+    cluster.report("a", "b")
+
+    assert cluster.levels() == {}
+    assert second == first + 1
+
+
+def test_a_level_outlives_the_copies_that_proved_it(cluster):
+    generation = start(cluster, "a", "b")
+    for node in "ab":
+        for rank in range(2):
+            cluster.hold(node, 5, generation, rank, owner="ab"[rank])
+    cluster.report("a", "b")
+    cluster.wipe("b")
+    cluster.report("b")
+
+    assert cluster.levels() == {(5, generation): "replicated"}
+
+
+def test_late_duplicate_and_reordered_reports_change_nothing(cluster):
+    """F60: the newest inventory wins, however they arrive."""
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.hold("b", 5, generation, 1)
+    old = cluster.inventory("a")
+    cluster.report("a", "b")
+    after = cluster.run
+
+    cluster.deliver(old)
+    cluster.deliver(cluster.inventory("b"))
+    cluster.deliver(cluster.inventory("b"))
+
+    assert cluster.run == after
+
+
+def test_an_inventory_of_an_older_incarnation_is_not_believed(cluster):
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    ghost = cluster.inventory("a")
+    cluster.wipe("a")
+    cluster.report("a")
+
+    cluster.deliver(ghost)
+    cluster.hold("b", 5, generation, 1)
+    cluster.report("b")
+
+    assert cluster.levels() == {}
+
+
+def test_copies_that_disagree_are_different_things(cluster):
+    """P3: a copy with another digest is no copy; the owner's word counts."""
+    generation = start(cluster, "a", "b")
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 5, generation, rank)
+    cluster.hold("b", 5, generation, 0, owner="a", digest=b"x" * 16)
+    cluster.hold("a", 5, generation, 1, owner="b")
+    cluster.report("a", "b")
+
+    assert cluster.levels() == {(5, generation): "local"}
+
+
+def test_shards_of_a_lost_node_do_not_commit(cluster):
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.report("a")
+    cluster.later(6.0)
+    cluster.hold("b", 5, generation, 1)
+    cluster.report("b")
+
+    assert cluster.levels() == {}
+
+
+def test_an_abandoned_step_is_never_committed_and_a_committed_one_never_abandoned(cluster):
+    """4.1: all ranks save a step or none does."""
+    generation = start(cluster, "a", "b")
+    for step in (5, 6):
+        cluster.hold("a", step, generation, 0)
+    cluster.hold("b", 6, generation, 1)
+    cluster.abandon("b", 5, generation)
+    cluster.report("a", "b")
+    cluster.abandon("b", 6, generation)
+    cluster.hold("b", 5, generation, 1)
+    cluster.report("b")
+
+    assert cluster.levels() == {(6, generation): "local"}
+    assert [item.step for item in cluster.view("a").runs[0].abandoned] == [5]
+    assert cluster.kinds().count("step_abandoned") == 1
+
+
+def test_rows_of_a_run_are_bounded_and_the_pin_wins(cluster):
+    """4.7: expiry against a restore decision, in the rule that prunes."""
+    generation = start(cluster, "a", replicas=0)
+    for step in range(1, MEMORY_ROWS_PER_RUN_MAX + 10):
+        cluster.hold("a", step, generation, 0, world=1)
+        cluster.report("a")
+        cluster.drop("a", step, generation, 0)
+        cluster.later(0.1)
+    assert len(cluster.run.checkpoints) == MEMORY_ROWS_PER_RUN_MAX
+    oldest = cluster.run.checkpoints[-1].id
+    run = cluster.run
+    pinned = type(run)(
+        **{name: getattr(run, name) for name in run.__dataclass_fields__} | {"pins": (oldest,)}
+    )
+    cluster.hold("a", 999, generation, 0, world=1)
+    cluster.run = pinned
+    nodes = {
+        "a": type(cluster.nodes["a"])(
+            inventory=cluster.inventory("a"),
+            reported_at_s=cluster.now_s,
+            lease_until_s=cluster.now_s + 5,
+        )
+    }
+
+    after = commit(
+        pinned, gather(run.id, tuple(nodes.values()), cluster.now_s), nodes.values(), cluster.now_s
+    )
+
+    assert oldest in {row.id for row in after.checkpoints}
+    assert 999 in {row.id.step for row in after.checkpoints}
+
+
+def test_abandoned_steps_are_bounded(cluster):
+    generation = start(cluster, "a", replicas=0)
+    for step in range(1, 2 * ABANDONED_PER_RUN_MAX):
+        cluster.abandon("a", step, generation)
+    cluster.report("a")
+
+    assert len(cluster.run.abandoned) == ABANDONED_PER_RUN_MAX
+    assert cluster.run.abandoned[0].step == 2 * ABANDONED_PER_RUN_MAX - 1
+
+
+def test_supersede_rules_are_bounded_and_never_cover_what_a_run_goes_back_to(checkpoint):
+    """P5, M7; defect A5: each restart restores 10 steps further; all it restored must stand."""
+    rules = ()
+    restarts = SUPERSEDE_RULES_PER_RUN_MAX + 8
+    for number in range(1, restarts):
+        rules = with_rule(rules, SupersedeRule(after_step=10 * number, below_generation=number + 1))
+
+    assert len(rules) == SUPERSEDE_RULES_PER_RUN_MAX
+    forgotten = restarts - 1 - SUPERSEDE_RULES_PER_RUN_MAX
+    for number in range(1, restarts):
+        left_behind, gone_back_to = checkpoint(10 * number + 5, number), checkpoint(10, number)
+        assert any(rule.covers(left_behind) for rule in rules) == (number > forgotten)
+        assert not any(rule.covers(gone_back_to) for rule in rules)
+
+
+def test_an_emptied_owner_gets_its_own_shards_back_and_a_third_node_what_is_missing(cluster):
+    """F55: at most what is missing, and the same answer from everybody."""
+    generation = start(cluster, "a", "b")
+    cluster.join("c")
+    for node in "ab":
+        for rank in range(2):
+            cluster.hold(node, 5, generation, rank, owner="ab"[rank])
+    cluster.report("a", "b")
+    assert cluster.view("c").wants == ()
+
+    cluster.wipe("b")
+    cluster.report("b")
+
+    back = [
+        (want.shard.id.rank, want.sources, want.reason.name) for want in cluster.view("b").wants
+    ]
+    assert back == [(0, (Memory("a"),), "REPAIR"), (1, (Memory("a"),), "REPAIR")]
+    assert cluster.view("c").wants == ()
+    cluster.later(6.0)
+    cluster.report("a", "c")
+    assert {want.shard.id.rank for want in cluster.view("c").wants} == {0, 1}
+
+
+def test_a_heartbeat_that_says_nothing_new_leaves_the_view_alone(cluster):
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.report("a")
+    before = cluster.view("a")
+    cluster.later(1.0)
+    cluster.report("a", "b")
+
+    assert replace(cluster.view("a"), taken_sequence=before.taken_sequence) == before
+
+
+def half(cluster, *, saving=(), passed=6):
+    """Rank 0 holds step 5, rank 1 does not."""
+    generation = start(cluster, "a", "b")
+    cluster.status("a", 0, step=5)
+    cluster.hold("a", 5, generation, 0)
+    cluster.status("b", 1, step=passed, saving=saving)
+    cluster.report("a", "b")
+    return [item.step for item in cluster.run.abandoned]
+
+
+def test_a_step_that_a_rank_has_passed_without_a_segment_is_abandoned(cluster):
+    """Else the slots of the others would be kept for a step that never gets whole (4.1)."""
+    assert half(cluster) == [5]
+
+
+def test_a_step_that_a_rank_has_begun_or_not_reached_is_waited_for(cluster):
+    assert half(cluster, saving=(5,)) == []
+
+
+def test_a_step_that_a_rank_is_just_completing_is_waited_for(cluster):
+    assert half(cluster, passed=5) == []
+
+
+def test_a_segment_on_a_node_that_is_away_is_waited_for(cluster):
+    generation = start(cluster, "a", "b", "c")
+    for rank, node in enumerate("abc"):
+        cluster.status(node, rank, step=6)
+        cluster.hold(node, 5, generation, rank, world=3)
+    cluster.machine("c").shards.clear()
+    cluster.status("c", 2, saving=(5,))
+    cluster.report("a")
+    cluster.later(6)
+    cluster.report("b", "c")
+
+    assert cluster.run.abandoned == ()
+
+
+def test_what_is_freed_as_old_is_not_called_abandoned(cluster):
+    """A node that was away still holds a part of it long after its row has gone."""
+    generation = start(cluster, "a", "b", replicas=0)
+    cluster.hold("a", 5, generation, 0)
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 7, generation, rank)
+        cluster.status(node, rank, step=8)
+    cluster.status("b", 1, saving=(5,))
+    cluster.report("b", "a")
+    cluster.status("b", 1, saving=())
+    cluster.report("b")
+
+    assert list(cluster.levels()) == [(7, generation)]
+    assert cluster.run.abandoned == ()
+
+
+def test_an_abandoned_step_that_is_held_outlives_any_number_of_later_ones(cluster):
+    """A rank that could not save for long has a short memory of which steps those were."""
+    generation = start(cluster, "a", "b")
+    cluster.hold("a", 5, generation, 0)
+    cluster.status("b", 1, step=1000)
+    for step in range(900, 900 + 2 * ABANDONED_PER_RUN_MAX):
+        cluster.abandon("b", step, generation)
+    cluster.report("a", "b")
+
+    assert 5 in {item.step for item in cluster.view("a").runs[0].abandoned}
+    assert len(cluster.run.abandoned) == ABANDONED_PER_RUN_MAX
+
+
+def test_volumes_that_nobody_counts_make_nothing_whole_but_by_a_manifest(cluster):
+    """P1; defect X13: rank 1 has two volumes, or three of which one is missing: who knows?"""
+    generation = start(cluster, "a", replicas=0)
+    first = cluster.run.checkpoints
+    cluster.hold("a", 5, generation, 0, world=1)
+    held = next(iter(cluster.machine("a").shards.values()))
+    key = replace(held.shard.id, volume=1)
+    cluster.machine("a").shards[key] = replace(held, shard=replace(held.shard, id=key))
+    cluster.report("a")
+
+    assert first == cluster.run.checkpoints == ()
+    shards = tuple(item.shard for item in cluster.machine("a").shards.values())
+    stored = Stored(checkpoint=key.checkpoint, shards=shards)
+    nodes = tuple(cluster.nodes.values())
+    assert whole(gather(cluster.run.id, nodes, cluster.now_s, (stored,)).sources[key.checkpoint])
