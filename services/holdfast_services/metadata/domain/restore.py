@@ -72,8 +72,8 @@ def decide(run: Run, facts: Facts) -> Outcome:
     if decision.state is DecisionState.LOST and any(rank.loaded for rank in run.ranks):
         # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
         return Outcome(run=left_behind(run, 0, attempt))
-    if decision.state is DecisionState.CONFIRMED and run.pins and not run.loading:
-        return Outcome(run=replace(run, pins=()))
+    if decision.state is DecisionState.CONFIRMED:
+        return _watch_loading(run, decision, facts)
     return Outcome(run=run)
 
 
@@ -301,6 +301,27 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
         text = f"{len(behind)} later checkpoints of {run.job} are left behind: steps {steps}"
         news.append(_event(run, "checkpoint_superseded", text, confirmed, "warning"))
     return Outcome(run=changed, events=tuple(news))
+
+
+def _watch_loading(run: Run, decision: Decision, facts: Facts) -> Outcome:
+    """Let go what all ranks have loaded; note a step that they cannot have, for the next attempt.
+
+    A rank may find that it needs more than it had named. What nobody had named nobody has verified,
+    and if no source delivers it intact its attempt ends; the next would choose the step again.
+    """
+    if not run.loading:
+        return Outcome(run=replace(run, pins=(), rejected=()) if run.pins else run)
+    chosen = decision.checkpoint
+    if chosen is None or chosen in run.rejected:
+        return Outcome(run=run)
+    if _fetchable(run, decision, facts.evidence.sources.get(chosen, {}), facts):
+        return Outcome(run=run)
+    text = (
+        f"{run.job} cannot load all of step {chosen.step} of attempt {chosen.generation}: a shard "
+        f"that a rank needs comes intact from nowhere; the next attempt takes an older step"
+    )
+    failed = replace(run, rejected=(*run.rejected, chosen))
+    return Outcome(run=failed, events=(_event(run, "restore_failed", text, decision, "error"),))
 
 
 def left_behind(run: Run, step: int, attempt: Attempt) -> Run:
