@@ -232,10 +232,9 @@ def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decisi
         return None
     if not decision.shards_count:
         return None  # its catalogue was lost: of which shards it consists is not known
-    named = needs is not None and needs.checkpoint == decision.checkpoint
-    if named and (needs.whole or not whole):  # type: ignore[union-attr]
-        return None
-    return decision
+    if needs is None or needs.checkpoint != decision.checkpoint:
+        return decision
+    return decision if whole and not needs.whole else None
 
 
 def own_needs(decision: Decision, spec: AttemptSpec, number: int, *, whole: bool) -> Needs:
