@@ -49,3 +49,12 @@ def name_for(stored: str, rank: int) -> str | None:
     if stored.startswith(own):
         return stored[len(own) :]
     return None if stored.startswith(OWN_PREFIX) else stored
+
+
+def is_shared(stored: str) -> bool:
+    """Tell whether the tensor ``stored`` belongs to all ranks, whoever of them saves it.
+
+    >>> is_shared("model.weight"), is_shared("rank.3.model.weight"), is_shared("holdfast.rank.3")
+    (True, False, False)
+    """
+    return not stored.startswith((OWN_PREFIX, BLOB_PREFIX))

@@ -29,7 +29,9 @@ from holdfast.errors import (
 )
 from holdfast.format.canonical import strict_object
 from holdfast.format.manifest import NOTES_BYTES_MAX
+from holdfast.format.names import is_shared
 from holdfast.reading.files import open_files
+from holdfast.reading.reader import Segments
 from holdfast.state.capture import Capture
 from holdfast.training.session import AgentSession
 
@@ -149,7 +151,7 @@ def restore(
             raise
         # It may have been saved by ranks that shared tensors: then any of them has it.
         lacking = error
-    log.warning("this rank's own segment does not have all (%s): fetching the others", lacking)
+    log.warning("this rank's own segment may not have all (%s): fetching the others", lacking)
     try:
         chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
     except UnavailableError as late:
@@ -286,6 +288,8 @@ def _load(
     started_s = time.monotonic()
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
     with open_files(located) as segments:
+        if scope.strict and len(located) < decision.shards_count:
+            _check_apart(segments)
         found = capture.load(
             segments, step=step, strict=scope.strict, only=scope.only, streams=scope.only is None
         )
@@ -311,6 +315,18 @@ def _load(
         missing=found.missing,
         unexpected=found.unexpected,
     )
+
+
+def _check_apart(segments: Segments) -> None:
+    """Refuse a part of a checkpoint whose ranks shared tensors: more of these lie in the others.
+
+    What the state lacks of them would not be seen.
+    """
+    name = next((name for name in segments.specs() if is_shared(name)), None)
+    if name is not None:
+        raise NotReadyError(
+            f"the ranks that saved the checkpoint shared tensors, such as {name!r}", fqn=name
+        )
 
 
 def _say_costs(session: AgentSession, chosen: RestoreView, load_s: float, bytes_count: int) -> None:
