@@ -34,6 +34,11 @@ def levels(stack: Stack, job: str) -> dict[int, dict]:
     return {row["step"]: row for row in stack.rest(f"jobs/{job}/checkpoints")}
 
 
+def told(word: str, text: str) -> str:
+    """Return what a rank printed after ``word``."""
+    return re.search(rf"^{word} (.+)$", text, re.MULTILINE)[1]
+
+
 def is_known(stack: Stack, step: int) -> bool:
     """Tell whether the catalogue has a step of job ``j``; false while nobody answers."""
     try:
@@ -222,6 +227,21 @@ def test_a_node_fetches_the_state_of_its_own_ranks_and_no_other(stack_of_three):
     assert [final(text) for text in outputs] == expected
     sources = [re.search(r"^restored 8 (\{.*?\})", text, re.MULTILINE)[1] for text in outputs]
     assert sources == [f"{{'{tier}': {length_bytes}}}" for tier in ("memory", "memory", "peer")]
+
+
+def test_a_rank_whose_own_segment_lacks_a_tensor_fetches_the_others(stack):
+    """The ranks shared a model when they saved it, each a part of it, and have one each now."""
+    places = {"world_size": 2, "nodes": (0, 1)}
+    common = ("--job", "j", "--replicas", "0", "--wait", "local")
+    left = [told("left", t) for t in stack.ranks(*common, "--steps", "8", **places).succeed()]
+
+    outputs = stack.ranks(*common, "--scenario", "apart", "--steps", "9", **places).succeed()
+
+    assert [told("loaded", text) for text in outputs] == left
+    for text in outputs:
+        assert "this rank's own segment may not have all" in text
+        tiers = re.findall(r"'(\w+)': \d+", told("restored", text))
+        assert sorted(tiers) == ["memory", "peer"], text
 
 
 def test_a_flipped_byte_in_memory_is_found_and_survived(stack):

@@ -68,11 +68,11 @@ def p1_m6_durable_follows_the_manifest(ghosts: Ghosts, before: Run, after: Run) 
 
 
 def p2_only_the_newest_commits(ghosts: Ghosts, before: Run, after: Run) -> None:
-    """A new step is of the newest attempt; what a restore has chosen may get its row back."""
+    """A new step is of the newest attempt; what a restore has, or had, chosen may get a row."""
     newest = max(ghosts.numbers, default=0)
-    chosen = after.decision.checkpoint if after.decision else None
+    chosen = {run.decision.checkpoint for run in (before, after) if run.decision}
     for row, old in _rows(before, after):
-        if old is None and row.id.generation < newest and row.id != chosen:
+        if old is None and row.id.generation < newest and row.id not in chosen:
             raise Broken(f"P2: {name(row.id)} is committed, and generation {newest} has begun")
 
 

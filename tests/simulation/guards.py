@@ -270,8 +270,8 @@ MUTANTS = (
         "M9",
         "older slots are freed for acknowledged checkpoints only",
         ("metadata/domain/commit_rule.py",
-         "copied = (row.id for row in run.checkpoints if row.copied_at_s is not None)",
-         "copied = (row.id for row in run.checkpoints)"),
+         "copied = {row.id for row in run.checkpoints if row.copied_at_s is not None}",
+         "copied = {row.id for row in run.checkpoints}"),
     ),
     _mutant(
         "A6",
@@ -340,15 +340,17 @@ MUTANTS = (
     _mutant(
         "pin-loading",
         "what is confirmed stays pinned until all ranks have loaded it",
-        ("metadata/domain/restore_decision.py", "and run.pins and not run.loading:", "and run.pins:"),
+        ("metadata/domain/restore_decision.py",
+         "    if not run.loading:\n        return Outcome(run=replace(run, pins=(), rejected=())",
+         "    if True:\n        return Outcome(run=replace(run, pins=(), rejected=())"),
         ("metadata/domain/holds.py", "(run.deciding or run.loading)", "run.deciding"),
     ),
     _mutant(
         "unhashed",
         "a rank is ready when all shards were hashed since the proposal",
         ("agent/domain/readiness.py",
-         "if slot and slot.content and slot.content.verified_decision == decision.number",
-         "if slot and slot.content"),
+         "if held is not None and held.verified_decision == decision.number else",
+         "if held is not None else"),
     ),
     _mutant(
         "quarantine",

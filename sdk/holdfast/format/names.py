@@ -60,3 +60,12 @@ def is_under(name: str, keys: Collection[str]) -> bool:
     (True, False)
     """
     return any(name == key or name.startswith(f"{key}.") for key in keys)
+
+
+def is_shared(stored: str) -> bool:
+    """Tell whether the tensor ``stored`` belongs to all ranks, whoever of them saves it.
+
+    >>> is_shared("model.weight"), is_shared("rank.3.model.weight"), is_shared("holdfast.rank.3")
+    (True, False, False)
+    """
+    return not stored.startswith((OWN_PREFIX, BLOB_PREFIX))

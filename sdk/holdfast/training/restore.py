@@ -27,7 +27,9 @@ from holdfast.errors import (
 )
 from holdfast.format.canonical import strict_object
 from holdfast.format.manifest import NOTES_BYTES_MAX
+from holdfast.format.names import is_shared, is_under
 from holdfast.reading.files import open_files
+from holdfast.reading.reader import Segments
 from holdfast.state.capture import Capture
 from holdfast.training.needed import of_names, own_needs
 from holdfast.training.session import AgentSession
@@ -149,7 +151,7 @@ def restore(
             raise
         # It may have been saved by ranks that shared tensors: then any of them has it.
         lacking = error
-    log.warning("this rank's own segment does not have all (%s): fetching the others", lacking)
+    log.warning("this rank's own segment may not have all (%s): fetching the others", lacking)
     try:
         chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
     except UnavailableError as late:
@@ -242,10 +244,9 @@ def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decisi
         return None
     if not decision.shards_count:
         return None  # its catalogue was lost: of which shards it consists is not known
-    named = needs is not None and needs.checkpoint == decision.checkpoint
-    if named and (needs.whole or not whole):  # type: ignore[union-attr]
-        return None
-    return decision
+    if needs is None or needs.checkpoint != decision.checkpoint:
+        return decision
+    return decision if whole and not needs.whole else None
 
 
 def _sources(chosen: RestoreView) -> Mapping[str, int]:
@@ -280,6 +281,8 @@ def _load(
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
     held = {segment.shard.id: segment.ranges for segment in chosen.segments}
     with open_files(located, held) as segments:
+        if scope.strict and len(located) < decision.shards_count:
+            _check_apart(segments, scope.only)
         found = capture.load(
             segments, step=step, strict=scope.strict, only=scope.only, streams=scope.only is None
         )
@@ -305,6 +308,19 @@ def _load(
         missing=found.missing,
         unexpected=found.unexpected,
     )
+
+
+def _check_apart(segments: Segments, only: Collection[str] | None) -> None:
+    """Refuse a part of a checkpoint whose ranks shared tensors: more of these lie in the others.
+
+    What the state lacks of them would not be seen.
+    """
+    asked = (n for n in segments.specs() if only is None or is_under(n, only))
+    name = next(filter(is_shared, asked), None)
+    if name is not None:
+        raise NotReadyError(
+            f"the ranks that saved the checkpoint shared tensors, such as {name!r}", fqn=name
+        )
 
 
 def _say_costs(session: AgentSession, chosen: RestoreView, load_s: float, bytes_count: int) -> None:

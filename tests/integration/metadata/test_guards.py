@@ -148,6 +148,31 @@ async def test_what_cannot_be_restored_hides_nothing_that_can(database_url, agen
     assert run.usable(good)
 
 
+async def test_what_a_confirmed_restore_found_in_vain_is_kept_and_stays_known(
+    database_url, agents, kit
+):
+    """P5: the next attempt takes an older step; without one the job is lost, never new."""
+
+    def fill(catalogue, run):
+        key = CheckpointId(run, 8, 1)
+        agents[0].hold(run, key.step, key.generation, 0)
+        lies = Stored(checkpoint=key, shards=(agents[0].shards[-1].shard,))
+        catalogue.put_checkpoints([row(key, durable_at_s=2.0)])
+        catalogue.put_object(lies, manifest_digest=b"", verified_at_s=None)
+        before = catalogue.load_run(run)
+        assert before.decision.state is DecisionState.CONFIRMED
+        catalogue.save_run(before, replace(before, rejected=(key,)))
+        return key
+
+    async with kit.running(database_url) as service:
+        seat = await kit.launch(service, agents)
+        key = await service.write(lambda c: fill(c, seat.run))
+        run = await service.read(lambda c: c.load_run(seat.run))
+
+    assert (key,) == run.rejected
+    assert key in {item.id for item in run.checkpoints}
+
+
 async def test_whatever_changes_of_a_run_is_read_again(database_url, agents, kit):
     async with kit.running(database_url) as service:
         seat = await kit.launch(service, agents)

@@ -74,7 +74,7 @@ def test_needs_of_two_ranks_of_one_node_are_told_together(cluster):
     assert told(cluster, "a") == ([0, 2], [2], 3)
 
 
-@pytest.mark.parametrize("stale", ["checkpoint", "generation", "nonce", "loaded"])
+@pytest.mark.parametrize("stale", ["checkpoint", "generation", "nonce", "loaded", "dead"])
 def test_needs_of_something_else_count_for_nothing(cluster, stale):
     key = saved(cluster, names_needs=True)
     other = replace(key, step=7) if stale == "checkpoint" else key
@@ -86,6 +86,7 @@ def test_needs_of_something_else_count_for_nothing(cluster, stale):
         },
         "nonce": {"nonce": b"another"},
         "loaded": {"loaded": True},
+        "dead": {"live": False},
     }
     cluster.status("a", 2, **changes.get(stale, {}))
     cluster.report("a")
@@ -103,6 +104,35 @@ def test_who_needs_all_on_a_node_has_all_of_it_told(cluster):
     cluster.status("b", 1, names_needs=False)
     cluster.report("b")
     assert told(cluster, "b") == ([0, 1, 2], [0, 2], 3)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_rank_that_was_killed_makes_its_node_fetch_nothing_more(cluster, whole):
+    """P8: of two ranks on node a, one dies; the other's needs stay."""
+    generation = fresh(cluster, "a", "b", "c", replicas=0)
+    save(cluster, 8, generation, ("a", "b", "c"), copies=False)
+    cluster.launch(b"second", "a", "a", "b", replicas=0)
+    key = CheckpointId(RUN, 8, generation)
+    name(cluster, "a", 1, key, 1)
+    cluster.status("a", 1, names_needs=not whole, live=False)
+    name(cluster, "a", 0, key, 2)
+
+    assert told(cluster, "a") == ([2], [2], 3)
+
+
+def test_a_rank_that_comes_back_in_its_attempt_has_what_it_names_anew(cluster):
+    """Its old session is dead, and is reported beside the new one."""
+    key = saved(cluster, names_needs=True)
+    name(cluster, "a", 2, key, 1)
+    old = replace(cluster.machines["a"].ranks[2], live=False)
+    cluster.machines["a"].ranks["old"] = old
+    cluster.status("a", 2, needs=None)
+    cluster.report("a")
+    assert told(cluster, "a")[:2] == ([], [])
+
+    name(cluster, "a", 2, key, 2)
+
+    assert told(cluster, "a") == ([2], [2], 3)
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 0), (-1, 2), (2, 2), (0, WORLD_SIZE_MAX + 1)])

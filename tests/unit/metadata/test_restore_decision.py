@@ -319,9 +319,22 @@ def test_a_node_that_a_copy_is_of_and_nobody_knows_is_awaited(cluster):
 
 
 def test_a_node_that_nobody_knows_is_not_awaited_for_ever(cluster):
+    """Then the job is lost."""
     bad_without_b(cluster)
 
     cluster.later(cluster.limits.decide_wait_s)
 
-    assert cluster.decided()[0] == "CONFIRMED"
-    assert cluster.run.decision.fresh
+    assert cluster.decided() == ("LOST", None)
+
+
+def test_a_proposal_that_a_bad_copy_ended_is_lost_and_never_a_fresh_start(cluster):
+    """P5, P6: of step 8 the catalogue has only what it proposed; no node delivers it any more."""
+    first = bad_without_b(cluster)
+
+    cluster.now_s += cluster.limits.decide_wait_s
+    cluster.report("a")
+
+    text = f"step 8 of attempt {first} lacks the shards of ranks 0; last held by an unknown node"
+    assert cluster.run.decision.reason == text
+    assert not cluster.run.decision.fresh
+    assert (8, first) in cluster.levels()

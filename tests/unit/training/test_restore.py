@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.said import attempt_spec
 
-from holdfast.core.facts import Decision, DecisionState
-from holdfast.core.ids import CheckpointId, Generation, RunId, Step
-from holdfast.core.session import RestoreView, SessionView
+from holdfast.core.facts import Decision, DecisionState, Shard
+from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
+from holdfast.core.session import LocalSegment, RestoreView, SessionView
 from holdfast.errors import (
     InvalidRequestError,
     NotReadyError,
@@ -159,9 +159,25 @@ def proposed(step=7, *, saved=2, count=None, **fields):
 
 
 def confirmed(view, needs):
-    """Return the view in which that is confirmed and here, for the needs of this number."""
+    """Return the view in which that is confirmed and here, for the needs of this number.
+
+    Those named first are of one segment, the others of all.
+    """
     decision = replace(view.restore.decision, state=DecisionState.CONFIRMED)
-    return replace(view, restore=RestoreView(decision=decision, ready=True, needs=needs))
+    count = decision.shards_count if needs > 1 else 1
+    here = tuple(
+        LocalSegment(
+            shard=Shard(
+                id=ShardId(RunId("r"), Step(7), Generation(1), rank), job="j", world_size=2,
+                plan_hash="", length_bytes=1, root_digest=b"",
+            ),
+            file_name=f"{rank}.seg",
+            source="memory",
+        )
+        for rank in range(count)
+    )  # fmt: skip
+    restore = RestoreView(decision=decision, ready=True, needs=needs, segments=here)
+    return replace(view, restore=restore)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +238,9 @@ def test_nothing_is_named_where_all_is_needed_or_the_shards_are_unknown(reason):
     assert agent.needs is None
 
 
+FOUND = Differences()
+
+
 class State:
     """A capture that finds all it wants once all of the checkpoint is there."""
 
@@ -233,7 +252,7 @@ class State:
         self.tries.append(self.agent.needs.whole)
         if not self.agent.needs.whole:
             raise NotReadyError("the checkpoint has no tensor 'w'")
-        return Differences()
+        return FOUND
 
     def put_orders(self, segments):
         return ()
@@ -242,9 +261,27 @@ class State:
         pass
 
 
+class Files:
+    """The segments that are read: tensors by name, of what was named."""
+
+    def __init__(self):
+        self.names = ("rank.1.model.w", "holdfast.rank.1")
+
+    def specs(self):
+        return dict.fromkeys(self.names)
+
+
 @pytest.fixture
-def no_files(monkeypatch):
-    monkeypatch.setattr("holdfast.training.restore.open_files", lambda located, held: nullcontext())
+def files(monkeypatch):
+    files = Files()
+    opened = nullcontext(files)
+    monkeypatch.setattr("holdfast.training.restore.open_files", lambda located, held: opened)
+    return files
+
+
+@pytest.fixture
+def no_files(files):
+    """Nothing is in them that matters."""
 
 
 def restoring(agent, *, strict=True):
@@ -274,6 +311,22 @@ def test_what_may_be_missing_is_looked_for_everywhere(no_files):
     agent.view = proposed()
 
     assert restoring(agent, strict=False) == (7, [True])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_only_others_have_is_looked_for_if_the_ranks_shared_tensors(
+    files, monkeypatch, shared
+):
+    """strict: of shared tensors others have some, which the state may lack; of its own none."""
+    agent = Agent(names_needs=True)
+    agent.view = proposed()
+    monkeypatch.setattr(
+        State, "load", lambda self, segments, **how: self.tries.append(agent.needs.whole) or FOUND
+    )
+    if shared:
+        files.names += ("model.b",)
+
+    assert restoring(agent) == (7, [shared])
 
 
 def test_what_its_own_segment_lacks_is_named_if_the_others_do_not_come(no_files):

@@ -16,7 +16,7 @@ from holdfast.core.facts import (
     Event,
     RankStatus,
 )
-from holdfast.core.ids import node_name
+from holdfast.core.ids import CheckpointId, node_name
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain import attempt_start, costs
 from holdfast_services.metadata.domain.model import (
@@ -148,13 +148,19 @@ def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: L
         attempt=attempt,
         ranks=(),
         decision=Decision(number=number, state=DecisionState.PENDING, generation=generation),
-        rejected=(),
+        rejected=_loaded_in_vain(run),
         pins=(),
         announcement=None,
         announced_at_s=0.0,
         retention=wish.spec.retention or run.retention,
         persisted_at_s=run.persisted_at_s or now_s,  # an interval needs a beginning
     )
+
+
+def _loaded_in_vain(run: Run) -> tuple[CheckpointId, ...]:
+    """Return what the attempt before had confirmed and could not load, see ``restore``."""
+    chosen = run.decision.checkpoint if run.decision and run.loading else None
+    return (chosen,) if chosen in run.rejected else ()
 
 
 def _may_replace(previous: Attempt, wish: Registration, now_s: float) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.core.facts import Inventory
+from holdfast.core.facts import Inventory, Peer
 from holdfast.core.ids import WORLD_SIZE_MAX, job_name, node_name, run_id
 from holdfast.core.needs import checked as checked_needs
 from holdfast.core.reports import BYTES_MAX, checked
@@ -15,6 +15,9 @@ from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError
 
 SHARDS_PER_INVENTORY_MAX = 200_000
+ENDPOINTS_PER_NODE_MAX = 16
+PEER_TEXT_LENGTH_MAX = 300
+"""Of each address and of the domain: every node of the cluster is told them of every other."""
 
 
 def received(inventory: Inventory) -> Inventory:
@@ -23,7 +26,7 @@ def received(inventory: Inventory) -> Inventory:
     Raises:
         InvalidRequestError: names what no agent can have.
     """
-    node_name(inventory.node.node)
+    _check_peer(inventory.node)
     if len(inventory.shards) > SHARDS_PER_INVENTORY_MAX:
         raise InvalidRequestError(
             f"{len(inventory.shards)} shards, at most {SHARDS_PER_INVENTORY_MAX}"
@@ -49,3 +52,20 @@ def received(inventory: Inventory) -> Inventory:
             checked_needs(status.needs)
     ranks = tuple(replace(status, report=checked(status.report)) for status in inventory.ranks)
     return replace(inventory, ranks=ranks)
+
+
+def _check_peer(peer: Peer) -> None:
+    """Refuse a node that would burden all who are told of it."""
+    node_name(peer.node)
+    count = len(peer.endpoints)
+    if count > ENDPOINTS_PER_NODE_MAX:
+        raise InvalidRequestError(
+            f"node {peer.node} has {count} endpoints, at most {ENDPOINTS_PER_NODE_MAX}"
+        )
+    addresses = (text for one in peer.endpoints for text in (one.kind, one.address))
+    for text in (peer.rpc_address, peer.domain, *addresses):
+        if len(text) > PEER_TEXT_LENGTH_MAX or holds_nul(text):
+            raise InvalidRequestError(
+                f"{text[:40]!r} of node {peer.node}: addresses and domains have at most "
+                f"{PEER_TEXT_LENGTH_MAX} characters, none of them NUL"
+            )

@@ -191,7 +191,8 @@ class Run:
         * ``generation`` is at least that of the attempt and of every shard seen; an attempt
           below it is fenced.
         * ``decision`` belongs to the attempt; once CONFIRMED it never changes.
-        * ``rejected`` are the checkpoints that this attempt tried in vain.
+        * ``rejected`` are the checkpoints that this attempt tried in vain, and the one that the
+          attempt before had confirmed and could not load.
         * ``checkpoints`` are all that are in memory only, and of the durable ones the newest few
           that may be restored and the newest few of the newest generation; newest first. Before
           inventories are judged, the row of all that they speak of is among them: only then is

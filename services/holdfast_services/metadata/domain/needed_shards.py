@@ -14,9 +14,10 @@ from holdfast_services.metadata.domain.model import Node, Run
 
 
 def needed(run: Run, host: str, node: Node | None) -> Sequence[Shard]:
-    """Return what ranks on ``host`` that have yet to load need of the decision's checkpoint.
+    """Return what ranks on ``host`` that live and have yet to load need of what is restored.
 
-    ``node`` is the host as it last reported itself; None: it has not.
+    ``node`` is the host as it last reported itself; None: it has not. One that was killed needs
+    nothing; should it come back, it says anew what it needs.
     """
     attempt, decision = run.current, run.decision
     if attempt is None or decision is None or decision.checkpoint is None:
@@ -26,7 +27,7 @@ def needed(run: Run, host: str, node: Node | None) -> Sequence[Shard]:
     mine = [
         status
         for status in (node.inventory.ranks if node else ())
-        if _is_of(status, run) and not status.report.loaded
+        if status.live and _is_of(status, run) and not status.report.loaded
     ]
     named = [s.needs for s in mine if s.needs and s.needs.checkpoint == decision.checkpoint]
     if not all(status.names_needs for status in mine) or any(needs.whole for needs in named):

@@ -7,10 +7,10 @@ Source: architecture, section 4.8.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import Decision, DecisionState, Event, SupersedeRule
+from holdfast.core.facts import Decision, DecisionState, Event, Shard, SupersedeRule
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.sources import Source
 from holdfast_services.metadata.domain.attempt_start import made, unbound, wished
@@ -72,8 +72,8 @@ def decide(run: Run, facts: Facts) -> Outcome:
     if decision.state is DecisionState.LOST and any(rank.loaded for rank in run.ranks):
         # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
         return Outcome(run=left_behind(run, 0, attempt))
-    if decision.state is DecisionState.CONFIRMED and run.pins and not run.loading:
-        return Outcome(run=replace(run, pins=()))
+    if decision.state is DecisionState.CONFIRMED:
+        return _watch_loading(run, decision, facts)
     return Outcome(run=run)
 
 
@@ -200,7 +200,9 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
     ):
         return Outcome(run=run)
     rejected = (*run.rejected, chosen) if accused else run.rejected
-    given_up = replace(run, rejected=rejected, pins=(), decision=replace(decision, shards=()))
+    # Should nothing else be found, the job is lost, never new: this was whole (P5).
+    known = run if intact and not accused else _with_row(run, decision.shards, facts.now_s)
+    given_up = replace(known, rejected=rejected, pins=(), decision=replace(decision, shards=()))
     following = replace(
         decision,
         number=decision.number + 1,
@@ -209,6 +211,19 @@ def _follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Out
         shards=(),
     )
     return _choose(given_up, attempt, following, facts)
+
+
+def _with_row(run: Run, shards: Sequence[Shard], now_s: float) -> Run:
+    """Return the run with a row of the checkpoint that ``shards`` make whole; it may have one.
+
+    A catalogue that was lost has none of what older attempts saved.
+    """
+    key = shards[0].id.checkpoint
+    if any(row.id == key for row in run.checkpoints):
+        return run
+    row = new_row(key, shards, now_s, NoParent.UNKNOWN)
+    rows = sorted((*run.checkpoints, row), key=lambda item: item.id, reverse=True)
+    return replace(run, checkpoints=tuple(rows))
 
 
 def _hoped(key: CheckpointId, facts: Facts) -> CheckpointCopies:
@@ -274,21 +289,39 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
     if chosen is None:
         return Outcome(run=run)
     confirmed = replace(decision, state=DecisionState.CONFIRMED)
-    rows = run.checkpoints
-    if all(row.id != chosen for row in rows):
-        row = new_row(chosen, decision.shards, facts.now_s, NoParent.UNKNOWN)
-        rows = tuple(sorted((*rows, row), key=lambda item: item.id, reverse=True))
+    run = _with_row(run, decision.shards, facts.now_s)
     rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
-    changed = made(replace(run, decision=confirmed, checkpoints=rows), attempt)
+    changed = made(replace(run, decision=confirmed), attempt)
     changed = left_behind(changed, chosen.step, attempt)
     text = f"{run.job} restores step {chosen.step} of attempt {chosen.generation}"
     news = [_event(run, "restore_confirmed", text, confirmed)]
-    behind = [row.id for row in rows if run.usable(row.id) and rule.covers(row.id)]
+    behind = [row.id for row in run.checkpoints if run.usable(row.id) and rule.covers(row.id)]
     if behind:
         steps = ", ".join(str(key.step) for key in sorted(behind)[:NAMED_IN_REASON_MAX])
         text = f"{len(behind)} later checkpoints of {run.job} are left behind: steps {steps}"
         news.append(_event(run, "checkpoint_superseded", text, confirmed, "warning"))
     return Outcome(run=changed, events=tuple(news))
+
+
+def _watch_loading(run: Run, decision: Decision, facts: Facts) -> Outcome:
+    """Let go what all ranks have loaded; note a step that they cannot have, for the next attempt.
+
+    A rank may find that it needs more than it had named. What nobody had named nobody has verified,
+    and if no source delivers it intact its attempt ends; the next would choose the step again.
+    """
+    if not run.loading:
+        return Outcome(run=replace(run, pins=(), rejected=()) if run.pins else run)
+    chosen = decision.checkpoint
+    if chosen is None or chosen in run.rejected:
+        return Outcome(run=run)
+    if _fetchable(run, decision, facts.evidence.sources.get(chosen, {}), facts):
+        return Outcome(run=run)
+    text = (
+        f"{run.job} cannot load all of step {chosen.step} of attempt {chosen.generation}: a shard "
+        f"that a rank needs comes intact from nowhere; the next attempt takes an older step"
+    )
+    failed = replace(run, rejected=(*run.rejected, chosen))
+    return Outcome(run=failed, events=(_event(run, "restore_failed", text, decision, "error"),))
 
 
 def left_behind(run: Run, step: int, attempt: Attempt) -> Run:

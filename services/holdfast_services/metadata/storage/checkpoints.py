@@ -162,7 +162,9 @@ class CheckpointStatements(ObjectStatements):
         # A job of which only damaged objects are left is lost, not new.
         hurt = self._read(damaged, run=run.id) if run.deciding else ()
         chosen = run.decision.checkpoint if run.decision else None
-        named = self._read(_NAMED, **key_of(chosen)) if chosen else ()
+        # Nor is one of which all was tried in vain.
+        keys = dict.fromkeys((*((chosen,) if chosen else ()), *run.rejected))
+        named = tuple(row for key in keys for row in self._read(_NAMED, **key_of(key)))
         start = run.attempt.spec.start if run.attempt and run.attempt.start_due else None
         if start and run.deciding:  # however old it is
             named += self._durable(run.id, c.step == start.step, limit=DURABLE_ROWS_IN_RUN_MAX)

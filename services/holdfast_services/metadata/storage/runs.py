@@ -107,6 +107,11 @@ _PUT_DECISION = upsert(
     lambda new: {name: new[name] for name in ("state", "body", "rejected")},
     lambda _: _OPEN,
 )
+_SAVE_REJECTED = (
+    update(t.decisions)
+    .where(_D.run == bindparam("of_run"), _D.number == bindparam("of_number"))
+    .values(rejected=bindparam("tried"))
+)
 _CLOSE_OLDER = (
     update(t.decisions)
     .where(_D.run == bindparam("of_run"), _D.number < bindparam("before"))
@@ -222,6 +227,8 @@ class RunStatements(CheckpointStatements):
             self._save_ranks(before, after, after.attempt.generation)
         if after.decision and after.decision != before.decision:
             self._save_decision(after, after.decision)
+        elif after.decision and after.rejected != before.rejected:
+            self._save_rejected(after, after.decision)
         self._save_pins(before, after)
         self._save_checkpoints(before, after)
 
@@ -305,13 +312,18 @@ class RunStatements(CheckpointStatements):
             "number": decision.number,
             "state": int(decision.state),
             "body": to_message(decision, pb.Decision).SerializeToString(),
-            "rejected": json.dumps([[key.step, key.generation] for key in run.rejected]),
+            "rejected": _tried(run),
         }
         self._expect_one(self._put(_PUT_DECISION, row), run)
         # Only the newest decision of a run is ever read; older open ones are closed with it.
         self._db.execute(_CLOSE_OLDER, {"of_run": run.id, "before": decision.number})
         kept = decision.number - DECISIONS_PER_RUN_MAX + 1
         self._db.execute(_FORGET_OLDER, {"of_run": run.id, "before": kept})
+
+    def _save_rejected(self, run: Run, decision: Decision) -> None:
+        """Change what was tried in vain, which a confirmed decision may still turn out to be."""
+        which = {"of_run": run.id, "of_number": decision.number}
+        self._db.execute(_SAVE_REJECTED, {**which, "tried": _tried(run)})
 
     def _pins(self, run: str) -> tuple[CheckpointId, ...]:
         """Return what a restore holds; a plain read."""
@@ -335,6 +347,11 @@ def _announcement(row: RowMapping) -> Announcement | None:
     """Return what a run's row says is announced; step 0: nothing is."""
     step, reason = row["announced_step"], SaveReason(row["announced_reason"])
     return Announcement(step=step, reason=reason) if step else None
+
+
+def _tried(run: Run) -> str:
+    """Return what was tried in vain as its column has it."""
+    return json.dumps([[key.step, key.generation] for key in run.rejected])
 
 
 def _seats(run: Run) -> object:
