@@ -1,0 +1,262 @@
+"""Parts of a segment, for ranks that named byte ranges: a slot for them alone (4.8)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.said import agent_session, session_update
+from tests.unit.agent.test_machine import B, C, kinds, run_view, state, view
+
+from holdfast.core.facts import Decision, DecisionState, Shard, Want, WantReason
+from holdfast.core.ids import ShardId
+from holdfast.core.needs import ByteRange, Needs, ShardNeed
+from holdfast.core.slot_names import SlotName, SlotState
+from holdfast.core.sources import Memory
+from holdfast.format.digest import PART_BYTES
+from holdfast_services.agent.domain import Content, Slot, handle, inventory, session_view
+from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain.readiness import length_of, parts_of, ranges_of
+
+LENGTH = 5 * PART_BYTES + 100
+SHARD = Shard(
+    id=ShardId("r1", 5, 1, 0), job="job", world_size=2, plan_hash="p", length_bytes=LENGTH,
+    root_digest=b"d" * 16,
+)  # fmt: skip
+KEY = SHARD.id.checkpoint
+FIRST = ByteRange(begin=10, end=20)
+LAST = ByteRange(begin=LENGTH - 1, end=LENGTH)
+BUDGET = 16 * PART_BYTES
+
+
+def needs(*ranges, number=1, whole=False):
+    return Needs(
+        checkpoint=KEY, shards=(ShardNeed(rank=0, ranges=ranges),), number=number, whole=whole
+    )
+
+
+def session(rank=0, **said):
+    return agent_session(id=f"{rank:032x}", rank=rank, world_size=2, names_needs=True, **said)
+
+
+def decision(number=1, stage=DecisionState.PROPOSED):
+    return Decision(
+        number=number, state=stage, generation=1, checkpoint=KEY, shards=(SHARD,), shards_count=2,
+    )  # fmt: skip
+
+
+def told(number=1, stage=DecisionState.PROPOSED, reason=WantReason.RESTORE):
+    """What the catalogue says: the decision, and that node b has the shard."""
+    want = Want(shard=SHARD, sources=(Memory("b"),), reason=reason)
+    return view(run_view(decision=decision(number, stage)), (want,), version=f"{number}{stage}")
+
+
+def waiting(*named, slots=(), budget_bytes=BUDGET):
+    """A node whose ranks have named these needs, told of the decision; and what it does then."""
+    now = replace(state(*slots), budget_bytes=budget_bytes)
+    for rank, said in enumerate(named):
+        now, _ = handle(now, ev.SessionOpened(session(rank)))
+        now, _ = handle(now, ev.Updated(session_update(session=session(rank).id, needs=said)))
+    return handle(now, told())
+
+
+def content():
+    return Content(shard=SHARD, owner="b", digests=b"", source="peer")
+
+
+def fetched(now, actions):
+    """The same node once the parts that it fetches have come."""
+    [fetch] = kinds(actions, ev.Fetch)
+    return handle(now, ev.FetchDone(fetch.name, content()))
+
+
+def ready(now, rank=0):
+    return now.sessions[session(rank).id].ready_decision == 1
+
+
+def partials(now):
+    return [slot for slot in now.slots.values() if slot.parts]
+
+
+def test_parts_are_those_that_hold_the_bytes():
+    part = PART_BYTES
+    across = ByteRange(begin=part - 1, end=part + 1)
+
+    assert parts_of([FIRST], LENGTH) == {0}
+    assert parts_of([across, LAST], LENGTH) == {0, 1, 5}
+    assert parts_of([ByteRange(begin=0, end=1 << 62)], LENGTH) == set(range(6))
+    assert ranges_of({0, 1, 5}, LENGTH) == (
+        ByteRange(begin=0, end=2 * part), ByteRange(begin=5 * part, end=LENGTH),
+    )  # fmt: skip
+    assert length_of({0, 5}, LENGTH) == part + 100
+
+
+def test_only_the_parts_that_ranks_named_are_fetched_and_take_room():
+    now, actions = waiting(needs(FIRST), needs(LAST))
+    [fetch] = kinds(actions, ev.Fetch)
+
+    assert fetch.parts == {0, 5}
+    assert fetch.name.state is SlotState.PARTIAL
+    assert now.used_bytes == PART_BYTES + 100
+
+
+@pytest.mark.parametrize(
+    "other",
+    [needs(), needs(FIRST, whole=True), needs(ByteRange(begin=0, end=LENGTH))],
+    ids=["the shard", "the checkpoint", "every byte"],
+)
+def test_if_one_rank_needs_all_of_it_all_of_it_is_fetched(other):
+    now, actions = waiting(needs(FIRST), other)
+    now, actions = handle(now, ev.SlotCreated(next(iter(now.slots))))
+    [fetch] = kinds(actions, ev.Fetch)
+
+    assert (fetch.parts, fetch.name.state) == (frozenset(), SlotState.WRITING)
+
+
+def test_a_rank_is_ready_by_its_parts_and_reads_them():
+    now, actions = waiting(needs(FIRST), None)
+    assert not ready(now)
+    now, _ = fetched(now, actions)
+    assert ready(now)
+    assert not ready(now, rank=1)
+    now, actions = handle(now, told(stage=DecisionState.CONFIRMED))
+    [shown] = session_view(now, now.sessions[session().id]).restore.segments
+
+    assert kinds(actions, ev.Fetch) == []
+    assert shown.ranges == (ByteRange(begin=0, end=PART_BYTES),)
+    assert shown.file_name == partials(now)[0].name.file_name
+    assert now.sessions[session().id].reading == {SHARD.id}
+
+
+def test_parts_are_no_copy_to_anybody_else():
+    now, _ = fetched(*waiting(needs(FIRST)))
+
+    assert inventory(now, incarnation=1, sequence=1).shards == ()
+    assert now.held(SHARD.id) is None
+    assert now.copies() == {}
+
+
+def test_parts_go_once_they_are_loaded_and_are_not_fetched_again():
+    """The want stays in the view until the catalogue has heard that the rank has loaded."""
+    now, _ = fetched(*waiting(needs(FIRST)))
+    now, _ = handle(now, told(stage=DecisionState.CONFIRMED))
+    [slot] = partials(now)
+    update = session_update(session=session().id, needs=needs(FIRST), loaded=True)
+    now, actions = handle(now, ev.Updated(update))
+
+    assert kinds(actions, ev.DropSlot) == [ev.DropSlot(slot.name)]
+    assert kinds(actions, ev.Fetch) == []
+    assert now.used_bytes == 0
+
+
+def test_parts_stay_while_they_are_read_whatever_the_catalogue_says():
+    now, _ = fetched(*waiting(needs(FIRST)))
+    now, _ = handle(now, told(stage=DecisionState.CONFIRMED))
+    now, actions = handle(now, view(run_view(), version="3"))
+
+    assert kinds(actions, ev.DropSlot) == []
+    assert partials(now)
+
+
+def test_parts_go_with_the_ranks_that_waited():
+    now, _ = fetched(*waiting(needs(FIRST)))
+    [slot] = partials(now)
+    now, actions = handle(now, ev.SessionEnded(session().id))
+
+    assert ev.DropSlot(slot.name) in actions
+
+
+def test_parts_serve_one_proposal():
+    """Nothing is loaded that was not hashed since it was proposed (P3)."""
+    now, _ = fetched(*waiting(needs(FIRST)))
+    [slot] = partials(now)
+    now, actions = handle(now, told(number=2))
+
+    assert ev.DropSlot(slot.name) in actions
+    assert not ready(now)
+    assert [fetch.parts for fetch in kinds(actions, ev.Fetch)] == [{0}]
+
+
+def test_a_rank_that_needs_more_gets_more():
+    now, _ = fetched(*waiting(needs(FIRST)))
+    [slot] = partials(now)
+    more = needs(FIRST, LAST, number=2)
+    now, actions = handle(now, ev.Updated(session_update(session=session().id, needs=more)))
+
+    assert not ready(now)
+    assert ev.DropSlot(slot.name) in actions
+    assert [fetch.parts for fetch in kinds(actions, ev.Fetch)] == [{0, 5}]
+    assert ready(fetched(now, actions)[0])
+
+
+def test_parts_that_come_are_not_the_copy_that_an_owner_asked_for():
+    """Its owner would count a copy that nobody can fetch from (P1)."""
+    now, actions = waiting(needs(FIRST))
+    now, _ = handle(now, ev.HoldAsked(SHARD, C))
+    now, actions = fetched(now, actions)
+
+    assert SHARD.id in now.holds
+    assert kinds(actions, ev.CreateSlot), "the whole of it is next"
+
+
+def test_a_repair_is_fetched_whole():
+    now, _ = handle(replace(state(), budget_bytes=BUDGET), ev.SessionOpened(session()))
+    now, _ = handle(now, ev.Updated(session_update(session=session().id, needs=needs(FIRST))))
+    _, actions = handle(now, told(reason=WantReason.REPAIR))
+
+    assert kinds(actions, ev.CreateSlot)
+
+
+def test_parts_that_do_not_come_leave_nothing():
+    now, actions = waiting(needs(FIRST))
+    [fetch] = kinds(actions, ev.Fetch)
+    now, actions = handle(now, ev.FetchFailed(fetch.name, SHARD.id, "out of reach"))
+
+    assert ev.DropSlot(fetch.name) in actions
+    assert now.used_bytes == 0
+    assert kinds(actions, ev.Fetch) == [], "after a while"
+    now, actions = handle(now, ev.Tick(60.0), now_s=60.0)
+    assert [again.parts for again in kinds(actions, ev.Fetch)] == [{0}]
+
+
+def test_without_room_for_the_parts_people_are_told():
+    _, actions = waiting(needs(FIRST), budget_bytes=PART_BYTES - 1)
+
+    assert kinds(actions, ev.Fetch) == []
+    assert [emitted.event.kind for emitted in kinds(actions, ev.Emit)] == ["budget_exhausted"]
+
+
+def test_a_free_slot_of_any_length_makes_room_for_parts():
+    free = Slot(name=SlotName("s1", 1, SlotState.FREE), length_bytes=PART_BYTES)
+    _, actions = waiting(needs(FIRST), slots=(free,), budget_bytes=PART_BYTES)
+
+    assert ev.DropSlot(free.name) in actions
+    assert len(kinds(actions, ev.Fetch)) == 1
+
+
+def test_a_whole_copy_that_is_here_serves_ranges_too():
+    name = SlotName("s1", 1, SlotState.SEALED)
+    held = Slot(name=name, length_bytes=LENGTH, content=content())
+    now, actions = waiting(needs(FIRST), slots=(held,))
+
+    assert kinds(actions, ev.Fetch) == []
+    now, _ = handle(now, ev.SlotVerified(name, intact=True, decision=1))
+    assert ready(now)
+    now, _ = handle(now, told(stage=DecisionState.CONFIRMED))
+    [shown] = session_view(now, now.sessions[session().id]).restore.segments
+    assert shown.ranges == ()
+
+
+def test_what_nobody_waits_for_is_not_fetched_where_ranks_name_what_they_need():
+    now, _ = waiting(needs(FIRST))
+    now, _ = handle(now, ev.SessionEnded(session().id))
+    now, actions = handle(replace(now, fetches={}, slots={}), told(number=1))
+
+    assert kinds(actions, ev.Fetch) == []
+    assert kinds(actions, ev.CreateSlot) == []
+
+
+def test_the_giver_is_asked_where_it_is_now():
+    _, actions = waiting(needs(FIRST))
+
+    assert [fetch.sources for fetch in kinds(actions, ev.Fetch)] == [(B,)]
