@@ -31,12 +31,9 @@ class Mutant:
 
 def _mutant(name: str, takes: str, *changes: tuple[str, str, str]) -> Mutant:
     """Return a mutant; a change is (file below the services, or from ``sdk/`` on, old, new)."""
-    made = (Change(_from_root(path), old, new) for path, old, new in changes)
+    rooted = (("" if path.startswith("sdk/") else f"{SERVICES}/") + path for path, _, _ in changes)
+    made = (Change(path, old, new) for path, (_, old, new) in zip(rooted, changes, strict=True))
     return Mutant(name, takes, tuple(made))
-
-
-def _from_root(path: str) -> str:
-    return path if path.startswith("sdk/") else f"{SERVICES}/{path}"
 
 
 MUTANTS = (
@@ -148,6 +145,11 @@ MUTANTS = (
         "N16 room: parts",
         "while a restore is decided what is older and nowhere whole makes room",
         ("metadata/domain/copies_to_fetch.py", "if acked or shard.checkpoint in parts:", "if acked:"),
+    ),
+    _mutant(
+        "N17 room: behind",
+        "once what is chosen lies as asked, second copies of what is older make room for it",
+        ("metadata/domain/repair.py", "safe = chosen is not None and", "safe = False and"),
     ),
     _mutant(
         "N4 room: leases",

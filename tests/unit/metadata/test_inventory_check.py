@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
+
+from holdfast.core.facts import Endpoint
+from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.inventory_check import (
     ENDPOINTS_PER_NODE_MAX,
     PEER_TEXT_LENGTH_MAX,
     received,
 )
-
-from holdfast.core.facts import Endpoint
-from holdfast.errors import InvalidRequestError
 
 LONG = "x" * (PEER_TEXT_LENGTH_MAX + 1)
 ONE = Endpoint(kind="tcp", address="a:2")

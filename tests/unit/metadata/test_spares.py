@@ -177,6 +177,18 @@ def test_a_step_that_was_chosen_and_never_committed_makes_no_older_one_spare(cho
     assert set() == spares(chosen)
 
 
+def test_once_the_chosen_step_lies_as_asked_one_copy_of_what_is_older_is_enough(chosen):
+    """P8: after the ring has turned a node may have all of it, and then the restore no room."""
+    chosen.hold("c", 20, 1, 0, owner="d")
+    chosen.report("c")
+    assert set() == spares(chosen), "shard 1 of 20 lies in one place yet"
+
+    chosen.hold("d", 20, 1, 1, owner="c")
+    chosen.report("d")
+
+    assert {("c", 0), ("d", 1)} == spares(chosen), "owners keep theirs: 20 may turn out bad"
+
+
 def test_what_is_older_than_the_chosen_step_and_nowhere_whole_is_spare_meanwhile(chosen):
     """P8: nobody can go back to it, and it took the restore's room; a part may come."""
     for node in "dc":

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from holdfast.core.facts import DecisionState, Want, WantReason
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.placement import ring
-from holdfast.core.protection import Copies
+from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.sources import Memory, Object, Source
 from holdfast_services.metadata.domain.commit_rule import acknowledged, free_before
 from holdfast_services.metadata.domain.inventory_evidence import Evidence, ShardCopies, whole
-from holdfast_services.metadata.domain.model import Node, Run
+from holdfast_services.metadata.domain.model import Attempt, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.restore_decision import bad_sources
-from holdfast_services.metadata.domain.shortage import domains_of
+from holdfast_services.metadata.domain.shortage import domains_of, spread
 
 NODES_PER_WANT_MAX = 8
 SPARES_IN_VIEW_MAX = 64
@@ -74,8 +74,10 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
     must keep is within its sum (P8). Nor is, once a restore is proposed, what is older than the
     newest acknowledged step, though that would have gone otherwise; or older than the chosen one
     and nowhere whole, so that nobody can go back to it. What can be is kept until the chosen one
-    was read. None before all ranks are there and something is chosen: until then placement
-    changes, and anything may be needed.
+    was read; but once that lies as the policy asks, one copy of each shard is enough, since a ring
+    that has turned leaves more on one node, and less on others, than the sum has. None before all
+    ranks are there and something is chosen: until then placement changes, and anything may be
+    needed.
     """
     attempt, decision = run.attempt, run.decision
     settled = decision is not None and decision.state in _SETTLED
@@ -89,10 +91,12 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
     chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
     kept = acknowledged(run) if chosen else None
     parts = _in_parts(evidence, chosen) if chosen else frozenset[CheckpointId]()
+    safe = chosen is not None and _lies_as_allowed(evidence, chosen, attempt, live)
     spared = {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
     where: Places | None = None
     redundant: list[ShardId] = []
     old: list[ShardId] = []
+    second: list[ShardId] = []
     for held in live[host].inventory.shards:
         shard = held.shard.id
         item = evidence.live.get(shard.checkpoint, {}).get(shard)
@@ -101,18 +105,35 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
         acked = kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept
         if acked or shard.checkpoint in parts:
             old.append(shard)
-        elif len(item.nodes) > 1 + attempt.protection.n:
+            continue
+        behind = safe and _is_behind(shard.checkpoint, chosen)
+        if len(item.nodes) > (1 if behind else 1 + attempt.protection.n):
             where = where or places(run, live)
             if host not in _keepers(item, attempt.protection, where):
                 redundant.append(shard)
+            elif behind and host not in _keepers(item, NO_COPIES, where):
+                second.append(shard)
         if len(redundant) >= SPARES_IN_VIEW_MAX:
             break
-    return (*redundant, *old)[:SPARES_IN_VIEW_MAX]
+    return (*redundant, *old, *second)[:SPARES_IN_VIEW_MAX]
+
+
+def _lies_as_allowed(
+    evidence: Evidence, chosen: CheckpointId, attempt: Attempt, live: Mapping[str, Node]
+) -> bool:
+    """Tell whether ``chosen`` outlives the nodes that may be lost, so that nothing else has to."""
+    copies = evidence.live.get(chosen, {})
+    return whole(copies) and spread(attempt.allowed, copies, domains_of(live.values()))
+
+
+def _is_behind(key: CheckpointId, chosen: CheckpointId | None) -> bool:
+    """Tell whether a restore of ``chosen`` goes back to ``key`` only if it fails."""
+    return chosen is not None and key < chosen and key.generation <= chosen.generation
 
 
 def _in_parts(evidence: Evidence, chosen: CheckpointId) -> frozenset[CheckpointId]:
     """Return what is older than ``chosen`` and whole nowhere, by the last word of any node."""
-    older = (key for key in evidence.known if key.generation <= chosen.generation and key < chosen)
+    older = (key for key in evidence.known if _is_behind(key, chosen))
     sources = evidence.sources
     return frozenset(
         key for key in older if not whole(evidence.known[key]) and not whole(sources.get(key, {}))
