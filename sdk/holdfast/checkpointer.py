@@ -13,40 +13,38 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from holdfast.core import env
 from holdfast.core.announcements import SaveReason
-from holdfast.core.attempts import AttemptSpec
-from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.facts import Start
 from holdfast.core.ids import job_name, node_name, step_number
 from holdfast.errors import CheckpointError, ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast.policy import (
-    EverySteps,
     Policy,
     Replicas,
     Retention,
+    copies_of,
     grace_s,
     interval_reason,
+    kept,
     persist_rule,
+    save_policy,
 )
 from holdfast.state.capture import Capture
 from holdfast.training import launch
 from holdfast.training.preemption import Preemption
 from holdfast.training.progress import Progress
-from holdfast.training.restore import Decided, Restored, Scope, decide, restore
+from holdfast.training.restore import Decided, Restored, Scope, decide, restore, timeout
 from holdfast.training.save_handle import SaveHandle
 from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
+from holdfast.training.terms import Terms
 
 __all__ = ["Checkpointer", "Decided", "Restored", "SaveHandle"]
 
-OPEN_S_MAX = 60.0
-RESTORE_S_MAX = 600.0
 CLOSE_S_MAX = 30.0
 FAILED_CLOSE_S_MAX = 2.0
 
@@ -115,24 +113,21 @@ class Checkpointer:
             raise InvalidRequestError(
                 f'state is a {type(state).__name__}: pass a dict, such as {{"model": model}}'
             )
-        if save is not None and not isinstance(save, Policy):
-            raise InvalidRequestError(
-                f"save={save!r} is not a policy: pass one, such as holdfast.EverySteps(10)"
-            )
         self.state = state
         self._job = job_name(f"{job}/{node_name(role)}" if role else job)
-        self._policy = save or EverySteps(1)
-        if keep is not None and not isinstance(keep, Retention):
-            raise InvalidRequestError(
-                f"keep={keep!r} is not a Retention: pass one, such as holdfast.Retention(last=5)"
-            )
-        self._persist = persist_rule(persist)
-        self._keep = keep
-        self._replicas = replicas if isinstance(replicas, Replicas) else Replicas(replicas)
+        self._policy = save_policy(save)
         self._on_failure = on_failure
-        self._takeover = takeover
         self._fresh = fresh
         self._place = launch.place(os.environ)
+        self._terms = Terms(
+            job=self._job,
+            place=self._place,
+            copies=copies_of(replicas),
+            persist=persist_rule(persist),
+            keep=kept(keep),
+            takeover=takeover,
+            must_fit=on_failure != "warn",
+        )
         self._pid = os.getpid()
         self._capture = Capture(
             state, rank=self._place.rank, world_size=self._place.world_size, rng=rng
@@ -144,7 +139,6 @@ class Checkpointer:
         except ExhaustedError:
             self._session.close(timeout_s=1.0)
             raise
-        self._start: Start | None = None
         self._decided: Decided | None = None
         self._loaded = False
         self._preemption: Preemption | None = None
@@ -175,9 +169,9 @@ class Checkpointer:
             raise PreconditionError(
                 "decide() was called already: call it once, before restore()", job=self._job
             )
-        self._start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
-        timeout_s = self._timeout_s()
-        self._saver = self._join(timeout_s, self._start)
+        start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
+        timeout_s = timeout(os.environ)
+        self._saver = self._join(timeout_s, start)
         try:
             lost_is_fresh = self._on_failure == "warn"
             self._decided = decide(self._session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh)
@@ -233,7 +227,7 @@ class Checkpointer:
                 self._session,
                 self._capture,
                 saver.arena,
-                timeout_s=self._timeout_s(),
+                timeout_s=timeout(os.environ),
                 lost_is_fresh=self._on_failure == "warn",
                 scope=scope,
                 expected=expected,
@@ -242,37 +236,16 @@ class Checkpointer:
             self._end(FAILED_CLOSE_S_MAX)
             raise
         self._loaded = True
-        start = self._start
         if restored is not None:
             self._progress.step = restored.step
             saver.restored(restored.step, restored.generation)
-            if start is not None and (start.fresh or restored.step != start.step):
-                log.warning(
-                    "job %s: launch (%s) already started over or went back; now at step %d",
-                    self._job, start.name, restored.step,
-                )  # fmt: skip
         self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
         atexit.register(self._at_exit)
         return restored
 
     def _join(self, timeout_s: float, start: Start | None) -> Saver:
         """Take part in the attempt; from here on the rpc threads run."""
-        spec = AttemptSpec(
-            job=self._job,
-            nonce=launch.nonce(os.environ, self._place),
-            launcher=launch.launcher(os.environ),
-            holder=launch.holder(),
-            takeover=self._takeover,
-            rank=self._place.rank,
-            world_size=self._place.world_size,
-            local_world_size=self._place.local_world_size,
-            replicas=self._replicas.count,
-            replica_domain=self._replicas.domain,
-            persist=self._persist,
-            retention=self._keep,
-            start=start,
-            names_needs=self._capture.apart,
-        )
+        spec = self._terms.spec(start, names_needs=self._capture.apart)
         seat = self._session.open(spec, self._arena, timeout_s=timeout_s)
         saver = Saver(
             capture=self._capture, session=self._session, spec=spec, seat=seat, arena=self._arena
@@ -297,7 +270,9 @@ class Checkpointer:
         saver, step = self._require_saver(), step_number(step)
         if os.getpid() != self._pid or self._closed or step <= self._progress.step:
             return None
-        self._raise_failure(saver)
+        failure = saver.take_failure()
+        if failure is not None and self._on_failure == "raise":
+            raise failure
         self._progress.advance(step, time.monotonic())
         announcement = self._session.view.announcement
         announced = announcement.step if announcement else 0
@@ -321,19 +296,14 @@ class Checkpointer:
     def _report(self, saver: Saver, *, ending: bool) -> None:
         """Say where this rank is, what saves cost it, and whether and why it asks for one."""
         asked = SaveReason.USER if self._save_asked else SaveReason.UNSPECIFIED
-        wants_save = SaveReason.PREEMPTION if ending else asked
-        interval_s = self._policy.interval_s(saver.stall_s) * saver.stretch
-        self._session.report(
-            lambda before: replace(
-                before,
-                step=self._progress.step,
-                step_s=self._progress.step_s,
-                save_interval_s=interval_s,
-                interval_reason=interval_reason(self._policy, saver.stall_s),
-                wants_save=wants_save,
-                costs=replace(before.costs, stall_s=saver.stall_s),
-            )
+        told = partial(
+            self._progress.told,
+            interval_s=self._policy.interval_s(saver.stall_s) * saver.stretch,
+            interval_reason=interval_reason(self._policy, saver.stall_s),
+            wants_save=SaveReason.PREEMPTION if ending else asked,
+            stall_s=saver.stall_s,
         )
+        self._session.report(told)
 
     def request_save(self) -> None:
         """Ask for a save soon, at a step that all ranks agree on; returns at once.
@@ -430,30 +400,8 @@ class Checkpointer:
 
     def _admit(self) -> Path:
         """Return the node's arena, after checking that the job fits its budget (P8)."""
-        estimate = self._capture.estimate()
-        wish = MemoryWish(
-            own_bytes=estimate.own_bytes * self._place.local_world_size,
-            restored_bytes=estimate.restored_bytes(
-                named=self._saver is None or self._session.spec.names_needs,
-                local_world_size=self._place.local_world_size,
-                replicas=self._replicas.count,
-            ),
-            replicas=self._replicas.count,
-            nodes_count=self._place.nodes_count,
-            slots=slots_per_rank(persist=self._persist.on),
-        )
-        node = self._session.describe(OPEN_S_MAX, self._job, wish)
-        if node.refusal:
-            text = f"job {self._job} does not fit the arena of node {node.node}: {node.refusal}"
-            error = ExhaustedError(text, job=self._job, node=node.node)
-            if self._on_failure != "warn":
-                raise error
-            log.warning("%s", error)
-        return Path(node.arena)
-
-    @staticmethod
-    def _timeout_s() -> float:
-        return env.seconds(os.environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
+        named = self._saver is None or self._session.spec.names_needs
+        return self._terms.admit(self._session, self._capture.estimate(), named=named)
 
     def _require_open(self) -> None:
         """Refuse to restore what no session holds: its bytes could be replaced while read."""
@@ -474,21 +422,12 @@ class Checkpointer:
             )
         return self._saver
 
-    def _raise_failure(self, saver: Saver) -> None:
-        failure = saver.take_failure()
-        if failure is not None and self._on_failure == "raise":
-            raise failure
-
     def _end_after(self, handle: SaveHandle | None, *, saved: bool) -> None:
-        """After a signal: end once the agreed step is safe, or the grace period is over.
-
-        A Checkpointer that is done goes on while another of this process is not.
-        """
+        """After a signal: end once the agreed step is safe, or the grace period is over."""
         assert self._preemption is not None
-        left_s = self._preemption.left_s
-        self._preemption.done = self._preemption.done or saved
-        if left_s > 0 and (not self._preemption.done or self._preemption.waits_for_others):
+        if not self._preemption.is_over(saved=saved):
             return
+        left_s = self._preemption.left_s
         if handle is not None and left_s > 0:
             try:
                 handle.wait_copies(left_s)

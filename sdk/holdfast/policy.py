@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from holdfast.core import facts
 from holdfast.core.announcements import SaveReason
 from holdfast.core.facts import PersistRule
+from holdfast.core.protection import Copies
 from holdfast.errors import InvalidRequestError
 
 __all__ = [
@@ -203,6 +204,32 @@ class Retention(facts.Retention):
             )
 
 
+def save_policy(policy: Policy | None) -> Policy:
+    """Return when to save; None: at each step.
+
+    Raises:
+        InvalidRequestError: it is no policy.
+    """
+    if policy is not None and not isinstance(policy, Policy):
+        raise InvalidRequestError(
+            f"save={policy!r} is not a policy: pass one, such as holdfast.EverySteps(10)"
+        )
+    return policy or EverySteps(1)
+
+
+def kept(retention: Retention | None) -> Retention | None:
+    """Return what the object store keeps; None leaves the job its policy.
+
+    Raises:
+        InvalidRequestError: it is no Retention.
+    """
+    if retention is not None and not isinstance(retention, Retention):
+        raise InvalidRequestError(
+            f"keep={retention!r} is not a Retention: pass one, such as holdfast.Retention(last=5)"
+        )
+    return retention
+
+
 def persist_rule(policy: Policy | None) -> PersistRule:
     """Return which committed steps ``policy`` sends to the object store; None sends nothing.
 
@@ -245,6 +272,16 @@ class Replicas:
             raise InvalidRequestError(
                 f"Replicas: domain must be a name such as 'rack', not {self.domain!r}"
             )
+
+
+def copies_of(replicas: int | Replicas) -> Copies:
+    """Return the copies on other nodes that are asked for.
+
+    Raises:
+        InvalidRequestError: it is no number from 0.
+    """
+    asked = replicas if isinstance(replicas, Replicas) else Replicas(replicas)
+    return Copies(asked.count, asked.domain)
 
 
 def _is_count(value: object, least: int) -> bool:

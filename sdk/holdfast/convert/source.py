@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from holdfast.errors import InvalidRequestError, NotFoundError
-from holdfast.format.boxes import whole
+from holdfast.errors import InvalidRequestError, ManifestError, NotFoundError
+from holdfast.format.boxes import addressable, whole
 from holdfast.format.segment import TensorSpec
 
 
@@ -108,7 +108,13 @@ class Chosen:
 
 
 def spec_of(name: str, dtype: str, shape: Sequence[int]) -> TensorSpec:
-    """Return the spec of a whole tensor."""
+    """Return the spec of a whole tensor.
+
+    Raises:
+        ManifestError: no tensor can have the shape.
+    """
+    if not addressable(shape):
+        raise ManifestError(f"tensor {name!r} has the shape {shape}, which no memory can have")
     return TensorSpec(fqn=name, dtype=dtype, shape=tuple(shape), box=whole(shape))
 
 

@@ -9,8 +9,10 @@ Units: every offset and length is counted in *elements*, never bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+ELEMENTS_COUNT_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,17 @@ class Box:
             slice(begin - base, end - base)
             for begin, end, base in zip(self.offsets, self.stops, outer.offsets, strict=True)
         )
+
+
+def addressable(shape: Sequence[int]) -> bool:
+    """Tell whether memory can be of this shape: the steps between its elements are no too big.
+
+    Also of a shape that is empty in one dim and huge in others; its bytes tell nothing.
+
+    >>> addressable((2**62, 0, 2)), addressable((0, 2**62, 2))
+    (True, False)
+    """
+    return math.prod(max(length, 1) for length in shape[1:]) <= ELEMENTS_COUNT_MAX
 
 
 def whole(shape: Iterable[int]) -> Box:

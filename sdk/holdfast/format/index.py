@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.errors import ExhaustedError, InvalidRequestError, ManifestError
-from holdfast.format.boxes import Box, intersect
+from holdfast.format.boxes import Box, addressable, intersect
 from holdfast.format.canonical import check_digest, number_of, strict_object, text_of, with_digest
 from holdfast.format.digest import ALGORITHM
 from holdfast.format.manifest import (
@@ -341,6 +341,8 @@ def _read_tensors(
             raise ManifestError(f"tensor name {fqn[:80]!r} is not usable")
         if dtype not in ITEM_BYTES:
             raise ManifestError(f"tensor {fqn!r} has the unknown dtype {dtype[:40]!r}")
+    if not all(map(addressable, shapes)):
+        raise ManifestError("a tensor has a shape which no memory can have")
     boxes: list[list[IndexedBox]] = [[] for _ in fqns]
     for at, box in _read_boxes(raw, dtypes, shapes, segments):
         if boxes[at] and _order(boxes[at][-1]) >= _order(box):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from holdfast.core.facts import Shard
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
-from holdfast.format.boxes import Box, whole
+from holdfast.format.boxes import Box, addressable, whole
 
 FORMAT_VERSION = 1
 HEADER_BYTES_MAX = 100_000_000
@@ -363,6 +363,8 @@ def _entry(fqn: str, raw: object, sharding: Mapping[str, object], base: int) -> 
     span = _integers(fqn, raw.get("data_offsets"))
     if not _inside(offsets, lengths, shape):
         raise ManifestError(f"tensor {fqn!r} has a box outside its shape {shape}")
+    if not addressable(shape):
+        raise ManifestError(f"tensor {fqn!r} has the shape {shape}, which no memory can have")
     if len(span) != 2:
         raise ManifestError(f"tensor {fqn!r} has {len(span)} data offsets, not 2")
     if span[1] - span[0] != ITEM_BYTES[dtype] * math.prod(lengths):

@@ -32,7 +32,7 @@ _passing: set[int] = set()
 class Preemption:
     """Hears of ``signals`` until ``uninstall``; main thread only, else it does nothing.
 
-    ``done`` is set by the owner once its last save is on its way.
+    ``done`` is set once the owner's last save is on its way.
     """
 
     def __init__(
@@ -67,6 +67,14 @@ class Preemption:
     def waits_for_others(self) -> bool:
         """Whether another Checkpointer of this process has still to make its last save."""
         return any(not wish.done for wish in _mine() if wish.asked and wish is not self)
+
+    def is_over(self, *, saved: bool) -> bool:
+        """Tell whether the process may end; ``saved``: the last save is on its way by now.
+
+        A Checkpointer that is done goes on while another of this process is not.
+        """
+        self.done = self.done or saved
+        return self.left_s <= 0 or (self.done and not self.waits_for_others)
 
     def finish(self) -> None:
         """End as the process would have ended without us.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from holdfast.core.announcements import SaveReason
+from holdfast.core.reports import RankReport
 
 
 @dataclass(slots=True)
@@ -19,3 +22,31 @@ class Progress:
             latest = (now_s - self.at_s) / (step - self.step)
             self.step_s = latest if not self.step_s else 0.8 * self.step_s + 0.2 * latest
         self.step, self.at_s = step, now_s
+
+    def told(
+        self,
+        before: RankReport,
+        *,
+        interval_s: float,
+        interval_reason: SaveReason,
+        wants_save: SaveReason,
+        stall_s: float,
+    ) -> RankReport:
+        """Return a rank's report with where it is, what saves cost it, and what it asks for.
+
+        Args:
+            before: What it said last.
+            interval_s: After what time it wishes the next save; 0: it does not.
+            interval_reason: Whose wish that is.
+            wants_save: Why it asks for a save now, if so.
+            stall_s: What the newest save has cost.
+        """
+        return replace(
+            before,
+            step=self.step,
+            step_s=self.step_s,
+            save_interval_s=interval_s,
+            interval_reason=interval_reason,
+            wants_save=wants_save,
+            costs=replace(before.costs, stall_s=stall_s),
+        )

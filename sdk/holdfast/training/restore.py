@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.core import env
 from holdfast.core.facts import Decision, DecisionState, Event
 from holdfast.core.reports import RankReport
 from holdfast.core.session import RestoreView, SessionView
@@ -33,6 +34,8 @@ from holdfast.reading.reader import Segments
 from holdfast.state.capture import Capture
 from holdfast.training.needed import of_names, own_needs
 from holdfast.training.session import AgentSession
+
+RESTORE_S_MAX = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +91,15 @@ class Decided:
     attempt: int
     notes: Mapping[str, object]
     sources: Mapping[str, int]
+
+
+def timeout(environ: Mapping[str, str]) -> float:
+    """Return how long a restore may take until it is confirmed and here, in seconds.
+
+    Raises:
+        InvalidRequestError: ``HOLDFAST_RESTORE_TIMEOUT`` is no time.
+    """
+    return env.seconds(environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
 
 
 def decide(session: AgentSession, *, timeout_s: float, lost_is_fresh: bool) -> Decided | None:
@@ -299,6 +311,10 @@ def _load(
         text = "the state lacks these parts of the checkpoint, which are ignored: %s"
         log.warning(text, ", ".join(found.unexpected))
     log.info("restored step %d from %s in %.2f s", step, sources, load_s + chosen.fetch_s)
+    start = session.spec.start
+    if start is not None and (start.fresh or step != start.step):
+        text = "job %s: launch (%s) already started over or went back; now at step %d"
+        log.warning(text, session.spec.job, start.name, step)
     return Restored(
         step=step,
         generation=decision.checkpoint.generation,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +26,8 @@ from holdfast_services.agent.fetcher import Fetcher
 from holdfast_services.transport import ServedSegments
 
 THREADS_COUNT = 4
+REASONS_COUNT_MAX = 64
+"""So many failures are remembered as logged; then the oldest is logged again."""
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class Performer:
         self._peers = peers
         self._threads = ThreadPoolExecutor(THREADS_COUNT, thread_name_prefix="arena")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._logged = deque[str](maxlen=REASONS_COUNT_MAX)
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             ev.RenameSlot: self.rename,
             ev.Quarantine: self.quarantine,
@@ -89,7 +93,11 @@ class Performer:
             happened = await self._happened(action)
         except Exception as error:
             # The machine waits for an answer: without one it would never begin this again.
-            log.exception("%s failed", type(action).__name__)
+            # Many are tried again each tick.
+            reason = f"{type(action).__name__} failed: {error!r}"
+            if reason not in self._logged:
+                self._logged.append(reason)
+                log.exception("%s", reason)
             happened = ev.gave_up(action, f"{type(error).__name__}: {error}")
         for event in happened:
             tell(event)

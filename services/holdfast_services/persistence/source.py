@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +81,7 @@ class MappedFile:
             NotFoundError: no such file here: the agent is on another machine, or in a container.
             AccessError: not a plain file of this user.
             CorruptionError: not as long as the shard, or another segment.
+            UnavailableError: it cannot be read or mapped now.
         """
         self._path = path
         folder, _, name = path.rpartition("/")
@@ -92,7 +93,8 @@ class MappedFile:
             raise NotFoundError(f"no file {path} here") from cause
         except OSError as cause:
             raise AccessError(f"cannot open {path}: {cause.strerror}") from cause
-        try:
+        with ExitStack() as undo:
+            undo.callback(os.close, fd)
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid():
                 raise AccessError(f"{path} is no plain file of this user")
@@ -100,9 +102,7 @@ class MappedFile:
                 raise TruncatedShardError(f"{path} has {facts.st_size} bytes")
             self._fd, self._inode = fd, (facts.st_dev, facts.st_ino)
             self._check_identity(shard)
-        except CheckpointError:
-            os.close(fd)
-            raise
+            undo.pop_all()
 
     def part(self, part: Part, stop: threading.Event) -> Iterator[memoryview]:
         """Yield a mapping of the part alone: page tables too stay bounded."""
@@ -129,11 +129,18 @@ class MappedFile:
         os.close(self._fd)
 
     def _map(self, begin: int, length_bytes: int) -> memoryview:
-        mapping = mmap.mmap(self._fd, length_bytes, prot=mmap.PROT_READ, offset=begin)
+        try:
+            mapping = mmap.mmap(self._fd, length_bytes, prot=mmap.PROT_READ, offset=begin)
+        except OSError as cause:
+            raise UnavailableError(f"cannot map {self._path}: {cause.strerror}") from cause
         return memoryview(mapping)
 
     def _check_identity(self, shard: Shard) -> None:
-        length = header_length(os.pread(self._fd, 8, 0))
+        try:
+            prefix = os.pread(self._fd, 8, 0)
+        except OSError as cause:
+            raise UnavailableError(f"cannot read {self._path}: {cause.strerror}") from cause
+        length = header_length(prefix)
         if length > shard.length_bytes:
             raise TruncatedShardError(f"{self._path} has a header of {length} bytes")
         parse_header(self._map(0, length), shard.length_bytes).expect(shard)

@@ -252,6 +252,10 @@ def header(text: str, data: bytes = b"") -> bytes:
         (header('{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}', b"abc"), "end at byte 2"),
         (header('{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}', b"a"), "end at byte 2"),
         (header('{"a":1,"a":2}'), "stands twice"),
+        (
+            header(f'{{"a":{{"dtype":"U8","shape":[0,{1 << 62},2],"data_offsets":[0,0]}}}}'),
+            "no memory can have",
+        ),
     ],
 )
 def test_a_broken_safetensors_file_is_refused_with_its_rule(content, reason, tmp_path):

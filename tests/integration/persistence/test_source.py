@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from tests.integration.persistence.harness import segment
@@ -16,6 +18,7 @@ from holdfast.errors import (
     ManifestError,
     NotFoundError,
     TruncatedShardError,
+    UnavailableError,
 )
 from holdfast.format.digest import PART_BYTES, part_digests
 from holdfast_services.persistence.domain.upload_plan import cut
@@ -106,6 +109,32 @@ def test_a_file_that_is_not_the_shards_slot_is_not_mapped(slot, what):
 
     with pytest.raises(error):
         MappedFile(str(path), shard)
+
+
+def descriptors_of(path):
+    """Return how many descriptors this process has of a file."""
+    return sum(link.resolve() == path for link in Path("/proc/self/fd").iterdir())
+
+
+def refuse(*arguments, **options):
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+@pytest.mark.parametrize("call", ["mmap.mmap", "os.pread"])
+def test_a_file_that_cannot_be_mapped_now_costs_no_descriptor(slot, monkeypatch, call):
+    """The bytes are fetched from the agent instead; a worker does so for weeks."""
+    path, shard, data = slot
+    good = MappedFile(str(path), shard)
+    before = descriptors_of(path)
+    monkeypatch.setattr(call, refuse)
+
+    with pytest.raises(UnavailableError, match="Cannot allocate memory"):
+        MappedFile(str(path), shard)
+    assert descriptors_of(path) == before == 1
+    if call == "mmap.mmap":
+        with pytest.raises(UnavailableError):
+            lent(good, shard, data)
+    good.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")

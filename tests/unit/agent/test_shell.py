@@ -100,3 +100,25 @@ async def test_an_agent_that_could_not_do_all_it_decided_ends(agent, monkeypatch
 
     with pytest.raises(OSError, match="allocate"):
         await asyncio.wait_for(shell.scan(), 10)
+
+
+async def test_a_seal_that_fails_for_good_is_logged_once_per_reason(agent, monkeypatch, caplog):
+    """It is tried again each tick, 600 times a minute; the machine hears of each try."""
+    shell, _ = agent
+    answers = asyncio.Queue()
+    slot = SlotName("s1", 1, SlotState.CLOSED)
+
+    async def sealing(reason):
+        def fails(*_, **__):
+            raise OSError(errno.EIO, reason)
+
+        monkeypatch.setattr("holdfast_services.agent.sealer.seal", fails)
+        shell._performer.begin(ev.SealSlot(slot, None), answers.put_nowait)
+        answer = await asyncio.wait_for(answers.get(), 10)
+        assert reason in answer.reason
+
+    for reason in ("bad sector", "bad sector", "worse sector", "bad sector"):
+        await sealing(reason)
+
+    logged = [record.message for record in caplog.records if "SealSlot failed" in record.message]
+    assert ["bad" in text for text in logged] == [True, False]

@@ -1,0 +1,95 @@
+"""What a script asks of its job: does its node have the memory, what does it register with.
+
+One value, made once. Units: bytes, seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.core.attempts import AttemptSpec
+from holdfast.core.budget import MemoryWish, slots_per_rank
+from holdfast.core.facts import PersistRule, Retention, Start
+from holdfast.core.protection import Copies
+from holdfast.errors import ExhaustedError
+from holdfast.state.capture import Estimate
+from holdfast.training import launch
+from holdfast.training.session import AgentSession
+
+DESCRIBE_S_MAX = 60.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a script asks of its job, at this ``place`` in its launch.
+
+    ``keep`` None leaves the job its policy. ``must_fit``: without the memory it does not begin.
+    """
+
+    job: str
+    place: launch.RankPlace
+    copies: Copies
+    persist: PersistRule
+    keep: Retention | None
+    takeover: bool
+    must_fit: bool
+
+    def admit(self, session: AgentSession, estimate: Estimate, *, named: bool) -> Path:
+        """Return the node's arena, after checking that the job fits its budget (P8).
+
+        Args:
+            session: With the agent of this node; it need not be open.
+            estimate: What the state takes.
+            named: Ranks name what they need of a checkpoint, if their state lets them.
+
+        Raises:
+            ExhaustedError: the job does not fit; a warning instead unless it ``must_fit``.
+            UnavailableError: no agent answers on this node.
+        """
+        wish = MemoryWish(
+            own_bytes=estimate.own_bytes * self.place.local_world_size,
+            restored_bytes=estimate.restored_bytes(
+                named=named,
+                local_world_size=self.place.local_world_size,
+                replicas=self.copies.n,
+            ),
+            replicas=self.copies.n,
+            nodes_count=self.place.nodes_count,
+            slots=slots_per_rank(persist=self.persist.on),
+        )
+        node = session.describe(DESCRIBE_S_MAX, self.job, wish)
+        if node.refusal:
+            text = f"job {self.job} does not fit the arena of node {node.node}: {node.refusal}"
+            error = ExhaustedError(text, job=self.job, node=node.node)
+            if self.must_fit:
+                raise error
+            log.warning("%s", error)
+        return Path(node.arena)
+
+    def spec(self, start: Start | None, *, names_needs: bool) -> AttemptSpec:
+        """Return what this rank says of its attempt; collective, since all ranks share the nonce.
+
+        Raises:
+            PreconditionError: several ranks and no process group yet.
+        """
+        return AttemptSpec(
+            job=self.job,
+            nonce=launch.nonce(os.environ, self.place),
+            launcher=launch.launcher(os.environ),
+            holder=launch.holder(),
+            takeover=self.takeover,
+            rank=self.place.rank,
+            world_size=self.place.world_size,
+            local_world_size=self.place.local_world_size,
+            replicas=self.copies.n,
+            replica_domain=self.copies.domain,
+            persist=self.persist,
+            retention=self.keep,
+            start=start,
+            names_needs=names_needs,
+        )
