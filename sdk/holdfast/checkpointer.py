@@ -245,7 +245,7 @@ class Checkpointer:
         start = self._start
         if restored is not None:
             self._progress.step = restored.step
-            saver.restored(restored.step, restored.generation)
+            saver.restored(restored.step, restored.attempt)
             if start is not None and (start.fresh or restored.step != start.step):
                 log.warning(
                     "job %s: launch (%s) already started over or went back; now at step %d",

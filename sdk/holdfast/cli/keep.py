@@ -162,5 +162,5 @@ def links(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
 
 
 def _done(found: Record, what: str) -> Report:
-    data = {key: found[key] for key in ("job", "run", "step", "generation")}
+    data = {key: found[key] for key in ("job", "run", "step", "attempt")}
     return Report(data={**data, "done": what}, text=[f"{found['job']} step {found['step']} {what}"])

@@ -57,16 +57,17 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """The checkpoint that ``restore`` has loaded; ``generation`` is the number of its attempt.
+    """The checkpoint that ``restore`` has loaded.
 
-    ``sources`` are bytes by tier: ``memory``, ``peer`` or ``object``. ``seconds`` are those until a
-    checkpoint was chosen (``decide``), until all bytes were on the node and verified (``fetch``),
-    and of loading the tensors (``load``). With ``strict=False``, ``missing`` names state that the
-    checkpoint lacks and that kept its values, ``unexpected`` what the state lacks.
+    ``attempt`` is the number of the attempt that saved it. ``sources`` are bytes by tier:
+    ``memory``, ``peer`` or ``object``. ``seconds`` are those until a checkpoint was chosen
+    (``decide``), until all bytes were on the node and verified (``fetch``), and of loading the
+    tensors (``load``). With ``strict=False``, ``missing`` names state that the checkpoint lacks and
+    that kept its values, ``unexpected`` what the state lacks.
     """
 
     step: int
-    generation: int
+    attempt: int
     sources: Mapping[str, int]
     seconds: Mapping[str, float]
     apply_rng: Callable[[], None]
@@ -305,7 +306,7 @@ def _load(
     log.info("restored step %d from %s in %.2f s", step, sources, load_s + chosen.fetch_s)
     return Restored(
         step=step,
-        generation=decision.checkpoint.generation,
+        attempt=decision.checkpoint.generation,
         sources=sources,
         seconds={"decide": chosen.decide_s, "fetch": chosen.fetch_s, "load": load_s},
         apply_rng=capture.apply_rng,

@@ -56,7 +56,7 @@ def seal(
         shard = content.shard.id
         if expected and (shard.run, shard.generation, shard.rank) != expected:
             raise ManifestError(
-                f"segment {shard.key} lies in a slot leased to run, generation, rank {expected}"
+                f"segment {shard.key} lies in a slot leased to run, attempt, rank {expected}"
             )
         left = recall(arena, name, len(file.view))
         if left and left.shard == content.shard:

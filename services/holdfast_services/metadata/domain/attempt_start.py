@@ -69,7 +69,7 @@ def repeated(run: Run, attempt: Attempt) -> tuple[Event, ...]:
         f"attempt {attempt.generation} of {run.job} asks to begin at {where}; its launch "
         f"has done so once already, so training goes on from the newest checkpoint"
     )
-    context = {"run": run.id, "generation": str(attempt.generation)}
+    context = {"run": run.id, "attempt": str(attempt.generation)}
     return (
         Event(kind="start_repeated", severity="info", message=text, job=run.job, context=context),
     )

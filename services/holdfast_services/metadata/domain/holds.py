@@ -153,7 +153,7 @@ def check_removal(run: Run, item: Listed, newest: CheckpointId | None, *, force:
         PreconditionError: it lies in memory only, or somebody needs it; says who.
     """
     name = f"step {item.id.step} of attempt {item.id.generation}"
-    ids = {"job": run.job, "run": run.id, "step": item.id.step, "generation": item.id.generation}
+    ids = {"job": run.job, "run": run.id, "step": item.id.step, "attempt": item.id.generation}
     if held := holds(run, item):
         raise PreconditionError(f"{name} is {', '.join(held)}", **ids)
     if item.row.durable_at_s is None:

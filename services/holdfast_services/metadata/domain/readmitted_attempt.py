@@ -65,6 +65,6 @@ def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outco
         severity="warning",
         message=f"the catalogue had lost attempt {generation} of {run.job}; the attempt goes on",
         job=run.job,
-        context={"run": run.id, "generation": str(generation)},
+        context={"run": run.id, "attempt": str(generation)},
     )
     return Outcome(run=changed, events=(event,))

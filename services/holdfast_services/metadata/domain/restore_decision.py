@@ -402,7 +402,7 @@ def _implies(strong: SupersedeRule, weak: SupersedeRule) -> bool:
 def _event(run: Run, kind: str, text: str, decision: Decision, severity: str = "info") -> Event:
     context = {
         "run": run.id,
-        "generation": str(decision.generation),
+        "attempt": str(decision.generation),
         "decision": str(decision.number),
     }
     if decision.checkpoint:

@@ -337,5 +337,5 @@ def _steps(keys: Sequence[CheckpointId]) -> str:
 def _event(run: Run, kind: str, text: str, key: CheckpointId | None = None) -> Event:
     context = {"run": run.id}
     if key is not None:
-        context |= {"step": str(key.step), "generation": str(key.generation)}
+        context |= {"step": str(key.step), "attempt": str(key.generation)}
     return Event(kind=kind, severity="info", message=text, job=run.job, context=context)

@@ -273,7 +273,7 @@ def _lock(catalogue: Catalogue, key: CheckpointId) -> str:
 
 def _not_draining(catalogue: Catalogue, job: str, key: CheckpointId) -> CheckpointError:
     run: Run | None = catalogue.load_run(key.run)
-    ids = {"job": job, "run": key.run, "step": key.step, "generation": key.generation}
+    ids = {"job": job, "run": key.run, "step": key.step, "attempt": key.generation}
     if run and run.superseded(key):
         return StaleGenerationError(f"step {key.step} of {job} was left behind", **ids)
     if catalogue.checkpoint(key) is None:
@@ -282,5 +282,5 @@ def _not_draining(catalogue: Catalogue, job: str, key: CheckpointId) -> Checkpoi
 
 
 def _event(kind: str, job: str, key: CheckpointId, text: str, severity: str = "info") -> Event:
-    context = {"run": key.run, "step": str(key.step), "generation": str(key.generation)}
+    context = {"run": key.run, "step": str(key.step), "attempt": str(key.generation)}
     return Event(kind=kind, severity=severity, message=text, job=job, context=context)
