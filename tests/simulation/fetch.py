@@ -17,7 +17,7 @@ from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 from holdfast.errors import CheckpointError, CorruptionError, NotFoundError
 from holdfast.format import keys
-from holdfast_services.agent.domain import Content
+from holdfast_services.agent.domain import Content, readiness
 from holdfast_services.agent.domain import events as ev
 
 if TYPE_CHECKING:
@@ -91,6 +91,9 @@ class Fetch:
 
     def _filled(self, data: bytes, owner: str, tier: str) -> None:
         node, shard = self._node, self._action.shard
+        if self._action.parts:
+            self._filled_parts(data, owner, tier)
+            return
         file = node.file(self._action.name)
         if file is None:
             self._failed("the slot went")
@@ -101,6 +104,19 @@ class Fetch:
         node.sealed(file, owner, tier)
         content = Content(shard=shard, owner=owner, digests=b"", source=tier)
         node.feed(ev.FetchDone(self._action.name, content, tuple(self._bad)))
+
+    def _filled_parts(self, data: bytes, owner: str, tier: str) -> None:
+        """Keep what was asked for, zeros for the rest; an agent that finds the file drops it."""
+        node, shard, name = self._node, self._action.shard, self._action.name
+        held = bytearray(len(data))
+        for part in readiness.ranges_of(self._action.parts, shard.length_bytes):
+            held[part.begin : part.end] = data[part.begin : part.end]
+        length_bytes = readiness.length_of(self._action.parts, shard.length_bytes)
+        if not node.make_partial(name, length_bytes, shard, bytes(held)):
+            self._failed("no space left")
+            return
+        content = Content(shard=shard, owner=owner, digests=b"", source=tier)
+        node.feed(ev.FetchDone(name, content, tuple(self._bad)))
 
     def _failed(self, reason: str, advice: str = "") -> None:
         self._node.feed(

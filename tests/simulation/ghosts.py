@@ -28,6 +28,7 @@ from holdfast.core.facts import (
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.errors import NotFoundError
 from holdfast.format import keys
+from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.model import Attempt, Run
 
@@ -68,7 +69,7 @@ class Ghosts:
         self.numbers: dict[int, bytes] = {}
         self.generations: dict[bytes, int] = {}
         self.began: dict[bytes, CheckpointId | None] = {}
-        self.sharded = False
+        self.sharded = self.ranged = False
         self.named: dict[tuple[str, CheckpointId], set[int]] = defaultdict(set)
         """Whose shards the ranks of a node have ever named, if the job is ``sharded``."""
         self.commits_count = 0
@@ -145,9 +146,9 @@ class Ghosts:
             raise Broken(f"G8: {name(key)} has the bytes of step {first.step}")
         return first.lineage, first.step
 
-    def fetched(self, node: Node, shard: Shard) -> None:
+    def fetched(self, node: Node, fetch: ev.Fetch) -> None:
         """P8: a node fetches for a restore what one of its ranks needs, and nothing else."""
-        state = node.state
+        state, shard = node.state, fetch.shard
         restored = any(
             want.shard.id == shard.id and want.reason is WantReason.RESTORE
             for want in (state.view.wants if state and state.view else ())
@@ -156,6 +157,9 @@ class Ghosts:
         if restored and self.sharded and shard.id.rank not in self.named[node.name, key]:
             raise Broken(f"P8: {node.name} fetches rank {shard.id.rank} of {name(key)}, which none "
                          f"of its ranks needs")  # fmt: skip
+        if restored and self.ranged and not fetch.parts:
+            raise Broken(f"P8: {node.name} fetches all of rank {shard.id.rank} of {name(key)}, of "
+                         f"which its ranks need a part")  # fmt: skip
 
     def view_arrived(self, kept: CheckpointId | None) -> None:
         """M9: what is named as kept was acknowledged."""

@@ -6,6 +6,7 @@ In peace a commit and a restore must come within a bounded time, and what is due
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 from tests.simulation.bucket import Bucket, Queue
 from tests.simulation.checks import STATES, Broken, name
@@ -14,13 +15,14 @@ from tests.simulation.job import Job
 from tests.simulation.metadata import Fleet
 from tests.simulation.node import Node
 from tests.simulation.plan import NAMES, RANKS_MAX, TROUBLE_S, Plan, ranks_per_node
-from tests.simulation.rank import LENGTH
+from tests.simulation.segments import LENGTH, PART_BYTES
 from tests.simulation.trouble import befall
 from tests.simulation.worker import Worker
 from tests.simulation.world import Do, Net, World
 
 from holdfast.core.budget import memory_need, slots_per_rank
 from holdfast.core.protection import Copies
+from holdfast_services.agent.domain import readiness
 
 PEACE_S_MAX = 40.0
 COMMITS_IN_PEACE = 2
@@ -36,7 +38,7 @@ class History:
         )
         self.world = world = World(plan.seed, net)
         self.ghosts = Ghosts(world)
-        self.ghosts.sharded = plan.sharded
+        self.ghosts.sharded, self.ghosts.ranged = plan.sharded, plan.ranged
         self.bucket = Bucket(world, self.ghosts) if plan.workers else None
         self.queue = Queue(world) if plan.workers else None
         self.ghosts.bucket = self.bucket
@@ -78,7 +80,11 @@ class History:
             self.queue.close()
 
     def run(self) -> None:
-        """Live through it."""
+        """Live through it; a part has ``PART_BYTES``, so that a segment has several."""
+        with patch.object(readiness, "PART_BYTES", PART_BYTES):
+            self._run()
+
+    def _run(self) -> None:
         plan = self.plan
         self.world.say(
             f"{plan.nodes} nodes, {plan.world_size} ranks, {plan.replicas} copies elsewhere, "

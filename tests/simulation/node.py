@@ -110,6 +110,8 @@ class Node:
         self._due_s = float("inf")
         self._watching = self._news = False
         self._told.clear()
+        for slot in [s for s, f in self.files.items() if f.name.state is SlotState.PARTIAL]:
+            del self.files[slot]
         state = State(me=self.me, budget_bytes=self.budget_bytes)
         for slot, file in sorted(self.files.items()):
             content = None
@@ -220,12 +222,19 @@ class Node:
                 file.held = HeldState.QUARANTINED
                 self.ghosts.moved = True
         elif isinstance(action, ev.Fetch):
-            self.ghosts.fetched(self, action.shard)
+            self.ghosts.fetched(self, action)
             Fetch(self, action).begin()
         elif isinstance(action, ev.AskHold):
             self._ask(action)
         else:
             self.soon(WORK_S_MAX, lambda: self._work(action))
+
+    def make_partial(self, name: SlotName, length_bytes: int, shard: Shard, data: bytes) -> bool:
+        """Make the file of a partial slot; False: there is no room."""
+        if self.used_bytes + length_bytes > self.room_bytes:
+            return False
+        self.files[name.slot] = File(name, length_bytes, data=data, shard=shard)
+        return True
 
     def file(self, name: SlotName) -> File | None:
         file = self.files.get(name.slot)

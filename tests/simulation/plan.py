@@ -18,6 +18,7 @@ MOMENT_S = 0.4
 GAPS_S = (1.5, 4.0, 8.0)
 SCENES_PART = 0.6
 SHARDED_PART = 0.3
+RANGED_PART = 0.5
 SCENE_GAPS_S = (4.0, 8.0)
 NAMES = "abcd"
 NODE_LEASE_S = 5.0
@@ -49,7 +50,8 @@ class Trouble:
 class Plan:
     """A cluster, a job and all trouble. ``workers`` 0: there is no object store.
 
-    ``sharded``: each rank has a part of the state, and names what it needs of a checkpoint.
+    ``sharded``: each rank has a part of the state, and names what it needs of a checkpoint;
+    ``ranged``: and of that not all bytes.
     ``seed`` draws what the plan leaves open: how long each message and each copy takes. ``lost``,
     ``doubled``, ``answer_lost`` and ``slow`` are chances of one message. ``peace_s`` is when all
     trouble ends; 0: two seconds after the last of it begins, and at ``TROUBLE_S`` at most.
@@ -67,6 +69,7 @@ class Plan:
     persist_steps: int = 0
     keep_last: int = 0
     sharded: bool = False
+    ranged: bool = False
     lost: float = 0.0
     doubled: float = 0.0
     answer_lost: float = 0.0
@@ -108,7 +111,9 @@ def draw(seed: int) -> Plan:
         plan = replace(plan, **{name: round(rng.uniform(0, most), 3) for name in chosen})
     # Drawn apart, so that what a seed was before there were sharded jobs stays as it was.
     sharded = random.Random(f"sharded {seed}").random() < SHARDED_PART
-    return replace(plan, sharded=sharded, troubles=tuple(_troubles(plan, rng, scene)))
+    ranged = sharded and random.Random(f"ranged {seed}").random() < RANGED_PART
+    plan = replace(plan, sharded=sharded, ranged=ranged)
+    return replace(plan, troubles=tuple(_troubles(plan, rng, scene)))
 
 
 def _troubles(plan: Plan, rng: random.Random, scene: tuple[str, ...]) -> list[Trouble]:

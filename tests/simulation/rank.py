@@ -9,7 +9,7 @@ from tests.said import agent_session, registration, session_update
 from tests.simulation.checks import Broken, intact
 from tests.simulation.node import File, Node
 from tests.simulation.saves import Saves
-from tests.simulation.segments import JOB, Moment, plan_hash, segment
+from tests.simulation.segments import BODY, JOB, LENGTH, Moment, plan_hash, segment
 from tests.simulation.world import Do
 
 from holdfast.core.attempts import Seat
@@ -33,7 +33,6 @@ from holdfast_services.metadata.domain.attempts import Registration
 if TYPE_CHECKING:
     from tests.simulation.job import Attempt
 
-LENGTH = 544
 RETRY_S = 0.25
 OPEN_S_MAX = 6.0
 COPY_S_MAX = 0.04
@@ -268,8 +267,9 @@ class Process:
             return False
         saved = self.ghosts.world_sizes[chosen]
         parts = range(self.rank, saved, size) if self.rank < saved else (self.rank % saved,)
+        ranges = (BODY,) if self.attempt.job.plan.ranged else ()
         self.needs = Needs(
-            checkpoint=chosen, shards=tuple(ShardNeed(rank=part) for part in parts),
+            checkpoint=chosen, shards=tuple(ShardNeed(rank=one, ranges=ranges) for one in parts),
             number=self.needs.number + 1 if self.needs else 1,
         )  # fmt: skip
         self.ghosts.named[self.node.name, chosen].update(parts)
@@ -291,6 +291,11 @@ class Process:
             file = self.node.files.get(segment_.file_name.split(".")[0])
             if file is None or file.name.file_name != segment_.file_name:
                 return  # the agent is another one by now: its view comes
+            if segment_.ranges:
+                if file.shard != segment_.shard or BODY not in segment_.ranges:
+                    raise Broken(f"P3: {segment_.file_name} lacks bytes that are loaded")
+                found[int(segment_.shard.id.rank)] = file.data
+                continue
             if file.shard != segment_.shard or not (intact(file) or file.flipped):
                 raise Broken(f"P3: {segment_.file_name} is loaded with other bytes than sealed")
             if not intact(file):

@@ -8,12 +8,17 @@ from functools import lru_cache
 
 from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.needs import ByteRange
 from holdfast.format.boxes import whole
 from holdfast.format.digest import part_digests, root_digest
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 
 JOB = "job"
 _BODY = struct.Struct("<qqqq")
+LENGTH = 544
+PART_BYTES = 128
+BODY = ByteRange(begin=LENGTH - _BODY.size, end=LENGTH)
+"""What of a segment a rank loads; the header is before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from holdfast.errors import InvalidRequestError
 SHARDS_COUNT_MAX = 100_000
 RANGES_COUNT_MAX = 1_000_000
 """Over all shards that one rank names."""
+HEADS_BYTES_MAX = 32 << 20
+"""Of the heads in one answer; who wants more asks for the others again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,18 @@ class Needs:
     def in_whole_shards(self) -> Needs:
         """Return the same without byte ranges: which bytes are read is between rank and agent."""
         return replace(self, shards=tuple(replace(need, ranges=()) for need in self.shards))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The first bytes of a segment of ``rank``, up to its first tensor; of ``length_bytes`` in all.
+
+    Nothing has verified them: who reads tensors takes the header from the verified bytes (P3).
+    """
+
+    rank: int
+    length_bytes: int
+    data: bytes
 
 
 def checked(needs: Needs) -> Needs:

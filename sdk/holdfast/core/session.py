@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.announcements import Announcement
 from holdfast.core.facts import AbandonedStep, Decision, Event, Shard
-from holdfast.core.needs import Needs
+from holdfast.core.needs import ByteRange, Needs
 from holdfast.core.reports import RankReport
 
 
@@ -39,11 +39,21 @@ class StepLevels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSegment:
-    """One verified segment to load from; kept until the session says that it has loaded."""
+    """One verified segment to load from; kept until the session says that it has loaded.
+
+    ``ranges`` is what of it lies in the file, sorted and apart; empty: all of it.
+    """
 
     shard: Shard
     file_name: str
     source: str
+    ranges: tuple[ByteRange, ...] = ()
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of the segment lies in the file."""
+        held = sum(part.end - part.begin for part in self.ranges)
+        return held if self.ranges else self.shard.length_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,10 @@ and a restarted agent reads all states from one directory listing::
 
     free ──► open ──► closed ──► seg ──► free        (``open`` is the state *writing*)
 
+A *partial* slot is apart from that: a new, sparse file with some parts of one segment, for ranks
+of this node that are about to load them. It is served to nobody, never reused, and removed by the
+next agent.
+
 Every reuse grows the *incarnation*, which is part of the name: a process that wakes up late
 renames a name that no longer exists.
 """
@@ -25,6 +29,7 @@ class SlotState(StrEnum):
     WRITING = "open"
     CLOSED = "closed"
     SEALED = "seg"
+    PARTIAL = "part"
 
 
 TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
@@ -32,9 +37,10 @@ TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
     SlotState.WRITING: frozenset({SlotState.CLOSED, SlotState.FREE}),
     SlotState.CLOSED: frozenset({SlotState.SEALED, SlotState.FREE}),
     SlotState.SEALED: frozenset({SlotState.FREE}),
+    SlotState.PARTIAL: frozenset(),
 }
 
-_NAME = re.compile(r"(s[0-9]{1,9})\.([0-9]{1,18})\.(free|open|closed|seg)")
+_NAME = re.compile(r"(s[0-9]{1,9})\.([0-9]{1,18})\.(free|open|closed|seg|part)")
 
 
 @dataclass(frozen=True, slots=True)

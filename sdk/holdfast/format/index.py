@@ -113,6 +113,17 @@ def build(headers: Iterable[SegmentHeader]) -> Index:
         ManifestError: they are not one whole checkpoint, or disagree about a tensor.
         ExhaustedError: more than ``BOXES_COUNT_MAX`` boxes: readers use the headers themselves.
     """
+    index = of_some(headers)
+    _check_segments(index)
+    return index
+
+
+def of_some(headers: Iterable[SegmentHeader]) -> Index:
+    """Return what ``build`` does of those segments of a plan whose headers are to be had.
+
+    Raises:
+        ManifestError, ExhaustedError: as ``build`` says, except that others may be missing.
+    """
     by_place = sorted(
         headers, key=lambda header: (header.identity.id.rank, header.identity.id.volume)
     )
@@ -141,7 +152,7 @@ def build(headers: Iterable[SegmentHeader]) -> Index:
                     end=entry.end,
                 )
             )
-    index = Index(
+    return Index(
         world_size=world_size,
         segments=tuple(_segment(header) for header in by_place),
         tensors=tuple(
@@ -154,8 +165,6 @@ def build(headers: Iterable[SegmentHeader]) -> Index:
             for fqn in sorted(boxes)
         ),
     )
-    _check_segments(index)
-    return index
 
 
 def encode(index: Index) -> bytes:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 BLOB_PREFIX = "holdfast.rank."
 OWN_PREFIX = "rank."
 RESERVED = frozenset({"holdfast", "rank"})
@@ -49,3 +51,12 @@ def name_for(stored: str, rank: int) -> str | None:
     if stored.startswith(own):
         return stored[len(own) :]
     return None if stored.startswith(OWN_PREFIX) else stored
+
+
+def is_under(name: str, keys: Collection[str]) -> bool:
+    """Tell whether a name of the state is one of ``keys``, or of something inside one.
+
+    >>> is_under("model.weight", ["model"]), is_under("model2", ["model"])
+    (True, False)
+    """
+    return any(name == key or name.startswith(f"{key}.") for key in keys)

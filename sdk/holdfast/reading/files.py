@@ -7,23 +7,40 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from holdfast.core.facts import Shard
-from holdfast.errors import InvalidRequestError, NotFoundError, TruncatedShardError
-from holdfast.format.segment import SegmentHeader, parse_header
+from holdfast.core.ids import ShardId
+from holdfast.core.needs import ByteRange
+from holdfast.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+    TruncatedShardError,
+)
+from holdfast.format.byte_ranges import span
+from holdfast.format.segment import ITEM_BYTES, SegmentHeader, parse_header
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part
 from holdfast.reading.reader import Copy, Reader
 from holdfast.reading.transfer import Transfer
 
+Ranges = Sequence[ByteRange]
 
-def open_files(files: Iterable[tuple[Path, Shard]]) -> Reader:
+
+def open_files(
+    files: Iterable[tuple[Path, Shard]], held: Mapping[ShardId, Ranges] | None = None
+) -> Reader:
     """Return a reader of the segments of one checkpoint that lie in ``files``.
+
+    Args:
+        files: Where each segment is.
+        held: What of a segment is in its file, header included, if not all of it: nothing else of
+            it is read.
 
     Raises:
         NotFoundError: a file is gone.
@@ -31,7 +48,7 @@ def open_files(files: Iterable[tuple[Path, Shard]]) -> Reader:
         ManifestError: a header breaks a rule, or is of another shard than was asked for.
         InvalidRequestError: the shards are not of one (run, step, generation) and world size.
     """
-    source = MappedFiles(files)
+    source = MappedFiles(files, held or {})
     return Reader(source, source.world_size)
 
 
@@ -41,7 +58,8 @@ class MappedFiles:
     Invariants: every shard is of one (run, step, generation).
     """
 
-    def __init__(self, files: Iterable[tuple[Path, Shard]]) -> None:
+    def __init__(self, files: Iterable[tuple[Path, Shard]], held: Mapping[ShardId, Ranges]) -> None:
+        self._held: list[Ranges] = []
         self._maps: list[mmap.mmap] = []
         self._data: list[torch.Tensor] = []
         self._headers: list[SegmentHeader] = []
@@ -49,6 +67,7 @@ class MappedFiles:
         try:
             for path, shard in files:
                 self._add(path, shard)
+                self._held.append(held.get(shard.id, ()))
                 shards.append(shard)
             _check_one_checkpoint(shards)
         except BaseException:
@@ -65,7 +84,11 @@ class MappedFiles:
         """See ``Bytes.expect``; of what is mapped nothing needs to be fetched."""
 
     def copy(self, copies: Sequence[Copy], *, expected: bool = False) -> None:
-        """See ``Bytes.copy``; by as many threads as there are cores."""
+        """See ``Bytes.copy``; by as many threads as there are cores.
+
+        Raises:
+            NotReadyError: bytes of a tensor are not in the file; nothing was written.
+        """
         del expected
         transfer = Transfer()
         for target, part in copies:
@@ -85,9 +108,20 @@ class MappedFiles:
     def _view(self, part: Part) -> torch.Tensor:
         entry = part.entry
         spec = entry.spec
+        self._check_held(part)
         data = self._data[part.number][entry.begin : entry.end]
         view = data.view(TORCH[spec.dtype]).view(spec.box.lengths)
         return view if part.box is spec.box else view[part.box.within(spec.box)]
+
+    def _check_held(self, part: Part) -> None:
+        ranges, entry = self._held[part.number], part.entry
+        if not ranges or not part.box.elements_count:
+            return
+        begin, end = span(entry.spec.box, part.box, ITEM_BYTES[entry.spec.dtype])
+        begin, end = entry.begin + begin, entry.begin + end
+        if not any(held.begin <= begin and end <= held.end for held in ranges):
+            fqn = entry.spec.fqn
+            raise NotReadyError(f"bytes of tensor {fqn!r} were not fetched to this node", fqn=fqn)
 
     def _add(self, path: Path, shard: Shard) -> None:
         mapping = _mapped(path, shard)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError, NotReadyError
 from holdfast.format.blob import SavedOptimizer, StateBlob
-from holdfast.format.names import name_for, own_name
+from holdfast.format.names import is_under, name_for, own_name
 from holdfast.format.tree import Json, decode
 from holdfast.reading.reader import Segments
 from holdfast.state import modules, optimizers
@@ -117,9 +117,7 @@ class Loading:
         self._state[key] = merge(here, held, key, exact=self._strict, objects=stay)
 
     def _chosen(self, path: str) -> bool:
-        return self._only is None or any(
-            path == key or path.startswith(f"{key}.") for key in self._only
-        )
+        return self._only is None or is_under(path, self._only)
 
     def _both(self, objects: Mapping[str, object]) -> dict[str, object]:
         """Return the chosen objects that are here and in the checkpoint; note the others."""

@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import Decision, DecisionState, Event
-from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.reports import RankReport
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.errors import (
@@ -31,6 +29,7 @@ from holdfast.format.canonical import strict_object
 from holdfast.format.manifest import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
+from holdfast.training.needed import of_names, own_needs
 from holdfast.training.session import AgentSession
 
 log = logging.getLogger(__name__)
@@ -125,8 +124,9 @@ def restore(
         CheckpointError: as ``_chosen`` says, or what is loaded does not fit the state.
     """
     chosen = _chosen(
-        session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=not scope.strict
-    )
+        session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=not scope.strict,
+        only=scope.only,
+    )  # fmt: skip
     decision = chosen.decision
     found = None if _begins_anew(decision) else decision.checkpoint
     if (expected and (expected.step, expected.attempt)) != (
@@ -166,12 +166,17 @@ def _begins_anew(decision: Decision) -> bool:
 
 
 def _chosen(
-    session: AgentSession, *, timeout_s: float, lost_is_fresh: bool, whole: bool = False
+    session: AgentSession,
+    *,
+    timeout_s: float,
+    lost_is_fresh: bool,
+    whole: bool = False,
+    only: Collection[str] | None = None,
 ) -> RestoreView:
     """Return what was decided, once it is confirmed and all that is needed of it is here.
 
     A rank that names its needs does so here, for each checkpoint that is proposed; ``whole``: it
-    needs all of it.
+    needs all of it; ``only``: of its own segment what is under these names of the state.
 
     Raises:
         UnavailableError: no decision within ``timeout_s``.
@@ -180,7 +185,7 @@ def _chosen(
         CorruptionError: checkpoints are known and none can be read, unless ``lost_is_fresh``.
     """
     generation = session.generation
-    view = _wait(session, timeout_s=timeout_s, whole=whole)
+    view = _wait(session, timeout_s=timeout_s, whole=whole, only=only)
     if view is None:
         raise UnavailableError(
             f"no checkpoint was chosen and fetched within {timeout_s:.0f} s: "
@@ -206,7 +211,9 @@ def _chosen(
     return chosen
 
 
-def _wait(session: AgentSession, *, timeout_s: float, whole: bool) -> SessionView | None:
+def _wait(
+    session: AgentSession, *, timeout_s: float, whole: bool, only: Collection[str] | None
+) -> SessionView | None:
     """Return the view that ends the wait, None: not within ``timeout_s``; name needs meanwhile."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -220,7 +227,10 @@ def _wait(session: AgentSession, *, timeout_s: float, whole: bool) -> SessionVie
         if decision is None:
             return view
         number = session.needs.number + 1 if session.needs else 1
-        session.name(own_needs(decision, session.spec, number, whole=whole))
+        needs = own_needs(decision, session.spec, number, whole=whole)
+        if only is not None:
+            needs = of_names(needs, session.spec.rank % decision.world_size, only, session.heads)
+        session.name(needs)
 
 
 def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decision | None:
@@ -239,28 +249,10 @@ def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decisi
     return decision
 
 
-def own_needs(decision: Decision, spec: AttemptSpec, number: int, *, whole: bool) -> Needs:
-    """Return what a rank whose state is all its own needs of a decision's checkpoint.
-
-    The segment of the rank whose state it takes and, in another world size, that of rank 0, whose
-    seed the random streams follow from; see ``state.capture``. All of it, should the ranks that
-    saved it have more than a segment each.
-    """
-    assert decision.checkpoint is not None
-    saved = decision.world_size
-    ranks = {spec.rank % saved} | ({0} if saved != spec.world_size else set())
-    return Needs(
-        checkpoint=decision.checkpoint,
-        shards=tuple(ShardNeed(rank=one) for one in sorted(ranks)),
-        number=number,
-        whole=whole or decision.shards_count != saved,
-    )
-
-
 def _sources(chosen: RestoreView) -> Mapping[str, int]:
     sources = Counter[str]()
     for segment in chosen.segments:
-        sources[segment.source] += segment.shard.length_bytes
+        sources[segment.source] += segment.held_bytes
     return dict(sources)
 
 
@@ -287,7 +279,8 @@ def _load(
     step = decision.checkpoint.step
     started_s = time.monotonic()
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
-    with open_files(located) as segments:
+    held = {segment.shard.id: segment.ranges for segment in chosen.segments}
+    with open_files(located, held) as segments:
         found = capture.load(
             segments, step=step, strict=scope.strict, only=scope.only, streams=scope.only is None
         )

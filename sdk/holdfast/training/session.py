@@ -16,21 +16,20 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast import locks
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import MemoryWish, Reservation
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId, run_id
-from holdfast.core.needs import Needs
-from holdfast.core.reports import NOTES_COUNT_MAX, RankReport, StepNote
+from holdfast.core.needs import Head, Needs
+from holdfast.core.reports import RankReport, StepNote
 from holdfast.core.retry import Waits
-from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.session import SessionView
 from holdfast.core.text import tellable
 from holdfast.errors import (
     AccessError,
@@ -43,11 +42,13 @@ from holdfast.errors import (
 from holdfast.logs import steady_logger
 from holdfast.rpc.channel import call, sync_channel, unix_target
 from holdfast.rpc.codec import from_message, to_message
+from holdfast.training.outbox import Outbox
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import common_pb2
 from holdfast.v1.agent_pb2_grpc import AgentStub
 
 CALL_S_MAX = 10.0
+HEADS_S_MAX = 30.0
 REGISTER_S_MIN = 1.0
 """Between two registrations of a rank that is told it has no seat: views may change often."""
 WATCH_S = 10.0
@@ -57,47 +58,10 @@ SEAT_WAITS = Waits(first_s=RETRY_S, wait_s_max=5.0, factor=1.5)
 """They less than double: a job that begins hears soon that its catalogue is back."""
 PROGRESS_S = 0.1
 RESERVE_BYTES_PER_S_MIN = 200 << 20
-EVENTS_COUNT_MAX = 256
-HINTS_COUNT_MAX = 64
 
 log = steady_logger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Outbox:
-    """What the agent has not been told yet; levels are repeated, lists are sent once.
-
-    Lists are bounded: of what could not be told for long, the oldest is dropped. That costs
-    nothing but news: which steps are lost follows from the report's ``step`` and ``saving``.
-    """
-
-    report: RankReport = field(default_factory=RankReport)
-    wants_slot: int = 0
-    needs: Needs | None = None
-    notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=NOTES_COUNT_MAX))
-    abandoned: deque[AbandonedStep] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
-    closed_slots: deque[str] = field(default_factory=lambda: deque(maxlen=HINTS_COUNT_MAX))
-    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_COUNT_MAX))
-
-    def message(self, session: str) -> SessionUpdate:
-        """Return everything as one update."""
-        return SessionUpdate(
-            session=session,
-            report=replace(self.report, notes=tuple(self.notes)),
-            wants_slot=self.wants_slot,
-            needs=self.needs,
-            closed_slots=tuple(self.closed_slots),
-            abandoned=tuple(self.abandoned),
-            events=tuple(self.events),
-        )
-
-    def delivered(self, update: SessionUpdate) -> None:
-        """Forget what ``update`` carried: what stands at the front, if it still does."""
-        _forget(self.abandoned, update.abandoned)
-        _forget(self.closed_slots, update.closed_slots)
-        _forget(self.events, update.events)
 
 
 class AgentSession:
@@ -115,7 +79,7 @@ class AgentSession:
         self._arena: Path | None = None
         self._reservation: Reservation | None = None
         self._lock_descriptor = -1
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._guard = threading.Lock()
         self._opening = threading.Lock()
         self._register_after_s = 0.0
@@ -239,6 +203,19 @@ class AgentSession:
             self._outbox.needs = needs
         self._urgent.set()
         self._wake.set()
+
+    def heads(self, checkpoint: CheckpointId, ranks: Collection[int]) -> tuple[Head, ...]:
+        """Return the heads of the segments of ``ranks``, of those that are found soon.
+
+        Raises:
+            CheckpointError: the agent does not answer.
+        """
+        asked = pb.HeadsRequest(
+            job=self.spec.job, checkpoint=to_message(checkpoint, common_pb2.CheckpointId),
+            ranks=sorted(ranks),
+        )  # fmt: skip
+        answer = call(self._stub.FindHeads, asked, timeout_s=HEADS_S_MAX)
+        return tuple(from_message(head, Head) for head in answer.heads)
 
     @property
     def generation(self) -> int:
@@ -487,9 +464,3 @@ class AgentSession:
         with self._guard:
             self._outbox.delivered(update)
         return True
-
-
-def _forget(waiting: deque[Any], sent: Sequence[object]) -> None:
-    told = {id(item) for item in sent}
-    while waiting and id(waiting[0]) in told:
-        waiting.popleft()

@@ -323,22 +323,28 @@ class LocalSegment(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     FILE_NAME_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     file_name: _builtins.str
     """within the arena"""
     source: _builtins.str
     """memory | peer | object"""
     @_builtins.property
     def shard(self) -> _common_pb2.Shard: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ByteRange]:
+        """what of it is in the file; none: all of it"""
+
     def __init__(
         self,
         *,
         shard: _common_pb2.Shard | None = ...,
         file_name: _builtins.str = ...,
         source: _builtins.str = ...,
+        ranges: _abc.Iterable[_common_pb2.ByteRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_name", b"file_name", "shard", b"shard", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_name", b"file_name", "ranges", b"ranges", "shard", b"shard", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -570,6 +576,86 @@ class DumpResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DumpResponse: _TypeAlias = DumpResponse  # noqa: Y015
+
+@_typing.final
+class HeadsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def checkpoint(self) -> _common_pb2.CheckpointId: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """whose segments"""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        checkpoint: _common_pb2.CheckpointId | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "job", b"job", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadsRequest: _TypeAlias = HeadsRequest  # noqa: Y015
+
+@_typing.final
+class HeadsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___Head]:
+        """in bounds: ask for the others again"""
+
+    def __init__(
+        self,
+        *,
+        heads: _abc.Iterable[Global___Head] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadsResponse: _TypeAlias = HeadsResponse  # noqa: Y015
+
+@_typing.final
+class Head(_message.Message):
+    """A segment up to its first tensor; not verified."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    LENGTH_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """whose segment"""
+    length_bytes: _builtins.int
+    """of all of it"""
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        length_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "length_bytes", b"length_bytes", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Head: _TypeAlias = Head  # noqa: Y015
 
 @_typing.final
 class HoldRequest(_message.Message):

@@ -71,6 +71,11 @@ class AgentStub(object):
                 request_serializer=holdfast_dot_v1_dot_agent__pb2.CloseSessionRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_agent__pb2.CloseSessionResponse.FromString,
                 _registered_method=True)
+        self.FindHeads = channel.unary_unary(
+                '/holdfast.v1.Agent/FindHeads',
+                request_serializer=holdfast_dot_v1_dot_agent__pb2.HeadsRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_agent__pb2.HeadsResponse.FromString,
+                _registered_method=True)
         self.Dump = channel.unary_unary(
                 '/holdfast.v1.Agent/Dump',
                 request_serializer=holdfast_dot_v1_dot_agent__pb2.DumpRequest.SerializeToString,
@@ -129,6 +134,13 @@ class AgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindHeads(self, request, context):
+        """Heads of segments, from wherever there is a copy: a rank works out which bytes it needs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Dump(self, request, context):
         """The whole state of the residency machine, for people.
         """
@@ -173,6 +185,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.CloseSession,
                     request_deserializer=holdfast_dot_v1_dot_agent__pb2.CloseSessionRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_agent__pb2.CloseSessionResponse.SerializeToString,
+            ),
+            'FindHeads': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindHeads,
+                    request_deserializer=holdfast_dot_v1_dot_agent__pb2.HeadsRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_agent__pb2.HeadsResponse.SerializeToString,
             ),
             'Dump': grpc.unary_unary_rpc_method_handler(
                     servicer.Dump,
@@ -381,6 +398,33 @@ class Agent(object):
             _registered_method=True)
 
     @staticmethod
+    def FindHeads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Agent/FindHeads',
+            holdfast_dot_v1_dot_agent__pb2.HeadsRequest.SerializeToString,
+            holdfast_dot_v1_dot_agent__pb2.HeadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Dump(request,
             target,
             options=(),
@@ -443,6 +487,11 @@ class ReplicationStub(object):
                 request_serializer=holdfast_dot_v1_dot_agent__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_agent__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.ReadHeads = channel.unary_unary(
+                '/holdfast.v1.Replication/ReadHeads',
+                request_serializer=holdfast_dot_v1_dot_agent__pb2.HeadsRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_agent__pb2.HeadsResponse.FromString,
+                _registered_method=True)
 
 
 class ReplicationServicer(object):
@@ -483,6 +532,13 @@ class ReplicationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadHeads(self, request, context):
+        """Heads of the segments that lie here; those of which there is no copy are left out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -510,6 +566,11 @@ def add_ReplicationServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=holdfast_dot_v1_dot_agent__pb2.VerifyRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_agent__pb2.VerifyResponse.SerializeToString,
+            ),
+            'ReadHeads': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadHeads,
+                    request_deserializer=holdfast_dot_v1_dot_agent__pb2.HeadsRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_agent__pb2.HeadsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -648,6 +709,33 @@ class Replication(object):
             '/holdfast.v1.Replication/Verify',
             holdfast_dot_v1_dot_agent__pb2.VerifyRequest.SerializeToString,
             holdfast_dot_v1_dot_agent__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadHeads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replication/ReadHeads',
+            holdfast_dot_v1_dot_agent__pb2.HeadsRequest.SerializeToString,
+            holdfast_dot_v1_dot_agent__pb2.HeadsResponse.FromString,
             options,
             channel_credentials,
             insecure,

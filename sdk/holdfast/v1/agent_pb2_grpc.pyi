@@ -46,6 +46,8 @@ class AgentStub:
     Update: _grpc.UnaryUnaryMultiCallable[_agent_pb2.UpdateRequest, _agent_pb2.UpdateResponse]
     """Progress, closed slots, abandoned steps: the newest wins, repeats are harmless."""
     CloseSession: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CloseSessionRequest, _agent_pb2.CloseSessionResponse]
+    FindHeads: _grpc.UnaryUnaryMultiCallable[_agent_pb2.HeadsRequest, _agent_pb2.HeadsResponse]
+    """Heads of segments, from wherever there is a copy: a rank works out which bytes it needs."""
     Dump: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DumpRequest, _agent_pb2.DumpResponse]
     """The whole state of the residency machine, for people."""
 
@@ -66,6 +68,8 @@ class AgentAsyncStub(AgentStub):
     Update: _aio.UnaryUnaryMultiCallable[_agent_pb2.UpdateRequest, _agent_pb2.UpdateResponse]  # type: ignore[assignment]
     """Progress, closed slots, abandoned steps: the newest wins, repeats are harmless."""
     CloseSession: _aio.UnaryUnaryMultiCallable[_agent_pb2.CloseSessionRequest, _agent_pb2.CloseSessionResponse]  # type: ignore[assignment]
+    FindHeads: _aio.UnaryUnaryMultiCallable[_agent_pb2.HeadsRequest, _agent_pb2.HeadsResponse]  # type: ignore[assignment]
+    """Heads of segments, from wherever there is a copy: a rank works out which bytes it needs."""
     Dump: _aio.UnaryUnaryMultiCallable[_agent_pb2.DumpRequest, _agent_pb2.DumpResponse]  # type: ignore[assignment]
     """The whole state of the residency machine, for people."""
 
@@ -127,6 +131,14 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agent_pb2.CloseSessionResponse, _abc.Awaitable[_agent_pb2.CloseSessionResponse]]: ...
 
     @_abc_1.abstractmethod
+    def FindHeads(
+        self,
+        request: _agent_pb2.HeadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.HeadsResponse, _abc.Awaitable[_agent_pb2.HeadsResponse]]:
+        """Heads of segments, from wherever there is a copy: a rank works out which bytes it needs."""
+
+    @_abc_1.abstractmethod
     def Dump(
         self,
         request: _agent_pb2.DumpRequest,
@@ -152,6 +164,8 @@ class ReplicationStub:
     """"What you served did not match": the holder hashes its copy again, quarantines it if it is bad."""
     Verify: _grpc.UnaryUnaryMultiCallable[_agent_pb2.VerifyRequest, _agent_pb2.VerifyResponse]
     """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people."""
+    ReadHeads: _grpc.UnaryUnaryMultiCallable[_agent_pb2.HeadsRequest, _agent_pb2.HeadsResponse]
+    """Heads of the segments that lie here; those of which there is no copy are left out."""
 
 @_typing.type_check_only
 class ReplicationAsyncStub(ReplicationStub):
@@ -167,6 +181,8 @@ class ReplicationAsyncStub(ReplicationStub):
     """"What you served did not match": the holder hashes its copy again, quarantines it if it is bad."""
     Verify: _aio.UnaryUnaryMultiCallable[_agent_pb2.VerifyRequest, _agent_pb2.VerifyResponse]  # type: ignore[assignment]
     """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people."""
+    ReadHeads: _aio.UnaryUnaryMultiCallable[_agent_pb2.HeadsRequest, _agent_pb2.HeadsResponse]  # type: ignore[assignment]
+    """Heads of the segments that lie here; those of which there is no copy are left out."""
 
 class ReplicationServicer(metaclass=_abc_1.ABCMeta):
     """Agent to agent, over TCP. Owner and backup talk directly; metadata may be down."""
@@ -209,5 +225,13 @@ class ReplicationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.VerifyResponse, _abc.Awaitable[_agent_pb2.VerifyResponse]]:
         """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people."""
+
+    @_abc_1.abstractmethod
+    def ReadHeads(
+        self,
+        request: _agent_pb2.HeadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.HeadsResponse, _abc.Awaitable[_agent_pb2.HeadsResponse]]:
+        """Heads of the segments that lie here; those of which there is no copy are left out."""
 
 def add_ReplicationServicer_to_server(servicer: ReplicationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -17,6 +17,7 @@ from holdfast.v1 import agent_pb2_grpc
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient, PeerClients
 from holdfast_services.agent.fetcher import Fetcher
+from holdfast_services.agent.heads import HeadFinder
 from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.recovery import adopt
 from holdfast_services.agent.reporter import Reporter
@@ -72,12 +73,13 @@ class Agent:
             domain=self._settings.domain,
         )
         state = await asyncio.to_thread(adopt, self._arena, self._served, self.me)
+        tier = ObjectTier(self._settings.store)
         fetcher = Fetcher(
             node=self.me.node,
             arena=self._arena,
             transport=self._transport,
             peers=self._peers,
-            tier=ObjectTier(self._settings.store),
+            tier=tier,
         )
         self._performer = Performer(
             me=self.me,
@@ -91,8 +93,10 @@ class Agent:
         self._shell.on_inventory = self._reporter.poke
         self._shell.on_event = self._reporter.tell
         service = AgentService(self._shell, self._arena, self._metadata)
-        agent_pb2_grpc.add_AgentServicer_to_server(AgentRpc(service), self._local)
-        agent_pb2_grpc.add_ReplicationServicer_to_server(ReplicationRpc(service), self._remote)
+        heads = HeadFinder(shell=self._shell, arena=self._arena, peers=self._peers, tier=tier)
+        local, remote = AgentRpc(service, heads), ReplicationRpc(service, heads)
+        agent_pb2_grpc.add_AgentServicer_to_server(local, self._local)
+        agent_pb2_grpc.add_ReplicationServicer_to_server(remote, self._remote)
         _private_folder(self._settings.agent_socket)
         _bind(self._local, self._target)
         await self._remote.start()

@@ -18,13 +18,15 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from holdfast import locks
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import session_id
-from holdfast.core.slot_names import SlotName, slot_name
+from holdfast.core.needs import ByteRange
+from holdfast.core.slot_names import SlotName, SlotState, slot_name
 from holdfast.errors import (
     AccessError,
     ExhaustedError,
@@ -124,8 +126,8 @@ class Arena:
     def adopt(self) -> list[tuple[SlotName, int]]:
         """Open every slot of the folder; return names and lengths, in order of name.
 
-        Leftovers of interrupted writes are removed. What is not a regular file under a slot's
-        name is left alone and not opened.
+        Leftovers of interrupted writes are removed, and partial slots. What is not a regular file
+        under a slot's name is left alone and not opened.
         """
         found: list[tuple[SlotName, int]] = []
         for entry in sorted(_entries(self._dir_fd)):
@@ -134,6 +136,9 @@ class Arena:
                 continue
             try:
                 name = slot_name(entry)
+                if name.state is SlotState.PARTIAL:
+                    self._unlink(entry)
+                    continue
                 fd = os.open(entry, _OPEN, dir_fd=self._dir_fd)
             except (InvalidRequestError, OSError):
                 continue
@@ -170,6 +175,28 @@ class Arena:
             raise self._full(f"a slot of {format_bytes(length_bytes)}", cause) from cause
         with self._guard:
             os.rename(temporary, name.file_name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
+            self._files[name.slot] = file
+
+    def create_partial(
+        self, name: SlotName, length_bytes: int, ranges: Iterable[ByteRange]
+    ) -> None:
+        """Make the file of a partial slot: as long as its segment, allocated where it will be.
+
+        Raises:
+            ExhaustedError: the file system is full; nothing is left behind.
+        """
+        flags = _OPEN | os.O_CREAT | os.O_EXCL
+        fd = os.open(name.file_name, flags, 0o600, dir_fd=self._dir_fd)
+        try:
+            os.ftruncate(fd, length_bytes)
+            for part in ranges:
+                os.posix_fallocate(fd, part.begin, part.end - part.begin)
+            file = SlotFile(fd, length_bytes)
+        except OSError as cause:
+            os.close(fd)
+            self._unlink(name.file_name)
+            raise self._full(f"parts of {format_bytes(length_bytes)}", cause) from cause
+        with self._guard:
             self._files[name.slot] = file
 
     def check_room(self, length_bytes: int) -> None:

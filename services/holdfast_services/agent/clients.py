@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import grpc.aio
 
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.facts import Event, Inventory, NodeView, Peer, Shard
-from holdfast.core.ids import ShardId
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.needs import Head
 from holdfast.errors import UnavailableError
 from holdfast.rpc import codec
 from holdfast.rpc.channel import async_channel, call_async
@@ -84,6 +87,17 @@ class PeerClients:
             self._stub(peer).Locate, request, timeout_s=CALL_S_MAX, node=peer.node
         )
         return codec.from_message(answer, Located)
+
+    async def read_heads(
+        self, peer: Peer, checkpoint: CheckpointId, ranks: Collection[int]
+    ) -> tuple[Head, ...]:
+        """Ask ``peer`` for the heads of segments of a checkpoint, of those that it holds."""
+        request = agent_pb2.HeadsRequest(
+            checkpoint=codec.to_message(checkpoint, common_pb2.CheckpointId), ranks=sorted(ranks)
+        )
+        stub = self._stub(peer)
+        answer = await call_async(stub.ReadHeads, request, timeout_s=CALL_S_MAX, node=peer.node)
+        return tuple(codec.from_message(head, Head) for head in answer.heads)
 
     async def suspect(
         self, peer: Peer, shard: ShardId, incarnation: int, length_bytes: int

@@ -21,12 +21,14 @@ from holdfast.errors import (
     ConflictError,
     CorruptionError,
 )
+from holdfast.format.digest import parts_count
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
+from holdfast_services.agent.domain.readiness import ranges_of
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.transport import FetchRequest, Transport
 from holdfast_services.transport.located import Located
@@ -46,6 +48,12 @@ class _Progress:
     bad: list[Source] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     advice: str = ""
+
+    def failed(self, action: ev.Fetch) -> ev.FetchFailed:
+        """Return what the machine hears once no source is left."""
+        reason = "; ".join(self.reasons) or "no source is known"
+        bad = tuple(self.bad)
+        return ev.FetchFailed(action.name, action.shard.id, reason, bad, self.advice)
 
 
 class Fetcher:
@@ -69,6 +77,8 @@ class Fetcher:
         A part that one source has given stays when the next one is asked for the rest. The
         slot's lock is held meanwhile: a writer that wakes up late cannot get it.
         """
+        if action.parts:
+            return await self._fetch_parts(action)
         file = self._arena.file(action.name.slot)
         if not file.lock():
             self._arena.drop(action.name)
@@ -84,9 +94,23 @@ class Fetcher:
             progress.reasons.append(str(error))
         finally:
             file.unlock()
-        reason = "; ".join(progress.reasons) or "no source is known"
-        bad = tuple(progress.bad)
-        return [ev.FetchFailed(action.name, action.shard.id, reason, bad, progress.advice)]
+        return [progress.failed(action)]
+
+    async def _fetch_parts(self, action: ev.Fetch) -> list[ev.AgentEvent]:
+        """Make a partial slot and fill its parts; each is verified, and nobody is served them."""
+        length_bytes = action.shard.length_bytes
+        progress = _Progress(done=set(range(parts_count(length_bytes))) - action.parts)
+        ranges = ranges_of(action.parts, length_bytes)
+        try:
+            await self._in_thread(
+                lambda: self._arena.create_partial(action.name, length_bytes, ranges)
+            )
+            content = await self._from_any(action, progress)
+            if content is not None:
+                return [ev.FetchDone(action.name, content, tuple(progress.bad))]
+        except CheckpointError as error:
+            progress.reasons.append(str(error))
+        return [progress.failed(action)]
 
     async def _from_any(self, action: ev.Fetch, progress: _Progress) -> Content | None:
         for source in action.sources:

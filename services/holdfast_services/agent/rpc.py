@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
@@ -12,7 +13,8 @@ import holdfast
 from holdfast.core.attempts import AttemptSpec, check
 from holdfast.core.budget import MemoryWish, Reservation
 from holdfast.core.facts import Peer, Shard
-from holdfast.core.ids import ShardId, job_name, node_name, run_id, session_id
+from holdfast.core.ids import CheckpointId, ShardId, job_name, node_name, run_id, session_id
+from holdfast.core.needs import HEADS_BYTES_MAX, Head
 from holdfast.core.needs import checked as checked_needs
 from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate
@@ -20,6 +22,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc, common_pb2
+from holdfast_services.agent.heads import HeadFinder
 from holdfast_services.agent.service import AgentService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -28,8 +31,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AgentRpc(agent_pb2_grpc.AgentServicer):
     """The trainer's side, on the unix socket."""
 
-    def __init__(self, service: AgentService) -> None:
+    def __init__(self, service: AgentService, heads: HeadFinder) -> None:
         self._service = service
+        self._heads = heads
 
     async def Handshake(
         self, request: common_pb2.HandshakeRequest, context: Context
@@ -78,6 +82,11 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
         self._service.update(replace(update, report=checked(update.report), needs=needs))
         return pb.UpdateResponse()
 
+    async def FindHeads(self, request: pb.HeadsRequest, context: Context) -> pb.HeadsResponse:
+        """Find heads of segments, here or elsewhere."""
+        job, checkpoint = job_name(request.job), _checkpoint(request)
+        return _heads(await self._heads.find(job, checkpoint, request.ranks))
+
     async def CloseSession(
         self, request: pb.CloseSessionRequest, context: Context
     ) -> pb.CloseSessionResponse:
@@ -93,8 +102,9 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
 class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
     """The side of other agents, on TCP."""
 
-    def __init__(self, service: AgentService) -> None:
+    def __init__(self, service: AgentService, heads: HeadFinder) -> None:
         self._service = service
+        self._heads = heads
 
     async def Handshake(
         self, request: common_pb2.HandshakeRequest, context: Context
@@ -125,6 +135,10 @@ class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
         detail, length_bytes = await self._service.verify(codec.from_message(request.id, ShardId))
         return pb.VerifyResponse(ok=not detail, detail=detail, length_bytes=length_bytes)
 
+    async def ReadHeads(self, request: pb.HeadsRequest, context: Context) -> pb.HeadsResponse:
+        """Read heads of segments that lie here."""
+        return _heads(self._heads.read(_checkpoint(request), request.ranks))
+
 
 def _handshake() -> common_pb2.HandshakeResponse:
     return common_pb2.HandshakeResponse(
@@ -132,6 +146,22 @@ def _handshake() -> common_pb2.HandshakeResponse:
         protocol_min=protocol.PROTOCOL_MIN,
         protocol_max=protocol.PROTOCOL,
     )
+
+
+def _checkpoint(request: pb.HeadsRequest) -> CheckpointId:
+    checkpoint = codec.from_message(request.checkpoint, CheckpointId)
+    run_id(checkpoint.run)
+    return checkpoint
+
+
+def _heads(found: Iterable[Head]) -> pb.HeadsResponse:
+    """Return as many of them as one answer may hold."""
+    heads, left_bytes = [], HEADS_BYTES_MAX
+    for head in found:
+        left_bytes -= len(head.data)
+        if left_bytes >= 0:
+            heads.append(codec.to_message(head, pb.Head))
+    return pb.HeadsResponse(heads=heads)
 
 
 def _shard(message: common_pb2.Shard) -> Shard:

@@ -90,6 +90,10 @@ class Shell:
                 self._performer.serve(shard.key, slot)
 
     def _answer(self, event: ev.AgentEvent) -> None:
+        if isinstance(event, ev.FetchDone | ev.FetchFailed) and (
+            event.name.state is SlotState.PARTIAL
+        ):
+            return  # parts for a restore here: whoever waits for a copy is still to be answered
         if isinstance(event, ev.FetchDone):
             shard, outcome = event.content.shard.id, ""
         elif isinstance(event, ev.FetchFailed):

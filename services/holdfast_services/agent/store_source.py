@@ -8,10 +8,12 @@ is a CorruptionError here; what can be blamed on the store is every other error,
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.facts import Shard
+from holdfast.core.ids import CheckpointId
+from holdfast.core.needs import Head
 from holdfast.errors import (
     AccessError,
     CheckpointError,
@@ -73,6 +75,19 @@ class ObjectTier:
         except (NotFoundError, UnsupportedFormatError) as error:
             next(iter(store.list()), None)  # a bucket that is gone says nothing of what was in it
             raise CorruptionError(f"no use in {store.url}: {error}") from error
+
+    def heads(self, job: str, checkpoint: CheckpointId, ranks: Collection[int]) -> list[Head]:
+        """Return the heads of these ranks' segments of a checkpoint that is in the store.
+
+        Raises:
+            CheckpointError: none is set, or it does not answer, or there is no such checkpoint.
+        """
+        folder = CheckpointFolder(self._open(), keys.folder(job, checkpoint))
+        return [
+            Head(rank=int(shard.id.rank), length_bytes=shard.length_bytes, data=folder.head(shard))
+            for shard in folder.manifest().shards
+            if shard.id.rank in ranks
+        ]
 
     def advice(self, error: CheckpointError) -> str:
         """Return what to do about an error that is not corruption, for people."""

@@ -17,7 +17,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.state.loading import Differences
-from holdfast.training.restore import Decided, Scope, decide, own_needs, restore
+from holdfast.training.needed import own_needs
+from holdfast.training.restore import Decided, Scope, decide, restore
 
 NAMES = ("model", "optimizer")
 
@@ -243,7 +244,7 @@ class State:
 
 @pytest.fixture
 def no_files(monkeypatch):
-    monkeypatch.setattr("holdfast.training.restore.open_files", lambda located: nullcontext())
+    monkeypatch.setattr("holdfast.training.restore.open_files", lambda located, held: nullcontext())
 
 
 def restoring(agent, *, strict=True):

@@ -17,7 +17,8 @@ from holdfast.errors import NotFoundError, StaleGenerationError
 from holdfast.rpc.channel import unix_target
 from holdfast.rpc.codec import from_message
 from holdfast.rpc.status import TRAILER, to_status
-from holdfast.training.session import HINTS_COUNT_MAX, AgentSession, _Outbox
+from holdfast.training.outbox import HINTS_COUNT_MAX, Outbox
+from holdfast.training.session import AgentSession
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc
 
@@ -189,7 +190,7 @@ def test_a_rank_replaced_while_its_agent_was_away_learns_that_it_is_fenced(agent
 
 
 def test_what_cannot_be_told_for_long_is_bounded_and_what_comes_meanwhile_is_kept():
-    box = _Outbox()
+    box = Outbox()
     for step in range(2 * HINTS_COUNT_MAX):
         box.abandoned.append(AbandonedStep(run="r1", step=step, generation=1))
     sent = box.message("s")

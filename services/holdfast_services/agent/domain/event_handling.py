@@ -240,6 +240,10 @@ def _fill(state: State, slot: Slot, content: Content) -> None:
     """Note the content; a second good copy of the same shard is freed by ``decide``."""
     view = state.run(content.shard.id.run)
     number = view.decision.number if view and view.decision else 0
+    if slot.parts:
+        found = replace(content, verified_decision=number)
+        state.slots[slot.name.slot] = replace(slot, work=Work.NONE, partial=found)
+        return
     state.slots[slot.name.slot] = replace(
         slot,
         name=SlotName(slot.name.slot, slot.name.incarnation, SlotState.SEALED),
@@ -260,6 +264,9 @@ def _seal_failed(state: State, event: ev.SealFailed) -> list[ev.Action]:
 
 
 def _free(state: State, slot: Slot) -> list[ev.Action]:
+    if slot.parts:
+        del state.slots[slot.name.slot]
+        return [ev.DropSlot(slot.name)]
     new = SlotName(slot.name.slot, slot.name.incarnation, SlotState.FREE)
     state.slots[slot.name.slot] = Slot(name=new, length_bytes=slot.length_bytes)
     return [ev.RenameSlot(slot.name, new)]
@@ -332,7 +339,8 @@ def _hold_asked(state: State, event: ev.HoldAsked) -> list[ev.Action]:
 
 def _fetch_done(state: State, event: ev.FetchDone) -> list[ev.Action]:
     shard = event.content.shard.id
-    state.holds.pop(shard, None)
+    if event.name.state is not SlotState.PARTIAL:
+        state.holds.pop(shard, None)
     state.fetches.pop(shard, None)
     slot = _current(state, event.name)
     if slot is not None:
@@ -344,7 +352,8 @@ def _fetch_failed(state: State, event: ev.FetchFailed) -> list[ev.Action]:
     count = state.fetches.get(event.shard, Tries()).count + 1
     wait_s = FETCH_WAITS.wait_s(count)
     state.fetches[event.shard] = Tries(count=count, next_s=state.now_s + wait_s)
-    state.holds.pop(event.shard, None)
+    if event.name.state is not SlotState.PARTIAL:
+        state.holds.pop(event.shard, None)
     slot = _current(state, event.name)
     actions = _free(state, slot) if slot else []
     message = f"shard {event.shard.key} could not be fetched: {event.reason}"

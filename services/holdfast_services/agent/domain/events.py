@@ -254,13 +254,15 @@ class ReclaimSlot:
 class Fetch:
     """Fill an open slot from the first source, in their order, that is good.
 
-    ``owner`` is whose copy it becomes; empty: that of the source.
+    ``owner`` is whose copy it becomes; empty: that of the source. With ``parts`` the slot is a
+    partial one that has yet to be made, and they are all that is fetched.
     """
 
     name: SlotName
     shard: Shard
     sources: tuple[Giver, ...]
     owner: str
+    parts: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

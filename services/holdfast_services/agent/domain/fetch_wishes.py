@@ -1,12 +1,13 @@
-"""Which copies this node should fetch, and which nodes should hold copies of its own. Pure."""
+"""Which copies should be fetched now, or parts of them, from whom, and what first. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdfast.core.facts import Peer, RunView, Shard, Want, WantReason
 from holdfast.core.ids import ShardId
 from holdfast.core.sources import Memory
+from holdfast_services.agent.domain import readiness
 from holdfast_services.agent.domain.state import Giver, State
 
 
@@ -14,33 +15,67 @@ from holdfast_services.agent.domain.state import Giver, State
 class Wish:
     """A copy that should be fetched, and who gives it, in the order to ask them.
 
-    ``owner`` empty: whoever gives it. ``restore``: a restore waits for it.
+    ``owner`` empty: whoever gives it. ``restore``: a restore waits for it. With ``parts`` they are
+    all that ranks here wait for, and what is fetched is a copy to nobody else.
     """
 
     shard: Shard
     sources: tuple[Giver, ...]
     owner: str = ""
     restore: bool = False
+    parts: frozenset[int] = frozenset()
+
+    @property
+    def length_bytes(self) -> int:
+        """How much is fetched."""
+        length = self.shard.length_bytes
+        return readiness.length_of(self.parts, length) if self.parts else length
 
 
 def wishes(state: State) -> list[Wish]:
     """What should be fetched and can be, first things first.
 
-    Restores come before repairs, repairs before copies that owners asked for.
+    Restores come before repairs, repairs before copies that owners asked for. While parts of a
+    shard are on their way for a restore, the whole of it waits.
     """
     wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
     restored = {w.shard.id for w in wants if w.reason is WantReason.RESTORE}
-    listed = [Wish(shard=w.shard, sources=_givers(state, w)) for w in wants]
+    listed = [wish for want in wants if (wish := _listed(state, want, restored)) is not None]
     holds = [
-        Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
+        Wish(
+            shard=h.shard,
+            sources=(h.source,),
+            owner=h.source.node,
+            restore=h.shard.id in restored,
+        )
+        for h in state.holds.values()
     ]
+    copies = state.copies()
     first: dict[ShardId, Wish] = {}
     for wish in (*listed, *holds):
-        if wish.shard.id not in first and wish.sources:
-            first[wish.shard.id] = wish
-    copies = state.copies()
-    missing = ((key, wish) for key, wish in first.items() if key not in copies)
-    return [replace(wish, restore=key in restored) for key, wish in missing]
+        key = wish.shard.id
+        if key not in copies and wish.sources:
+            first.setdefault(key, wish)
+    return list(first.values())
+
+
+def _listed(state: State, want: Want, restored: set[ShardId]) -> Wish | None:
+    """Return what a want of the catalogue comes to here; None: there is nothing to fetch for it."""
+    shard = want.shard
+    parts = readiness.parts_wanted(state, shard) if want.reason is WantReason.RESTORE else None
+    if parts is not None and (not parts or _has_parts(state, shard.id, parts)):
+        return None
+    return Wish(
+        shard=shard,
+        sources=_givers(state, want),
+        restore=shard.id in restored,
+        parts=parts or frozenset(),
+    )
+
+
+def _has_parts(state: State, shard: ShardId, parts: frozenset[int]) -> bool:
+    slot = state.partials().get(shard)
+    return slot is not None and readiness.is_wanted(state, slot) and parts <= slot.parts
 
 
 def _givers(state: State, want: Want) -> tuple[Giver, ...]:

@@ -6,7 +6,7 @@ fetched into in the same turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -15,8 +15,9 @@ from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import fetch_wishes, room, slot_rules
-from holdfast_services.agent.domain.readiness import verified
+from holdfast_services.agent.domain import room, slot_rules
+from holdfast_services.agent.domain.fetch_wishes import Wish, backups_of, wishes
+from holdfast_services.agent.domain.readiness import is_wanted, verified
 from holdfast_services.agent.domain.state import (
     AGENT,
     Session,
@@ -83,9 +84,15 @@ def _free(state: State) -> list[ev.Action]:
         if slot_rules.freeable(state, slot) or _second_copy(copies, slot):
             actions.append(_give_back(state, slot))
     actions += _replace(state)
+    actions += _drop(state, [s for s in state.slots.values() if _is_over(state, s)])
     live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
     state.asks = {key: ask for key, ask in state.asks.items() if key[0] in live}
     return actions
+
+
+def _is_over(state: State, slot: Slot) -> bool:
+    """Tell whether a partial slot has served."""
+    return slot.partial is not None and not is_wanted(state, slot)
 
 
 def _give_back(state: State, slot: Slot) -> ev.Action:
@@ -183,7 +190,7 @@ def _restore_progress(state: State) -> list[ev.Action]:
         slots = verified(state, session, decision) if slot_rules.restoring(decision) else None
         if slots is not None:
             confirmed = decision.state is DecisionState.CONFIRMED
-            shards = frozenset(slot.content.shard.id for slot in slots if slot.content)
+            shards = frozenset(slot.loadable.shard.id for slot in slots if slot.loadable)
             session = replace(  # noqa: PLW2901
                 session,
                 ready_decision=decision.number,
@@ -200,7 +207,7 @@ def _fetch(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     running = sum(1 for tries in state.fetches.values() if tries.under_way)
     wished: set[ShardId] = set()
-    for wish in fetch_wishes.wishes(state):
+    for wish in wishes(state):
         shard = wish.shard
         wished.add(shard.id)
         tries = state.fetches.get(shard.id, Tries())
@@ -209,8 +216,11 @@ def _fetch(state: State) -> list[ev.Action]:
         if wish.owner:
             actions += _make_way(state, shard)
         elif wish.restore:
-            _take_back(state, shard.length_bytes)
-        slot, made = _slot_for(state, shard.length_bytes)
+            _take_back(state, wish.length_bytes)
+        if wish.parts:
+            slot, made = _partial_slot(state, wish)
+        else:
+            slot, made = _slot_for(state, wish.length_bytes)
         actions += made
         if slot is None:
             continue
@@ -248,7 +258,26 @@ def _take_back(state: State, length_bytes: int) -> None:
         state.slots[slot.name.slot] = replace(slot, plan_hash="")
 
 
-def _begin_fetch(state: State, slot: Slot, wish: fetch_wishes.Wish) -> list[ev.Action]:
+def _partial_slot(state: State, wish: Wish) -> tuple[Slot | None, list[ev.Action]]:
+    """Return a new partial slot, or None if there is no room for it, and what makes room."""
+    length_bytes = wish.length_bytes
+    made: list[ev.Action] = []
+    while (drop := room.to_drop(state, length_bytes)) is None:
+        spare = room.dispensable(state)
+        if spare is None:
+            return None, [*made, *_say_full(state, length_bytes)]
+        made.append(_give_back(state, spare))
+    made += _drop(state, drop)
+    name = _new_name(state, SlotState.PARTIAL)
+    state.slots[name.slot] = slot = Slot(name=name, length_bytes=length_bytes, parts=wish.parts)
+    return slot, made
+
+
+def _begin_fetch(state: State, slot: Slot, wish: Wish) -> list[ev.Action]:
+    if wish.parts:
+        begun = replace(slot, work=Work.FETCHING, session=AGENT, filling=wish.shard.id)
+        state.slots[slot.name.slot] = begun
+        return [ev.Fetch(slot.name, wish.shard, wish.sources, wish.owner, wish.parts)]
     opened = slot.name.to(SlotState.WRITING)
     state.slots[slot.name.slot] = replace(
         slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
@@ -274,19 +303,33 @@ def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Act
         slot, made = _slot_for(state, length_bytes)
         return slot, [given, *made]
     if drop is None:
-        message = (
-            f"no room for a slot of {length_bytes} bytes: {state.used_bytes} of "
-            f"{state.budget_bytes} bytes of budget are in use"
-        )
-        return None, say(state, "budget_exhausted", "warning", message)
-    actions: list[ev.Action] = []
-    for old in drop:
-        del state.slots[old.name.slot]
-        actions.append(ev.DropSlot(old.name))
-    name = SlotName(f"s{state.next_slot}", 0, SlotState.FREE)
-    state.next_slot += 1
+        return None, _say_full(state, length_bytes)
+    actions = _drop(state, drop)
+    name = _new_name(state, SlotState.FREE)
     state.slots[name.slot] = Slot(name=name, length_bytes=length_bytes, work=Work.CREATING)
     return None, [*actions, ev.CreateSlot(name, length_bytes)]
+
+
+def _drop(state: State, slots: Iterable[Slot]) -> list[ev.Action]:
+    actions: list[ev.Action] = []
+    for slot in slots:
+        del state.slots[slot.name.slot]
+        actions.append(ev.DropSlot(slot.name))
+    return actions
+
+
+def _new_name(state: State, kind: SlotState) -> SlotName:
+    name = SlotName(f"s{state.next_slot}", 0, kind)
+    state.next_slot += 1
+    return name
+
+
+def _say_full(state: State, length_bytes: int) -> list[ev.Action]:
+    message = (
+        f"no room for a slot of {length_bytes} bytes: {state.used_bytes} of "
+        f"{state.budget_bytes} bytes of budget are in use"
+    )
+    return say(state, "budget_exhausted", "warning", message)
 
 
 def _lease(state: State) -> list[ev.Action]:
@@ -294,7 +337,7 @@ def _lease(state: State) -> list[ev.Action]:
     # What was taken back for a restore is not leased again before it has its room.
     starved = any(
         wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
-        for wish in fetch_wishes.wishes(state)
+        for wish in wishes(state)
     )
     for session in state.sessions.values():
         asked = session.reservation
@@ -341,5 +384,5 @@ def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
             and view
             and not slot_rules.outdated(view, content.shard.id)
         ):
-            found.append((content.shard, fetch_wishes.backups_of(state, view)))
+            found.append((content.shard, backups_of(state, view)))
     return sorted(found, key=lambda item: item[0].id, reverse=True)

@@ -16,9 +16,12 @@ from holdfast_services.agent.domain.state import AGENT, Session, Slot, State, Wo
 
 
 def to_drop(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
-    """Free slots of other lengths to drop so that ``length_bytes`` more fit; None: no way."""
+    """Free slots to drop so that ``length_bytes`` more fit, longest first; None: no way.
+
+    Who can use a free slot as it is asks for that first.
+    """
     over = state.used_bytes + length_bytes - state.budget_bytes
-    spare = (s for s in state.slots.values() if s.idle_free and s.length_bytes != length_bytes)
+    spare = (slot for slot in state.slots.values() if slot.idle_free)
     drop: list[Slot] = []
     for slot in sorted(spare, key=lambda s: s.length_bytes, reverse=True):
         if over <= 0:

@@ -10,7 +10,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slot_names import SlotState
-from holdfast_services.agent.domain.readiness import verified
+from holdfast_services.agent.domain.readiness import ranges_of, verified
 from holdfast_services.agent.domain.slot_rules import (
     decision_for,
     forgotten,
@@ -122,7 +122,11 @@ def _between(begin_s: float | None, end_s: float | None) -> float:
 
 
 def _segment(slot: Slot) -> LocalSegment:
-    assert slot.content is not None, "held slots have content"
+    held = slot.loadable
+    assert held is not None, "verified slots hold something"
     return LocalSegment(
-        shard=slot.content.shard, file_name=slot.name.file_name, source=slot.content.source
+        shard=held.shard,
+        file_name=slot.name.file_name,
+        source=held.source,
+        ranges=ranges_of(slot.parts, held.shard.length_bytes),
     )

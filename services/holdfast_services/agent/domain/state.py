@@ -64,6 +64,9 @@ class Slot:
     Invariants: ``content`` is set exactly when the state is SEALED; ``session`` is the holder
     while the state is WRITING or CLOSED (empty: unknown, left from before a restart).
     Without ``plan_hash`` its lease was taken back before anything was written.
+
+    A PARTIAL one holds the ``parts`` of a segment, or will; ``partial`` is set once they are there
+    and says of which segment. Its ``length_bytes`` are those of its parts.
     """
 
     name: SlotName
@@ -74,6 +77,13 @@ class Slot:
     content: Content | None = None
     filling: ShardId | None = None
     blocked: bool = False
+    parts: frozenset[int] = frozenset()
+    partial: Content | None = None
+
+    @property
+    def loadable(self) -> Content | None:
+        """What a rank of this node may load from it: a whole segment, or parts of one."""
+        return self.content or self.partial
 
     @property
     def idle_free(self) -> bool:
@@ -233,6 +243,11 @@ class State:
             ),
             None,
         )
+
+    def partials(self) -> dict[ShardId, Slot]:
+        """Return the partial slots whose parts are all there, by shard."""
+        found = ((s.partial.shard.id, s) for s in self.slots.values() if s.partial)
+        return dict(found)
 
     def copies(self) -> dict[ShardId, Slot]:
         """Return what ``held`` answers for each shard that is here, as it is now.

@@ -1,0 +1,99 @@
+"""Heads of the segments of a checkpoint: from here, from other nodes, from the object store.
+
+A rank works out from them which bytes it needs (``format.byte_ranges``), before any is fetched.
+Nothing here verifies them, and nobody needs to: they say what is fetched, and what is loaded is
+verified, header included (P3). A false one costs that the rank fetches more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+
+from holdfast.core.facts import Peer
+from holdfast.core.ids import CheckpointId
+from holdfast.core.needs import HEADS_BYTES_MAX, Head
+from holdfast.errors import CheckpointError
+from holdfast.format.segment import header_length
+from holdfast_services.agent.arena import Arena
+from holdfast_services.agent.clients import PeerClients
+from holdfast_services.agent.domain import State
+from holdfast_services.agent.shell import Shell
+from holdfast_services.agent.store_source import ObjectTier
+
+PEERS_COUNT_MAX = 16
+"""How many nodes are asked at a time."""
+
+log = logging.getLogger(__name__)
+
+
+class HeadFinder:
+    """Finds heads for the ranks of this node, and reads those of its segments for other nodes."""
+
+    def __init__(self, *, shell: Shell, arena: Arena, peers: PeerClients, tier: ObjectTier) -> None:
+        self._shell = shell
+        self._arena = arena
+        self._peers = peers
+        self._tier = tier
+
+    def read(self, checkpoint: CheckpointId, ranks: Collection[int]) -> Sequence[Head]:
+        """Return the heads of those segments that lie here, ``HEADS_BYTES_MAX`` at most."""
+        wanted, left_bytes = frozenset(ranks), HEADS_BYTES_MAX
+        found: list[Head] = []
+        for shard, slot in self._shell.state.copies().items():
+            if shard.checkpoint != checkpoint or shard.rank not in wanted:
+                continue
+            view = self._arena.file(slot.name.slot).view
+            length_bytes = min(header_length(bytes(view[:8])), len(view))
+            left_bytes -= length_bytes
+            if left_bytes >= 0:
+                data = bytes(view[:length_bytes])
+                found.append(Head(rank=int(shard.rank), length_bytes=len(view), data=data))
+        return found
+
+    async def find(
+        self, job: str, checkpoint: CheckpointId, ranks: Collection[int]
+    ) -> Sequence[Head]:
+        """Return the heads of these ranks' segments, or of those that are found.
+
+        Other nodes are asked from the next one on: who holds copies of a node's segments is near.
+        """
+        found = {head.rank: head for head in self.read(checkpoint, ranks)}
+        left = set(ranks) - found.keys()
+        peers = _from_next(self._shell.state)
+        while left and peers:
+            asked, peers = peers[:PEERS_COUNT_MAX], peers[PEERS_COUNT_MAX:]
+            for heads in await asyncio.gather(*(self._ask(p, checkpoint, left) for p in asked)):
+                found |= {head.rank: head for head in heads if head.rank in left}
+            left -= found.keys()
+        if left:
+            in_store = await asyncio.to_thread(self._in_store, job, checkpoint, left)
+            found |= {head.rank: head for head in in_store}
+        return list(found.values())
+
+    async def _ask(
+        self, peer: Peer, checkpoint: CheckpointId, ranks: Collection[int]
+    ) -> Sequence[Head]:
+        try:
+            return await self._peers.read_heads(peer, checkpoint, ranks)
+        except CheckpointError as error:
+            log.info("no headers from node %s: %s", peer.node, error)
+            return ()
+
+    def _in_store(
+        self, job: str, checkpoint: CheckpointId, ranks: Collection[int]
+    ) -> Sequence[Head]:
+        try:
+            return self._tier.heads(job, checkpoint, ranks)
+        except CheckpointError as error:
+            log.info("no headers from the object store: %s", error)
+            return ()
+
+
+def _from_next(state: State) -> Sequence[Peer]:
+    """Return the other live nodes in the order of their names, beginning after this one."""
+    peers = sorted(state.view.nodes if state.view else (), key=lambda peer: peer.node)
+    after = [peer for peer in peers if peer.node > state.me.node]
+    before = [peer for peer in peers if peer.node < state.me.node]
+    return [*after, *before]
