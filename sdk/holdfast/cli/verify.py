@@ -47,7 +47,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one copy; ``detail`` says why it is not ok."""
+    """Whether one copy is good; ``detail`` says why it is not."""
 
     copy: Copy
     ok: bool

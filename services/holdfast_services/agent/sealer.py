@@ -79,7 +79,7 @@ def finish(arena: Arena, name: SlotName, content: Content) -> None:
 
 
 def note(arena: Arena, name: SlotName, content: Content) -> None:
-    """Write a sealed slot's sidecar once more; a full file system costs the note and no more.
+    """Write a sealed slot's sidecar once more; go without it if the file system is full.
 
     Without it the next agent hashes the slot again, at the latest before it is restored from.
     """

@@ -1,4 +1,4 @@
-"""What to do now: compares what is with what should be. Pure; changes the draft it is given.
+"""What the agent does next: compares its slots with what should be. Pure; changes its draft.
 
 The order matters: fencing and freeing come first, so that what they give back can be leased and
 fetched into in the same turn.
@@ -34,7 +34,7 @@ REPLACED_COUNT_MAX = 64
 
 
 def decide(state: State) -> list[ev.Action]:
-    """Return what to do; the draft shows it as under way."""
+    """Return the actions that are due now; the draft marks them as under way."""
     _fence(state)
     return [
         *_free(state),
@@ -58,7 +58,7 @@ def say(state: State, kind: str, severity: str, message: str, *, job: str = "") 
 
 
 def tell(kind: str, severity: str, message: str, state: State, *, job: str = "") -> list[ev.Action]:
-    """Tell people each time."""
+    """Tell people, each time that it is called."""
     event = facts.Event(
         kind=kind, severity=severity, message=message, job=job, context={"node": state.me.node}
     )

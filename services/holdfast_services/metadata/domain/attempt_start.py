@@ -36,13 +36,13 @@ def is_due(run: Run, start: Start | None) -> bool:
 
 
 def wished(run: Run, key: CheckpointId) -> bool:
-    """Tell whether the newest attempt would take ``key``: any, unless it asks for one step."""
+    """Tell whether the newest attempt accepts ``key``: any, unless it asks for one step."""
     start = run.attempt.spec.start if run.attempt and run.attempt.start_due else None
     return start is None or key.step == start.step
 
 
 def unbound(run: Run) -> Run:
-    """Return the run as if its attempt took any checkpoint."""
+    """Return the run as if its attempt accepted any checkpoint."""
     return replace(run, attempt=replace(run.attempt, start_due=False)) if run.attempt else run
 
 

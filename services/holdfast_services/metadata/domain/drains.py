@@ -102,7 +102,7 @@ def finish(run: Run, key: CheckpointId, now_s: float) -> Run:
 
 
 def rewind(run: Run, step: int) -> Run:
-    """Return the run after a restore of ``step``: later multiples come again."""
+    """Return the run after a restore of ``step``: later steps become due again."""
     return replace(run, persisted_step=min(run.persisted_step, step))
 
 

@@ -39,7 +39,7 @@ class Listed:
 
 
 def restored(run: Run) -> frozenset[CheckpointId]:
-    """Return what a restore holds: chosen, or confirmed and not yet loaded by every rank."""
+    """Return what a restore holds: the chosen checkpoint, until all ranks have loaded it."""
     named = run.decision.checkpoint if run.decision and (run.deciding or run.loading) else None
     return frozenset((*run.pins, *((named,) if named else ())))
 
@@ -112,7 +112,7 @@ def check_job_removal(run: Run, listed: Iterable[Listed], now_s: float) -> None:
 
 
 def removed(run: Run) -> Run:
-    """Return the run as a removed job leaves it: all of it void, the generation above all.
+    """Return the run of a removed job: none of its checkpoints counts any more.
 
     A rule of negative step covers every checkpoint there was, also one that only an agent knows
     which is away. Nothing of it may be freed later than its holder reports, and nothing restored.

@@ -259,7 +259,7 @@ def end_read(catalogue: Catalogue, number: str) -> None:
 
 
 def scrub(catalogue: Catalogue, job: str) -> int:
-    """Ask that all that a job has in the object store is read back; return how many."""
+    """Ask for a scrub of all checkpoints that a job has in the object store; return how many."""
     return catalogue.ask_scrubs(_locked(catalogue, job).id)
 
 
