@@ -169,12 +169,20 @@ class Checkpointer:
             raise PreconditionError(
                 "decide() was called already: call it once, before restore()", job=self._job
             )
+        return self._decide(step, Scope())
+
+    def _decide(self, step: int | None, scope: Scope) -> Decided | None:
+        """Join the attempt and wait for what is chosen, and for what of it ``scope`` names."""
         start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
         timeout_s = timeout(os.environ)
         self._saver = self._join(timeout_s, start)
         try:
-            lost_is_fresh = self._on_failure == "warn"
-            self._decided = decide(self._session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh)
+            self._decided = decide(
+                self._session,
+                timeout_s=timeout_s,
+                lost_is_fresh=self._on_failure == "warn",
+                scope=scope,
+            )
         except CheckpointError:
             self._end(FAILED_CLOSE_S_MAX)
             raise
@@ -217,7 +225,7 @@ class Checkpointer:
         if made_since:
             self._capture.check()
         scope = Scope.of(self.state, strict=strict, only=only)
-        expected = self._decided if made_since else self.decide(step)
+        expected = self._decided if made_since else self._decide(step, scope)
         saver = self._saver
         assert saver is not None
         try:
@@ -238,7 +246,7 @@ class Checkpointer:
         self._loaded = True
         if restored is not None:
             self._progress.step = restored.step
-            saver.restored(restored.step, restored.generation)
+            saver.restored(restored.step, restored.attempt)
         self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
         atexit.register(self._at_exit)
         return restored

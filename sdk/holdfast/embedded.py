@@ -230,7 +230,7 @@ def stop_stack(home: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """What was thrown away. ``store`` is where durable checkpoints stay, empty if it went too.
+    """What was erased. ``store`` is where durable checkpoints stay, empty if it was erased too.
 
     ``undrained_count``: shards and manifests that had not reached the store. ``catalogue_lost``:
     why the catalogue is gone as well, though it was to keep what is durable; empty if it did.

@@ -146,16 +146,16 @@ class AnyOf(Policy):
         object.__setattr__(self, "policies", policies)
 
     def due(self, step: int) -> bool:
-        """Tell whether one of them is due."""
+        """Tell whether one of the policies saves ``step``."""
         return any(policy.due(step) for policy in self.policies)
 
     def interval_s(self, stall_s: float) -> float:
-        """Return the shortest wish; 0 when none has one."""
+        """Return the shortest interval of the policies; 0 when none has one."""
         wishes = (policy.interval_s(stall_s) for policy in self.policies)
         return min((wish for wish in wishes if wish > 0), default=0.0)
 
     def signals(self) -> frozenset[signal.Signals]:
-        """Return all signals asked for."""
+        """Return the signals of all policies."""
         return frozenset().union(*(policy.signals() for policy in self.policies))
 
 

@@ -1,4 +1,4 @@
-"""Threads of ours leave the user's cores alone: torch's loops run on one core in each."""
+"""Keeps Holdfast's threads off the user's cores: torch uses one core in each of them."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Each test is a row of docs/explanation/failure-model.md. Real processes througho
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -242,6 +243,27 @@ def test_a_rank_whose_own_segment_lacks_a_tensor_fetches_the_others(stack):
         assert "this rank's own segment may not have all" in text
         tiers = re.findall(r"'(\w+)': \d+", told("restored", text))
         assert sorted(tiers) == ["memory", "peer"], text
+
+
+def test_a_node_fetches_the_bytes_that_its_ranks_ask_for(stack_of_three):
+    """Of a segment of 64 MiB the model is a few KiB: the parts that hold it, and nothing else."""
+    stack = stack_of_three
+    places = {"world_size": 3, "nodes": (0, 1, 2)}
+    kind = ("--scenario", "apart", "--ballast-mib", "64", "--job", "j", "--wait", "replicated")
+    common = (*kind, "--save", "4", "--kill-at", "9", "--kill-ranks", "0", "1", "2")
+    stack.ranks(*common, "--steps", "12", **places).wait()
+    old = stack.agent_pid(2)
+    for path in stack.arena(2).glob("*.*"):
+        path.unlink()
+    os.kill(old, signal.SIGKILL)
+
+    outputs = stack.ranks(*kind, "--only", "model", "--steps", "8", **places).succeed()
+
+    sources = [json.loads(told("restored", text)[2:].replace("'", '"')) for text in outputs]
+    assert [restored(text) for text in outputs] == [8, 8, 8]
+    assert sources[2] == {"peer": sources[2]["peer"]}
+    assert sources[2]["peer"] <= 32 << 20 < sources[0]["memory"]
+    until(lambda: not list(stack.arena(2).glob("*.part")), "the parts, once they are loaded")
 
 
 def test_a_flipped_byte_in_memory_is_found_and_survived(stack):

@@ -59,7 +59,7 @@ def dataset() -> torch.utils.data.TensorDataset:
 class Training:
     """Model, update rule and loader of one scenario, and the mapping that is saved."""
 
-    def __init__(self, scenario: str, ddp: str = "{}") -> None:
+    def __init__(self, scenario: str, ddp: str = "{}", ballast_mib: int = 0) -> None:
         self.scenario = scenario
         net: nn.Module = Net()
         distributed = dist.is_initialized() and scenario != "apart"
@@ -69,6 +69,8 @@ class Training:
         loader = torch.utils.data.DataLoader(dataset(), batch_size=BATCH, shuffle=True)
         self.loader = holdfast.ResumableLoader(loader)
         self.state: dict[str, object] = {"model": self.model, "loader": self.loader}
+        if ballast_mib:  # so that a part of the state is a part of the bytes, too
+            self.state["ballast"] = torch.randn(ballast_mib << 18)
         self.gate: Callable[[], None] = lambda: None
         self.begin: Callable[[], None] = lambda: None  # what a step does first
         self.end: Callable[[], None] = lambda: None  # and last, after the save has begun
@@ -309,7 +311,7 @@ def train(options: argparse.Namespace) -> None:
     rank = int(os.environ.get("RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
-    training = Training(options.scenario, options.ddp)
+    training = Training(options.scenario, options.ddp, options.ballast_mib)
     disturb(training, options)
     checkpointer = holdfast.Checkpointer(
         options.job, training.state, save=policy(options.save), replicas=options.replicas,
@@ -318,7 +320,7 @@ def train(options: argparse.Namespace) -> None:
         keep=holdfast.Retention(last=options.keep_last) if options.keep_last else None,
     )  # fmt: skip
     training.gate = checkpointer.before_update
-    restored = checkpointer.restore()
+    restored = checkpointer.restore(only=options.only or None)
     begin = restored.step if restored else 0
     sources = dict(restored.sources) if restored else {}
     print(f"restored {begin} {sources}", flush=True)
@@ -360,6 +362,8 @@ def main() -> None:
     parser.add_argument("--job", default="job")
     parser.add_argument("--scenario", default="adamw")
     parser.add_argument("--ddp", default="{}")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--ballast-mib", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save", default="1")
     parser.add_argument("--replicas", type=int, default=1)

@@ -1,1 +1,1 @@
-"""Checkpoints as they lie in an object store: list, read, verify. Needs no service, no torch."""
+"""Checkpoints in an object store: list, read, write, verify. Needs no service, no torch."""

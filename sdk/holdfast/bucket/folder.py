@@ -73,7 +73,7 @@ class CheckpointFolder:
             found = manifest.checkpoint
             raise ManifestError(
                 f"the manifest in {self.prefix} is of job {manifest.job}, run {found.run}, "
-                f"step {found.step}, generation {found.generation}"
+                f"step {found.step}, attempt {found.generation}"
             )
         return manifest
 

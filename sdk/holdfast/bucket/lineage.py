@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stand, from their manifests alone (P6). Pure.
+"""Which checkpoints of a run are superseded, from their manifests alone (P6). Pure.
 
 Each manifest says what its attempt had restored. A checkpoint later than that and of an older
 generation is *superseded*: training went on without it. It may be named, never chosen.

@@ -30,7 +30,7 @@ Progress = Callable[[int], None]
 
 
 class ShardState(Enum):
-    """What was found of a shard."""
+    """What reading a shard back has shown."""
 
     OK = "ok"
     MISSING = "missing"
@@ -48,7 +48,7 @@ class ShardVerdict:
 
     @property
     def ok(self) -> bool:
-        """Whether every byte of it is what was sealed."""
+        """Whether every byte of the shard is what was sealed."""
         return self.state is ShardState.OK
 
 

@@ -49,7 +49,7 @@ class SegmentWriter:
 
     @property
     def upload_id(self) -> str:
-        """How the store calls the upload."""
+        """The store's name for the upload."""
         return self._upload.id
 
     def range(self, number: int) -> tuple[int, int]:

@@ -55,7 +55,7 @@ def parse_target(text: str) -> Target:
 
 
 def ls(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Return all jobs, or the checkpoints of one; people see those that are somewhere."""
+    """Return all jobs, or the checkpoints of one; those without any copy are not in the table."""
     rest = Rest.find(environ)
     if args.job is None:
         jobs = rest.jobs()

@@ -1,4 +1,4 @@
-"""One line of what ``doctor`` says."""
+"""One check of ``doctor``: its result, and advice if it fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line: ``level`` is ok, warn or fail; ``advice`` is empty when it is ok."""
+    """One check: ``level`` is ok, warn or fail; ``advice`` is empty when it is ok."""
 
     name: str
     level: str

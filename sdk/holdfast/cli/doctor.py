@@ -65,7 +65,7 @@ _MADV_POPULATE_WRITE = 23
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was found. Sizes in bytes; None where there is none, or it could not be seen."""
+    """What ``doctor`` found here. Sizes in bytes; None: there is none, or it could not be seen."""
 
     python: tuple[int, ...]
     torch: str | None

@@ -1,4 +1,4 @@
-"""What ``doctor`` sees of the object tier: store, queue, worker, what nobody needs.
+"""What ``doctor`` checks of the object tier: store, queue, worker, objects without use.
 
 ``look_at_store`` looks, ``store_checks`` decides and is pure. ``rebuild`` mends the catalogue.
 """

@@ -44,7 +44,7 @@ def export(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     data = {
         "job": made.job,
         "step": made.checkpoint.step,
-        "generation": made.checkpoint.generation,
+        "attempt": made.checkpoint.generation,
         "format": args.format,
         "paths": [str(path) for path in paths],
         "tensors": count,

@@ -158,7 +158,7 @@ def _report(imported: list[tuple[Manifest, bool]], adopted: list[dict[str, Json]
                 "job": made.job,
                 "run": made.checkpoint.run,
                 "step": made.checkpoint.step,
-                "generation": made.checkpoint.generation,
+                "attempt": made.checkpoint.generation,
                 "length_bytes": made.length_bytes,
                 "new": new,
             }

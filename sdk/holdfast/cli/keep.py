@@ -127,7 +127,7 @@ def describe(policy: Record) -> str:
 
 
 def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Mark what the policy does not keep, so that workers delete it; or only say what it is."""
+    """Expire what the policy does not keep, so that workers delete it; or only list it."""
     rest = Rest.find(environ)
     method = "GET" if args.dry_run else "POST"
     plan = list(rest.of_job(method, job_name(args.job), "/collect"))
@@ -162,5 +162,5 @@ def links(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
 
 
 def _done(found: Record, what: str) -> Report:
-    data = {key: found[key] for key in ("job", "run", "step", "generation")}
+    data = {key: found[key] for key in ("job", "run", "step", "attempt")}
     return Report(data={**data, "done": what}, text=[f"{found['job']} step {found['step']} {what}"])

@@ -1,4 +1,4 @@
-"""Who answers: short questions to the services that ``doctor`` was told of."""
+"""Short calls by which ``doctor`` learns which services answer."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one copy; ``detail`` says why it is not ok."""
+    """Whether one copy is good; ``detail`` says why it is not."""
 
     copy: Copy
     ok: bool
@@ -162,7 +162,7 @@ def judge(checkpoint: Record, verdicts: list[Verdict]) -> Report:
         text.append(f"step {checkpoint['step']}: all {len(verdicts)} copies match their digests")
     data = {
         "step": checkpoint["step"],
-        "generation": checkpoint["generation"],
+        "attempt": checkpoint["generation"],
         "ok": not bad and not missing,
         "copies": [
             {"shard": v.copy.shard.key, "node": v.copy.node, "ok": v.ok, "detail": v.detail}

@@ -52,7 +52,7 @@ def judge(made: Manifest, verdicts: list[ShardVerdict], others: tuple[str, ...])
     data = {
         "job": made.job,
         "step": made.checkpoint.step,
-        "generation": made.checkpoint.generation,
+        "attempt": made.checkpoint.generation,
         "ok": not bad and not others,
         "objects": [
             {

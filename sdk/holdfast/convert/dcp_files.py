@@ -131,7 +131,7 @@ class DcpSource:
             yield name, self._tensor(name)
 
     def state(self) -> Mapping[int, Any]:
-        """Return what an export of ours put in."""
+        """Return the ranks' state that an export of Holdfast put in."""
         return self._state
 
     def values(self) -> Mapping[str, Any]:

@@ -137,7 +137,7 @@ class SafetensorsSource:
             yield name, view.view(TORCH[spec.dtype]).view(spec.shape)
 
     def state(self) -> Mapping[int, Any]:
-        """Return what an export of ours left beside."""
+        """Return the ranks' state that an export of Holdfast wrote beside the tensors."""
         if not self._state.is_file():
             return {}
         found = strict_object(self._state.read_bytes(), what=self._state.name, bytes_max=1 << 30)

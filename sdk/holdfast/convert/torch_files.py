@@ -91,7 +91,7 @@ class TorchSource:
             yield name, self._tensors[name]
 
     def state(self) -> Mapping[int, Any]:
-        """Return what an export of ours put in."""
+        """Return the ranks' state that an export of Holdfast put in."""
         return self._state
 
     def values(self) -> Mapping[str, Any]:

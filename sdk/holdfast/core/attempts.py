@@ -108,7 +108,7 @@ def check_generation(generation: int, job: str) -> None:
         InvalidRequestError: names it.
     """
     if not 0 <= generation < GENERATION_MAX:
-        raise InvalidRequestError(f"generation {generation} is not possible", job=job)
+        raise InvalidRequestError(f"attempt {generation} is not possible", job=job)
 
 
 def _check_begun(spec: AttemptSpec) -> None:

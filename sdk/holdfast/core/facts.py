@@ -111,7 +111,7 @@ class PersistRule:
 
     @property
     def on(self) -> bool:
-        """Whether anything goes there by itself."""
+        """Whether any step goes to the object store by itself."""
         return self.steps > 0 or self.seconds > 0
 
 
@@ -185,7 +185,7 @@ class Inventory:
     seen: tuple[CheckpointId, ...] = ()
 
     def lasting(self) -> Inventory:
-        """Return it without what changes with every training step: nobody acts on that at once."""
+        """Return the inventory without the fields that change with every training step."""
         ranks = tuple(replace(rank, report=rank.report.lasting()) for rank in self.ranks)
         return replace(self, incarnation=0, sequence=0, used_bytes=0, ranks=ranks)
 
@@ -320,7 +320,7 @@ class NodeView:
 
     @property
     def taken(self) -> tuple[int, int]:
-        """What views of one node are ordered by: its inventories only go up (M4)."""
+        """The order of the views of one node: by the inventory that each answers (M4)."""
         return self.taken_incarnation, self.taken_sequence
 
 
@@ -330,7 +330,7 @@ EVENTS_PER_CALL_MAX = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """News for people: never the ground of a decision."""
+    """An event for people; no decision depends on it."""
 
     kind: str
     severity: str

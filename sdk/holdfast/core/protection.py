@@ -1,4 +1,4 @@
-"""What keeps a checkpoint when nodes are lost, as values: how much of it lies where.
+"""Protection against the loss of nodes, as values: how many copies, and how far apart.
 
 Rules ask a protection; none of them counts copies itself. Today there is one kind, whole copies
 in the memory of other nodes. A kind to come (parity over several shards) answers the same

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Kind(StrEnum):
-    """The first word of a name."""
+    """The kind of an item: the first word of its name."""
 
     SHARD = "shard"
     MANIFEST = "manifest"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a name asks for.
+    """An item of the queue: what a worker is asked to do.
 
     Invariants:
         * ``shard`` is set for ``SHARD`` alone, and is one of ``checkpoint``.
@@ -51,7 +51,7 @@ def shard_item(shard: ShardId) -> Item:
 
 
 def text(item: Item) -> str:
-    """Return the name in the queue."""
+    """Return the item's name in the queue."""
     if item.shard is not None:
         return f"{item.kind.value}/{item.shard.key}"
     key = item.checkpoint
@@ -66,7 +66,7 @@ def prefix(kind: Kind) -> str:
 
 
 def parse(name: str) -> Item:
-    """Return what ``name`` asks for.
+    """Return the item that has this ``name``.
 
     Raises:
         InvalidRequestError: it is no name of an item that this version knows.

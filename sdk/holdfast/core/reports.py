@@ -128,7 +128,7 @@ def _keepable(note: StepNote) -> bool:
 
 
 def seconds(value: float) -> float:
-    """Return a time as it was measured, 0: it is none that a clock can have shown."""
+    """Return a measured time, or 0 if no clock can have shown it."""
     return value if SECONDS_MIN <= value <= SECONDS_MAX else 0.0
 
 

@@ -34,7 +34,7 @@ class Waits:
 
 
 def worth_telling(failures: int) -> bool:
-    """Tell whether people hear of this failure in a row: of the 1st, 2nd, 4th, 8th, … they do."""
+    """Tell whether to tell people of this failure in a row: the 1st, 2nd, 4th, 8th and so on."""
     return failures > 0 and failures & (failures - 1) == 0
 
 

@@ -71,7 +71,7 @@ class RestoreView:
     needs: int = 0
 
     def is_of(self, generation: int) -> bool:
-        """Tell whether it is decided for the attempt of that number.
+        """Tell whether the decision is for the attempt of that number.
 
         A catalogue that is lost while an attempt registers may give it two: a rank heard of the
         one, its agent of the other.

@@ -6,7 +6,7 @@ TEXT_LENGTH_MAX = 2_000
 
 
 def tellable(text: str) -> str:
-    """Return ``text``, cut to ``TEXT_LENGTH_MAX`` and without what not everybody can hold.
+    """Return ``text``, cut to ``TEXT_LENGTH_MAX``, without what some database cannot hold.
 
     What an exception says is not ours: it may quote bytes, or a file whose name is no text. No
     message takes half a surrogate pair, and Postgres no NUL.

@@ -54,7 +54,7 @@ Saved: TypeAlias = SavedModule | SavedOptimizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Static:
-    """What stays the same for a plan.
+    """The part of a state blob that stays the same for a plan.
 
     ``objects`` are modules and optimizers by path, ``aliases`` second names of tensors,
     ``buckets`` the order of each DDP wrapper; None: not said.
@@ -66,7 +66,7 @@ class Static:
     buckets: Trees | None = None
 
     def encode(self) -> bytes:
-        """Return its text."""
+        """Return the text of this part."""
         return _text(
             {
                 "objects": {path: _saved(value) for path, value in self.objects.items()},
@@ -79,7 +79,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What is taken at each save: trees by path.
+    """The part of a state blob that is taken at each save: trees by path.
 
     ``tree`` is the user's mapping by key. ``groups`` and ``loose`` are those of optimizers,
     ``objects`` what objects with an own way of saving gave, ``extra`` the extra states of modules,
@@ -95,7 +95,7 @@ class Live:
     layouts: Mapping[str, Sequence[int]] | None = None
 
     def encode(self) -> bytes:
-        """Return its text."""
+        """Return the text of this part."""
         return _text(
             {
                 "tree": self.tree,
@@ -111,7 +111,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBlob:
-    """The whole text of a rank.
+    """The state blob of a rank: both parts.
 
     Invariants: groups are there for every optimizer, and loose state for those that are not
     strict.

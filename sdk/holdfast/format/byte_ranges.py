@@ -1,4 +1,4 @@
-"""From the boxes that a rank wants to the shards that hold them, and which bytes of each. Pure."""
+"""Which shards, and which bytes of them, hold the boxes that a rank wants. Pure."""
 
 from __future__ import annotations
 

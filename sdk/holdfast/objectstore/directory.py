@@ -47,7 +47,7 @@ class DirectoryStore(DirectoryUploads):
 
     @property
     def checks_parts(self) -> bool:
-        """No checksum is sent along."""
+        """False: no checksum is sent along."""
         return False
 
     def check(self) -> None:
@@ -162,7 +162,7 @@ class DirectoryStore(DirectoryUploads):
         raise PreconditionError("a folder has no links", key=key, valid_s=valid_s)
 
     def close(self) -> None:
-        """Leave nothing of our own behind where nothing is under way."""
+        """Remove the folder for unfinished writes if it is empty."""
         self._tree.prune(WORK_FOLDER)
 
 

@@ -58,11 +58,11 @@ class MemoryStore:
 
     @property
     def checks_parts(self) -> bool:
-        """No checksum is sent along."""
+        """False: no checksum is sent along."""
         return False
 
     def check(self) -> None:
-        """It is there."""
+        """Do nothing: memory is always there."""
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """See ``ObjectStore.put``."""
@@ -187,7 +187,7 @@ class MemoryStore:
             self._uploads.pop(upload.id, None)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
     def _object(self, key: str) -> _Object:
         with self._lock:

@@ -1,4 +1,4 @@
-"""What every store refuses alike: keys that are none, and uploads that cannot be. Pure.
+"""What every store refuses alike: invalid keys and impossible uploads. Pure.
 
 Units: bytes.
 """
@@ -20,7 +20,7 @@ WORK_FOLDER = ".uploads"
 
 
 def checked_key(key: str) -> str:
-    """Return ``key`` if it is one.
+    """Return ``key`` if it is a valid key.
 
     Raises:
         InvalidRequestError: empty, too long, not text, or it could climb out of the store.

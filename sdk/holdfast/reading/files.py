@@ -53,7 +53,7 @@ def open_files(
 
 
 class MappedFiles:
-    """See ``reader.Bytes``.
+    """The ``reader.Bytes`` of mapped segment files.
 
     Invariants: every shard is of one (run, step, generation).
     """

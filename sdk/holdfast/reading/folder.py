@@ -47,7 +47,7 @@ def open_folder(folder: CheckpointFolder, manifest: Manifest) -> Reader:
 
 
 class FolderBytes:
-    """See ``reader.Bytes``.
+    """The ``reader.Bytes`` of a checkpoint folder in a store.
 
     Args:
         folder: Where the segments are.

@@ -39,7 +39,7 @@ class Copy(NamedTuple):
 
 
 class Segments(Protocol):
-    """What is loaded from: the tensors of one checkpoint, whoever has its bytes."""
+    """What a restore loads from: the tensors of one checkpoint, whoever has its bytes."""
 
     world_size: int
 

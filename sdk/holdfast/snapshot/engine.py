@@ -56,16 +56,16 @@ class Snapshot:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it was given up; ``reason`` says why."""
+        """Whether the copy was given up; ``reason`` says why."""
         return bool(self.reason)
 
     @property
     def error(self) -> CheckpointError | None:
-        """Why it was abandoned, as an error; None if it was not."""
+        """Why the copy was given up, as an error; None if it was not."""
         return PreconditionError(self.reason, step=self.step) if self.reason else None
 
     def end(self, *, reason: str = "") -> bool:
-        """End it, copied unless a reason is given; false if it had ended before."""
+        """End the snapshot, as copied unless a reason is given; false if it had ended before."""
         with self._lock:
             if self._copied or self.reason:
                 return False

@@ -126,7 +126,7 @@ class SavePlan:
         return text.ljust(self.blob_capacity_bytes), live.tensors
 
     def moment(self) -> Moment:
-        """Return what of the state is not a parameter or optimizer's, to come back to it."""
+        """Return the values beside parameters and optimizers, to come back to them later."""
         live = self._staged or self.capture.live(self._survey)
         return Moment(live, self._eager_versions(live))
 

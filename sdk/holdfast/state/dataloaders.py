@@ -53,10 +53,10 @@ class Resumable(Protocol):
     """A loader as a capture sees it."""
 
     def bind(self, clock: LoaderClock) -> None:
-        """Take part in the clock's rule."""
+        """Take part in the rule of ``LoaderClock``."""
 
     def has_drawn(self) -> bool:
-        """Tell whether it yielded a batch since ``load_state``."""
+        """Tell whether the loader yielded a batch since ``load_state``."""
 
     def save_state(self) -> object:
         """Return plain data and tensors, without touching the random stream."""

@@ -54,7 +54,7 @@ def _inner(module: nn.Module) -> str:
 
 
 def has_own_saving(module: nn.Module) -> bool:
-    """Tell whether ``state_dict()`` of the module would not be its tables: ask it instead."""
+    """Tell whether the module saves itself in its own way, so that ``state_dict()`` is called."""
     return type(module).state_dict is not nn.Module.state_dict or any(
         type(part)._save_to_state_dict is not nn.Module._save_to_state_dict  # noqa: SLF001
         or type(part)._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001

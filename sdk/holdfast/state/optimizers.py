@@ -32,7 +32,7 @@ _FP32_BYTES = 4
 
 
 def has_own_saving(optimizer: Optimizer) -> bool:
-    """Tell whether the class saves itself in its own way: ask it instead."""
+    """Tell whether the class saves itself in its own way, so that ``state_dict()`` is called."""
     kind = type(optimizer)
     return (
         kind.state_dict is not Optimizer.state_dict

@@ -49,7 +49,7 @@ class Places:
         self._before = self._values()
 
     def look(self) -> None:
-        """Find them anew: parts may have been given attributes."""
+        """Look for the places anew: parts may have got new attributes."""
         self._found = dict(_walk(self._loader))
 
     def take(self) -> Marks:
@@ -65,7 +65,7 @@ class Places:
         }
 
     def put(self, marks: Marks) -> None:
-        """Make them what they were.
+        """Write the saved values back into the places.
 
         Raises:
             InvalidRequestError: the loader here lacks one of them, named.
@@ -80,7 +80,7 @@ class Places:
                 table[name] = saved
 
     def put_generators(self, marks: Marks) -> None:
-        """Make the generators what they were; see ``put``."""
+        """Write the saved states back into the generators; see ``put``."""
         self.look()
         for path, state in marks["generators"].items():
             table, name = self._at(path)

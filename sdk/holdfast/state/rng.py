@@ -73,7 +73,7 @@ class Apart:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Let everything inside draw from it."""
+        """Let everything inside draw from this stream."""
         outside = _raw()
         _put_raw(self._inside)
         try:
@@ -83,7 +83,7 @@ class Apart:
             _put_raw(outside)
 
     def take(self) -> Stream:
-        """Return where it is."""
+        """Return where this stream is."""
         return _stream(self._inside)
 
     def put(self, stream: Stream) -> None:

@@ -13,7 +13,7 @@ HANDLES_COUNT_MAX = 64
 
 
 class Handles:
-    """The newest ``HANDLES_COUNT_MAX`` handles, and those that still drain before any other.
+    """The newest ``HANDLES_COUNT_MAX`` handles; those that still drain are kept before others.
 
     Args:
         rule: Which saves become durable.
@@ -72,7 +72,7 @@ class Handles:
                 handle.learn(levels, postponed=levels.step == postponed)
 
     def lack_copies(self, reason: str) -> None:
-        """Tell all why there are not the nodes that copies need; empty: there are."""
+        """Tell all handles why nodes for the copies are missing; empty: none is missing."""
         self._shortage = reason
         for handle in self._known.values():
             handle.lack_copies(reason)

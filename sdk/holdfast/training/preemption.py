@@ -30,7 +30,7 @@ _passing: set[int] = set()
 
 
 class Preemption:
-    """Hears of ``signals`` until ``uninstall``; main thread only, else it does nothing.
+    """Listens for ``signals`` until ``uninstall``; outside the main thread it does nothing.
 
     ``done`` is set once the owner's last save is on its way.
     """
@@ -77,7 +77,7 @@ class Preemption:
         return self.left_s <= 0 or (self.done and not self.waits_for_others)
 
     def finish(self) -> None:
-        """End as the process would have ended without us.
+        """End the process as it would have ended without Holdfast.
 
         Raises:
             SystemExit: code 128 + signal number, when no handler was there before.
@@ -91,7 +91,7 @@ class Preemption:
         raise SystemExit(128 + self.number)
 
     def uninstall(self) -> None:
-        """Hear no more; who is the last puts the previous handlers back, where ours stand."""
+        """Stop listening; the last one puts the previous handlers back, where ours still stand."""
         if os.getpid() != self.pid or self not in _wishes:
             return
         _wishes.remove(self)

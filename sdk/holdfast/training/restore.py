@@ -61,16 +61,17 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """The checkpoint that ``restore`` has loaded; ``generation`` is the number of its attempt.
+    """The checkpoint that ``restore`` has loaded.
 
-    ``sources`` are bytes by tier: ``memory``, ``peer`` or ``object``. ``seconds`` are those until a
-    checkpoint was chosen (``decide``), until all bytes were on the node and verified (``fetch``),
-    and of loading the tensors (``load``). With ``strict=False``, ``missing`` names state that the
-    checkpoint lacks and that kept its values, ``unexpected`` what the state lacks.
+    ``attempt`` is the number of the attempt that saved it. ``sources`` are bytes by tier:
+    ``memory``, ``peer`` or ``object``. ``seconds`` are those until a checkpoint was chosen
+    (``decide``), until all bytes were on the node and verified (``fetch``), and of loading the
+    tensors (``load``). With ``strict=False``, ``missing`` names state that the checkpoint lacks and
+    that kept its values, ``unexpected`` what the state lacks.
     """
 
     step: int
-    generation: int
+    attempt: int
     sources: Mapping[str, int]
     seconds: Mapping[str, float]
     apply_rng: Callable[[], None]
@@ -102,13 +103,18 @@ def timeout(environ: Mapping[str, str]) -> float:
     return env.seconds(environ, "HOLDFAST_RESTORE_TIMEOUT", RESTORE_S_MAX)
 
 
-def decide(session: AgentSession, *, timeout_s: float, lost_is_fresh: bool) -> Decided | None:
+def decide(
+    session: AgentSession, *, timeout_s: float, lost_is_fresh: bool, scope: Scope
+) -> Decided | None:
     """Return what will be restored, once it is confirmed and here; None: begin at step 0.
 
     Raises:
         CheckpointError: as ``restore`` does.
     """
-    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh)
+    chosen = _chosen(
+        session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=not scope.strict,
+        only=scope.only,
+    )  # fmt: skip
     checkpoint = chosen.decision.checkpoint
     if _begins_anew(chosen.decision) or checkpoint is None:
         return None
@@ -317,7 +323,7 @@ def _load(
         log.warning(text, session.spec.job, start.name, step)
     return Restored(
         step=step,
-        generation=decision.checkpoint.generation,
+        attempt=decision.checkpoint.generation,
         sources=sources,
         seconds={"decide": chosen.decide_s, "fetch": chosen.fetch_s, "load": load_s},
         apply_rng=capture.apply_rng,

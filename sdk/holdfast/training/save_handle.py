@@ -156,7 +156,7 @@ class SaveHandle:
                 self._changed.notify_all()
 
     def lack_copies(self, reason: str) -> None:
-        """Note why there are not the nodes that copies need, empty: there are."""
+        """Note why nodes for the copies are missing; empty: none is missing."""
         with self._changed:
             if self._shortage != reason:
                 self._shortage = reason

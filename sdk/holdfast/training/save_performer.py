@@ -43,7 +43,7 @@ class OwedMoment:
 
 
 class SavePerformer:
-    """See the module. ``on_end`` is called with ``Copied`` or ``CopyFailed``, on the copy thread.
+    """Performs the save machine's actions; the copy thread calls ``on_end`` when a copy has ended.
 
     If all is eager it is called on the training thread, inside the action ``Begin``.
 
@@ -98,7 +98,7 @@ class SavePerformer:
         return self._works[type(action)](action)
 
     def let_go(self) -> bool:
-        """Make the slot that was taken ready for the next save; True: a copy has it, and goes on.
+        """Make the taken slot ready for the next save; True: a copy still writes into it.
 
         For who was interrupted between taking a slot and the copy.
         """

@@ -33,7 +33,7 @@ from holdfast.training.unsaved_steps import reason_text
 
 
 class Saver:
-    """See the module.
+    """Saves the state of one rank; the module says which threads call it, and under which lock.
 
     ``stall_s`` is what the newest save has cost the training thread, ``arena`` the slots' folder.
     """
@@ -76,7 +76,7 @@ class Saver:
 
     @property
     def abandoned_count(self) -> int:
-        """How many steps were given up."""
+        """How many steps were not saved."""
         return self._state.lapse.lost_count
 
     def _handle(self, event: ev.SaveEvent | None) -> None:
@@ -103,7 +103,7 @@ class Saver:
         )
 
     def restored(self, step: int, generation: int) -> None:
-        """Take that training begins with this checkpoint: it is the parent of all that follow."""
+        """Record that training begins with this checkpoint: the parent of all later ones."""
         self._handle(ev.Loaded(step, generation))
 
     def save(self, step: int, notes: Mapping[str, object] | None = None) -> SaveHandle:
@@ -171,7 +171,7 @@ class Saver:
         self._performer.gate.before_update()
 
     def note_step(self, step: int, announced: Announcement | None = None) -> None:
-        """Take that ``step`` is done, and that ``announced`` was to be saved on all ranks.
+        """Record that ``step`` is done, and that ``announced`` was to be saved on all ranks.
 
         Warns, once, when steps are counted and no optimizer moves.
         """
@@ -201,11 +201,11 @@ class Saver:
         return failure
 
     def on_view(self, view: SessionView) -> None:
-        """Take over the agent's news; on the watch thread."""
+        """Take a new view of the agent; called on the watch thread."""
         self._handle(ev.View(view))
 
     def close(self, timeout_s: float) -> CheckpointError | None:
-        """Wait, bounded, for the newest save to get where it can; return why it did not.
+        """Wait, bounded, until the newest save is as safe as it can be; return why it is not.
 
         A step that found no slot is saved now, unless something has been updated since.
         """

@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 class AgentSession:
-    """See the module. Made per process; a forked child must not use it."""
+    """One rank's session with its agent. Made per process; a forked child must not use it."""
 
     def __init__(self, path: Path) -> None:
         self.id = secrets.token_hex(16)
@@ -168,7 +168,7 @@ class AgentSession:
         closed_slot: str | None = None,
         event: Event | None = None,
     ) -> None:
-        """Note what the agent should know and return; the update thread sends it."""
+        """Queue what the agent should know and return; the update thread sends it."""
         box = self._outbox
         with self._guard:
             box.wants_slot = box.wants_slot if wants_slot is None else wants_slot
@@ -194,7 +194,7 @@ class AgentSession:
 
     @property
     def needs(self) -> Needs | None:
-        """What it has named last; None: nothing yet."""
+        """The needs that this rank has named last; None: it has named none yet."""
         return self._outbox.needs
 
     def name(self, needs: Needs) -> None:

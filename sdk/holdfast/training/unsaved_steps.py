@@ -15,7 +15,7 @@ REASONS_COUNT_MAX = 16
 
 
 class Lapse(NamedTuple):
-    """``lost_count`` of all steps lost, ``in_row`` of those since one was committed after them.
+    """Counts the steps that were not saved: ``lost_count`` in all, ``in_row`` since a commit.
 
     ``said`` are reasons with when each was told, the oldest first. Texts are for the caller to
     log, empty: nothing to say.
@@ -29,7 +29,7 @@ class Lapse(NamedTuple):
     said: tuple[tuple[str, float], ...] = ()
 
     def lost(self, step: int, reason: str, now_s: float) -> tuple[Lapse, str]:
-        """Return the lapse in which ``step`` is not saved either, and what to tell."""
+        """Return the lapse with ``step`` counted as not saved, and the text to tell people."""
         counted = self._replace(
             lost_count=self.lost_count + 1,
             in_row=self.in_row + 1,
@@ -45,7 +45,7 @@ class Lapse(NamedTuple):
         return counted._replace(unsaid=0, told=True, said=said), text
 
     def saved(self, step: int) -> tuple[Lapse, str]:
-        """Return the lapse once ``step`` is committed; a text when one that was told is over."""
+        """Return the lapse after ``step`` was committed, and a text if a reported lapse is over."""
         if step <= self.newest or not self.in_row:
             return self, ""
         text = f"step {step} is safe; {self.in_row} before it were not saved" if self.told else ""

@@ -56,7 +56,7 @@ class SlotFile:
 
     @property
     def view(self) -> memoryview:
-        """The bytes; a view keeps the mapping alive after the slot was dropped."""
+        """The bytes of the file; a view keeps the mapping alive after the slot was dropped."""
         return memoryview(self.map)
 
     def populate(self) -> None:
@@ -80,7 +80,7 @@ class SlotFile:
 
 
 class Arena:
-    """The folder and all slots in it; safe to call from several threads.
+    """The arena's folder and all slots in it; safe to call from several threads.
 
     Args:
         folder: On a tmpfs; made if missing, set to mode 0700.
@@ -219,7 +219,7 @@ class Arena:
         )
 
     def drop(self, name: SlotName) -> bool:
-        """Unlink a slot; mappings that others hold stay valid. False: no longer called so."""
+        """Unlink a slot; mappings that others hold stay valid. False: it has another name now."""
         with self._guard:
             try:
                 os.unlink(name.file_name, dir_fd=self._dir_fd)
@@ -247,7 +247,7 @@ class Arena:
         return True
 
     def names(self) -> dict[str, SlotName]:
-        """Return slot -> name, as the folder shows it now."""
+        """Return the file name of each slot, as the folder shows it now."""
         found: dict[str, SlotName] = {}
         for entry in _entries(self._dir_fd):
             with suppress(InvalidRequestError):

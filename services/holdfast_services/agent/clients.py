@@ -55,7 +55,7 @@ class MetadataClient:
         return codec.from_message(answer, NodeView)
 
     async def record(self, node: str, events: tuple[Event, ...]) -> None:
-        """Tell people; best effort."""
+        """Send events for people; best effort."""
         messages = [codec.to_message(event, metadata_pb2.Event) for event in events]
         request = metadata_pb2.RecordRequest(node=node, events=messages)
         await call_async(self._stub.Record, request, timeout_s=CALL_S_MAX)

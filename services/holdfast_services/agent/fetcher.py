@@ -1,4 +1,4 @@
-"""Brings copies here: asks the sources in turn, verifies what comes, seals it.
+"""Fetches copies to this node: asks the sources in turn, verifies the bytes, seals the slot.
 
 Blames sources that have bad bytes; those that do not answer are tried again later, unblamed.
 """

@@ -35,7 +35,7 @@ Tell = Callable[[ev.AgentEvent], None]
 
 
 class Performer:
-    """Hands of one agent.
+    """Performs the actions of one agent: at once, or in threads where they block.
 
     Args:
         me: This node.
@@ -188,7 +188,7 @@ class Performer:
     # ---------------------------------------------------------------------- from and at peers
 
     async def fetch(self, action: ev.Fetch) -> Sequence[ev.AgentEvent]:
-        """Bring a copy here, verified and sealed."""
+        """Fetch a copy to this node, verified and sealed."""
         return await self._fetcher.fetch(action)
 
     async def ask_hold(self, action: ev.AskHold) -> Sequence[ev.AgentEvent]:

@@ -1,4 +1,4 @@
-"""What an agent that starts finds in its arena, as the state it begins with.
+"""Makes the state of an agent that starts from the slots that it finds in its arena.
 
 Sealed slots are trusted to their sidecar; one without is hashed again as if just closed. Closed
 ones are sealed by the machine's first turn; open ones are freed unless a writer holds the lock.

@@ -43,7 +43,7 @@ class Reported(Protocol):
         ...
 
     def view_arrived(self, view: NodeView) -> None:
-        """Take what metadata answered."""
+        """Take the view that metadata answered."""
         ...
 
     def metadata_lost(self, reason: str) -> None:
@@ -52,7 +52,7 @@ class Reported(Protocol):
 
 
 class Reporter:
-    """Three loops; ``poke`` says that the inventory has changed, ``tell`` queues an event."""
+    """Runs three loops; ``poke`` says that the inventory has changed, ``tell`` queues an event."""
 
     def __init__(self, node: str, client: MetadataClient, agent: Reported) -> None:
         self._node = node
@@ -67,7 +67,7 @@ class Reporter:
         self._eventful = asyncio.Event()
 
     def poke(self, pressing: bool) -> None:
-        """The inventory has changed: report at once, or with what else changes soon."""
+        """Report a changed inventory, at once or together with what else changes soon."""
         if pressing:
             self._dirty.set()
         elif self._progress is None:

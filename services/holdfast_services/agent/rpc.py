@@ -29,7 +29,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AgentRpc(agent_pb2_grpc.AgentServicer):
-    """The trainer's side, on the unix socket."""
+    """The service for the trainers of this node, on the unix socket."""
 
     def __init__(self, service: AgentService, heads: HeadFinder) -> None:
         self._service = service
@@ -76,7 +76,7 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
         return codec.to_message(view, pb.SessionView)
 
     async def Update(self, request: pb.UpdateRequest, context: Context) -> pb.UpdateResponse:
-        """Take a rank's news."""
+        """Take the update of a rank."""
         update = codec.from_message(request, SessionUpdate)
         needs = checked_needs(update.needs) if update.needs else None
         self._service.update(replace(update, report=checked(update.report), needs=needs))
@@ -100,7 +100,7 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
 
 
 class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
-    """The side of other agents, on TCP."""
+    """The service for other agents, on TCP."""
 
     def __init__(self, service: AgentService, heads: HeadFinder) -> None:
         self._service = service
@@ -120,12 +120,12 @@ class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
         return pb.HoldResponse()
 
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:
-        """Say what a fetcher must know."""
+        """Return where a copy is and what its part digests are, for whoever fetches it."""
         found = self._service.locate(codec.from_message(request.id, ShardId))
         return codec.to_message(found, pb.LocateResponse)
 
     async def Suspect(self, request: pb.SuspectRequest, context: Context) -> pb.SuspectResponse:
-        """Hash a copy again that did not match elsewhere."""
+        """Hash a copy again whose bytes did not match at another node."""
         shard = codec.from_message(request.id, ShardId)
         quarantined = await self._service.suspect(shard, request.slot_incarnation)
         return pb.SuspectResponse(quarantined=quarantined)

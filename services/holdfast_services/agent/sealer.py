@@ -56,7 +56,7 @@ def seal(
         shard = content.shard.id
         if expected and (shard.run, shard.generation, shard.rank) != expected:
             raise ManifestError(
-                f"segment {shard.key} lies in a slot leased to run, generation, rank {expected}"
+                f"segment {shard.key} lies in a slot leased to run, attempt, rank {expected}"
             )
         left = recall(arena, name, len(file.view))
         if left and left.shard == content.shard:
@@ -79,7 +79,7 @@ def finish(arena: Arena, name: SlotName, content: Content) -> None:
 
 
 def note(arena: Arena, name: SlotName, content: Content) -> None:
-    """Write a sealed slot's sidecar once more; a full file system costs the note and no more.
+    """Write a sealed slot's sidecar once more; go without it if the file system is full.
 
     Without it the next agent hashes the slot again, at the latest before it is restored from.
     """

@@ -42,7 +42,7 @@ POPULATE_BYTES_PER_S_MIN = 200 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """Who and how big a node is; ``refusal`` is why a job does not fit that is about to begin."""
+    """Name and size of a node; ``refusal`` says why a job that is about to begin does not fit."""
 
     node: str
     arena: str

@@ -188,7 +188,7 @@ class Shell:
         return self.state.view.version if self.state.view else ""
 
     def view_arrived(self, view: NodeView) -> None:
-        """Take what metadata answered."""
+        """Take the view that metadata answered."""
         self.dispatch(ev.ViewArrived(view))
 
     def metadata_lost(self, reason: str) -> None:

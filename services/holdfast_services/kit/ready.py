@@ -1,4 +1,4 @@
-"""Says that a process is ready: a file with what others need to reach it."""
+"""Writes the file that says that a process is ready, and how others reach it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def ready_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file that ``HOLDFAST_READY_FILE`` asks for; None: nobody does."""
+    """Return the file that ``HOLDFAST_READY_FILE`` names; None if it is not set."""
     named = environ.get("HOLDFAST_READY_FILE")
     return Path(named) if named else None
 

@@ -104,7 +104,7 @@ class Transactor:
         self._changed = asyncio.Event()
 
     def listen(self) -> asyncio.Event:
-        """Return what the next change sets; what is read after this call misses none."""
+        """Return what the next change sets; whatever is read after this call misses no change."""
         return self._changed
 
     async def changed(self, wait_s: float, heard: asyncio.Event | None = None) -> float | None:

@@ -50,7 +50,7 @@ class MetadataClient:
         return bool(call(self._stub.IsDurable, request, timeout_s=CALL_S_MAX).durable)
 
     def shard_stored(self, shard: Shard) -> int:
-        """Say that a shard lies in the store, verified; return how many are still to come."""
+        """Report a shard that is in the store and verified; return how many are still to come."""
         message = codec.to_message(shard, common_pb2.Shard)
         request = pb.ShardStoredRequest(worker=self._worker, shard=message)
         return int(call(self._stub.ShardStored, request, timeout_s=CALL_S_MAX).missing)
@@ -69,7 +69,7 @@ class MetadataClient:
         call(self._stub.Durable, request, timeout_s=CALL_S_MAX)
 
     def collected(self, checkpoint: CheckpointId, freed_bytes: int) -> None:
-        """Say that nothing of an expired checkpoint is left."""
+        """Report that nothing of an expired checkpoint is left."""
         request = pb.CollectedRequest(
             worker=self._worker,
             checkpoint=codec.to_message(checkpoint, common_pb2.CheckpointId),
@@ -78,7 +78,7 @@ class MetadataClient:
         call(self._stub.Collected, request, timeout_s=CALL_S_MAX)
 
     def scrubbed(self, checkpoint: CheckpointId, bad: Sequence[ShardId]) -> None:
-        """Say that every shard was read back, and which are not what they should be."""
+        """Report that every shard was read back, and which are not what they should be."""
         request = pb.ScrubbedRequest(
             worker=self._worker,
             checkpoint=codec.to_message(checkpoint, common_pb2.CheckpointId),
@@ -87,7 +87,7 @@ class MetadataClient:
         call(self._stub.Scrubbed, request, timeout_s=CALL_S_MAX)
 
     def record(self, event: Event) -> None:
-        """Tell people."""
+        """Send an event for people."""
         message = codec.to_message(event, metadata_pb2.Event)
         request = metadata_pb2.RecordRequest(node=self._worker, events=[message])
         call(self._metadata.Record, request, timeout_s=CALL_S_MAX)

@@ -86,7 +86,7 @@ def take_back(
 
 
 def planned(plan: CheckpointWork) -> Manifest:
-    """Return the manifest that the catalogue's word makes, with a write id of its own."""
+    """Return the manifest of the planned checkpoint, with a write id of its own."""
     shards = tuple(sorted(plan.shards, key=lambda shard: shard.id))
     return Manifest(
         checkpoint=plan.checkpoint,

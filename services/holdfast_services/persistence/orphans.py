@@ -1,4 +1,4 @@
-"""Finds what nobody will finish or read: folders without a manifest, uploads never ended.
+"""Deletes orphans from the store: folders without a manifest, uploads that never ended.
 
 What is deleted is older than a time of the database's clock, is named like ours, and is not on
 its way to the store now. A folder that has a manifest is never touched.

@@ -1,4 +1,4 @@
-"""What an item comes to: ask what it stands for now, do it, tell metadata, tell people.
+"""Does an item of the queue: asks what it stands for now, does it, tells metadata and people.
 
 Whatever fails raises; the worker gives the item back. Every kind may be done twice.
 """
@@ -108,7 +108,7 @@ class PersistService:
             raise InvalidRequestError(f"{text(item)} was answered with {type(work).__name__}")
 
     def tell(self, kind: str, message: str, job: str = "", **context: object) -> None:
-        """Make an event for people, best effort."""
+        """Record an event for people, best effort."""
         event = Event(
             kind=kind,
             severity="warning" if kind.endswith("_failed") else "info",

@@ -173,10 +173,10 @@ class RemoteCopy:
             yield view
 
     def check(self) -> None:
-        """Nothing to look at: these bytes are ours."""
+        """Do nothing: the bytes are in this worker's own memory."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held open."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Moved:
-    """How a shard got there; all 0: it was there already.
+    """How the bytes of a shard got into the store; all 0: they were there already.
 
     Bytes ``sent`` by us, ``copied`` inside the store, ``kept`` of what somebody else had sent.
     """

@@ -63,7 +63,7 @@ class Layout:
 
     @property
     def rest_url(self) -> str:
-        """Where it serves REST and the dashboard."""
+        """Where the metadata service serves REST and the dashboard."""
         return f"http://{HOST}:{self.rest_port}"
 
     @property
@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def worker_ready_file(self) -> Path:
-        """There while the persistence worker claims items."""
+        """The file that exists while the persistence worker claims items."""
         return worker_ready_file(self.home)
 
     def publish(self) -> None:

@@ -171,7 +171,7 @@ def test_a_checkpoint_of_the_catalogue_is_exported_under_a_lease(run, imported, 
     )
     again, refused = run("export", f"{JOB}@8", dest, "--format", "hf")
 
-    assert (0, 8, 1) == (code, found["step"], found["generation"])
+    assert (0, 8, 1) == (code, found["step"], found["attempt"])
     assert ["model.safetensors"] == [path.name for path in dest.iterdir()]
     assert (1, "already_exists") == (again, refused["error"]["kind"])
     assert [] == run("show", f"{JOB}@8")[1]["held"]

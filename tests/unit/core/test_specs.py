@@ -29,7 +29,7 @@ def test_a_spec_that_can_be_is_taken():
         ({"replicas": REPLICAS_MAX + 1}, "replicas"),
         ({"persist": PersistRule(seconds=float("nan"))}, "persist"),
         ({"persist": PersistRule(steps=STEP_MAX + 1)}, "persist"),
-        ({"generation": GENERATION_MAX}, "generation"),
+        ({"generation": GENERATION_MAX}, "attempt"),
         ({"generation": 2, "restored": CheckpointId("R!", 1, 1)}, "run id"),
         ({"generation": 2, "restored": CheckpointId("r", -1, 1)}, "restored step"),
     ],

@@ -180,5 +180,5 @@ def test_a_generation_that_no_attempt_can_have_is_refused(number):
         node="a", generation_min=number,
     )  # fmt: skip
 
-    with pytest.raises(InvalidRequestError, match="generation"):
+    with pytest.raises(InvalidRequestError, match="attempt"):
         check(wish)

@@ -16,7 +16,7 @@ _REGION = re.compile(r"[a-z0-9-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A bucket, and the prefix in it, which is empty or ends in ``/``; None: by the chain."""
+    """A bucket, and the prefix in it, which is empty or ends in ``/``; None: botocore's choice."""
 
     bucket: str
     prefix: str = ""

@@ -44,7 +44,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The state is that of ``step``, and is to be saved."""
+    """A save of ``step`` is due: the state is now that of this step."""
 
     step: int
     note: StepNote | None = None
@@ -174,7 +174,7 @@ class WentBack:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The agent's news."""
+    """The agent sent a new view."""
 
     view: SessionView
 
@@ -200,12 +200,12 @@ SaveEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Base of what is told: it waits for nothing."""
+    """Base of the actions that only tell: they wait for nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post(Tell):
-    """Tell the agent; None: nothing new of that."""
+    """Tell the agent what has changed; None: no change of that field."""
 
     saving: tuple[int, ...] | None = None
     note: StepNote | None = None
@@ -232,7 +232,7 @@ class Fail(Tell):
 
 @dataclass(frozen=True, slots=True)
 class FailAll(Tell):
-    """Tell every handle that may still wait for something that nothing will come."""
+    """Tell every handle that still waits that its save gets no further."""
 
     error: CheckpointError
 
@@ -246,7 +246,7 @@ class Learn(Tell):
 
 @dataclass(frozen=True, slots=True)
 class LackCopies(Tell):
-    """Tell the handles why there are not the nodes that copies need; empty: there are."""
+    """Tell the handles why nodes for the copies are missing; empty: none is missing."""
 
     reason: str
 
@@ -256,7 +256,7 @@ class LackCopies(Tell):
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """Base of what is done: it may take time."""
+    """Base of the actions that do something: they may take time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class TakeSlot(Do):
 
 @dataclass(frozen=True, slots=True)
 class KeepMoment(Do):
-    """Remember what of ``step`` will change soon: it is owed."""
+    """Remember the values of the owed ``step`` that will change soon."""
 
     step: int
 

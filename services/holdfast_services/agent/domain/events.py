@@ -40,7 +40,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """News from a rank."""
+    """A rank sent an update."""
 
     update: session.SessionUpdate
 
@@ -54,7 +54,7 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class ViewArrived:
-    """Metadata answered."""
+    """Metadata answered a report with this node's view."""
 
     view: NodeView
 
@@ -90,7 +90,7 @@ class SlotClosed:
 
 @dataclass(frozen=True, slots=True)
 class SlotSealed:
-    """Hashed, sidecar written, renamed."""
+    """A closed slot was hashed, its sidecar was written, and it was renamed to sealed."""
 
     name: SlotName
     content: Content
@@ -98,7 +98,7 @@ class SlotSealed:
 
 @dataclass(frozen=True, slots=True)
 class SealFailed:
-    """Not a segment of its holder's."""
+    """A closed slot does not hold a segment of the rank that leased it."""
 
     name: SlotName
     reason: str
@@ -106,7 +106,7 @@ class SealFailed:
 
 @dataclass(frozen=True, slots=True)
 class SealBlocked:
-    """It is tried again: its writer holds the lock, or there is a ``reason`` to tell people."""
+    """A slot cannot be sealed yet and is tried again: its writer has the lock, or ``reason``."""
 
     name: SlotName
     reason: str = ""
@@ -114,7 +114,7 @@ class SealBlocked:
 
 @dataclass(frozen=True, slots=True)
 class SlotVerified:
-    """Hashed again, for a decision or because a peer suspects it."""
+    """A sealed slot was hashed again, for a decision or because a peer suspects it."""
 
     name: SlotName
     intact: bool
@@ -138,7 +138,7 @@ class Reclaimed:
 
 @dataclass(frozen=True, slots=True)
 class WorkBlocked:
-    """It could not be done now: a writer holds the slot, say. It is tried again."""
+    """An action could not be done now, since a writer holds the slot, say. It is tried again."""
 
     name: SlotName
 
@@ -162,7 +162,7 @@ class FetchDone:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """No source gave it; ``bad`` are sources whose bytes do not match.
+    """No source gave the copy; ``bad`` are sources whose bytes do not match.
 
     ``advice`` says what to do about an object store that could not be read; empty if it could.
     """
@@ -219,7 +219,7 @@ class RenameSlot:
 
 @dataclass(frozen=True, slots=True)
 class SealSlot:
-    """Hash and seal; ``expected`` is (run, generation, rank) of the holder, if known."""
+    """Hash a closed slot and seal it; ``expected`` is (run, generation, rank) of its holder."""
 
     name: SlotName
     expected: tuple[str, int, int] | None
@@ -227,7 +227,7 @@ class SealSlot:
 
 @dataclass(frozen=True, slots=True)
 class VerifySlot:
-    """Hash again and compare with ``digests``."""
+    """Hash a sealed slot again and compare with ``digests``."""
 
     name: SlotName
     content: Content
@@ -287,7 +287,7 @@ Action = (
 
 
 def gave_up(action: Action, reason: str) -> list[AgentEvent]:
-    """Return what the machine must hear of an action that failed as nobody foresaw."""
+    """Return the events that tell the machine of an action that failed with an unexpected error."""
     if isinstance(action, CreateSlot):
         return [SlotRefused(action.name.slot, reason)]
     if isinstance(action, SealSlot):

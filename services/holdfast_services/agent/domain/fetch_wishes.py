@@ -1,4 +1,4 @@
-"""Which copies this node should fetch, and which nodes should hold copies of its own. Pure."""
+"""Which copies should be fetched now, or parts of them, from whom, and what first. Pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Wish:
 
     @property
     def length_bytes(self) -> int:
-        """How much is fetched."""
+        """How many bytes are fetched."""
         length = self.shard.length_bytes
         return readiness.length_of(self.parts, length) if self.parts else length
 
 
 def wishes(state: State) -> list[Wish]:
-    """What should be fetched and can be, first things first.
+    """Return the copies that should and can be fetched, the most urgent first.
 
     Restores come before repairs, repairs before copies that owners asked for. While parts of a
     shard are on their way for a restore, the whole of it waits.

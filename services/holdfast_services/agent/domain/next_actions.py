@@ -1,4 +1,4 @@
-"""What to do now: compares what is with what should be. Pure; changes the draft it is given.
+"""What the agent does next: compares its slots with what should be. Pure; changes its draft.
 
 The order matters: fencing and freeing come first, so that what they give back can be leased and
 fetched into in the same turn.
@@ -15,7 +15,8 @@ from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import fetch_wishes, room, slot_rules
+from holdfast_services.agent.domain import room, slot_rules
+from holdfast_services.agent.domain.fetch_wishes import Wish, backups_of, wishes
 from holdfast_services.agent.domain.readiness import is_wanted, verified
 from holdfast_services.agent.domain.state import (
     AGENT,
@@ -33,7 +34,7 @@ REPLACED_COUNT_MAX = 64
 
 
 def decide(state: State) -> list[ev.Action]:
-    """Return what to do; the draft shows it as under way."""
+    """Return the actions that are due now; the draft marks them as under way."""
     _fence(state)
     return [
         *_free(state),
@@ -57,7 +58,7 @@ def say(state: State, kind: str, severity: str, message: str, *, job: str = "") 
 
 
 def tell(kind: str, severity: str, message: str, state: State, *, job: str = "") -> list[ev.Action]:
-    """Tell people each time."""
+    """Tell people, each time that it is called."""
     event = facts.Event(
         kind=kind, severity=severity, message=message, job=job, context={"node": state.me.node}
     )
@@ -206,7 +207,7 @@ def _fetch(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     running = sum(1 for tries in state.fetches.values() if tries.under_way)
     wished: set[ShardId] = set()
-    for wish in fetch_wishes.wishes(state):
+    for wish in wishes(state):
         shard = wish.shard
         wished.add(shard.id)
         tries = state.fetches.get(shard.id, Tries())
@@ -257,7 +258,7 @@ def _take_back(state: State, length_bytes: int) -> None:
         state.slots[slot.name.slot] = replace(slot, plan_hash="")
 
 
-def _partial_slot(state: State, wish: fetch_wishes.Wish) -> tuple[Slot | None, list[ev.Action]]:
+def _partial_slot(state: State, wish: Wish) -> tuple[Slot | None, list[ev.Action]]:
     """Return a new partial slot, or None if there is no room for it, and what makes room."""
     length_bytes = wish.length_bytes
     made: list[ev.Action] = []
@@ -272,7 +273,7 @@ def _partial_slot(state: State, wish: fetch_wishes.Wish) -> tuple[Slot | None, l
     return slot, made
 
 
-def _begin_fetch(state: State, slot: Slot, wish: fetch_wishes.Wish) -> list[ev.Action]:
+def _begin_fetch(state: State, slot: Slot, wish: Wish) -> list[ev.Action]:
     if wish.parts:
         begun = replace(slot, work=Work.FETCHING, session=AGENT, filling=wish.shard.id)
         state.slots[slot.name.slot] = begun
@@ -336,7 +337,7 @@ def _lease(state: State) -> list[ev.Action]:
     # What was taken back for a restore is not leased again before it has its room.
     starved = any(
         wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
-        for wish in fetch_wishes.wishes(state)
+        for wish in wishes(state)
     )
     for session in state.sessions.values():
         asked = session.reservation
@@ -383,5 +384,5 @@ def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
             and view
             and not slot_rules.outdated(view, content.shard.id)
         ):
-            found.append((content.shard, fetch_wishes.backups_of(state, view)))
+            found.append((content.shard, backups_of(state, view)))
     return sorted(found, key=lambda item: item[0].id, reverse=True)

@@ -1,4 +1,4 @@
-"""Who makes room when room is wanted: what is free, what may be dropped, given back or refused.
+"""How room is made for a new slot: what is free, what may be dropped, given back or refused.
 
 Pure questions, like ``rules``. Source: architecture 4.5, 4.7, P8; ADR 0024.
 """
@@ -131,7 +131,7 @@ def dispensable(state: State) -> Slot | None:
 
 
 def is_taken_back(slot: Slot) -> bool:
-    """Tell whether a lease is over though nothing was written; its rank may have its lock yet."""
+    """Tell whether a lease is over though nothing was written; its rank may still hold the lock."""
     leased = slot.name.state is SlotState.WRITING and slot.session not in ("", AGENT)
     return leased and not slot.plan_hash
 

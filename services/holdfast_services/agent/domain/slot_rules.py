@@ -245,7 +245,7 @@ def quota_left(state: State, session: Session) -> int:
 
 
 def unheard(state: State, slot: Slot) -> bool:
-    """Tell whether a commit is known here of which metadata does not know that it is."""
+    """Tell whether this agent knows of a commit, and metadata does not know yet that it does."""
     view = state.run(slot.content.shard.id.run) if slot.content else None
     if slot.content is None or view is None:
         return False

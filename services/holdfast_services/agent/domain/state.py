@@ -87,7 +87,7 @@ class Slot:
 
     @property
     def idle_free(self) -> bool:
-        """Free, and nobody works on it."""
+        """Whether the slot is free and no thread works on it."""
         return self.name.state is SlotState.FREE and self.work is Work.NONE
 
 
@@ -122,12 +122,12 @@ class Session:
 
     @property
     def run(self) -> str:
-        """The run it trains."""
+        """The run that the rank trains."""
         return self.seat.run
 
     @property
     def generation(self) -> int:
-        """That of its attempt."""
+        """The generation of the rank's attempt."""
         return self.seat.generation
 
     @property
@@ -137,13 +137,13 @@ class Session:
 
     @property
     def active(self) -> bool:
-        """Alive and of the newest attempt known here."""
+        """Whether the rank is alive and of the newest attempt known here."""
         return self.live and not self.fenced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """Tries of one thing so far: when it may be tried again, or that it is under way or done."""
+    """Tries of one fetch or request: when the next may begin, or that one is under way or done."""
 
     count: int = 0
     next_s: float = 0.0
@@ -168,7 +168,7 @@ AskKey = tuple[ShardId, str, tuple[Endpoint, ...]]
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """All of it. ``handle`` changes a copy; values inside are frozen.
+    """The whole state of an agent. ``handle`` changes a copy; values inside are frozen.
 
     ``seen`` is, by run, the newest committed checkpoint of any view so far: it never goes back,
     whatever order views arrive in. ``replaced_count`` counts since metadata was lost.
@@ -218,12 +218,12 @@ class State:
         return sum(slot.length_bytes for slot in self.slots.values())
 
     def run(self, run: str) -> RunView | None:
-        """The catalogue's last word on ``run``."""
+        """Return what the newest view of the catalogue says of ``run``."""
         views = self.view.runs if self.view else ()
         return next((view for view in views if view.run == run), None)
 
     def peer(self, node: str) -> Peer | None:
-        """A node by name, as last known."""
+        """Return the live node of this name, as the newest view has it."""
         nodes = self.view.nodes if self.view else ()
         return next((peer for peer in nodes if peer.node == node), None)
 
@@ -232,7 +232,7 @@ class State:
         return self.peer(source.node) if isinstance(source, Memory) else source
 
     def held(self, shard: ShardId) -> Slot | None:
-        """The slot with a servable copy of ``shard``; who asks for many takes ``copies``."""
+        """Return the slot with a servable copy of ``shard``; for many shards ask ``copies``."""
         return next(
             (
                 slot

@@ -1,4 +1,4 @@
-"""Taking in what lies in the object store: for a job that is new here, and after a lost catalogue.
+"""Adds the checkpoints of the object store to the catalogue: of a new job, or after a loss.
 
 The bucket is read in threads, within a deadline; what is malformed there is passed over and said.
 Nothing is known of a store that does not answer, so then nothing is decided either.
@@ -72,7 +72,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that lies under a job's name; ``generations`` has the newest of each run's folders."""
+    """What the bucket has of a job; ``generations`` has the newest of each run's folders."""
 
     found: tuple[Found, ...]
     skipped: tuple[Skipped, ...]
@@ -81,7 +81,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What of a reading was new; ``known``: the job was not new, so workers may be collecting."""
+    """What was new in a reading; ``known``: the job was not new, so workers may be collecting."""
 
     found: tuple[Found, ...] = ()
     known: bool = False
@@ -89,7 +89,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What came of it: jobs and checkpoints that are new here, and what was passed over.
+    """The result of a rebuild: jobs and checkpoints that are new, and what was passed over.
 
     ``unreadable``: there was something, and all of it was passed over. ``newest``: of a single
     job, what it has by now, new here or not.

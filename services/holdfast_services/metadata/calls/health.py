@@ -34,7 +34,7 @@ class StoreHealth:
         self._checking: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for an answer of the store."""
         if self._checking:
             self._checking.cancel()
             await asyncio.wait({self._checking})

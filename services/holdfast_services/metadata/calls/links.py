@@ -16,7 +16,7 @@ LINKS_COUNT_MAX = 20_000
 
 
 async def links(transactor: Transactor, store: ObjectStore, at: At, valid_s: int) -> dict[str, str]:
-    """Return name -> URL of every object of a checkpoint, readable by anybody so long.
+    """Return a URL for every object of a checkpoint, by name; anybody can read it for ``valid_s``.
 
     Raises:
         NotFoundError: no such job or checkpoint.

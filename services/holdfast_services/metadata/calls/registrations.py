@@ -39,7 +39,7 @@ class Archive(Protocol):
 
 
 class Registrations:
-    """Seats ranks. Owns neither the transactor nor the archive; None: there is no object store."""
+    """Registers ranks. Owns neither transactor nor archive; None: there is no object store."""
 
     def __init__(self, transactor: Transactor, archive: Archive | None) -> None:
         self._transactor = transactor

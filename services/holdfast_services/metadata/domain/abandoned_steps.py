@@ -133,5 +133,5 @@ def _abandoned(run: Run, step: AbandonedStep) -> Event:
         severity="warning",
         message=f"step {step.step} of {run.job} was abandoned: {step.reason or 'no reason given'}",
         job=run.job,
-        context={"run": run.id, "step": str(step.step), "generation": str(step.generation)},
+        context={"run": run.id, "step": str(step.step), "attempt": str(step.generation)},
     )

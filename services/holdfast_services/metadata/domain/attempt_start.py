@@ -36,13 +36,13 @@ def is_due(run: Run, start: Start | None) -> bool:
 
 
 def wished(run: Run, key: CheckpointId) -> bool:
-    """Tell whether the newest attempt would take ``key``: any, unless it asks for one step."""
+    """Tell whether the newest attempt accepts ``key``: any, unless it asks for one step."""
     start = run.attempt.spec.start if run.attempt and run.attempt.start_due else None
     return start is None or key.step == start.step
 
 
 def unbound(run: Run) -> Run:
-    """Return the run as if its attempt took any checkpoint."""
+    """Return the run as if its attempt accepted any checkpoint."""
     return replace(run, attempt=replace(run.attempt, start_due=False)) if run.attempt else run
 
 
@@ -69,7 +69,7 @@ def repeated(run: Run, attempt: Attempt) -> tuple[Event, ...]:
         f"attempt {attempt.generation} of {run.job} asks to begin at {where}; its launch "
         f"has done so once already, so training goes on from the newest checkpoint"
     )
-    context = {"run": run.id, "generation": str(attempt.generation)}
+    context = {"run": run.id, "attempt": str(attempt.generation)}
     return (
         Event(kind="start_repeated", severity="info", message=text, job=run.job, context=context),
     )

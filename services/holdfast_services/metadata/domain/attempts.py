@@ -175,7 +175,7 @@ def _registered(run: Run, attempt: Attempt) -> Event:
         message=f"attempt {attempt.generation} of {run.job} began: "
         f"{attempt.spec.world_size} ranks, started by {attempt.spec.holder or 'unnamed'}",
         job=run.job,
-        context={"run": run.id, "generation": str(attempt.generation)},
+        context={"run": run.id, "attempt": str(attempt.generation)},
     )
 
 

@@ -77,12 +77,12 @@ def _acknowledged(
 
 
 def newest_seen(run: Run, nodes: Iterable[Node]) -> Mapping[str, CheckpointId]:
-    """Return node -> the newest committed checkpoint that it has heard of."""
+    """Return, by node, the newest committed checkpoint that the node has heard of."""
     return {n.name: key for n in nodes for key in n.inventory.seen if key.run == run.id}
 
 
 def firm_copies(copies: CheckpointCopies, seen: Mapping[str, CheckpointId]) -> CheckpointCopies:
-    """Return the copies with those holders only that will not replace them."""
+    """Return the copies, each with only those holders that will not replace it."""
     return {
         key: replace(item, nodes=tuple(n for n in item.nodes if n in seen and _heard(seen[n], key)))
         for key, item in copies.items()

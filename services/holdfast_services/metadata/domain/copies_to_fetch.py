@@ -67,7 +67,7 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
 
 
 def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) -> Sequence[ShardId]:
-    """Return copies on ``host`` that are more than the policy asks for; the first go first.
+    """Return copies on ``host`` beyond those that the policy asks for, in the order to drop them.
 
     Restores and repairs make them, and until a later step is acknowledged none of them is let go:
     what comes next might find no room. Those that are placed by the rule stay, so that what a node

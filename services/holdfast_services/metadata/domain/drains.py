@@ -102,7 +102,7 @@ def finish(run: Run, key: CheckpointId, now_s: float) -> Run:
 
 
 def rewind(run: Run, step: int) -> Run:
-    """Return the run after a restore of ``step``: later multiples come again."""
+    """Return the run after a restore of ``step``: later steps become due again."""
     return replace(run, persisted_step=min(run.persisted_step, step))
 
 
@@ -185,7 +185,7 @@ def _postponed(run: Run, row: Checkpoint) -> Event:
         message=f"step {row.id.step} of {run.job} should go to the object store, but step "
         f"{run.drains[0].checkpoint.step} is still being uploaded: a later step goes instead",
         job=run.job,
-        context={"run": run.id, "step": str(row.id.step), "generation": str(row.id.generation)},
+        context={"run": run.id, "step": str(row.id.step), "attempt": str(row.id.generation)},
     )
 
 
@@ -196,5 +196,5 @@ def _lost(run: Run, drain: Drain, why: str) -> Event:
         severity="warning",
         message=f"step {key.step} of {run.job} will not become durable: {why}",
         job=run.job,
-        context={"run": run.id, "step": str(key.step), "generation": str(key.generation)},
+        context={"run": run.id, "step": str(key.step), "attempt": str(key.generation)},
     )

@@ -39,7 +39,7 @@ class Listed:
 
 
 def restored(run: Run) -> frozenset[CheckpointId]:
-    """Return what a restore holds: chosen, or confirmed and not yet loaded by every rank."""
+    """Return what a restore holds: the chosen checkpoint, until all ranks have loaded it."""
     named = run.decision.checkpoint if run.decision and (run.deciding or run.loading) else None
     return frozenset((*run.pins, *((named,) if named else ())))
 
@@ -112,7 +112,7 @@ def check_job_removal(run: Run, listed: Iterable[Listed], now_s: float) -> None:
 
 
 def removed(run: Run) -> Run:
-    """Return the run as a removed job leaves it: all of it void, the generation above all.
+    """Return the run of a removed job: none of its checkpoints counts any more.
 
     A rule of negative step covers every checkpoint there was, also one that only an agent knows
     which is away. Nothing of it may be freed later than its holder reports, and nothing restored.
@@ -153,7 +153,7 @@ def check_removal(run: Run, item: Listed, newest: CheckpointId | None, *, force:
         PreconditionError: it lies in memory only, or somebody needs it; says who.
     """
     name = f"step {item.id.step} of attempt {item.id.generation}"
-    ids = {"job": run.job, "run": run.id, "step": item.id.step, "generation": item.id.generation}
+    ids = {"job": run.job, "run": run.id, "step": item.id.step, "attempt": item.id.generation}
     if held := holds(run, item):
         raise PreconditionError(f"{name} is {', '.join(held)}", **ids)
     if item.row.durable_at_s is None:

@@ -1,4 +1,4 @@
-"""What an agent sends, checked once before any rule reckons with it.
+"""Checks the inventory that an agent sends, once, before any rule uses it.
 
 A rank's bad clock is taken as "not known"; what no agent of ours can send is refused.
 """

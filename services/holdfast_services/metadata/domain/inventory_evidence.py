@@ -30,7 +30,7 @@ class ShardCopies:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """All that can serve it, the object store last."""
+        """The sources that can serve the shard, the object store last."""
         memories = map(Memory, self.nodes)
         return (*memories, Object()) if self.object else tuple(memories)
 

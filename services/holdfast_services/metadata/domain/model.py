@@ -34,7 +34,7 @@ SUPERSEDE_RULES_PER_RUN_MAX = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long things are believed, in seconds, and whether there is an object tier.
+    """How long leases and waits last, in seconds, and whether there is an object tier.
 
     ``listen_s``: for so long after a gap, or at its beginning, a catalogue decides nothing.
     """
@@ -55,11 +55,11 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The name it reports under."""
+        """The name under which the node reports."""
         return self.inventory.node.node
 
     def live(self, now_s: float) -> bool:
-        """Tell whether its lease holds."""
+        """Tell whether the node's lease holds."""
         return self.lease_until_s > now_s
 
 
@@ -157,18 +157,18 @@ class Checkpoint:
 
     @property
     def draining(self) -> bool:
-        """Whether it is on its way to the object store."""
+        """Whether the checkpoint is on its way to the object store."""
         return self.drain_at_s is not None
 
     @property
     def stored(self) -> bool:
-        """Whether the object store has all of it, as far as is known intact."""
+        """Whether the object store has all of the checkpoint, as far as is known intact."""
         return self.durable_at_s is not None and not self.expired and not self.bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """What of a draining checkpoint does not yet lie in the object store."""
+    """A checkpoint on its way to the object store, and the shards that are still missing there."""
 
     checkpoint: CheckpointId
     missing: tuple[Shard, ...]
@@ -238,7 +238,7 @@ class Run:
 
     @property
     def removed(self) -> bool:
-        """Whether a user removed the job: all that is of it is void, until an attempt begins.
+        """Whether a user removed the job: no checkpoint of it counts until an attempt begins.
 
         An attempt that asked to start over has such a rule too, but it is the current one.
         """

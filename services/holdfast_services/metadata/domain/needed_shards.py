@@ -1,4 +1,4 @@
-"""Which shards of the checkpoint that is restored the ranks of one node need.
+"""Which shards the ranks of one node need of the checkpoint that is being restored.
 
 Ranks that need all of it say nothing; others name their shards once it is proposed, and until
 they have, nothing is fetched for them. What is named is a few shards of maybe 10^4, so a node is

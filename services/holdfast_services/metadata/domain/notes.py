@@ -30,7 +30,7 @@ def annotate(run: Run, nodes: Mapping[str, Node]) -> Run:
 
 
 def usable_notes(text: str) -> bool:
-    """Tell whether ``text`` can stand in a manifest: else it is dropped.
+    """Tell whether a manifest may hold ``text`` as notes; other notes are dropped.
 
     What a manifest refuses would keep the checkpoint from ever becoming durable.
     """

@@ -1,4 +1,4 @@
-"""An attempt that trains while its catalogue was lost: taken in again under the number it has.
+"""Takes an attempt in again that trained on while the catalogue was lost, under its own number.
 
 Its ranks are the only witnesses of it. Each brings the generation and what it had restored, in a
 registration that the lost catalogue has answered once; the first one makes the attempt, the
@@ -18,7 +18,7 @@ from holdfast_services.metadata.domain.restore_decision import left_behind
 
 
 def seat(run: Run, wish: Registration, known: int | None, now_s: float, limits: Limits) -> Outcome:
-    """Return what ``attempts.register`` does, after taking in an attempt that was forgotten.
+    """Register a rank as ``attempts.register`` does, after taking a forgotten attempt in again.
 
     Raises:
         AlreadyExistsError: as ``attempts.register`` does.
@@ -65,6 +65,6 @@ def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outco
         severity="warning",
         message=f"the catalogue had lost attempt {generation} of {run.job}; the attempt goes on",
         job=run.job,
-        context={"run": run.id, "generation": str(generation)},
+        context={"run": run.id, "attempt": str(generation)},
     )
     return Outcome(run=changed, events=(event,))

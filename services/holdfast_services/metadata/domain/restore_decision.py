@@ -78,7 +78,7 @@ def decide(run: Run, facts: Facts) -> Outcome:
 
 
 def settled(run: Run, facts: Facts) -> bool:
-    """Tell whether all evidence is in that can be expected: no later answer will be better.
+    """Tell whether all evidence that can be expected is in: no later answer will be better.
 
     Every node with a lease, and every node that hosts a rank of the attempt, has reported since
     the attempt began; or ``decide_wait_s`` is over. Where something newer is known than what can
@@ -435,7 +435,7 @@ def _implies(strong: SupersedeRule, weak: SupersedeRule) -> bool:
 def _event(run: Run, kind: str, text: str, decision: Decision, severity: str = "info") -> Event:
     context = {
         "run": run.id,
-        "generation": str(decision.generation),
+        "attempt": str(decision.generation),
         "decision": str(decision.number),
     }
     if decision.checkpoint:

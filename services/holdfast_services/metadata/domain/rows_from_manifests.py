@@ -27,7 +27,7 @@ class Adopted:
 
 
 def choose_run(manifests: Iterable[Manifest], named: Collection[str]) -> str | None:
-    """Return the one run of a job that is adopted; None: there is nothing.
+    """Return which run of a job is taken in; None: the bucket has none.
 
     Args:
         manifests: All that lie under the job's name, of any run.

@@ -20,12 +20,12 @@ NODE_AWAITED_S = 30.0
 
 
 def domains_of(nodes: Iterable[Node]) -> Domains:
-    """Return node -> failure domain, empty: it fails alone."""
+    """Return the failure domain of each node; empty: the node fails alone."""
     return {node.name: node.inventory.node.domain for node in nodes}
 
 
 def allow(run: Run, live: Iterable[Node]) -> Outcome:
-    """Return the run with ``allowed`` as the live nodes have it; fewer is news."""
+    """Return the run with the copies that the live nodes allow, and an event if these are fewer."""
     attempt = run.current
     if attempt is None:
         return Outcome(run=run)
@@ -54,12 +54,12 @@ def shortage(run: Run, nodes: Iterable[Node]) -> str:
 
 
 def awaited(node: Node, now_s: float) -> bool:
-    """Tell whether the node is there, or went so lately that it may only be restarting."""
+    """Tell whether the node lives, or was lost so lately that it may only be restarting."""
     return node.live(now_s) or node.reported_at_s + NODE_AWAITED_S > now_s
 
 
 def spread(asked: Copies, copies: CheckpointCopies, domains: Domains) -> bool:
-    """Tell whether each shard is held as ``asked``."""
+    """Tell whether each shard has as many copies, as far apart, as ``asked``."""
     return all(asked.met(item.nodes, domains) for item in copies.values())
 
 

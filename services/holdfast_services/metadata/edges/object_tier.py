@@ -12,7 +12,7 @@ from holdfast_services.metadata.calls.health import StoreHealth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectTier:
-    """The store, by what takes in checkpoints from it, and the queue. Owns nothing.
+    """The object tier as the edges use it: the archive of its store, and its queue. Owns nothing.
 
     The queue is asked for figures only.
     """
@@ -23,7 +23,7 @@ class ObjectTier:
 
 
 def expect_archive(tier: ObjectTier) -> BucketArchive:
-    """Return what takes in checkpoints from the store.
+    """Return the archive, which takes in checkpoints from the store.
 
     Raises:
         PreconditionError: there is no object store.

@@ -61,7 +61,7 @@ class MetadataRpc(MetadataServicer):
         return to_message(view, pb.NodeView)
 
     async def Record(self, request: pb.RecordRequest, context: Context) -> pb.RecordResponse:
-        """Take a node's news."""
+        """Take the events of a node."""
         del context
         events = [from_message(event, Event) for event in request.events]
         await self._transactor.change(lambda c: agents.record(c, request.node, events))

@@ -1,1 +1,1 @@
-"""What the clock asks of the catalogue: what is due is offered, what has expired goes."""
+"""Loops by the clock: they tick, offer due items to the queue and expire checkpoints."""

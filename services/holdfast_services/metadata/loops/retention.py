@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RetentionLoop:
-    """Runs from ``start`` to ``stop``; an outage of the database is said once."""
+    """Expires checkpoints from ``start`` to ``stop``; an outage of the database is logged once."""
 
     def __init__(self, transactor: Transactor) -> None:
         self._transactor = transactor

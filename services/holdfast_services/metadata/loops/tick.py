@@ -1,4 +1,4 @@
-"""The clock of the catalogue: has done, every ``TICK_S``, what only time brings."""
+"""The clock of the catalogue: every ``TICK_S`` it does what follows from time alone."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """Runs from ``start`` to ``stop``; an outage of the database is said once."""
+    """Ticks from ``start`` to ``stop``; an outage of the database is logged once."""
 
     def __init__(self, transactor: Transactor) -> None:
         self._transactor = transactor
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to do what only time brings."""
+        """Begin to tick."""
         self._running = asyncio.create_task(self._for_ever())
 
     async def stop(self) -> None:
-        """End the clock."""
+        """Stop ticking."""
         if self._running:
             self._running.cancel()
             await asyncio.wait({self._running})

@@ -110,7 +110,7 @@ _PUT_CHECKPOINT = upsert(t.checkpoints, ["run", "step", "generation"], _added)
 
 
 class CheckpointStatements(ObjectStatements):
-    """Levels are added and never taken away; a drain's rows live as long as the drain."""
+    """Statements about checkpoints: levels are only added; drains have rows while they last."""
 
     def checkpoints(self, run: str) -> tuple[Checkpoint, ...]:
         """Return all rows of the run, newest first; a plain read."""
@@ -122,7 +122,7 @@ class CheckpointStatements(ObjectStatements):
         return checkpoint_id(run, *row) if row else None
 
     def stored_keys(self, run: str) -> Sequence[CheckpointId]:
-        """Return all that is durable, bad and expired ones too; a plain read."""
+        """Return all durable checkpoints, bad and expired ones too; a plain read."""
         c = t.checkpoints.c
         there = c.durable_at_s.is_not(None)
         rows = self._db.execute(select(c.step, c.generation).where(c.run == run, there))
@@ -221,7 +221,7 @@ class CheckpointStatements(ObjectStatements):
     # -- drains --------------------------------------------------------------------------------
 
     def draining(self) -> Sequence[CheckpointId]:
-        """Return all that is on its way, of any run; a plain read."""
+        """Return the draining checkpoints of all runs; a plain read."""
         d = t.drains.c
         sql = select(d.run, d.step, d.generation).distinct()
         return sorted(checkpoint_id(*row) for row in self._db.execute(sql))
@@ -234,11 +234,11 @@ class CheckpointStatements(ObjectStatements):
         return (shards[0], rows[0]["done_at_s"] is not None) if shards else None
 
     def draining_runs(self) -> Sequence[str]:
-        """Return the runs that have something on its way; a plain read."""
+        """Return the runs that have a draining checkpoint; a plain read."""
         return sorted(self._db.execute(_DRAINING_RUNS).scalars())
 
     def drained_shards(self, key: CheckpointId) -> tuple[Shard, ...]:
-        """Return all shards of a draining checkpoint, there or not, sorted; a plain read."""
+        """Return all shards of a draining checkpoint, uploaded or not, sorted; a plain read."""
         return self._drain_shards(self._db.execute(_DRAIN, key_of(key)).mappings().all(), key)
 
     def drain_done(self, shard: Shard, now_s: float) -> bool:

@@ -207,7 +207,7 @@ class HoldStatements(CheckpointStatements):
         return self._db.execute(sql).rowcount == 1
 
     def ask_scrubs(self, run: str) -> int:
-        """Ask that all of a run that is not expired is read back; return how many that are."""
+        """Ask for a scrub of all checkpoints of a run that are not expired; return how many."""
         o = t.objects.c
         sql = update(t.objects).where(o.run == run, o.expired_at_s.is_(None))
         return self._db.execute(sql.values(scrub_asked=True)).rowcount

@@ -55,7 +55,7 @@ _FORGET_EVENTS = delete(t.events).where(
 
 
 class NodeStatements(Statements):
-    """One row per node, replaced in place."""
+    """Statements about nodes: one row per node, replaced in place."""
 
     # -- pulse ---------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class NodeStatements(Statements):
         return self.pulse()[0]
 
     def pulse(self) -> tuple[float, float]:
-        """Return that, and since when there was no gap; 0 at the very first."""
+        """Return the last pulse, and since when pulses came without a gap; 0 at the very first."""
         at_s, since_s = self._db.execute(_PULSE).one()
         return float(at_s), float(since_s)
 
@@ -90,7 +90,7 @@ class NodeStatements(Statements):
         self._db.execute(update(t.attempts).where(held).values(lease_until_s=until_s))
 
     def bring_back(self, now_s: float, lease_s: float) -> None:
-        """Let no time that rules compare with be later than now, nor a lease longer than one.
+        """Bring times later than now back to now, and leases that are too long to their length.
 
         A report of the future becomes an old one: whether it came before an attempt began or
         after is not known any more, and the next one is not far.
@@ -167,7 +167,7 @@ class NodeStatements(Statements):
     # -- events --------------------------------------------------------------------------------
 
     def add_events(self, events: Iterable[Event], node: str, now_s: float) -> None:
-        """Append news; in the transaction of what they tell, so neither is without the other."""
+        """Append events, in the transaction of the change that they tell of: both, or neither."""
         rows = [
             {
                 "at_s": now_s,

@@ -21,7 +21,7 @@ TASKS_PER_READ_MAX = 1000
 
 
 class ObjectStatements(Statements):
-    """One row per durable checkpoint; its shards are decoded once per process."""
+    """Statements about stored objects: one row per durable checkpoint, its shards decoded once."""
 
     def put_object(
         self, stored: Stored, *, manifest_digest: bytes, verified_at_s: float | None
@@ -84,7 +84,7 @@ class ObjectStatements(Statements):
         return self._db.execute(sql).rowcount == 1
 
     def forget_object(self, checkpoint: CheckpointId, *, keep_row: bool) -> bool:
-        """Delete what an expired checkpoint was known by; False: it is not expired.
+        """Delete the rows of an expired checkpoint; False: it is not expired.
 
         With ``keep_row`` it is in memory still, and has lost the level ``durable``.
         """
@@ -101,11 +101,11 @@ class ObjectStatements(Statements):
     # -- what is due ---------------------------------------------------------------------------
 
     def expired(self) -> Sequence[CheckpointId]:
-        """Return what is to be collected, at most ``TASKS_PER_READ_MAX``; a plain read."""
+        """Return expired checkpoints to collect, at most ``TASKS_PER_READ_MAX``; a plain read."""
         return [key for key, _ in self._tasks(t.objects.c.expired_at_s.is_not(None))]
 
     def to_scrub(self, before_s: float | None) -> Sequence[CheckpointId]:
-        """Return what was asked to be read back, or was not since ``before_s``; bounded."""
+        """Return checkpoints to scrub: asked for, or not scrubbed since ``before_s``; bounded."""
         o = t.objects.c
         due: list[ColumnElement[bool]] = [o.scrub_asked.is_(True)]
         if before_s is not None:

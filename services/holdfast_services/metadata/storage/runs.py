@@ -136,7 +136,7 @@ _NEW_RUN = {
 
 
 class RunStatements(CheckpointStatements):
-    """A run is read whole, and what differs is written."""
+    """Statements about runs: a run is read whole, and what differs is written."""
 
     # -- jobs and runs -------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class RunStatements(CheckpointStatements):
         return self._db.execute(_RUN_OF, {"job": job}).scalar_one_or_none()
 
     def job_of(self, run: str) -> str | None:
-        """Return whose run it is; a plain read, and it never changes."""
+        """Return the job of a run; a plain read, and the job of a run never changes."""
         return self._db.execute(_JOB_OF, {"run": run}).scalar_one_or_none()
 
     def generation_of(self, job: str, nonce: bytes) -> int | None:

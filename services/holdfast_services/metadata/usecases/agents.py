@@ -164,7 +164,7 @@ def _refused(wish: attempts.Registration, refusal: CheckpointError) -> list[Even
 def report(
     catalogue: Catalogue, inventories: Sequence[Inventory], limits: Limits
 ) -> tuple[list[int], bool]:
-    """Take inventories and all that follows.
+    """Store inventories and all that follows from them.
 
     Returns:
         0 for each, or the incarnation it must exceed; and whether somebody has to be told.
@@ -270,7 +270,7 @@ def informed(catalogue: Catalogue, run: Run, nodes: Mapping[str, Node]) -> Run:
 
 
 def record(catalogue: Catalogue, node: str, events: Sequence[Event]) -> None:
-    """Append a node's news.
+    """Append a node's events.
 
     Raises:
         InvalidRequestError: no name of a node, or more than ``EVENTS_PER_CALL_MAX`` events.

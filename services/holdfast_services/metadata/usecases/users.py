@@ -259,7 +259,7 @@ def end_read(catalogue: Catalogue, number: str) -> None:
 
 
 def scrub(catalogue: Catalogue, job: str) -> int:
-    """Ask that all that a job has in the object store is read back; return how many."""
+    """Ask for a scrub of all checkpoints that a job has in the object store; return how many."""
     return catalogue.ask_scrubs(_locked(catalogue, job).id)
 
 
@@ -337,5 +337,5 @@ def _steps(keys: Sequence[CheckpointId]) -> str:
 def _event(run: Run, kind: str, text: str, key: CheckpointId | None = None) -> Event:
     context = {"run": run.id}
     if key is not None:
-        context |= {"step": str(key.step), "generation": str(key.generation)}
+        context |= {"step": str(key.step), "attempt": str(key.generation)}
     return Event(kind=kind, severity="info", message=text, job=run.job, context=context)

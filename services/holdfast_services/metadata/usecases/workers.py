@@ -35,7 +35,7 @@ NAMED_IN_ERROR_MAX = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
-    """When what lies in the object store is looked at again, in seconds; scrub 0: never."""
+    """After how many seconds stored objects are looked at again; scrub 0: never."""
 
     orphan_s: float = 86_400.0
     scrub_s: float = 0.0
@@ -61,7 +61,7 @@ def bucket_items(catalogue: Catalogue, ages: Ages) -> list[str]:
 
 
 def note(catalogue: Catalogue, event: Event) -> None:
-    """Append news of the queue."""
+    """Append an event about the queue."""
     catalogue.add_events([event], "", catalogue.now_s())
 
 
@@ -217,7 +217,7 @@ def collected(catalogue: Catalogue, key: CheckpointId, freed_bytes: int) -> None
 
 
 def scrubbed(catalogue: Catalogue, key: CheckpointId, bad: Collection[ShardId]) -> None:
-    """Note what was found when a checkpoint was looked at in the store.
+    """Record what a scrub of a checkpoint in the store has found.
 
     Bad shards of a durable one are repaired if they can be; those of one on its way go again.
 
@@ -273,7 +273,7 @@ def _lock(catalogue: Catalogue, key: CheckpointId) -> str:
 
 def _not_draining(catalogue: Catalogue, job: str, key: CheckpointId) -> CheckpointError:
     run: Run | None = catalogue.load_run(key.run)
-    ids = {"job": job, "run": key.run, "step": key.step, "generation": key.generation}
+    ids = {"job": job, "run": key.run, "step": key.step, "attempt": key.generation}
     if run and run.superseded(key):
         return StaleGenerationError(f"step {key.step} of {job} was left behind", **ids)
     if catalogue.checkpoint(key) is None:
@@ -282,5 +282,5 @@ def _not_draining(catalogue: Catalogue, job: str, key: CheckpointId) -> Checkpoi
 
 
 def _event(kind: str, job: str, key: CheckpointId, text: str, severity: str = "info") -> Event:
-    context = {"run": key.run, "step": str(key.step), "generation": str(key.generation)}
+    context = {"run": key.run, "step": str(key.step), "attempt": str(key.generation)}
     return Event(kind=kind, severity=severity, message=text, job=job, context=context)
