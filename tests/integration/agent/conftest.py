@@ -10,7 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from .harness import RUN, Catalogue, Node, Trainer, open_session, reserve, until
+from holdfast.objectstore.directory import DirectoryStore
+
+from .harness import (
+    RUN,
+    Catalogue,
+    Node,
+    Trainer,
+    bytes_of,
+    open_session,
+    reported,
+    reserve,
+    until,
+    upload,
+)
+
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -69,6 +84,29 @@ def saved(catalogue):
     yield save
     for t in made:
         t.end()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DirectoryStore(tmp_path / "store", make=True)
+
+
+@pytest.fixture
+def stored(node, saved, store, catalogue):
+    """Save a step on a node of its own, upload it, forget the node; returns its shard."""
+
+    def make(step=3, length=MIB, rank=0, world_size=1):
+        a = node("writer")
+        reported(catalogue, "writer")
+        t, _, shard = saved(a, step, length, rank, world_size)
+        upload(store, shard, bytes_of(a, shard))
+        t.end()
+        a.kill()
+        (a.folder / "arena").rename(a.folder / secrets.token_hex(4))
+        del catalogue.inventories["writer"]
+        return shard
+
+    return make
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,10 @@ from holdfast.core.facts import (
 from holdfast.core.ids import ShardId
 from holdfast.core.session import SessionView
 from holdfast.core.sources import Memory, Object
+from holdfast.format import keys
+from holdfast.format import sidecar as bucket_sidecar
+from holdfast.format.digest import part_digests
+from holdfast.format.sidecar import Sidecar
 from holdfast.rpc import codec
 from holdfast.rpc.channel import call, sync_channel, unix_target
 from holdfast.v1 import agent_pb2 as pb
@@ -307,3 +311,26 @@ def committed(step: int, generation: int = 1, *, replicated: bool = False) -> Co
 
 def shard_message(shard) -> common_pb2.Shard:
     return codec.to_message(shard, common_pb2.Shard)
+
+
+def segment_key(shard):
+    return keys.segment_key(shard.job, shard.id, shard.world_size)
+
+
+def sidecar_key(shard):
+    return keys.sidecar_key(shard.job, shard.id, shard.world_size)
+
+
+def upload(store, shard, data):
+    """Put a shard where a worker would have put it."""
+    store.put(segment_key(shard), data)
+    sidecar = Sidecar(shard=shard, digests=tuple(part_digests(memoryview(data))))
+    store.put(sidecar_key(shard), bucket_sidecar.encode(sidecar))
+
+
+def bytes_of(node, shard):
+    """What the arena holds of a shard, by its sidecar there."""
+    for path in node.arena.glob("*.sum"):
+        if json.loads(path.read_text())["shard"] == shard.id.key:
+            return path.with_suffix(".seg").read_bytes()
+    raise AssertionError(f"{shard.id.key} is not in {node.arena}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -12,24 +11,30 @@ import pytest
 from holdfast.core.facts import DecisionState
 from holdfast.core.reports import StepNote
 from holdfast.core.sources import Memory, Object
-from holdfast.format import keys
 from holdfast.format import sidecar as bucket_sidecar
 from holdfast.format.digest import part_digests, root_digest
 from holdfast.format.sidecar import Sidecar
-from holdfast.objectstore.directory import DirectoryStore
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import common_pb2
 
-from .harness import RUN, Trainer, decision, open_session, reported, restart, until, want
+from .harness import (
+    RUN,
+    Trainer,
+    bytes_of,
+    decision,
+    open_session,
+    reported,
+    restart,
+    segment_key,
+    sidecar_key,
+    until,
+    upload,
+    want,
+)
 from .s3 import BUCKET, S3Server
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def store(tmp_path):
-    return DirectoryStore(tmp_path / "store", make=True)
 
 
 @pytest.fixture
@@ -40,47 +45,6 @@ def node(node, store):
         return node(name, **{"HOLDFAST_STORE": store.url, **environ})
 
     return start
-
-
-def segment_key(shard):
-    return keys.segment_key(shard.job, shard.id, shard.world_size)
-
-
-def sidecar_key(shard):
-    return keys.sidecar_key(shard.job, shard.id, shard.world_size)
-
-
-def upload(store, shard, data):
-    """Put a shard where a worker would have put it."""
-    store.put(segment_key(shard), data)
-    sidecar = Sidecar(shard=shard, digests=tuple(part_digests(memoryview(data))))
-    store.put(sidecar_key(shard), bucket_sidecar.encode(sidecar))
-
-
-@pytest.fixture
-def stored(node, saved, store, catalogue):
-    """Save a step on a node of its own, upload it, forget the node; returns its shard."""
-
-    def make(step=3, length=MIB, rank=0, world_size=1):
-        a = node("writer")
-        reported(catalogue, "writer")
-        t, _, shard = saved(a, step, length, rank, world_size)
-        upload(store, shard, bytes_of(a, shard))
-        t.end()
-        a.kill()
-        (a.folder / "arena").rename(a.folder / secrets.token_hex(4))
-        del catalogue.inventories["writer"]
-        return shard
-
-    return make
-
-
-def bytes_of(node, shard):
-    """What the arena holds of a shard, by its sidecar there."""
-    for path in node.arena.glob("*.sum"):
-        if json.loads(path.read_text())["shard"] == shard.id.key:
-            return path.with_suffix(".seg").read_bytes()
-    raise AssertionError(f"{shard.id.key} is not in {node.arena}")
 
 
 class Restore:
