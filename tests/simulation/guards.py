@@ -127,8 +127,7 @@ MUTANTS = (
     _mutant(
         "N15",
         "a step that its owner has replaced gives its slot up to a later one that is firm",
-        ("metadata/domain/abandoned_steps.py",
-         "return any(item.owner not in item.nodes for item in copies.values())", "return False"),
+        ("metadata/domain/abandoned_steps.py", "return any(item.owner not in item.nodes for item in copies.values())", "return False"),
     ),
     _mutant(
         "N2 room: spares",
@@ -283,14 +282,12 @@ MUTANTS = (
     _mutant(
         "given-up",
         "steps that can never be whole, or never be acknowledged, give their slots up",
-        ("metadata/domain/abandoned_steps.py",
-         "found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))", "found = ()"),
+        ("metadata/domain/abandoned_steps.py", "found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))", "found = ()"),
     ),
     _mutant(
         "kept-freed",
         "the checkpoint that is kept is not freed itself",
-        ("agent/domain/slot_rules.py",
-         "(shard.step, shard.generation) < (keep.step, keep.generation)",
+        ("agent/domain/slot_rules.py", "(shard.step, shard.generation) < (keep.step, keep.generation)",
          "(shard.step, shard.generation) <= (keep.step, keep.generation)"),
     ),
     _mutant(

@@ -119,7 +119,7 @@ def build(headers: Iterable[SegmentHeader]) -> Index:
 
 
 def of_some(headers: Iterable[SegmentHeader]) -> Index:
-    """Return what ``build`` does of those segments of a plan whose headers are to be had.
+    """Return what ``build`` returns, of only those segments of a plan whose headers are given.
 
     Raises:
         ManifestError, ExhaustedError: as ``build`` says, except that others may be missing.

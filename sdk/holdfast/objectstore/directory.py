@@ -132,7 +132,7 @@ class DirectoryStore(DirectoryUploads):
                 yield key, is_folder
 
     def folders(self, prefix: str = "") -> Iterator[str]:
-        """See ``ObjectStore.folders``; an empty folder is none."""
+        """See ``ObjectStore.folders``; an empty folder is left out."""
         checked_prefix(prefix)
         for key, is_folder in self._keys(prefix.rpartition("/")[0], prefix):
             if is_folder and next(self._walk(key, "", ""), None):

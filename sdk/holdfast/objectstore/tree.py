@@ -45,7 +45,7 @@ class Tree:
 
     @contextmanager
     def errors(self, key: str) -> Iterator[None]:
-        """Raise what the system refuses as an error of ours that names the folder."""
+        """Raise errors of the system as Holdfast errors that name the folder."""
         try:
             yield
         except OSError as error:
@@ -162,7 +162,7 @@ class Tree:
 
 
 def again(action: Callable[[], T]) -> T:
-    """Return what ``action`` does, done anew while folders vanish under it.
+    """Return what ``action`` returns; it is repeated while folders vanish under it.
 
     Another process removes a folder that has become empty, perhaps the one just made or opened.
     """

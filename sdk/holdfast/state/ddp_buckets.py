@@ -48,7 +48,7 @@ class BucketOrder:
         self._final = bool(self._missing)
 
     def known(self) -> Json:
-        """Return what the next backward goes by, None if that is registration, or not known."""
+        """Return the order of the next backward; None: the order of registration, or not known."""
         if self._final:
             return self._known
         rebuilt = self.ddp._has_rebuilt_buckets

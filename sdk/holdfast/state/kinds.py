@@ -269,7 +269,7 @@ _TYPE = type
 
 
 def kind_of(path: str, value: object) -> Kind | None:
-    """Return how ``value`` is saved, None if it is none of the kinds that there are.
+    """Return how ``value`` is saved; None if no kind of state fits it.
 
     Raises:
         InvalidRequestError: it is of a kind that cannot be saved (yet); names ``path``.

@@ -47,7 +47,7 @@ _DIGESTS = "the digests of a segment"
 
 
 class SlotFile:
-    """One slot's descriptor and mapping; both live until nobody refers to them."""
+    """One slot's descriptor and mapping; both live as long as something refers to them."""
 
     def __init__(self, fd: int, length_bytes: int) -> None:
         self.fd = fd

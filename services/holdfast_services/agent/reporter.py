@@ -47,7 +47,7 @@ class Reported(Protocol):
         ...
 
     def metadata_lost(self, reason: str) -> None:
-        """Take that metadata does not answer."""
+        """Record that metadata does not answer."""
         ...
 
 

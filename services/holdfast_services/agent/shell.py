@@ -192,7 +192,7 @@ class Shell:
         self.dispatch(ev.ViewArrived(view))
 
     def metadata_lost(self, reason: str) -> None:
-        """Take that metadata does not answer."""
+        """Record that metadata does not answer."""
         self.dispatch(ev.MetadataLost(reason))
 
 

@@ -1,4 +1,4 @@
-"""Deletes the objects of an expired checkpoint: the manifest first, so that nobody believes it."""
+"""Deletes the objects of an expired checkpoint: first the manifest, so no reader relies on it."""
 
 from __future__ import annotations
 

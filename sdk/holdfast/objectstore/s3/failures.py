@@ -126,7 +126,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def mapped(error: Exception, *, bucket: str, key: str, endpoint: str = "") -> CheckpointError:
-    """Return ``error`` as one of ours; ``endpoint`` is who was asked, empty for Amazon."""
+    """Return ``error`` as a Holdfast error; ``endpoint`` is who was asked, empty for Amazon."""
     context = {"bucket": bucket, **({"key": key} if key else {})}
     if isinstance(error, ClientError):
         return _refused(error, context)

@@ -39,7 +39,7 @@ def free_slot(state: State, length_bytes: int) -> Slot | None:
 
 
 def check_holdable(state: State, shard: Shard) -> None:
-    """Refuse to hold a copy that nobody will want, or that has no room.
+    """Refuse to hold a copy that no restore will need, or that has no room.
 
     Raises:
         PreconditionError: its checkpoint is abandoned, superseded or older than what is kept.
@@ -137,7 +137,7 @@ def is_taken_back(slot: Slot) -> bool:
 
 
 def idle_lease(state: State) -> Slot | None:
-    """Return a leased slot that nobody has written: that of a rank which has not begun."""
+    """Return a leased slot without any write: that of a rank which has not begun."""
     return next((slot for slot in state.slots.values() if _is_idle_lease(state, slot)), None)
 
 

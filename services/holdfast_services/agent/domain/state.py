@@ -250,7 +250,7 @@ class State:
         return dict(found)
 
     def copies(self) -> dict[ShardId, Slot]:
-        """Return what ``held`` answers for each shard that is here, as it is now.
+        """Return, by shard, the slot that ``held`` returns for it.
 
         Made anew for each question: a checkpoint has as many shards as ranks, and ``held`` looks
         at all slots for each of them.

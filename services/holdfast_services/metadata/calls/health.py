@@ -17,7 +17,7 @@ QUEUE_S_MAX = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """Whether the object store answers; no ``url``: there is none."""
+    """Whether the object store answers; without a ``url`` there is no store."""
 
     url: str | None
     ok: bool

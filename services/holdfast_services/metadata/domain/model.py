@@ -228,7 +228,7 @@ class Run:
 
     @property
     def current(self) -> Attempt | None:
-        """The attempt whose claims count; None when there is none or it is fenced."""
+        """The attempt whose claims count; None if no attempt began, or the newest one is fenced."""
         attempt = self.attempt
         return attempt if attempt and attempt.generation == self.generation else None
 

@@ -14,7 +14,7 @@ from holdfast_services.metadata.domain.model import Node, Run
 
 
 def needed(run: Run, host: str, node: Node | None) -> Sequence[Shard]:
-    """Return what ranks on ``host`` that live and have yet to load need of what is restored.
+    """Return the shards of the restored checkpoint that live ranks on ``host`` have yet to load.
 
     ``node`` is the host as it last reported itself; None: it has not. One that was killed needs
     nothing; should it come back, it says anew what it needs.

@@ -50,7 +50,7 @@ class ItemFacts:
 def plan(
     item: Item, known: ItemFacts, nodes: Mapping[str, Node], now_s: float
 ) -> ShardWork | CheckpointWork | None:
-    """Return what a worker does for ``item`` now, None: nothing any more.
+    """Return what a worker does for ``item`` now; None: there is nothing left to do.
 
     The sources of a shard may be empty: then who holds it is away.
     """
