@@ -385,7 +385,7 @@ MUTANTS = (
         ("metadata/domain/worker_plans.py", "if not drain.missing:", "if True:"),
         ("metadata/domain/worker_plans.py", "row.draining and known.missing_count == 0", "row.draining"),
         ("persistence/manifest.py", "    _check_shards(folder, mine",
-         "    publish(folder, mine, repair=plan.repair), _check_shards(folder, mine"),
+         "    publish(folder, mine, repair=True), _check_shards(folder, mine"),
     ),
     _mutant(
         "manifest-again",

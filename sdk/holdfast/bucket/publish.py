@@ -120,6 +120,7 @@ def _read_back(
     except CorruptionError:
         if not repair:
             raise
+        log.warning("%s cannot be read by anybody and is written again", key)
         store.put(key, data)
         return data
     if not says_the_same(found, mine):

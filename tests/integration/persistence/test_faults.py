@@ -27,6 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.format import keys
 from holdfast.format.digest import PART_BYTES
+from holdfast.format.manifest import decode
 from holdfast.objectstore import open_store
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.persistence.collect import collect
@@ -357,6 +358,22 @@ def test_a_checkpoint_of_other_shards_is_never_overwritten(
     assert before == {o.key: o.etag for o in store.list(keys.folder(JOB, key))}
     assert bytes(data) == read(store, shard)
     assert "precondition" == catalogue.said("persist_failed")[0].context["error"]
+
+
+def test_a_manifest_that_nobody_can_read_is_written_again(
+    catalogue, node, store, store_url, queue_url
+):
+    """It was refused each minute for ever, and nothing later of the run went to the store."""
+    shard, data = segment(5000)
+    node.hold(shard, data)
+    key = keys.manifest_key(JOB, shard.id.checkpoint)
+    store.put(key, b"torn")
+    catalogue.drain([shard], [node.peer])
+    with draining(catalogue, store_url, queue_url):
+        until(lambda: catalogue.durable(shard.id.checkpoint), "durable")
+
+    assert (shard,) == decode(store.get(key, length_bytes_max=1 << 20)).shards
+    assert not catalogue.said("persist_failed")
 
 
 def test_a_worker_of_an_older_generation_harms_nothing(
