@@ -1,0 +1,83 @@
+"""A node fetches what its own ranks need of a checkpoint, and nothing else (P8, ADR 0033)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import pytest
+from tests.e2e.stack import running_stack, until
+from tests.e2e.test_bit_identity import final, restored
+from tests.e2e.test_faults import segment_of, told
+
+
+@pytest.fixture
+def stack():
+    with running_stack(nodes=2, HOLDFAST_NODE_LEASE_S="3") as running:
+        yield running
+
+
+@pytest.fixture
+def stack_of_three():
+    with running_stack(nodes=3, HOLDFAST_NODE_LEASE_S="3") as running:
+        yield running
+
+
+def test_a_node_fetches_the_state_of_its_own_ranks_and_no_other(stack_of_three):
+    """Each rank has a state of its own here: who took a lost node's place needs one segment."""
+    stack = stack_of_three
+    places = {"world_size": 3, "nodes": (0, 1, 2)}
+    kind = ("--scenario", "apart", "--steps", "12")
+    common = (*kind, "--job", "j", "--wait", "replicated")
+    expected = [final(text) for text in stack.ranks(*kind, "--job", "calm", **places).succeed()]
+    stack.ranks(*common, "--kill-at", "9", "--kill-ranks", "0", "1", "2", **places).wait()
+    length_bytes = segment_of(stack.arena(0), rank=0).stat().st_size
+    old = stack.agent_pid(2)
+    for path in stack.arena(2).glob("*.*"):
+        path.unlink()
+    os.kill(old, signal.SIGKILL)
+
+    outputs = stack.ranks(*common, **places).succeed()
+
+    assert [restored(text) for text in outputs] == [8, 8, 8]
+    assert [final(text) for text in outputs] == expected
+    sources = [re.search(r"^restored 8 (\{.*?\})", text, re.MULTILINE)[1] for text in outputs]
+    assert sources == [f"{{'{tier}': {length_bytes}}}" for tier in ("memory", "memory", "peer")]
+
+
+def test_a_rank_whose_own_segment_lacks_a_tensor_fetches_the_others(stack):
+    """The ranks shared a model when they saved it, each a part of it, and have one each now."""
+    places = {"world_size": 2, "nodes": (0, 1)}
+    common = ("--job", "j", "--replicas", "0", "--wait", "local")
+    left = [told("left", t) for t in stack.ranks(*common, "--steps", "8", **places).succeed()]
+
+    outputs = stack.ranks(*common, "--scenario", "apart", "--steps", "9", **places).succeed()
+
+    assert [told("loaded", text) for text in outputs] == left
+    for text in outputs:
+        assert "this rank's own segment may not have all" in text
+        tiers = re.findall(r"'(\w+)': \d+", told("restored", text))
+        assert sorted(tiers) == ["memory", "peer"], text
+
+
+def test_a_node_fetches_the_bytes_that_its_ranks_ask_for(stack_of_three):
+    """Of a segment of 64 MiB the model is a few KiB: the parts that hold it, and nothing else."""
+    stack = stack_of_three
+    places = {"world_size": 3, "nodes": (0, 1, 2)}
+    kind = ("--scenario", "apart", "--ballast-mib", "64", "--job", "j", "--wait", "replicated")
+    common = (*kind, "--save", "4", "--kill-at", "9", "--kill-ranks", "0", "1", "2")
+    stack.ranks(*common, "--steps", "12", **places).wait()
+    old = stack.agent_pid(2)
+    for path in stack.arena(2).glob("*.*"):
+        path.unlink()
+    os.kill(old, signal.SIGKILL)
+
+    outputs = stack.ranks(*kind, "--only", "model", "--steps", "8", **places).succeed()
+
+    sources = [json.loads(told("restored", text)[2:].replace("'", '"')) for text in outputs]
+    assert [restored(text) for text in outputs] == [8, 8, 8]
+    assert sources[2] == {"peer": sources[2]["peer"]}
+    assert sources[2]["peer"] <= 32 << 20 < sources[0]["memory"]
+    until(lambda: not list(stack.arena(2).glob("*.part")), "the parts, once they are loaded")
