@@ -1,187 +1,84 @@
 """The guards of the product, each as a mutant that lacks it; ``mutants`` tries them.
 
-Defects that were mended once are mutants too, under their old names; what several guards keep by
-now takes all of them away. Each change names text that is in its file once.
+Each change names text that is in its file once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-SERVICES = "services/holdfast_services"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Text of one file that becomes another; ``old`` is there once."""
-
-    path: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A product that lacks a guard; ``takes`` says for people which."""
-
-    name: str
-    takes: str
-    changes: tuple[Change, ...]
-
-
-def _mutant(name: str, takes: str, *changes: tuple[str, str, str]) -> Mutant:
-    """Return a mutant; a change is (file below the services, or from ``sdk/`` on, old, new)."""
-    rooted = (("" if path.startswith("sdk/") else f"{SERVICES}/") + path for path, _, _ in changes)
-    made = (Change(path, old, new) for path, (_, old, new) in zip(rooted, changes, strict=True))
-    return Mutant(name, takes, tuple(made))
-
+from tests.simulation.mended_defects import DEFECTS
+from tests.simulation.mutant import Change, Mutant, mutant
 
 MUTANTS = (
-    # -- defects that were mended ----------------------------------------------------------------
-    _mutant(
-        "A1",
-        "what a lost catalogue numbered is above the attempt that gets the number again",
-        ("metadata/domain/advance_run.py", "used = run.deciding and", "used = False and"),
-        ("metadata/domain/attempts.py", "max(run.generation, wish.generation_min) + 1",
-         "run.generation + 1"),
-    ),
-    _mutant(
-        "A4",
-        "a node that is late with something newer is awaited, and what it brings is proposed",
-        ("metadata/domain/restore_decision.py", "if candidates and candidates[0] >= max(_seen(run, facts)):",
-         "if candidates:"),
-        ("metadata/domain/restore_decision.py", "key > chosen and", "False and"),
-    ),
-    _mutant(
-        "A5",
-        "two supersede rules are never made one that covers more (at 2 rules, not 1024)",
-        ("metadata/domain/restore_decision.py", "    return tuple(kept[-SUPERSEDE_RULES_PER_RUN_MAX:])\n",
-         ("    if len(kept) > 2:\n"
-          "        one, two, *kept = kept\n"
-          "        step = min(one.after_step, two.after_step)\n"
-          "        kept.insert(0, replace(two, after_step=step))\n"
-          "    return tuple(kept)\n")),
-    ),
-    _mutant(
-        "A7",
-        "a durable checkpoint that nobody spoke of for long is no new one (at 2 rows, not 8)",
-        ("metadata/usecases/agents.py", "catalogue.with_rows(run, spoken | told)", "run"),
-        ("metadata/storage/checkpoints.py", "DURABLE_ROWS_IN_RUN_MAX = 8",
-         "DURABLE_ROWS_IN_RUN_MAX = 2"),
-        ("metadata/storage/checkpoints.py",
-         'func.coalesce(func.nullif(c.notes, ""), new.notes)', "new.notes"),
-        ("metadata/domain/drains.py", "row.id in new and row.id.step > run.persisted_step",
-         "row.id in new"),
-    ),
-    _mutant(
-        "A9",
-        "the bucket is looked at also for a job that the catalogue knows",
-        ("metadata/calls/catalogue_from_bucket.py",
-         "listed = [place for place in listed if place.checkpoint.run == here.run]", "listed = []"),
-    ),
-    _mutant(
-        "B1",
-        "an attempt that another replaces within one batch keeps its number",
-        ("metadata/usecases/agents.py", "known = catalogue.generation_of(job, wish.spec.nonce)",
-         ("known = catalogue.generation_of(job, wish.spec.nonce)\n"
-          "            if run.attempt and run.attempt.spec.nonce == wish.spec.nonce:\n"
-          "                known = run.attempt.generation")),
-        ("metadata/usecases/agents.py", "if known is None:", "if False:"),
-    ),
-    _mutant(
-        "B2",
-        "leases come back to now when the database's clock steps back",
-        (
-            "metadata/usecases/agents.py",
-            "if before_s - now_s > CLOCK_BACK_S_MIN and",
-            "if False and",
-        ),
-    ),
-    _mutant(
-        "Q1",
-        "claims and delays of the queue come back to now when its clock steps back",
-        ("kit/queue/sqlite.py", " OR due_s > {_NOW} + {FAR_S})", ")"),
-    ),
-    _mutant(
-        "X0",
-        "saves go on while metadata is out, in the slots of uncommitted steps",
-        ("agent/domain/next_actions.py", "slot = slot_rules.gives_way(state, session)", "slot = None"),
-    ),
-    _mutant(
-        "X9",
-        "replicated means as many copies as were asked for, not as nodes allow",
-        ("metadata/domain/commit_rule.py", "spread(attempt.protection, copies, places)",
-         "spread(attempt.allowed, copies, places)"),
-    ),
+    *DEFECTS,
     # -- defects that the simulator found ---------------------------------------------------------
-    _mutant(
+    mutant(
         "N1 room: copies",
         "a backup refuses more steps of a rank than its owner has slots for",
-        ("agent/domain/room.py", "+ coming >= SLOTS_PER_RANK:", "+ coming >= 99:"),
+        ("agent/domain/arena_room.py", "+ coming >= SLOTS_PER_RANK:", "+ coming >= 99:"),
     ),
-    _mutant(
+    mutant(
         "N14",
         "through an outage that began as a commit was told backups go on as its owners do",
-        ("agent/domain/room.py", "more = bool(state.lost) and any(", "more = False and any("),
+        ("agent/domain/arena_room.py", "more = bool(state.lost) and any(", "more = False and any("),
     ),
-    _mutant(
+    mutant(
         "N15",
         "a step that its owner has replaced gives its slot up to a later one that is firm",
         ("metadata/domain/abandoned_steps.py", "return any(item.owner not in item.nodes for item in copies.values())", "return False"),
     ),
-    _mutant(
+    mutant(
         "N2 room: spares",
         "copies beyond the policy make room",
         ("metadata/domain/node_view.py", "        if run.id in held:\n            spared",
          "        if False:\n            spared"),
     ),
-    _mutant(
+    mutant(
         "N3 room: older",
         "while a restore is decided what is older than the acknowledged step makes room",
         ("metadata/domain/copies_to_fetch.py", "acked = kept is not None and", "acked = False and"),
     ),
-    _mutant(
+    mutant(
         "N16 room: parts",
         "while a restore is decided what is older and nowhere whole makes room",
         ("metadata/domain/copies_to_fetch.py", "if acked or shard.checkpoint in parts:", "if acked:"),
     ),
-    _mutant(
+    mutant(
         "N17 room: behind",
         "once what is chosen lies as asked, second copies of what is older make room for it",
         ("metadata/domain/copies_to_fetch.py", "safe = chosen is not None and", "safe = False and"),
     ),
-    _mutant(
+    mutant(
         "N4 room: leases",
         "a lease of a rank that has not begun makes room for its restore",
-        ("agent/domain/next_actions.py", "slot = room.idle_lease(state)", "slot = None"),
+        ("agent/domain/next_actions.py", "slot = arena_room.idle_lease(state)", "slot = None"),
     ),
-    _mutant(
+    mutant(
         "N5 room: quarantined",
         "a copy that is bad makes room",
-        ("agent/domain/room.py",
+        ("agent/domain/arena_room.py",
          "if slot.content.held is HeldState.QUARANTINED:", "if False:"),
     ),
-    _mutant(
+    mutant(
         "N6 forgotten while it waits",
         "an attempt that waits for its restore hears that the catalogue has lost it",
         ("agent/domain/slot_rules.py",
          "not session.loaded and state.now_s < session.opened_s + FORGOTTEN_AFTER_S",
          "not session.loaded"),
     ),
-    _mutant(
+    mutant(
         "N9 seat forgotten",
         "a rank whose mates brought the attempt back hears that it has no seat",
         ("agent/domain/slot_rules.py",
          "return view.attempt == session.generation and session.spec.rank not in view.seats",
          "return False"),
     ),
-    _mutant(
+    mutant(
         "N7 kept of an older attempt",
         "what is kept of an older attempt frees nothing of a newer one",
         ("agent/domain/slot_rules.py", "if keep is None or shard.generation > keep.generation:",
          "if keep is None:"),
     ),
-    _mutant(
+    mutant(
         "N8 decisions numbered again",
         "what was found for a decision of a lost catalogue does not count for its namesake",
         ("agent/domain/event_handling.py", "            _forget_decisions(state, run.run)\n",
@@ -190,25 +87,25 @@ MUTANTS = (
          "verified_decision=max(slot.content.verified_decision, event.decision))"),
     ),
     # -- attempts and who may speak --------------------------------------------------------------
-    _mutant(
+    mutant(
         "fence-agent",
         "an agent fences sessions of older attempts",
         ("agent/domain/next_actions.py", "if not session.fenced and", "if False and"),
     ),
-    _mutant(
+    mutant(
         "fence-seat",
         "a rank of a replaced attempt gets no seat in the new one",
         ("metadata/domain/attempts.py",
          "attempt is None or (known is not None and known != attempt.generation)",
          "attempt is None"),
     ),
-    _mutant(
+    mutant(
         "fence-commit",
         "only the newest generation commits new steps",
         ("metadata/domain/commit_rule.py", "if row is None and key.generation != committing(run):",
          "if row is None and committing(run) is None:"),
     ),
-    _mutant(
+    mutant(
         "nonces",
         "views and statuses of another attempt with the same number are not its own",
         ("metadata/domain/attempts.py", 'mine = mine and status.nonce in (attempt.spec.nonce, b"")',
@@ -216,13 +113,13 @@ MUTANTS = (
         ("agent/domain/slot_rules.py", "return not view.nonce or view.nonce == session.spec.nonce",
          "return True"),
     ),
-    _mutant(
+    mutant(
         "forgotten",
         "an attempt that trains while its catalogue is lost is taken in again",
         ("agent/domain/slot_rules.py",
          "if not session.active or state.view is None or state.lost:", "if True:"),
     ),
-    _mutant(
+    mutant(
         "readmit-fence",
         "taken in again, an older attempt does not replace a newer one",
         ("metadata/domain/readmitted_attempt.py", "if generation < run.generation or (run.current and",
@@ -230,84 +127,84 @@ MUTANTS = (
         ("metadata/storage/runs.py", '_R.generation <= bindparam("generation_max")',
          '_R.generation - 1000 <= bindparam("generation_max")'),
     ),
-    _mutant(
+    mutant(
         "readmit-rules",
         "taken in again, an attempt has left behind what its restore had",
         ("metadata/domain/readmitted_attempt.py",
          "changed = left_behind(changed, past.step if past else 0, attempt)", "pass"),
     ),
-    _mutant(
+    mutant(
         "M4",
         "an inventory is replaced only by a later one",
         ("metadata/storage/nodes.py", "(_N.incarnation < new.incarnation)", "(new.sequence >= 0)"),
         ("metadata/usecases/agents.py", "item.incarnation < known[0]", "item.incarnation < 0"),
     ),
-    _mutant(
+    mutant(
         "view-order",
         "an agent does not take an older view for a newer one",
         ("agent/domain/event_handling.py", "if state.view is not None and event.view.taken <",
          "if False and event.view.taken <"),
     ),
-    _mutant(
+    mutant(
         "pulse-gap",
         "leases hold on when it was the catalogue that was away",
         ("metadata/usecases/agents.py", "now_s, since_s) and gap:", "now_s, since_s) and False:"),
     ),
     # -- what is committed, and what is kept -----------------------------------------------------
-    _mutant(
+    mutant(
         "whole",
         "a level is reached by the shards of all ranks",
         ("metadata/domain/inventory_evidence.py",
          "return len(sizes) == 1 and len(ranks_of(copies)) == sizes.pop()",
          "return len(sizes) == 1"),
     ),
-    _mutant(
+    mutant(
         "unacknowledged",
         "copies count as safe only with holders that know of the commit",
         ("metadata/domain/commit_rule.py", "if not spread(run.attempt.allowed, firm_copies(copies, seen),",
          "if not spread(run.attempt, copies,"),
     ),
-    _mutant(
+    mutant(
         "M9",
         "older slots are freed for acknowledged checkpoints only",
         ("metadata/domain/commit_rule.py",
          "copied = {row.id for row in run.checkpoints if row.copied_at_s is not None}",
          "copied = {row.id for row in run.checkpoints}"),
     ),
-    _mutant(
+    mutant(
         "A6",
         "what an agent has seen committed it does not replace while metadata is out",
         ("agent/domain/slot_rules.py", "not (read or heard(state, shard) or", "not (read or"),
     ),
-    _mutant(
+    mutant(
         "given-up",
         "steps that can never be whole, or never be acknowledged, give their slots up",
         ("metadata/domain/abandoned_steps.py", "found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))", "found = ()"),
     ),
-    _mutant(
+    mutant(
         "kept-freed",
         "the checkpoint that is kept is not freed itself",
         ("agent/domain/slot_rules.py", "(shard.step, shard.generation) < (keep.step, keep.generation)",
          "(shard.step, shard.generation) <= (keep.step, keep.generation)"),
     ),
-    _mutant(
+    mutant(
         "pin-agent",
         "an agent frees nothing that is pinned: it drains, or is restored",
         ("agent/domain/slot_rules.py", "shard.checkpoint not in view.pinned and _spent(", "_spent("),
     ),
     # -- restore ---------------------------------------------------------------------------------
-    _mutant(
+    mutant(
         "unheard",
         "nothing is decided before the nodes with a lease, or a rank, have reported",
         ("metadata/domain/restore_decision.py", "if not _heard(attempt, {*facts.live(), *hosts}, facts):",
          "if False:"),
     ),
-    _mutant(
+    mutant(
         "late-news",
         "a proposal gives way to a newer step that a node brings late",
         ("metadata/domain/restore_decision.py", "key > chosen and", "False and"),
     ),
-    _mutant(
+    mutant(
         "restarting",
         "a source that went silent is awaited: it may be restarting",
         ("metadata/domain/restore_decision.py",
@@ -316,19 +213,19 @@ MUTANTS = (
         ("metadata/domain/restore_decision.py", "copies = _hoped(chosen, facts)",
          "copies = facts.evidence.sources.get(chosen, {})"),
     ),
-    _mutant(
+    mutant(
         "M2",
         "a confirmed decision never changes",
         ("metadata/domain/restore_decision.py", "if decision.state is DecisionState.PROPOSED:",
          "if decision.state in (DecisionState.PROPOSED, DecisionState.CONFIRMED):"),
     ),
-    _mutant(
+    mutant(
         "M3",
         "confirming leaves later steps of older generations behind",
         ("metadata/domain/restore_decision.py", "changed = left_behind(changed, chosen.step, attempt)",
          "changed = rewind(changed, chosen.step)"),
     ),
-    _mutant(
+    mutant(
         "pin-proposal",
         "what is proposed is pinned, so nobody may expire it",
         ("metadata/domain/restore_decision.py", "decision=proposed, pins=(chosen,))",
@@ -336,7 +233,7 @@ MUTANTS = (
         ("metadata/domain/holds.py", "if run.decision and (run.deciding or run.loading) else",
          "if False else"),
     ),
-    _mutant(
+    mutant(
         "pin-loading",
         "what is confirmed stays pinned until all ranks have loaded it",
         ("metadata/domain/restore_decision.py",
@@ -344,34 +241,34 @@ MUTANTS = (
          "    if True:\n        return Outcome(run=replace(run, pins=(), rejected=())"),
         ("metadata/domain/holds.py", "(run.deciding or run.loading)", "run.deciding"),
     ),
-    _mutant(
+    mutant(
         "unhashed",
         "a rank is ready when all shards were hashed since the proposal",
-        ("agent/domain/readiness.py",
+        ("agent/domain/restore_readiness.py",
          "if held is not None and held.verified_decision == decision.number else",
          "if held is not None else"),
     ),
-    _mutant(
+    mutant(
         "quarantine",
         "a copy that does not match its digest is used no more",
         ("agent/domain/event_handling.py",
          "held = slot.content.held if event.intact else HeldState.QUARANTINED",
          "held = slot.content.held"),
     ),
-    _mutant(
+    mutant(
         "start-twice",
         "a start is made once per name",
         ("metadata/domain/attempt_start.py", "return start is not None and start.name not in run.started",
          "return start is not None"),
     ),
     # -- the object store ------------------------------------------------------------------------
-    _mutant(
+    mutant(
         "M6",
         "what a restore has left behind goes no further to the object store",
         ("metadata/domain/drains.py", "left_behind = not run.usable(drain.checkpoint)",
          "left_behind = False"),
     ),
-    _mutant(
+    mutant(
         "durable-early",
         "durable comes after all shards: items, plan, worker and claim look at it",
         ("metadata/domain/worker_plans.py", "if not drain.missing:", "if True:"),
@@ -379,7 +276,7 @@ MUTANTS = (
         ("metadata/usecases/workers.py", "if drain.missing:", "if False:"),
         ("persistence/manifest.py", "    _check_shards(folder, mine.shards, pool, stop)\n", ""),
     ),
-    _mutant(
+    mutant(
         "manifest-unchecked",
         "a manifest that is asked for too early is not written: its shards are looked for first",
         ("metadata/domain/worker_plans.py", "if not drain.missing:", "if True:"),
@@ -387,35 +284,35 @@ MUTANTS = (
         ("persistence/manifest.py", "    _check_shards(folder, mine",
          "    publish(folder, mine, repair=True), _check_shards(folder, mine"),
     ),
-    _mutant(
+    mutant(
         "manifest-again",
         "a manifest that is there is not written over",
         ("sdk/holdfast/bucket/publish.py",
          "store.put(key, data, if_absent=True)", "store.put(key, data)"),
     ),
-    _mutant(
+    mutant(
         "unproven",
         "an object without its sidecar is read back before it is believed",
         ("persistence/domain/existing_object.py",
          "return Verdict.DONE if sidecar == shard else Verdict.PROVE", "return Verdict.DONE"),
     ),
-    _mutant(
+    mutant(
         "not-ours",
         "what another catalogue's manifest relies on is not written over",
         ("persistence/upload.py", "if self._shard not in manifest.shards:", "if False:"),
     ),
-    _mutant(
+    mutant(
         "N10",
         "what was seen before a registration is there when it is written",
         ("metadata/usecases/agents.py", "if not _is_there(catalogue, wish)}", "if False}"),
     ),
-    _mutant(
+    mutant(
         "N11",
         "a catalogue that has just come decides nothing before agents had time to report",
         ("metadata/domain/restore_decision.py",
          "listens = facts.now_s < facts.listens_until_s", "listens = False"),
     ),
-    _mutant(
+    mutant(
         "N12",
         "what drains by an older catalogue is durable if its manifest is there",
         ("metadata/domain/rows_from_manifests.py", "elif row.draining and", "elif False and"),
@@ -426,30 +323,56 @@ MUTANTS = (
         (Change("sdk/holdfast/core/session.py",
                 "return self.decision.generation == generation", "return True"),),
     ),
-    _mutant(
+    mutant(
         "N17",
         "a node that a copy is of and that a catalogue has never heard of is awaited",
         ("metadata/domain/restore_decision.py", "if hoped or _unheard_of(run, attempt, facts):",
          "if hoped:"),
     ),
-    _mutant(
+    mutant(
         "needs-told",
         "a node is told of, and fetches, what its ranks need and nothing else",
         ("metadata/domain/needed_shards.py", "if not all(status.names_needs for status in mine) or",
          "if mine or"),
     ),
-    _mutant(
+    mutant(
         "needs-here",
         "a rank is ready once all is here that it named, not what its node was told of",
-        ("agent/domain/readiness.py", "return known if len(known) == len(shards) else None",
+        ("agent/domain/restore_readiness.py", "return known if len(known) == len(shards) else None",
          "return known"),
     ),
-    _mutant(
+    mutant(
+        "parts-wanted",
+        "parts of a shard are fetched for the ranks that wait for them, all of it for nobody else",
+        ("agent/domain/restore_readiness.py",
+         "return frozenset(parts) if named and parts != every else None", "return None"),
+    ),
+    mutant(
+        "parts-private",
+        "parts that come for a restore are not the copy that an owner asked for",
+        ("agent/shell.py", "event.name.state is SlotState.PARTIAL", "False"),
+        ("agent/domain/event_handling.py",
+         "    if event.name.state is not SlotState.PARTIAL:\n        state.holds.pop(shard, None)",
+         "    state.holds.pop(shard, None)"),
+    ),
+    mutant(
+        "parts-once",
+        "parts serve one proposal: those of an earlier one go",
+        ("agent/domain/restore_readiness.py",
+         "fits and decision is not None and _hashed(slot, decision) is not None", "fits"),
+    ),
+    mutant(
+        "parts-go",
+        "parts go once they are loaded",
+        ("agent/domain/next_actions.py",
+         "slot.partial is not None and not is_wanted(state, slot)", "False"),
+    ),
+    mutant(
         "scrub-revives",
         "no manifest is written again after its checkpoint has expired",
         ("persistence/scrub.py", "        check_kept()\n", ""),
     ),
-    _mutant(
+    mutant(
         "manifest-last",
         "what is collected loses its manifest first",
         ("persistence/collect.py",
@@ -459,39 +382,39 @@ MUTANTS = (
           "    store.delete([e.key for e in store.list(prefix) if e.key != last])\n"
           "    freed += delete_below(store, prefix, stop)\n")),
     ),
-    _mutant(
+    mutant(
         "adopt-rules",
         "what the bucket's manifests have left behind is not chosen by a new catalogue",
         ("metadata/domain/rows_from_manifests.py", "in lineage.rules(manifests):", "in lineage.rules(()):"),
     ),
-    _mutant(
+    mutant(
         "M7-pin",
         "a user's pin is not expired by the policy, nor by the statement",
         ("metadata/domain/holds.py",
          '() if item.pin is None else (f"pinned: {item.pin}" if item.pin else "pinned",)', "()"),
         ("metadata/storage/holds.py", "(t.pins, t.user_pins, t.drains)", "(t.pins, t.drains)"),
     ),
-    _mutant(
+    mutant(
         "M7-read",
         "what somebody reads is not expired by the policy, nor by the statement",
         ("metadata/domain/holds.py", 'found = [f"read by {reader}" for reader in item.readers]',
          "found = []"),
         ("metadata/storage/holds.py", "t.reads.c.until_s > now_s", "t.reads.c.until_s < 0"),
     ),
-    _mutant(
+    mutant(
         "M7-newest",
         "retention counts from the newest checkpoint and never takes it",
         ("metadata/domain/retention.py",
          "ordered = sorted(stored, key=lambda item: item.id, reverse=True)",
          "ordered = sorted(stored, key=lambda item: item.id)"),
     ),
-    _mutant(
+    mutant(
         "M7-behind",
         "what was left behind is none of the newest that retention keeps",
         ("metadata/domain/retention.py", "return not self.superseded and not self.bad",
          "return not self.bad"),
     ),
-    _mutant(
+    mutant(
         "M7-remove",
         "nobody removes the newest that can be restored, but by force",
         ("metadata/domain/holds.py", "if item.id == newest:", "if False:"),

@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.simulation.guards import MUTANTS, Mutant
+from tests.simulation.guards import MUTANTS
+from tests.simulation.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("sdk", "services", "tests/simulation", "tests/said.py")

@@ -32,7 +32,7 @@ from holdfast.format.names import is_shared, is_under
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Segments
 from holdfast.state.capture import Capture
-from holdfast.training.needed import of_names, own_needs
+from holdfast.training.restore_needs import of_names, own_needs
 from holdfast.training.session import AgentSession
 
 RESTORE_S_MAX = 600.0

@@ -17,11 +17,11 @@ from holdfast.v1 import agent_pb2_grpc
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient, PeerClients
 from holdfast_services.agent.fetcher import Fetcher
-from holdfast_services.agent.heads import HeadFinder
 from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.recovery import adopt
 from holdfast_services.agent.reporter import Reporter
 from holdfast_services.agent.rpc import AgentRpc, ReplicationRpc
+from holdfast_services.agent.segment_heads import HeadFinder
 from holdfast_services.agent.service import AgentService
 from holdfast_services.agent.settings import Settings, default_budget_bytes
 from holdfast_services.agent.shell import Shell

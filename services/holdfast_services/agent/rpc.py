@@ -22,7 +22,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import agent_pb2_grpc, common_pb2
-from holdfast_services.agent.heads import HeadFinder
+from holdfast_services.agent.segment_heads import HeadFinder
 from holdfast_services.agent.service import AgentService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

@@ -26,8 +26,8 @@ from holdfast_services.agent.domain import (
     Work,
     admission,
     admit,
+    arena_room,
     dump,
-    room,
     slot_rules,
 )
 from holdfast_services.agent.domain import events as ev
@@ -168,8 +168,8 @@ class AgentService:
             )
 
     def _full(self, asked: Reservation) -> bool:
-        free = room.free_slot(self._state, asked.length_bytes)
-        return free is None and room.to_drop(self._state, asked.length_bytes) is None
+        free = arena_room.free_slot(self._state, asked.length_bytes)
+        return free is None and arena_room.to_drop(self._state, asked.length_bytes) is None
 
     async def watch(self, session: str, version: str, wait_s: float) -> SessionView:
         """Return the session's view as soon as it differs from ``version``, or at the deadline.
@@ -216,7 +216,7 @@ class AgentService:
         """Fetch and hold a copy of another node's shard; returns once it is here, verified.
 
         Raises:
-            ExhaustedError, PreconditionError: see ``room.check_holdable``.
+            ExhaustedError, PreconditionError: see ``arena_room.check_holdable``.
             UnavailableError: it could not be fetched.
         """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -238,7 +238,7 @@ class AgentService:
         if self._state.held(shard.id) is not None:
             hear("")
             return
-        room.check_holdable(self._state, shard)
+        arena_room.check_holdable(self._state, shard)
         self._shell.when_fetched(shard.id, hear)
         self._shell.dispatch(ev.HoldAsked(shard, source))
 

@@ -17,8 +17,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.state.loading import Differences
-from holdfast.training.needed import own_needs
 from holdfast.training.restore import Decided, Scope, decide, restore
+from holdfast.training.restore_needs import own_needs
 
 NAMES = ("model", "optimizer")
 
@@ -121,7 +121,7 @@ def test_what_is_decided_has_step_attempt_and_notes(text, notes):
     agent = Agent(generation=2)
     agent.view = chosen(7, text)
 
-    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False)
+    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False, scope=Scope())
 
     assert Decided(step=7, attempt=1, notes=notes, sources={}) == decided
     assert not agent.began, "nothing is loaded yet"
@@ -132,7 +132,7 @@ def test_what_is_loaded_is_what_was_decided(now):
     """The model was built for it; the catalogue was lost since."""
     agent = Agent(generation=2)
     agent.view = chosen(7)
-    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False)
+    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False, scope=Scope())
     agent.view = now
 
     with pytest.raises(StaleGenerationError, match="start the job again"):
@@ -206,7 +206,7 @@ def test_a_rank_with_a_state_of_its_own_needs_the_segment_that_it_takes(
 
 
 def decided(agent):
-    return decide(agent, timeout_s=1.0, lost_is_fresh=False)
+    return decide(agent, timeout_s=1.0, lost_is_fresh=False, scope=Scope())
 
 
 def test_needs_are_named_for_each_checkpoint_that_is_proposed():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holdfast.core.facts import Peer, RunView, Shard, Want, WantReason
 from holdfast.core.ids import ShardId
 from holdfast.core.sources import Memory
-from holdfast_services.agent.domain import readiness
+from holdfast_services.agent.domain import restore_readiness
 from holdfast_services.agent.domain.state import Giver, State
 
 
@@ -29,7 +29,7 @@ class Wish:
     def length_bytes(self) -> int:
         """How many bytes are fetched."""
         length = self.shard.length_bytes
-        return readiness.length_of(self.parts, length) if self.parts else length
+        return restore_readiness.length_of(self.parts, length) if self.parts else length
 
 
 def wishes(state: State) -> list[Wish]:
@@ -62,7 +62,9 @@ def wishes(state: State) -> list[Wish]:
 def _listed(state: State, want: Want, restored: set[ShardId]) -> Wish | None:
     """Return what a want of the catalogue comes to here; None: there is nothing to fetch for it."""
     shard = want.shard
-    parts = readiness.parts_wanted(state, shard) if want.reason is WantReason.RESTORE else None
+    parts = (
+        restore_readiness.parts_wanted(state, shard) if want.reason is WantReason.RESTORE else None
+    )
     if parts is not None and (not parts or _has_parts(state, shard.id, parts)):
         return None
     return Wish(
@@ -75,7 +77,7 @@ def _listed(state: State, want: Want, restored: set[ShardId]) -> Wish | None:
 
 def _has_parts(state: State, shard: ShardId, parts: frozenset[int]) -> bool:
     slot = state.partials().get(shard)
-    return slot is not None and readiness.is_wanted(state, slot) and parts <= slot.parts
+    return slot is not None and restore_readiness.is_wanted(state, slot) and parts <= slot.parts
 
 
 def _givers(state: State, want: Want) -> tuple[Giver, ...]:

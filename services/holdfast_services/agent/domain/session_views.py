@@ -10,7 +10,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slot_names import SlotState
-from holdfast_services.agent.domain.readiness import ranges_of, verified
+from holdfast_services.agent.domain.restore_readiness import ranges_of, verified
 from holdfast_services.agent.domain.slot_rules import (
     decision_for,
     forgotten,

@@ -1,4 +1,4 @@
-"""What a script asks of its job: does its node have the memory, what does it register with.
+"""What a script asks of its job: checked against the node's memory, and registered.
 
 One value, made once. Units: bytes, seconds.
 """
