@@ -71,6 +71,7 @@ class Ghosts:
         self.began: dict[bytes, CheckpointId | None] = {}
         self.sharded = self.ranged = False
         self.named: dict[tuple[str, CheckpointId], set[int]] = defaultdict(set)
+        self.widened: set[tuple[str, CheckpointId]] = set()
         """Whose shards the ranks of a node have ever named, if the job is ``sharded``."""
         self.commits_count = 0
         self.lost_count = 0
@@ -157,7 +158,8 @@ class Ghosts:
         if restored and self.sharded and shard.id.rank not in self.named[node.name, key]:
             raise Broken(f"P8: {node.name} fetches rank {shard.id.rank} of {name(key)}, which none "
                          f"of its ranks needs")  # fmt: skip
-        if restored and self.ranged and not fetch.parts:
+        part = self.ranged and (node.name, key) not in self.widened
+        if restored and part and not fetch.parts:
             raise Broken(f"P8: {node.name} fetches all of rank {shard.id.rank} of {name(key)}, of "
                          f"which its ranks need a part")  # fmt: skip
 

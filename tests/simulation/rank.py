@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.said import agent_session, registration, session_update
@@ -39,6 +41,9 @@ COPY_S_MAX = 0.04
 TELL_S = 0.0005
 LOOK_S = 0.5
 MISSED_COUNT_MAX = 4
+WIDENED_PART = 0.15
+WIDENED_S_MAX = 6.0
+"""How long a rank waits for what it has named once its own segment did not suffice."""
 
 Over = Callable[[Do], None]
 
@@ -253,7 +258,11 @@ class Process:
             self.fail(f"lost: {decision.reason[:150]}")
         elif decision.state is DecisionState.CONFIRMED and decision.fresh:
             self._begin(decision, 0)
-        elif decision.state is DecisionState.CONFIRMED and self._is_answered(view.restore):
+        elif (
+            decision.state is DecisionState.CONFIRMED
+            and self._is_answered(view.restore)
+            and not self._widened(decision)
+        ):
             self._load(view, decision)
 
     def _is_answered(self, restore: RestoreView) -> bool:
@@ -275,12 +284,32 @@ class Process:
         self.ghosts.named[self.node.name, chosen].update(parts)
         return True
 
+    def _widened(self, decision: Decision) -> bool:
+        """Name all of it, as who finds that its own segment lacks a tensor; False: it does not."""
+        needs, chosen, attempt = self.needs, decision.checkpoint, self.attempt
+        if needs is None or chosen is None or needs.whole:
+            return False
+        seed = f"widened {attempt.job.plan.seed} {attempt.number} {self.rank}"
+        if random.Random(seed).random() >= WIDENED_PART:
+            return False
+        self.needs = replace(needs, shards=(), whole=True, number=needs.number + 1)
+        where = (self.node.name, chosen)
+        self.ghosts.named[where].update(range(self.ghosts.world_sizes[chosen]))
+        self.ghosts.widened.add(where)
+        self.later(WIDENED_S_MAX, self._give_up)
+        self.tell()
+        return True
+
+    def _give_up(self) -> None:
+        if not self.begun:
+            self.fail("the others' segments did not come")
+
     def _named(self) -> CheckpointId | None:
         return self.needs.checkpoint if self.needs else None
 
     def needed(self, key: CheckpointId) -> set[int]:
         """Return whose shards of a checkpoint this rank has to have before it begins."""
-        if not self.attempt.job.plan.sharded:
+        if not self.attempt.job.plan.sharded or (self.needs and self.needs.whole):
             return set(range(self.ghosts.world_sizes[key]))
         return {need.rank for need in self.needs.shards} if self.needs else set()
 
