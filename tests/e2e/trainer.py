@@ -25,7 +25,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import CheckpointError
-from holdfast.snapshot import engine, gate
+from holdfast.snapshot import engine, optimizer_gate
 
 WIDTH = 64
 SAMPLES = 96
@@ -286,7 +286,7 @@ def policy(text: str) -> holdfast.policy.Policy:
 def hang_copies() -> None:
     """Let the copy thread hang at its first copy, for good; the gate waits 1 s for it."""
     copy_chunk = engine.torch._foreach_copy_
-    gate.Gate.__init__.__kwdefaults__["gate_s_max"] = 1.0
+    optimizer_gate.Gate.__init__.__kwdefaults__["gate_s_max"] = 1.0
 
     def hang(*arguments: list[torch.Tensor]) -> None:
         if threading.current_thread().name == engine.THREAD_NAME:

@@ -23,8 +23,8 @@ from holdfast.core.sources import Memory, Object
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.attempts import register
+from holdfast_services.metadata.domain.believed_copies import gather
 from holdfast_services.metadata.domain.drains import finish
-from holdfast_services.metadata.domain.inventory_evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Run, Stored
 from holdfast_services.metadata.domain.worker_plans import items
 

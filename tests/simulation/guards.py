@@ -14,12 +14,12 @@ MUTANTS = (
     mutant(
         "N1 room: copies",
         "a backup refuses more steps of a rank than its owner has slots for",
-        ("agent/domain/arena_room.py", "+ coming >= SLOTS_PER_RANK:", "+ coming >= 99:"),
+        ("agent/domain/making_room.py", "+ coming >= SLOTS_PER_RANK:", "+ coming >= 99:"),
     ),
     mutant(
         "N14",
         "through an outage that began as a commit was told backups go on as its owners do",
-        ("agent/domain/arena_room.py", "more = bool(state.lost) and any(", "more = False and any("),
+        ("agent/domain/making_room.py", "more = bool(state.lost) and any(", "more = False and any("),
     ),
     mutant(
         "N15",
@@ -50,12 +50,12 @@ MUTANTS = (
     mutant(
         "N4 room: leases",
         "a lease of a rank that has not begun makes room for its restore",
-        ("agent/domain/next_actions.py", "slot = arena_room.idle_lease(state)", "slot = None"),
+        ("agent/domain/next_actions.py", "slot = making_room.idle_lease(state)", "slot = None"),
     ),
     mutant(
         "N5 room: quarantined",
         "a copy that is bad makes room",
-        ("agent/domain/arena_room.py",
+        ("agent/domain/making_room.py",
          "if slot.content.held is HeldState.QUARANTINED:", "if False:"),
     ),
     mutant(
@@ -154,7 +154,7 @@ MUTANTS = (
     mutant(
         "whole",
         "a level is reached by the shards of all ranks",
-        ("metadata/domain/inventory_evidence.py",
+        ("metadata/domain/believed_copies.py",
          "return len(sizes) == 1 and len(ranks_of(copies)) == sizes.pop()",
          "return len(sizes) == 1"),
     ),

@@ -28,7 +28,7 @@ from holdfast_services.metadata.calls import catalogue_from_bucket
 from holdfast_services.metadata.calls.reports import WATCH_POLL_S
 from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.attempts import Registration
-from holdfast_services.metadata.domain.inventory_check import received
+from holdfast_services.metadata.domain.inventory_limits import received
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.domain.node_view import World as Snapshot
 from holdfast_services.metadata.domain.node_view import node_view

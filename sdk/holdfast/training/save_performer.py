@@ -20,7 +20,7 @@ from holdfast.errors import CheckpointError
 from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
-from holdfast.snapshot.gate import Gate
+from holdfast.snapshot.optimizer_gate import Gate
 from holdfast.snapshot.plan import Moment, SavePlan, make_plan
 from holdfast.snapshot.pool import SlotPool
 from holdfast.state.capture import Capture

@@ -24,10 +24,10 @@ from holdfast_services.agent.domain import (
     Session,
     State,
     Work,
-    admission,
     admit,
-    arena_room,
     dump,
+    making_room,
+    reservation_admission,
     slot_rules,
 )
 from holdfast_services.agent.domain import events as ev
@@ -92,14 +92,14 @@ class AgentService:
             arena=self.arena_folder,
             budget_bytes=state.budget_bytes,
             used_bytes=state.used_bytes,
-            reserved_bytes=admission.reserved_bytes(state),
+            reserved_bytes=reservation_admission.reserved_bytes(state),
             metadata_address=self._metadata.address,
             metadata_reachable=not state.lost,
             refusal=self._refusal(job, wish) if job else "",
         )
 
     def _refusal(self, job: str, wish: MemoryWish) -> str:
-        nodes_count = max(wish.nodes_count, admission.nodes_known(self._state))
+        nodes_count = max(wish.nodes_count, reservation_admission.nodes_known(self._state))
         need = memory_need(
             own_bytes=wish.own_bytes,
             restored_bytes=wish.restored_bytes,
@@ -107,7 +107,7 @@ class AgentService:
             nodes_count=nodes_count,
             slots=wish.slots,
         )
-        return admission.refusal(self._state, job, need)
+        return reservation_admission.refusal(self._state, job, need)
 
     async def open_session(self, session: str, spec: AttemptSpec) -> Seat:
         """Register a rank with metadata and open its session; a repeat is harmless.
@@ -168,8 +168,8 @@ class AgentService:
             )
 
     def _full(self, asked: Reservation) -> bool:
-        free = arena_room.free_slot(self._state, asked.length_bytes)
-        return free is None and arena_room.to_drop(self._state, asked.length_bytes) is None
+        free = making_room.free_slot(self._state, asked.length_bytes)
+        return free is None and making_room.to_drop(self._state, asked.length_bytes) is None
 
     async def watch(self, session: str, version: str, wait_s: float) -> SessionView:
         """Return the session's view as soon as it differs from ``version``, or at the deadline.
@@ -216,7 +216,7 @@ class AgentService:
         """Fetch and hold a copy of another node's shard; returns once it is here, verified.
 
         Raises:
-            ExhaustedError, PreconditionError: see ``arena_room.check_holdable``.
+            ExhaustedError, PreconditionError: see ``making_room.check_holdable``.
             UnavailableError: it could not be fetched.
         """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -238,7 +238,7 @@ class AgentService:
         if self._state.held(shard.id) is not None:
             hear("")
             return
-        arena_room.check_holdable(self._state, shard)
+        making_room.check_holdable(self._state, shard)
         self._shell.when_fetched(shard.id, hear)
         self._shell.dispatch(ev.HoldAsked(shard, source))
 

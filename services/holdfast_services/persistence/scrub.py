@@ -16,7 +16,7 @@ from holdfast.format import keys
 from holdfast.format.manifest import Manifest
 from holdfast.objectstore import ObjectStore
 from holdfast_services.persistence.manifest import planned
-from holdfast_services.persistence.pace import Pace
+from holdfast_services.persistence.throttle import Pace
 
 log = logging.getLogger(__name__)
 

@@ -47,9 +47,9 @@ from holdfast_services.persistence.domain.upload_plan import (
     to_read_back,
     upload_part_bytes,
 )
-from holdfast_services.persistence.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import ReadableCopies
+from holdfast_services.persistence.throttle import Pace
 
 TRIES_COUNT_MAX = 3
 EARLIER_COUNT_MAX = 4

@@ -35,9 +35,9 @@ from holdfast_services.agent.domain import (
     State,
     Work,
     admit,
-    arena_room,
     handle,
     inventory,
+    making_room,
     session_view,
     slot_rules,
 )
@@ -393,8 +393,8 @@ def test_a_reservation_without_sense_is_refused(length, slots):
 def test_a_copy_that_nobody_wants_is_refused():
     now, _ = handle(state(), view(run_view(free_before=CheckpointId("r1", 5, 1))))
     with pytest.raises(PreconditionError):
-        arena_room.check_holdable(now, shard(4))
-    arena_room.check_holdable(now, shard(5))
+        making_room.check_holdable(now, shard(4))
+    making_room.check_holdable(now, shard(5))
 
 
 def writing(name, *, plan="p", length=KIB):

@@ -30,9 +30,9 @@ from holdfast_services.agent.domain import (
     Content,
     Slot,
     State,
-    arena_room,
     handle,
     inventory,
+    making_room,
     session_view,
 )
 from holdfast_services.agent.domain import events as ev
@@ -168,7 +168,7 @@ def test_what_is_draining_is_copied_to_backups_although_a_newer_step_is_kept():
     assert [5] == [a.shard.id.step for a in kinds(actions, ev.AskHold)]
 
     now, _ = handle(state(*free("s1")), view(pinned=(checkpoint(5),), **run))
-    arena_room.check_holdable(now, shard(5))
+    making_room.check_holdable(now, shard(5))
 
 
 def test_a_superseded_checkpoint_is_not_copied_though_it_is_still_pinned():

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from holdfast.core.facts import SupersedeRule
 from holdfast.core.sources import Memory
+from holdfast_services.metadata.domain.believed_copies import gather, whole
 from holdfast_services.metadata.domain.commit_rule import commit
-from holdfast_services.metadata.domain.inventory_evidence import gather, whole
 from holdfast_services.metadata.domain.model import (
     ABANDONED_PER_RUN_MAX,
     MEMORY_ROWS_PER_RUN_MAX,

@@ -11,7 +11,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.reports import BYTES_MAX, RankCosts
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.costs import COSTS_REST_S
-from holdfast_services.metadata.domain.inventory_check import received
+from holdfast_services.metadata.domain.inventory_limits import received
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges.cost_figures import JOBS_COUNT_MAX, cost_lines
 

@@ -12,7 +12,7 @@ from holdfast.core.facts import RankStatus
 from holdfast.core.ids import WORLD_SIZE_MAX, CheckpointId
 from holdfast.core.needs import RANGES_COUNT_MAX, SHARDS_COUNT_MAX, ByteRange, Needs, ShardNeed
 from holdfast.errors import InvalidRequestError
-from holdfast_services.metadata.domain.inventory_check import received
+from holdfast_services.metadata.domain.inventory_limits import received
 
 
 def saved(cluster, *, names_needs, nodes=("a", "b", "c")):

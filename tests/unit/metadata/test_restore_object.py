@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.facts import PersistRule
 from holdfast.core.sources import Memory, Object
-from holdfast_services.metadata.domain.inventory_evidence import gather, whole
+from holdfast_services.metadata.domain.believed_copies import gather, whole
 from holdfast_services.metadata.domain.node_view import node_view
 
 RULE = PersistRule(steps=10)

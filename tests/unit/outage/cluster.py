@@ -15,9 +15,9 @@ from holdfast.errors import CheckpointError
 from holdfast_services.agent.domain import (
     Content,
     State,
-    arena_room,
     handle,
     inventory,
+    making_room,
 )
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.advance_run import advance
@@ -92,7 +92,7 @@ class Node:
             return ev.HoldAnswered(action.shard.id, action.peer, "unavailable", "gone")
         if peer.state.held(action.shard.id) is None:
             try:
-                arena_room.check_holdable(peer.state, action.shard)
+                making_room.check_holdable(peer.state, action.shard)
             except CheckpointError as error:
                 return ev.HoldAnswered(action.shard.id, action.peer, error.kind, error.message)
         peer.feed(ev.HoldAsked(action.shard, self.state.me))

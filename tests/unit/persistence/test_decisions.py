@@ -10,8 +10,8 @@ import pytest
 from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
 from holdfast.errors import InvalidRequestError
+from holdfast_services.persistence.domain.byte_rate import BURST_S, Bucket, take
 from holdfast_services.persistence.domain.existing_object import Verdict, judge
-from holdfast_services.persistence.domain.pacing import BURST_S, Bucket, take
 from holdfast_services.persistence.settings import Settings
 
 SHARD = Shard(

@@ -20,7 +20,7 @@ from holdfast.format.segment import TensorSpec
 from holdfast.snapshot import plan as plan_rules
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine
-from holdfast.snapshot.gate import Gate
+from holdfast.snapshot.optimizer_gate import Gate
 from holdfast.snapshot.plan import balance
 from holdfast.state.capture import Capture
 from holdfast.threads import limit_this_thread

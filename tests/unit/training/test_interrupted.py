@@ -13,7 +13,7 @@ from tests.unit.training.savers import Fails, saver_of, stepped
 
 import holdfast
 from holdfast.core.session import SessionView, StepLevels
-from holdfast.snapshot import engine, gate
+from holdfast.snapshot import engine, optimizer_gate
 
 ROOT = Path(holdfast.__file__).parent
 WHERE = tuple(str(ROOT / room) for room in ("training", "snapshot"))
@@ -189,10 +189,10 @@ def test_a_copy_that_hangs_holds_one_optimizer_step_up(tmp_path, monkeypatch):
         waits.clear()
         for _ in range(3):
             state["optimizer"].step()
-        assert [gate.GATE_S_MAX] == waits
+        assert [optimizer_gate.GATE_S_MAX] == waits
 
         handles = [saver.save(step) for step in (6, 7)]
-        assert [gate.GATE_S_MAX, 0.0, 0.0] == waits
+        assert [optimizer_gate.GATE_S_MAX, 0.0, 0.0] == waits
         assert all(handle.abandoned for handle in (first, *handles))
         assert (5, 6, 7) == tuple(a.step for a in saver.session._outbox.abandoned if a.step > 1)
         hang.set()

@@ -17,7 +17,8 @@ from holdfast.errors import (
 )
 from holdfast.training.save_machine import events as ev
 from holdfast.training.save_machine import rules
-from holdfast.training.save_machine.rules import GATE_S_MAX, RETURN_S_MAX, handle
+from holdfast.training.save_machine.rules import GATE_S_MAX, handle
+from holdfast.training.save_machine.slot_wait import RETURN_S_MAX, slot_wait_s
 from holdfast.training.save_machine.state import BUSY_WAIT_S_MAX, Author, Claim, SaveState
 
 NEW = SaveState(Author("j", "r", 3, 0))
@@ -212,8 +213,8 @@ def test_a_save_waits_longer_only_for_a_slot_that_is_on_its_way_back(before, wai
     """4.1, G28: with all copies made it is a report away; of a slow rank's nobody knows when."""
     due, _ = live(before, DUE)
 
-    assert wait_s == rules.slot_wait_s(due, 7, agent_lost=False)
-    assert 0.0 == rules.slot_wait_s(due, 7, agent_lost=True)
+    assert wait_s == slot_wait_s(due, 7, agent_lost=False)
+    assert 0.0 == slot_wait_s(due, 7, agent_lost=True)
 
 
 def test_after_a_save_without_a_slot_none_waits_until_one_is_there():

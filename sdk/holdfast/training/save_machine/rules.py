@@ -25,11 +25,11 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.training.save_machine import events as ev
+from holdfast.training.save_machine.slot_wait import slot_wait_s
 from holdfast.training.save_machine.state import BUSY_WAIT_S_MAX, Claim, Refusal, SaveState
 from holdfast.training.unsaved_steps import reason_text
 
 GATE_S_MAX = 30.0
-RETURN_S_MAX = 1.0
 NEW_PLAN_S_MAX = 30.0
 REFUSED_PLAN_S = 30.0
 EAGER_SAVES_MAX = 3
@@ -148,20 +148,6 @@ def _no_slot(state: SaveState, event: ev.NoSlot, _now_s: float) -> Handled:
     # One wait is enough to learn that protection is behind: until a slot is free again, later
     # saves are given up at once instead of stopping the training thread each time.
     return state._replace(patience_s=0.0, owed=step), [*actions, ev.KeepMoment(step)]
-
-
-def slot_wait_s(state: SaveState, step: int, *, agent_lost: bool) -> float:
-    """Return how long the training thread waits for a slot that is not there.
-
-    When all copies of the save before are made, the slot before that is only a report and its
-    answer away (4.7). While copies are missing nobody knows how long it takes.
-    """
-    if agent_lost or not state.patience_s:
-        return 0.0
-    before = state.newest if state.newest < step else state.before
-    copied = state.local_step if state.shortage else state.copied_step
-    returning = 0 <= before <= max(copied, state.copied_step) and not state.outage
-    return max(state.patience_s, RETURN_S_MAX) if returning else state.patience_s
 
 
 def _slot_ready(state: SaveState, event: ev.SlotReady, _now_s: float) -> Handled:

@@ -1,8 +1,9 @@
 """The residency machine: what a node keeps, leases, fetches and frees. Pure decisions."""
 
-from holdfast_services.agent.domain.admission import admit
 from holdfast_services.agent.domain.event_handling import handle
-from holdfast_services.agent.domain.node_inventory import inventory, pressing
+from holdfast_services.agent.domain.node_inventory import inventory
+from holdfast_services.agent.domain.report_urgency import pressing
+from holdfast_services.agent.domain.reservation_admission import admit
 from holdfast_services.agent.domain.session_views import session_view
 from holdfast_services.agent.domain.state import Content, Session, Slot, State, Work
 from holdfast_services.agent.domain.state_dump import dump

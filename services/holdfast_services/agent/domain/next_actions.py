@@ -14,8 +14,8 @@ from holdfast.core import facts
 from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.slot_names import SlotName, SlotState
-from holdfast_services.agent.domain import arena_room, slot_rules
 from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain import making_room, slot_rules
 from holdfast_services.agent.domain.fetch_wishes import Wish, backups_of, wishes
 from holdfast_services.agent.domain.restore_readiness import is_wanted, verified
 from holdfast_services.agent.domain.state import (
@@ -236,7 +236,7 @@ def _fetch(state: State) -> list[ev.Action]:
 def _make_way(state: State, shard: Shard) -> list[ev.Action]:
     """Give back a copy that this one replaces if there is no other room for it."""
     length = shard.length_bytes
-    if arena_room.free_slot(state, length) or arena_room.to_drop(state, length) is not None:
+    if making_room.free_slot(state, length) or making_room.to_drop(state, length) is not None:
         return []
     passed = (s for s in slot_rules.passed_copies(state, shard.id) if s.length_bytes == length)
     return [_give_back(state, slot) for slot in islice(passed, 1)]
@@ -246,13 +246,13 @@ def _take_back(state: State, length_bytes: int) -> None:
     """End an idle lease for a restore that has no room: its rank begins after it, not before."""
     coming = any(
         slot.work in (Work.CREATING, Work.RECLAIMING)
-        or (arena_room.is_taken_back(slot) and not slot.blocked)
+        or (making_room.is_taken_back(slot) and not slot.blocked)
         for slot in state.slots.values()
     )
-    free = arena_room.free_slot(state, length_bytes) or arena_room.dispensable(state)
-    if coming or free or arena_room.to_drop(state, length_bytes) is not None:
+    free = making_room.free_slot(state, length_bytes) or making_room.dispensable(state)
+    if coming or free or making_room.to_drop(state, length_bytes) is not None:
         return
-    slot = arena_room.idle_lease(state)
+    slot = making_room.idle_lease(state)
     if slot is not None:
         # Reclaimed once its rank has let go of the lock: it hears that the lease is over.
         state.slots[slot.name.slot] = replace(slot, plan_hash="")
@@ -262,8 +262,8 @@ def _partial_slot(state: State, wish: Wish) -> tuple[Slot | None, list[ev.Action
     """Return a new partial slot, or None if there is no room for it, and what makes room."""
     length_bytes = wish.length_bytes
     made: list[ev.Action] = []
-    while (drop := arena_room.to_drop(state, length_bytes)) is None:
-        spare = arena_room.dispensable(state)
+    while (drop := making_room.to_drop(state, length_bytes)) is None:
+        spare = making_room.dispensable(state)
         if spare is None:
             return None, [*made, *_say_full(state, length_bytes)]
         made.append(_give_back(state, spare))
@@ -288,7 +288,7 @@ def _begin_fetch(state: State, slot: Slot, wish: Wish) -> list[ev.Action]:
 
 def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Action]]:
     """Return a free slot of this length, or None and what makes one."""
-    slot = arena_room.free_slot(state, length_bytes)
+    slot = making_room.free_slot(state, length_bytes)
     if slot is not None:
         return slot, []
     waiting = any(
@@ -296,8 +296,8 @@ def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Act
     )
     if waiting or state.creating_after_s > state.now_s:
         return None, []
-    drop = arena_room.to_drop(state, length_bytes)
-    spare = arena_room.dispensable(state)
+    drop = making_room.to_drop(state, length_bytes)
+    spare = making_room.dispensable(state)
     if drop is None and spare is not None:
         given = _give_back(state, spare)
         slot, made = _slot_for(state, length_bytes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.core.facts import HeldShard, HeldState, Inventory, RankStatus
 from holdfast.core.ids import ShardId
 from holdfast_services.agent.domain.state import Session, State
@@ -27,17 +25,6 @@ def inventory(state: State, *, incarnation: int, sequence: int, leaving: bool = 
         leaving=leaving,
         seen=tuple(state.seen[run] for run in sorted(state.seen)),
     )
-
-
-def pressing(before: Inventory | None, now: Inventory) -> bool:
-    """Tell whether the catalogue should hear of a change at once.
-
-    The progress of training can wait for the next report, and so can that a slot was freed:
-    nothing is freed but by the catalogue's own word.
-    """
-    if before is None or set(now.shards) - set(before.shards):
-        return True
-    return replace(now.lasting(), shards=()) != replace(before.lasting(), shards=())
 
 
 def _shards(state: State) -> tuple[HeldShard, ...]:

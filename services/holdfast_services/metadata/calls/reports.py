@@ -14,7 +14,7 @@ from holdfast.core.retry import bounded
 from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata.calls.batch import Batch
-from holdfast_services.metadata.domain.inventory_check import received
+from holdfast_services.metadata.domain.inventory_limits import received
 from holdfast_services.metadata.domain.node_view import node_view
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents

@@ -9,17 +9,17 @@ from holdfast.core.budget import slots_per_rank
 from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId
 from holdfast_services.metadata.domain.attempts import status_by_rank
+from holdfast_services.metadata.domain.believed_copies import (
+    CheckpointCopies,
+    Evidence,
+    ranks_of,
+    whole,
+)
 from holdfast_services.metadata.domain.commit_rule import (
     committing,
     firm_copies,
     free_before,
     newest_seen,
-)
-from holdfast_services.metadata.domain.inventory_evidence import (
-    CheckpointCopies,
-    Evidence,
-    ranks_of,
-    whole,
 )
 from holdfast_services.metadata.domain.model import (
     ABANDONED_PER_RUN_MAX,

@@ -12,9 +12,9 @@ from dataclasses import replace
 from holdfast.core.facts import Event
 from holdfast_services.metadata.domain.abandoned_steps import abandon
 from holdfast_services.metadata.domain.attempts import absorb
+from holdfast_services.metadata.domain.believed_copies import gather
 from holdfast_services.metadata.domain.commit_rule import commit
 from holdfast_services.metadata.domain.drains import persist, persist_off
-from holdfast_services.metadata.domain.inventory_evidence import gather
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
 from holdfast_services.metadata.domain.notes import annotate
 from holdfast_services.metadata.domain.restore_decision import Facts, decide

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast_services.metadata.domain.inventory_evidence import (
+from holdfast_services.metadata.domain.believed_copies import (
     CheckpointCopies,
     Evidence,
     shards_of,

@@ -13,8 +13,8 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.placement import ring
 from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.sources import Memory, Object, Source
+from holdfast_services.metadata.domain.believed_copies import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.commit_rule import acknowledged, free_before
-from holdfast_services.metadata.domain.inventory_evidence import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.model import Attempt, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.restore_decision import bad_sources

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from holdfast.core.facts import Event, PersistRule, Shard
 from holdfast.core.ids import CheckpointId
-from holdfast_services.metadata.domain.inventory_evidence import (
+from holdfast_services.metadata.domain.believed_copies import (
     Evidence,
     ShardCopies,
     shards_of,

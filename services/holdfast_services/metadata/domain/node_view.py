@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
 from holdfast.core.ids import ShardId
 from holdfast.core.protection import NO_COPIES
+from holdfast_services.metadata.domain.believed_copies import Evidence, gather
 from holdfast_services.metadata.domain.commit_rule import free_before
 from holdfast_services.metadata.domain.copies_to_fetch import (
     Wants,
@@ -20,7 +21,6 @@ from holdfast_services.metadata.domain.copies_to_fetch import (
     restores,
     spares,
 )
-from holdfast_services.metadata.domain.inventory_evidence import Evidence, gather
 from holdfast_services.metadata.domain.model import Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage

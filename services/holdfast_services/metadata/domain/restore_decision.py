@@ -14,15 +14,15 @@ from holdfast.core.facts import Decision, DecisionState, Event, Shard, Supersede
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.sources import Source
 from holdfast_services.metadata.domain.attempt_start import made, unbound, wished
-from holdfast_services.metadata.domain.commit_rule import new_row
-from holdfast_services.metadata.domain.drains import rewind
-from holdfast_services.metadata.domain.inventory_evidence import (
+from holdfast_services.metadata.domain.believed_copies import (
     CheckpointCopies,
     Evidence,
     ranks_of,
     shards_of,
     whole,
 )
+from holdfast_services.metadata.domain.commit_rule import new_row
+from holdfast_services.metadata.domain.drains import rewind
 from holdfast_services.metadata.domain.model import (
     SUPERSEDE_RULES_PER_RUN_MAX,
     Attempt,

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from holdfast.core.facts import Event
 from holdfast.core.protection import NO_COPIES, Copies, Domains
-from holdfast_services.metadata.domain.inventory_evidence import CheckpointCopies
+from holdfast_services.metadata.domain.believed_copies import CheckpointCopies
 from holdfast_services.metadata.domain.model import Node, Outcome, Run
 
 NODE_AWAITED_S = 30.0

@@ -17,9 +17,9 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.format.keys import folder
 from holdfast_services.metadata.domain import costs
 from holdfast_services.metadata.domain.attempts import status_by_rank
+from holdfast_services.metadata.domain.believed_copies import ShardCopies
 from holdfast_services.metadata.domain.commit_rule import free_before
 from holdfast_services.metadata.domain.holds import Listed, holds
-from holdfast_services.metadata.domain.inventory_evidence import ShardCopies
 from holdfast_services.metadata.domain.model import Checkpoint, Node, Run, Stored
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.domain.shortage import shortage

@@ -15,8 +15,8 @@ from holdfast.core.facts import Event, Retention, Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError
 from holdfast_services.metadata.domain import drains, holds, retention
+from holdfast_services.metadata.domain.believed_copies import gather, shards_of, whole
 from holdfast_services.metadata.domain.holds import Listed
-from holdfast_services.metadata.domain.inventory_evidence import gather, shards_of, whole
 from holdfast_services.metadata.domain.model import Limits, Run, Stored
 from holdfast_services.metadata.domain.retention import Verdict
 from holdfast_services.metadata.storage import Catalogue

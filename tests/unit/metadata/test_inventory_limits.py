@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.facts import Endpoint
 from holdfast.errors import InvalidRequestError
-from holdfast_services.metadata.domain.inventory_check import (
+from holdfast_services.metadata.domain.inventory_limits import (
     ENDPOINTS_PER_NODE_MAX,
     PEER_TEXT_LENGTH_MAX,
     received,

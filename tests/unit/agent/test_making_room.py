@@ -26,7 +26,7 @@ from holdfast.core.facts import CheckpointId, Committed, HeldState, Want, WantRe
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError
-from holdfast_services.agent.domain import Slot, Work, arena_room, handle, session_view, slot_rules
+from holdfast_services.agent.domain import Slot, Work, handle, making_room, session_view, slot_rules
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.state import Tries
 
@@ -63,10 +63,10 @@ def test_of_a_peers_rank_as_many_steps_are_held_as_it_has_slots_for(held, news, 
     now, _ = handle(state(*(sealed(f"s{step}", step, owner="b") for step in held)), told(**news))
 
     if fits:
-        arena_room.check_holdable(now, shard(9))
+        making_room.check_holdable(now, shard(9))
         return
     with pytest.raises(ExhaustedError, match="2 steps of rank 0 are held here"):
-        arena_room.check_holdable(now, shard(9))
+        making_room.check_holdable(now, shard(9))
 
 
 def test_copies_on_their_way_count_as_held_and_those_of_others_do_not():
@@ -74,12 +74,12 @@ def test_copies_on_their_way_count_as_held_and_those_of_others_do_not():
     now, _ = handle(state(sealed("s1", 1, owner="b"), sealed("s2", 2), sealed("s3", 3, 2)), told())
     other = replace(shard(4), id=replace(shard(4).id, rank=1))
     now, _ = handle(now, ev.HoldAsked(other, B))
-    arena_room.check_holdable(now, shard(9))
+    making_room.check_holdable(now, shard(9))
 
     now, _ = handle(now, ev.HoldAsked(shard(8), B))
 
     with pytest.raises(ExhaustedError, match="2 steps of rank 0 are held here"):
-        arena_room.check_holdable(now, shard(9))
+        making_room.check_holdable(now, shard(9))
 
 
 def test_a_copy_that_a_later_one_replaces_is_no_hindrance_to_it():
@@ -90,7 +90,7 @@ def test_a_copy_that_a_later_one_replaces_is_no_hindrance_to_it():
     now, _ = handle(held, told(free_before=kept, committed=committed))
     now, _ = handle(now, ev.MetadataLost("no answer"))
 
-    arena_room.check_holdable(now, shard(3))
+    making_room.check_holdable(now, shard(3))
 
     assert [2] == [
         slot.content.shard.id.step for slot in slot_rules.passed_copies(now, shard(3).id)
@@ -113,10 +113,10 @@ def test_a_commit_that_metadata_does_not_know_was_heard_costs_a_backup_one_more_
     now = replace(now, lost=lost)
 
     if fits:
-        arena_room.check_holdable(now, shard(9))
+        making_room.check_holdable(now, shard(9))
         return
     with pytest.raises(ExhaustedError, match="2 steps of rank 0 are held here"):
-        arena_room.check_holdable(now, shard(9))
+        making_room.check_holdable(now, shard(9))
 
 
 @pytest.mark.parametrize("bad", [False, True], ids=["spare", "quarantined"])
@@ -127,7 +127,7 @@ def test_what_others_keep_or_nobody_can_use_gives_its_slot_when_room_is_wanted(b
     news = {} if bad else {"spares": (1,)}
     now, actions = handle(before, told(**news))
     assert set() == freed(actions), "nobody wants room"
-    arena_room.check_holdable(now, shard(9))
+    making_room.check_holdable(now, shard(9))
     _, actions = handle(replace(now, budget_bytes=3 * KIB), told(wants=wanted(9), **news))
     assert set() == freed(actions), "there is room beside it"
 
@@ -219,7 +219,7 @@ def test_what_a_catalogue_from_a_backup_keeps_frees_nothing_of_a_later_attempt()
     now, actions = handle(before, told(free_before=kept))
 
     assert {"s1"} == freed(actions)
-    arena_room.check_holdable(now, shard(11, 2))
+    making_room.check_holdable(now, shard(11, 2))
 
 
 def test_room_that_a_restore_waits_for_is_not_leased_to_the_rank_that_waits_for_it():

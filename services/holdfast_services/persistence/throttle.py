@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from holdfast.errors import StoppedError
-from holdfast_services.persistence.domain.pacing import Bucket, take
+from holdfast_services.persistence.domain.byte_rate import Bucket, take
 
 
 class Pace:

@@ -1,0 +1,18 @@
+"""Whether metadata must hear of a change at once, or with the next report. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.core.facts import Inventory
+
+
+def pressing(before: Inventory | None, now: Inventory) -> bool:
+    """Tell whether the catalogue should hear of a change at once.
+
+    The progress of training can wait for the next report, and so can that a slot was freed:
+    nothing is freed but by the catalogue's own word.
+    """
+    if before is None or set(now.shards) - set(before.shards):
+        return True
+    return replace(now.lasting(), shards=()) != replace(before.lasting(), shards=())
