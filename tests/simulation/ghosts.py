@@ -150,7 +150,8 @@ class Ghosts:
     def fetched(self, node: Node, fetch: ev.Fetch) -> None:
         """P8: a node fetches for a restore what one of its ranks needs, and nothing else."""
         state, shard = node.state, fetch.shard
-        restored = any(
+        asked = bool(fetch.owner)  # by the owner, for a copy; a restore's view may be older
+        restored = not asked and any(
             want.shard.id == shard.id and want.reason is WantReason.RESTORE
             for want in (state.view.wants if state and state.view else ())
         )
