@@ -260,3 +260,15 @@ def test_the_giver_is_asked_where_it_is_now():
     _, actions = waiting(needs(FIRST))
 
     assert [fetch.sources for fetch in kinds(actions, ev.Fetch)] == [(B,)]
+
+
+def test_who_names_something_else_reads_no_more():
+    """Parts that did not suffice would take the room of the whole segment that follows."""
+    now, _ = fetched(*waiting(needs(FIRST)))
+    now, _ = handle(now, told(stage=DecisionState.CONFIRMED))
+    [slot] = partials(now)
+    more = needs(FIRST, number=2, whole=True)
+    now, actions = handle(now, ev.Updated(session_update(session=session().id, needs=more)))
+
+    assert ev.DropSlot(slot.name) in actions
+    assert not partials(now)
