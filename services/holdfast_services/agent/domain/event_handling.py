@@ -159,8 +159,15 @@ def _forget_decisions(state: State, run: str) -> None:
     """
     state.bad_sources = tuple(bad for bad in state.bad_sources if bad.shard.run != run)
     for key, slot in state.slots.items():
-        if slot.content is not None and slot.content.shard.id.run == run:
-            state.slots[key] = replace(slot, content=replace(slot.content, verified_decision=0))
+        held = slot.loadable
+        if held is not None and held.shard.id.run == run:
+            state.slots[key] = replace(
+                slot, content=_unverified(slot.content), partial=_unverified(slot.partial)
+            )
+
+
+def _unverified(held: Content | None) -> Content | None:
+    return replace(held, verified_decision=0) if held is not None else None
 
 
 def _forget_ended(state: State, view: NodeView) -> None:
