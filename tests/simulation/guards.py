@@ -359,7 +359,7 @@ MUTANTS = (
         "parts-once",
         "parts serve one proposal: those of an earlier one go",
         ("agent/domain/restore_readiness.py",
-         "fits and decision is not None and _hashed(slot, decision) is not None", "fits"),
+         "hashed = decision is not None and _hashed(slot, decision) is not None", "hashed = True"),
     ),
     mutant(
         "parts-go",

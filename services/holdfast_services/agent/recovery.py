@@ -23,6 +23,10 @@ def adopt(arena: Arena, served: ServedSegments, me: Peer) -> State:
     """Return the state that the arena's files stand for; sealed ones are served from now on."""
     state = State(me=me, budget_bytes=arena.budget_bytes)
     arena.sweep_sessions()
+    # Names that could not be adopted (links, others' files) are not used either; nor are those of
+    # partial slots, which are removed: a rank may have been shown one, and would read in a file
+    # of that name what is not there yet.
+    taken = arena.names()
     for name, length_bytes in arena.adopt():
         slot = Slot(name=name, length_bytes=length_bytes)
         if name.state is SlotState.SEALED:
@@ -32,8 +36,7 @@ def adopt(arena: Arena, served: ServedSegments, me: Peer) -> State:
         held = state.held(shard)  # of two copies the one that the machine keeps
         if held is not None:
             served.put(shard.key, held.name, arena.file(held.name.slot).view)
-    # Names that could not be adopted (links, others' files) are not used either.
-    state.next_slot = 1 + max((int(slot[1:]) for slot in arena.names()), default=0)
+    state.next_slot = 1 + max((int(slot[1:]) for slot in taken), default=0)
     return state
 
 

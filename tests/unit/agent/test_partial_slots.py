@@ -260,3 +260,46 @@ def test_the_giver_is_asked_where_it_is_now():
     _, actions = waiting(needs(FIRST))
 
     assert [fetch.sources for fetch in kinds(actions, ev.Fetch)] == [(B,)]
+
+
+def test_who_names_something_else_reads_no_more():
+    """Parts that did not suffice would take the room of the whole segment that follows."""
+    now, _ = fetched(*waiting(needs(FIRST)))
+    now, _ = handle(now, told(stage=DecisionState.CONFIRMED))
+    [slot] = partials(now)
+    more = needs(FIRST, number=2, whole=True)
+    now, actions = handle(now, ev.Updated(session_update(session=session().id, needs=more)))
+
+    assert ev.DropSlot(slot.name) in actions
+    assert not partials(now)
+
+
+def test_what_a_process_of_an_attempt_before_reads_is_fetched_again():
+    """It may be stopped and never end: the next attempt would wait for parts of its own for ever.
+
+    And nothing is loaded that was hashed for a decision of another attempt (P3).
+    """
+    now, _ = fetched(*waiting(needs(FIRST)))
+    now, _ = handle(now, told(stage=DecisionState.CONFIRMED))
+    [old] = partials(now)
+    newer = replace(session(rank=1), seat=replace(session().seat, generation=2))
+    chosen = replace(decision(), generation=2)
+    run = replace(run_view(decision=chosen), generation=2, attempt=2)
+    want = Want(shard=SHARD, sources=(Memory("b"),), reason=WantReason.RESTORE)
+    now, _ = handle(now, ev.SessionOpened(newer))
+    now, _ = handle(now, view(run, (want,), version="2"))
+    update = session_update(session=newer.id, needs=needs(FIRST))
+    now, actions = handle(now, ev.Updated(update))
+
+    assert not now.sessions[newer.id].ready_decision
+    assert [fetch.parts for fetch in kinds(actions, ev.Fetch)] == [{0}]
+    assert old.name.slot in now.slots, "it is read"
+    now, _ = fetched(now, actions)
+    assert ready(now, rank=1)
+
+
+def test_what_a_rank_said_of_another_checkpoint_says_nothing_of_this_one():
+    other = replace(needs(whole=True), checkpoint=replace(KEY, step=4))
+    _, actions = waiting(other)
+
+    assert kinds(actions, ev.CreateSlot) == []

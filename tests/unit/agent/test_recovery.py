@@ -120,3 +120,19 @@ def test_of_two_copies_in_equal_incarnations_the_one_that_is_kept_is_served(tmp_
         assert served.lookup("r1/7/1/0/0", 1) is None
     finally:
         arena.close()
+
+
+def test_no_rank_finds_another_file_under_the_name_of_parts_that_it_was_shown(tmp_path):
+    """P3: its view may be older than the agent; the parts of the next are not there yet."""
+    folder = tmp_path / "arena"
+    (folder / "sessions").mkdir(parents=True)
+    (folder / "s1.1.free").write_bytes(bytes(PAGE))
+    (folder / "s7.0.part").write_bytes(bytes(PAGE))
+    arena = Arena(folder, 64 * PAGE)
+    try:
+        state = adopt(arena, ServedSegments(), ME)
+    finally:
+        arena.close()
+
+    assert not (folder / "s7.0.part").exists()
+    assert state.next_slot == 8

@@ -92,13 +92,17 @@ def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
     update: SessionUpdate = event.update
     session = state.sessions[update.session]
     abandoned = tuple(dict.fromkeys((*session.abandoned, *update.abandoned)))
+    needs = _named_last(session.needs, update.needs)
+    # Who names something else has closed what did not suffice, and waits again.
+    before, now = (said.number if said else 0 for said in (session.needs, needs))
+    reads_on = before == now and not update.report.loaded
     state.sessions[session.id] = replace(
         session,
         report=_heard(session, update.report),
         wants_slot=update.wants_slot,
-        needs=_named_last(session.needs, update.needs),
+        needs=needs,
         abandoned=abandoned[-ABANDONED_COUNT_MAX:],
-        reading=frozenset() if update.report.loaded else session.reading,
+        reading=session.reading if reads_on else frozenset(),
     )
     return []
 
@@ -155,8 +159,15 @@ def _forget_decisions(state: State, run: str) -> None:
     """
     state.bad_sources = tuple(bad for bad in state.bad_sources if bad.shard.run != run)
     for key, slot in state.slots.items():
-        if slot.content is not None and slot.content.shard.id.run == run:
-            state.slots[key] = replace(slot, content=replace(slot.content, verified_decision=0))
+        held = slot.loadable
+        if held is not None and held.shard.id.run == run:
+            state.slots[key] = replace(
+                slot, content=_unverified(slot.content), partial=_unverified(slot.partial)
+            )
+
+
+def _unverified(held: Content | None) -> Content | None:
+    return replace(held, verified_decision=0) if held is not None else None
 
 
 def _forget_ended(state: State, view: NodeView) -> None:

@@ -77,7 +77,7 @@ def _listed(state: State, want: Want, restored: set[ShardId]) -> Wish | None:
 
 def _has_parts(state: State, shard: ShardId, parts: frozenset[int]) -> bool:
     slot = state.partials().get(shard)
-    return slot is not None and restore_readiness.is_wanted(state, slot) and parts <= slot.parts
+    return slot is not None and restore_readiness.serves(state, slot, parts)
 
 
 def _givers(state: State, want: Want) -> tuple[Giver, ...]:

@@ -5,7 +5,7 @@ Ranks name shards and byte ranges of them; bytes are fetched and verified in par
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from holdfast.core.facts import Decision, Shard
 from holdfast.core.ids import ShardId
@@ -81,10 +81,12 @@ def parts_wanted(state: State, shard: Shard) -> frozenset[int] | None:
     for session in state.sessions.values():
         if not _waits_for(state, session, shard.id):
             continue
-        if session not in named or (session.needs and session.needs.whole):
+        if session not in named:
             return None
-        need = _named(session, shard.id)
-        if need is not None and not need.ranges:
+        needs, need = session.needs, _named(session, shard.id)
+        if needs is None or needs.checkpoint != shard.id.checkpoint:
+            continue
+        if needs.whole or (need is not None and not need.ranges):
             return None
         parts |= parts_of(need.ranges, shard.length_bytes) if need is not None else set()
     every = parts_of([ByteRange(begin=0, end=shard.length_bytes)], shard.length_bytes)
@@ -117,11 +119,16 @@ def is_wanted(state: State, slot: Slot) -> bool:
     shard = held.shard.id
     if any(shard in session.reading for session in state.sessions.values()):
         return True
-    view = state.run(shard.run)
-    decision = view.decision if view else None
     wanted = parts_wanted(state, held.shard)
-    fits = bool(wanted) and wanted is not None and wanted <= slot.parts
-    return fits and decision is not None and _hashed(slot, decision) is not None
+    return bool(wanted) and wanted is not None and serves(state, slot, wanted)
+
+
+def serves(state: State, slot: Slot, parts: Collection[int]) -> bool:
+    """Tell whether a partial slot has these parts, hashed since its run's decision was proposed."""
+    view = state.run(slot.partial.shard.id.run) if slot.partial else None
+    decision = view.decision if view else None
+    hashed = decision is not None and _hashed(slot, decision) is not None
+    return hashed and slot.parts.issuperset(parts)
 
 
 def parts_of(ranges: Iterable[ByteRange], length_bytes: int) -> frozenset[int]:
