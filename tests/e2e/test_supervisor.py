@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import UnavailableError
 from holdfast_services.supervisor.children import Spec
-from holdfast_services.supervisor.domain import METADATA
+from holdfast_services.supervisor.domain.restarts import METADATA
 from holdfast_services.supervisor.service import Supervisor
 
 WAIT_S_MAX = 30.0

@@ -17,7 +17,7 @@ from holdfast_services.kit.queue import open_queue
 from holdfast_services.supervisor import cleanup, detach, logs, store
 from holdfast_services.supervisor import layout as places
 from holdfast_services.supervisor.children import QUEUE_LEASE_S, specs
-from holdfast_services.supervisor.domain import STACK_STOP_S_MAX
+from holdfast_services.supervisor.domain.restarts import STACK_STOP_S_MAX
 from holdfast_services.supervisor.service import Supervisor
 from holdfast_services.supervisor.settings import Settings
 

@@ -14,7 +14,7 @@ from holdfast.v1 import agent_pb2, common_pb2
 from holdfast.v1.agent_pb2_grpc import AgentStub
 from holdfast.v1.metadata_pb2_grpc import MetadataStub
 from holdfast_services.kit.free_memory import free_bytes
-from holdfast_services.supervisor.domain import METADATA, PERSISTENCE
+from holdfast_services.supervisor.domain.restarts import METADATA, PERSISTENCE
 from holdfast_services.supervisor.layout import HOST, Layout, NodePlaces
 
 PROBE_S = 2.0

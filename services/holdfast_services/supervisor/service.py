@@ -14,9 +14,9 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from holdfast.errors import CheckpointError, UnavailableError
-from holdfast_services.supervisor import domain
 from holdfast_services.supervisor.children import Spec
-from holdfast_services.supervisor.domain import SupervisorEvent
+from holdfast_services.supervisor.domain import restarts
+from holdfast_services.supervisor.domain.restarts import SupervisorEvent
 
 TICK_S = 0.2
 PROBE_PAUSE_S = 0.05
@@ -65,14 +65,14 @@ class Supervisor:
             UnavailableError: a child kept dying before the stack was ready.
         """
         loop = asyncio.get_running_loop()
-        others = tuple(name for name in self._specs if name != domain.METADATA)
-        stack = domain.new_stack(others, idle_exit_s=self._idle_exit_s, now_s=loop.time())
-        event: SupervisorEvent = domain.Tick()
+        others = tuple(name for name in self._specs if name != restarts.METADATA)
+        stack = restarts.new_stack(others, idle_exit_s=self._idle_exit_s, now_s=loop.time())
+        event: SupervisorEvent = restarts.Tick()
         while True:
-            stack, actions = domain.handle(stack, event, loop.time())
+            stack, actions = restarts.handle(stack, event, loop.time())
             for action in actions:
                 self._perform(action)
-            if domain.ended(stack):
+            if restarts.ended(stack):
                 break
             event = await self._next(stop, stopping=stack.stopping)
         if self._lives:
@@ -82,26 +82,26 @@ class Supervisor:
 
     async def _next(self, stop: asyncio.Event, *, stopping: bool) -> SupervisorEvent:
         if stop.is_set() and not stopping:
-            return domain.StopAsked("asked to")
+            return restarts.StopAsked("asked to")
         try:
             return await asyncio.wait_for(self._events.get(), TICK_S)
         except TimeoutError:
-            return domain.Tick(await asyncio.to_thread(self._needs) if self._idle_exit_s else 0)
+            return restarts.Tick(await asyncio.to_thread(self._needs) if self._idle_exit_s else 0)
 
-    def _perform(self, action: domain.Action) -> None:
+    def _perform(self, action: restarts.Action) -> None:
         match action:
-            case domain.Start(name):
+            case restarts.Start(name):
                 life = asyncio.create_task(self._live(self._specs[name]), name=name)
                 self._lives.add(life)
                 life.add_done_callback(self._lives.discard)
-            case domain.Terminate(name):
+            case restarts.Terminate(name):
                 self._signal(name, signal.SIGTERM)
-            case domain.Kill(name):
+            case restarts.Kill(name):
                 self._signal(name, signal.SIGKILL)
-            case domain.Publish():
+            case restarts.Publish():
                 self._published = True
                 self._publish()
-            case domain.Say(message, warning):
+            case restarts.Say(message, warning):
                 log.log(logging.WARNING if warning else logging.INFO, "%s", message)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
@@ -124,7 +124,7 @@ class Supervisor:
             )
         except OSError as error:
             log.warning("cannot start %s: %s", spec.name, error)
-            await self._events.put(domain.Exited(spec.name, 127))
+            await self._events.put(restarts.Exited(spec.name, 127))
             return
         log.info("started %s, pid %d", spec.name, process.pid)
         self._processes[spec.name] = process
@@ -135,7 +135,7 @@ class Supervisor:
         _forget_readiness(spec)
         await asyncio.wait({output}, timeout=DRAIN_S_MAX)
         output.cancel()
-        await self._events.put(domain.Exited(spec.name, code))
+        await self._events.put(restarts.Exited(spec.name, code))
 
     async def _probe(self, spec: Spec) -> None:
         """Ask until the child serves; the domain owns the deadline."""
@@ -145,7 +145,7 @@ class Supervisor:
             except CheckpointError:
                 await asyncio.sleep(PROBE_PAUSE_S)
             else:
-                await self._events.put(domain.Answered(spec.name))
+                await self._events.put(restarts.Answered(spec.name))
                 return
 
 

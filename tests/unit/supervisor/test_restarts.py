@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast_services.supervisor import domain
-from holdfast_services.supervisor.domain import (
+from holdfast_services.supervisor.domain import restarts
+from holdfast_services.supervisor.domain.restarts import (
     START_WAITS,
     Answered,
     Exited,
@@ -24,25 +24,27 @@ from holdfast_services.supervisor.domain import (
 class Driver:
     """Feeds events to the domain and keeps what it wants done; sayings apart."""
 
-    stack: domain.Stack
+    stack: restarts.Stack
     now_s: float = 0.0
     said: list[str] = field(default_factory=list)
 
-    def feed(self, event: domain.SupervisorEvent, *, after_s: float = 0.0) -> list[domain.Action]:
+    def feed(
+        self, event: restarts.SupervisorEvent, *, after_s: float = 0.0
+    ) -> list[restarts.Action]:
         self.now_s += after_s
-        self.stack, actions = domain.handle(self.stack, event, self.now_s)
-        self.said += [a.message for a in actions if isinstance(a, domain.Say)]
-        return [a for a in actions if not isinstance(a, domain.Say)]
+        self.stack, actions = restarts.handle(self.stack, event, self.now_s)
+        self.said += [a.message for a in actions if isinstance(a, restarts.Say)]
+        return [a for a in actions if not isinstance(a, restarts.Say)]
 
 
 def new_driver(*nodes: str, idle_exit_s: float = 0.0) -> Driver:
-    return Driver(domain.new_stack(nodes, idle_exit_s=idle_exit_s, now_s=0.0))
+    return Driver(restarts.new_stack(nodes, idle_exit_s=idle_exit_s, now_s=0.0))
 
 
 def ready_driver(*nodes: str, idle_exit_s: float = 0.0) -> Driver:
     driver = new_driver(*nodes, idle_exit_s=idle_exit_s)
     driver.feed(Tick())
-    for name in (domain.METADATA, *nodes):
+    for name in (restarts.METADATA, *nodes):
         driver.feed(Answered(name))
     return driver
 
@@ -81,7 +83,7 @@ def test_a_child_that_was_stable_waits_the_shortest_time_again():
         driver.feed(Exited("a", 1))
         driver.feed(Tick(), after_s=START_WAITS.wait_s_max)
         driver.feed(Answered("a"))
-    driver.feed(Exited("a", 1), after_s=domain.STABLE_S)
+    driver.feed(Exited("a", 1), after_s=restarts.STABLE_S)
 
     assert driver.feed(Tick(), after_s=START_WAITS.first_s) == [Start("a")]
 
@@ -97,11 +99,11 @@ def test_agents_come_back_while_metadata_is_away():
 def test_a_stack_that_never_was_ready_gives_up_and_says_why():
     driver = new_driver("a")
     driver.feed(Tick())
-    for _ in range(domain.STARTS_MAX):
+    for _ in range(restarts.STARTS_MAX):
         driver.feed(Exited("metadata", 1))
         driver.feed(Tick(), after_s=START_WAITS.wait_s_max)
 
-    assert domain.ended(driver.stack)
+    assert restarts.ended(driver.stack)
     assert driver.stack.failure == "metadata exited with code 1 3 times before the stack was ready"
 
 
@@ -119,7 +121,7 @@ def test_a_child_that_never_answers_is_killed_once_and_started_again():
     driver.feed(Exited("a", 1))
     driver.feed(Tick(), after_s=START_WAITS.first_s)
 
-    assert driver.feed(Tick(), after_s=domain.READY_S_MAX) == [Kill("a")]
+    assert driver.feed(Tick(), after_s=restarts.READY_S_MAX) == [Kill("a")]
     assert driver.feed(Tick(), after_s=1.0) == []
     driver.feed(Exited("a", -9))
     assert driver.feed(Tick(), after_s=START_WAITS.wait_s_max) == [Start("a")]
@@ -131,16 +133,16 @@ def test_agents_stop_before_metadata():
     assert driver.feed(StopAsked("test")) == [Terminate("a"), Terminate("b")]
     assert driver.feed(Exited("a", 0)) == []
     assert driver.feed(Exited("b", 0)) == [Terminate("metadata")]
-    assert not domain.ended(driver.stack)
+    assert not restarts.ended(driver.stack)
     assert driver.feed(Exited("metadata", 0)) == []
-    assert domain.ended(driver.stack)
+    assert restarts.ended(driver.stack)
 
 
 def test_what_does_not_stop_in_time_is_killed_once():
     driver = ready_driver("a")
     driver.feed(StopAsked("test"))
 
-    assert driver.feed(Tick(), after_s=domain.STOP_S_MAX) == [Kill("a")]
+    assert driver.feed(Tick(), after_s=restarts.STOP_S_MAX) == [Kill("a")]
     assert driver.feed(Tick(), after_s=1.0) == []
     assert driver.feed(Exited("a", -9)) == [Terminate("metadata")]
 
@@ -152,7 +154,7 @@ def test_nothing_is_started_again_while_stopping():
     assert driver.feed(StopAsked("test")) == [Terminate("metadata")]
     assert driver.feed(Tick(), after_s=1.0) == []
     driver.feed(Exited("metadata", 0))
-    assert domain.ended(driver.stack)
+    assert restarts.ended(driver.stack)
 
 
 def test_a_stack_without_trainers_ends_itself_when_it_was_asked_to():
@@ -172,7 +174,7 @@ def test_an_idle_stack_stays_when_nobody_said_otherwise():
 
 def test_the_worker_starts_with_the_agents_and_the_stack_does_not_wait_for_it():
     """P4: an object store that is away keeps nobody from training."""
-    driver = new_driver("a", domain.PERSISTENCE)
+    driver = new_driver("a", restarts.PERSISTENCE)
     driver.feed(Tick())
 
     assert driver.feed(Answered("metadata")) == [Start("a"), Start("persistence")]
@@ -181,10 +183,10 @@ def test_the_worker_starts_with_the_agents_and_the_stack_does_not_wait_for_it():
 
 
 def test_a_worker_that_cannot_start_never_ends_the_stack():
-    driver = new_driver("a", domain.PERSISTENCE)
+    driver = new_driver("a", restarts.PERSISTENCE)
     driver.feed(Tick())
     driver.feed(Answered("metadata"))
-    for _ in range(domain.STARTS_MAX + 1):
+    for _ in range(restarts.STARTS_MAX + 1):
         driver.feed(Exited("persistence", 1))
         assert driver.feed(Tick(), after_s=START_WAITS.wait_s_max) == [Start("persistence")]
 
@@ -192,18 +194,18 @@ def test_a_worker_that_cannot_start_never_ends_the_stack():
 
 
 def test_the_worker_stops_before_the_agents_that_it_reads_from():
-    driver = ready_driver("a", domain.PERSISTENCE)
+    driver = ready_driver("a", restarts.PERSISTENCE)
 
     assert driver.feed(StopAsked("test")) == [Terminate("persistence")]
-    assert driver.feed(Tick(), after_s=domain.STOP_S_MAX) == [Kill("persistence")]
+    assert driver.feed(Tick(), after_s=restarts.STOP_S_MAX) == [Kill("persistence")]
     assert driver.feed(Exited("persistence", -9)) == [Terminate("a")]
     assert driver.feed(Exited("a", 0)) == [Terminate("metadata")]
     driver.feed(Exited("metadata", 0))
-    assert domain.ended(driver.stack)
+    assert restarts.ended(driver.stack)
 
 
 def test_agents_that_are_gone_already_do_not_hold_up_the_end():
-    driver = ready_driver("a", domain.PERSISTENCE)
+    driver = ready_driver("a", restarts.PERSISTENCE)
     driver.feed(Exited("a", 1))
     driver.feed(Exited("persistence", 1))
 
