@@ -183,7 +183,7 @@ class Checkpointer:
                 lost_is_fresh=self._on_failure == "warn",
                 scope=scope,
             )
-        except CheckpointError:
+        except (CheckpointError, KeyboardInterrupt):
             self._end(FAILED_CLOSE_S_MAX)
             raise
         return self._decided

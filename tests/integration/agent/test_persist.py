@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 import torch
 
@@ -132,6 +136,28 @@ def test_the_third_slot_is_in_the_sum_that_a_refusal_writes_out(node, monkeypatc
     with pytest.raises(ExhaustedError, match="3 slots x"):
         holdfast.Checkpointer("job", state, replicas=0, persist=holdfast.EverySteps(10))
     holdfast.Checkpointer("job", state, replicas=0).close()
+
+
+def test_ctrl_c_while_a_restore_waits_ends_the_session(node, catalogue, monkeypatch):
+    """A script that goes on makes another; it is not told that a catalogue was lost."""
+    a = node("a")
+    reported(catalogue, "a")
+    monkeypatch.setenv("HOLDFAST_AGENT", str(a.socket))
+    ck = holdfast.Checkpointer("job", {"model": torch.nn.Linear(4, 4)}, replicas=0)
+
+    def interrupt():
+        until(lambda: a.dump()["sessions"], "the session")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        ck.restore()
+    other.join()
+
+    assert not any(session["live"] for session in a.dump()["sessions"].values())
+    with pytest.raises(PreconditionError, match="is closed: make another one"):
+        ck.restore()
 
 
 @pytest.mark.parametrize(
