@@ -23,7 +23,7 @@ from holdfast.errors import (
     TruncatedShardError,
 )
 from holdfast.format.byte_ranges import span
-from holdfast.format.segment import ITEM_BYTES, SegmentHeader, parse_header
+from holdfast.format.segment import ITEM_BYTES, SegmentHeader, header_length, parse_header
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part
 from holdfast.reading.reader import Copy, Reader
@@ -45,6 +45,7 @@ def open_files(
     Raises:
         NotFoundError: a file is gone.
         TruncatedShardError: a file is not as long as its shard.
+        NotReadyError: a header is not in its file, or not all of it.
         ManifestError: a header breaks a rule, or is of another shard than was asked for.
         InvalidRequestError: the shards are not of one (run, step, generation) and world size.
     """
@@ -66,8 +67,8 @@ class MappedFiles:
         shards: list[Shard] = []
         try:
             for path, shard in files:
-                self._add(path, shard)
                 self._held.append(held.get(shard.id, ()))
+                self._add(path, shard)
                 shards.append(shard)
             _check_one_checkpoint(shards)
         except BaseException:
@@ -114,12 +115,12 @@ class MappedFiles:
         return view if part.box is spec.box else view[part.box.within(spec.box)]
 
     def _check_held(self, part: Part) -> None:
-        ranges, entry = self._held[part.number], part.entry
-        if not ranges or not part.box.elements_count:
+        entry = part.entry
+        if not part.box.elements_count:
             return
         begin, end = span(entry.spec.box, part.box, ITEM_BYTES[entry.spec.dtype])
         begin, end = entry.begin + begin, entry.begin + end
-        if not any(held.begin <= begin and end <= held.end for held in ranges):
+        if not _holds(self._held[part.number], begin, end):
             fqn = entry.spec.fqn
             raise NotReadyError(f"bytes of tensor {fqn!r} were not fetched to this node", fqn=fqn)
 
@@ -127,10 +128,17 @@ class MappedFiles:
         mapping = _mapped(path, shard)
         self._maps.append(mapping)
         with memoryview(mapping) as view:
+            if not _holds(self._held[-1], 0, header_length(bytes(view[:8]))):
+                raise NotReadyError(f"the header of {shard.id.key} was not fetched to this node")
             header = parse_header(view, shard.length_bytes)
         header.expect(shard)
         self._headers.append(header)
         self._data.append(torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8)))
+
+
+def _holds(ranges: Ranges, begin: int, end: int) -> bool:
+    """Tell whether these bytes are among those that a file has; no ranges: it has all."""
+    return not ranges or any(held.begin <= begin and end <= held.end for held in ranges)
 
 
 def _check_one_checkpoint(shards: Sequence[Shard]) -> None:

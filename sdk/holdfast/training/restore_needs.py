@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import Decision
-from holdfast.core.ids import CheckpointId
+from holdfast.core.ids import CheckpointId, Rank, ShardId
 from holdfast.core.needs import Head, Needs, ShardNeed
 from holdfast.errors import CheckpointError
 from holdfast.format import byte_ranges
@@ -47,7 +47,8 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
     """Return what of ``needs`` is under the names ``only`` of the state, by byte ranges.
 
     ``source`` is the rank whose state is taken: its text, and what it saved under those names. All
-    of ``needs``, if its header is not to be had.
+    of ``needs``, if its header is not to be had. Nobody has verified that: a false one costs bytes,
+    and what is read then may be missing, which is seen.
     """
     if needs.whole:
         return needs
@@ -68,10 +69,13 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
 
 
 def _index(checkpoint: CheckpointId, source: int, find: FindHeads) -> Index | None:
+    """Return the index of the segment of ``source`` alone, None: of no such segment."""
+    wanted = ShardId(checkpoint.run, checkpoint.step, checkpoint.generation, Rank(source))
     headers = [
         header
         for head in find(checkpoint, [source])
         for header in [parse_header(head.data, head.length_bytes)]
-        if (header.identity.id.checkpoint, header.identity.id.rank) == (checkpoint, source)
+        if header.identity.id == wanted
     ]
-    return of_some(headers) if headers else None
+    index = of_some(headers) if headers else None
+    return index if index and index.tensor(blob_name(source)) else None

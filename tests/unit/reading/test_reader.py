@@ -14,6 +14,7 @@ import torch
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.needs import ByteRange
 from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
@@ -24,7 +25,13 @@ from holdfast.format import sidecar as sidecars
 from holdfast.format.boxes import Box, whole
 from holdfast.format.digest import PART_BYTES, part_digests, root_digest
 from holdfast.format.manifest import Manifest
-from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template, parse_header
+from holdfast.format.segment import (
+    SegmentIdentity,
+    TensorSpec,
+    header_length,
+    header_template,
+    parse_header,
+)
 from holdfast.objectstore.memory import MemoryStore
 from holdfast.reading import folder as folders
 from holdfast.reading.files import open_files
@@ -64,6 +71,39 @@ def mapped(tmp_path):
         files.append((path, shard))
     with open_files(files) as reader:
         yield reader
+
+
+def parts_of_one(tmp_path, *spans):
+    """A file that has only these bytes of the first shard; what is read elsewhere is zeros."""
+    shard, data, _ = segments()[0]
+    path = tmp_path / "s1.0.part"
+    with path.open("wb") as file:
+        file.truncate(len(data))
+        for begin, end in spans:
+            file.seek(begin)
+            file.write(data[begin:end])
+    held = {shard.id: tuple(ByteRange(begin=begin, end=end) for begin, end in spans)}
+    return [(path, shard)], held
+
+
+def test_of_a_file_with_some_bytes_no_other_is_read(tmp_path):
+    """P3: where nothing was fetched there are zeros, which are nobody's tensor."""
+    _, data, _ = segments()[0]
+    begin = header_length(data)
+    row_bytes = 4 * 2 * 3
+    with open_files(*parts_of_one(tmp_path, (0, begin + row_bytes))) as reader:
+        assert torch.equal(FULL[:1, :2], reader.tensor("w", Box((0, 0, 0), (1, 2, 3))))
+        target = torch.full((2, 2, 3), -1.0)
+        with pytest.raises(NotReadyError, match="'w' were not fetched"):
+            reader.read([Want(target, "w", Box((0, 0, 0), (2, 2, 3)))])
+    assert torch.equal(torch.full((2, 2, 3), -1.0), target)
+
+
+def test_a_header_that_was_not_fetched_whole_is_not_read(tmp_path):
+    """A rank that was told of a shorter one: it fetches the others, as for a tensor."""
+    _, data, _ = segments()[0]
+    with pytest.raises(NotReadyError, match="the header of r1/1/1/0/0 was not fetched"):
+        open_files(*parts_of_one(tmp_path, (0, 64), (header_length(data), len(data))))
 
 
 def stored():
