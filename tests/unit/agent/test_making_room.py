@@ -138,7 +138,7 @@ def test_what_others_keep_or_nobody_can_use_gives_its_slot_when_room_is_wanted(b
 
 
 def test_a_quarantined_segment_takes_none_of_the_slots_of_its_rank():
-    """P5; 4.7: with two slots, and an older step that is kept, nothing would ever be saved again."""
+    """P5; 4.7: with two slots and an older step that is kept nothing would be saved any more."""
     kept = CheckpointId("r1", 10, 1)
     before = state(sealed("s1", 10), sealed("s2", 20, held=HeldState.QUARANTINED))
     before.sessions = {session().id: reserved(1)}
