@@ -43,9 +43,15 @@ MUTANTS = (
         ("metadata/domain/copies_to_fetch.py", "if acked or shard.checkpoint in parts:", "if acked:"),
     ),
     mutant(
-        "N17 room: behind",
+        "N18 room: behind",
         "once what is chosen lies as asked, second copies of what is older make room for it",
         ("metadata/domain/copies_to_fetch.py", "safe = chosen is not None and", "safe = False and"),
+    ),
+    mutant(
+        "N19 slot: quarantined",
+        "a copy that is bad takes none of the slots of its rank",
+        ("agent/domain/slot_rules.py",
+         "if slot.content.held is HeldState.QUARANTINED:\n        return False", "if False:\n        return False"),
     ),
     mutant(
         "N4 room: leases",

@@ -137,6 +137,20 @@ def test_what_others_keep_or_nobody_can_use_gives_its_slot_when_room_is_wanted(b
     assert ["s2"] == [fetch.name.slot for fetch in kinds(actions, ev.Fetch)]
 
 
+def test_a_quarantined_segment_takes_none_of_the_slots_of_its_rank():
+    """P5; 4.7: with two slots and an older step that is kept nothing would be saved any more."""
+    kept = CheckpointId("r1", 10, 1)
+    before = state(sealed("s1", 10), sealed("s2", 20, held=HeldState.QUARANTINED))
+    before.sessions = {session().id: reserved(1)}
+    after, actions = handle(before, told(free_before=kept))
+    assert set() == freed(actions), "there is room beside it"
+    assert 1 == sum(slot.work is Work.CREATING for slot in after.slots.values())
+
+    _, actions = handle(replace(before, budget_bytes=2 * KIB), told(free_before=kept))
+
+    assert {"s2"} == freed(actions)
+
+
 @pytest.mark.parametrize("kept", ["", "out", "read", "busy"])
 def test_a_spare_copy_stays_while_metadata_is_out_and_while_it_is_used(kept):
     """A5, S3: that others keep it is what metadata said last; a rank may be loading from it."""

@@ -11,6 +11,7 @@ from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.facts import (
     Decision,
     DecisionState,
+    HeldState,
     RunView,
 )
 from holdfast.core.ids import ShardId
@@ -297,6 +298,8 @@ def _counts(state: State, slot: Slot, session: Session) -> bool:
         return slot.session == session.id
     if slot.content is None or slot.content.owner != state.me.node:
         return False
+    if slot.content.held is HeldState.QUARANTINED:
+        return False  # it gives way when room is wanted: a slot that it took would never be wanted
     shard = slot.content.shard.id
     return (shard.run, shard.rank) == (session.run, session.spec.rank) and not freeable(state, slot)
 
