@@ -17,7 +17,7 @@ from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 from holdfast.errors import CheckpointError, CorruptionError, NotFoundError
 from holdfast.format import keys
-from holdfast_services.agent.domain import Content, restore_readiness
+from holdfast_services.agent.domain import Content, wanted_parts
 from holdfast_services.agent.domain import events as ev
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ class Fetch:
         """Keep what was asked for, zeros for the rest; an agent that finds the file drops it."""
         node, shard, name = self._node, self._action.shard, self._action.name
         held = bytearray(len(data))
-        for part in restore_readiness.ranges_of(self._action.parts, shard.length_bytes):
+        for part in wanted_parts.ranges_of(self._action.parts, shard.length_bytes):
             held[part.begin : part.end] = data[part.begin : part.end]
-        length_bytes = restore_readiness.length_of(self._action.parts, shard.length_bytes)
+        length_bytes = wanted_parts.length_of(self._action.parts, shard.length_bytes)
         if not node.make_partial(name, length_bytes, shard, bytes(held)):
             self._failed("no space left")
             return

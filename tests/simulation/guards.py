@@ -350,8 +350,7 @@ MUTANTS = (
     mutant(
         "parts-wanted",
         "parts of a shard are fetched for the ranks that wait for them, all of it for nobody else",
-        ("agent/domain/restore_readiness.py",
-         "return frozenset(parts) if named and parts != every else None", "return None"),
+        ("agent/domain/wanted_parts.py", "return parts if parts != every else None", "return None"),
     ),
     mutant(
         "parts-private",
@@ -364,14 +363,14 @@ MUTANTS = (
     mutant(
         "parts-once",
         "parts serve one proposal: those of an earlier one go",
-        ("agent/domain/restore_readiness.py",
-         "hashed = decision is not None and _hashed(slot, decision) is not None", "hashed = True"),
+        ("agent/domain/wanted_parts.py", "if held.verified_decision != view.decision.number:",
+         "if False:"),
     ),
     mutant(
         "parts-go",
         "parts go once they are loaded",
         ("agent/domain/next_actions.py",
-         "slot.partial is not None and not is_wanted(state, slot)", "False"),
+         "if wanted and not wanted.serve(state, slot)", "if False"),
     ),
     mutant(
         "scrub-revives",

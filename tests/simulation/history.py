@@ -22,7 +22,7 @@ from tests.simulation.world import Do, Net, World
 
 from holdfast.core.budget import memory_need, slots_per_rank
 from holdfast.core.protection import Copies
-from holdfast_services.agent.domain import restore_readiness
+from holdfast_services.agent.domain import wanted_parts
 
 PEACE_S_MAX = 40.0
 COMMITS_IN_PEACE = 2
@@ -81,7 +81,7 @@ class History:
 
     def run(self) -> None:
         """Live through it; a part has ``PART_BYTES``, so that a segment has several."""
-        with patch.object(restore_readiness, "PART_BYTES", PART_BYTES):
+        with patch.object(wanted_parts, "PART_BYTES", PART_BYTES):
             self._run()
 
     def _run(self) -> None:

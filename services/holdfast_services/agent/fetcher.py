@@ -28,7 +28,7 @@ from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
-from holdfast_services.agent.domain.restore_readiness import ranges_of
+from holdfast_services.agent.domain.wanted_parts import ranges_of
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.transport import FetchRequest, Transport
 from holdfast_services.transport.located import Located

@@ -16,7 +16,7 @@ from holdfast.core.sources import Memory
 from holdfast.format.digest import PART_BYTES
 from holdfast_services.agent.domain import Content, Slot, handle, inventory, session_view
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain.restore_readiness import length_of, parts_of, ranges_of
+from holdfast_services.agent.domain.wanted_parts import length_of, parts_of, ranges_of
 
 LENGTH = 5 * PART_BYTES + 100
 SHARD = Shard(

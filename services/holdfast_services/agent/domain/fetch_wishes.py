@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.core.facts import Peer, RunView, Shard, Want, WantReason
 from holdfast.core.ids import ShardId
 from holdfast.core.sources import Memory
-from holdfast_services.agent.domain import restore_readiness
 from holdfast_services.agent.domain.state import Giver, State
+from holdfast_services.agent.domain.wanted_parts import WantedParts, has_parts, length_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Wish:
     def length_bytes(self) -> int:
         """How many bytes are fetched."""
         length = self.shard.length_bytes
-        return restore_readiness.length_of(self.parts, length) if self.parts else length
+        return length_of(self.parts, length) if self.parts else length
 
 
 def wishes(state: State) -> list[Wish]:
@@ -39,14 +39,14 @@ def wishes(state: State) -> list[Wish]:
     shard are on their way for a restore, the whole of it waits.
     """
     wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
-    restored = {w.shard.id for w in wants if w.reason is WantReason.RESTORE}
-    listed = [wish for want in wants if (wish := _listed(state, want, restored)) is not None]
+    wanted = WantedParts(state)
+    listed = [wish for want in wants if (wish := _listed(state, want, wanted)) is not None]
+    restored = {wish.shard.id for wish in listed if wish.restore}
     holds = [
         Wish(
             shard=h.shard,
             sources=(h.source,),
             owner=h.source.node,
-            restore=h.shard.id in restored,
         )
         for h in state.holds.values()
     ]
@@ -55,29 +55,24 @@ def wishes(state: State) -> list[Wish]:
     for wish in (*listed, *holds):
         key = wish.shard.id
         if key not in copies and wish.sources:
-            first.setdefault(key, wish)
+            first.setdefault(key, replace(wish, restore=key in restored))
     return list(first.values())
 
 
-def _listed(state: State, want: Want, restored: set[ShardId]) -> Wish | None:
+def _listed(state: State, want: Want, wanted: WantedParts) -> Wish | None:
     """Return what a want of the catalogue comes to here; None: there is nothing to fetch for it."""
-    shard = want.shard
-    parts = (
-        restore_readiness.parts_wanted(state, shard) if want.reason is WantReason.RESTORE else None
-    )
-    if parts is not None and (not parts or _has_parts(state, shard.id, parts)):
+    restore = want.reason is WantReason.RESTORE
+    parts = wanted.of(want.shard) if restore else None
+    if parts is not None and (not parts or _are_here(state, want.shard.id, parts)):
         return None
     return Wish(
-        shard=shard,
-        sources=_givers(state, want),
-        restore=shard.id in restored,
-        parts=parts or frozenset(),
+        shard=want.shard, sources=_givers(state, want), restore=restore, parts=parts or frozenset()
     )
 
 
-def _has_parts(state: State, shard: ShardId, parts: frozenset[int]) -> bool:
+def _are_here(state: State, shard: ShardId, parts: frozenset[int]) -> bool:
     slot = state.partials().get(shard)
-    return slot is not None and restore_readiness.serves(state, slot, parts)
+    return slot is not None and has_parts(state, slot, parts)
 
 
 def _givers(state: State, want: Want) -> tuple[Giver, ...]:

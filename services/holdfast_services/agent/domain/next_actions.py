@@ -17,7 +17,7 @@ from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import making_room, slot_rules
 from holdfast_services.agent.domain.fetch_wishes import Wish, backups_of, wishes
-from holdfast_services.agent.domain.restore_readiness import is_wanted, verified
+from holdfast_services.agent.domain.restore_readiness import verified
 from holdfast_services.agent.domain.state import (
     AGENT,
     Session,
@@ -26,6 +26,7 @@ from holdfast_services.agent.domain.state import (
     Tries,
     Work,
 )
+from holdfast_services.agent.domain.wanted_parts import WantedParts
 
 FETCHES_COUNT_MAX = 4
 ASKS_COUNT_MAX = 4
@@ -84,15 +85,16 @@ def _free(state: State) -> list[ev.Action]:
         if slot_rules.freeable(state, slot) or _second_copy(copies, slot):
             actions.append(_give_back(state, slot))
     actions += _replace(state)
-    actions += _drop(state, [s for s in state.slots.values() if _is_over(state, s)])
+    actions += _drop(state, _parts_that_served(state))
     live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
     state.asks = {key: ask for key, ask in state.asks.items() if key[0] in live}
     return actions
 
 
-def _is_over(state: State, slot: Slot) -> bool:
-    """Tell whether a partial slot has served."""
-    return slot.partial is not None and not is_wanted(state, slot)
+def _parts_that_served(state: State) -> list[Slot]:
+    partial = [slot for slot in state.slots.values() if slot.partial is not None]
+    wanted = WantedParts(state) if partial else None
+    return [slot for slot in partial if wanted and not wanted.serve(state, slot)]
 
 
 def _give_back(state: State, slot: Slot) -> ev.Action:

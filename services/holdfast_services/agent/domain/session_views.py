@@ -10,7 +10,7 @@ from holdfast.core.facts import (
 )
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slot_names import SlotState
-from holdfast_services.agent.domain.restore_readiness import ranges_of, verified
+from holdfast_services.agent.domain.restore_readiness import verified
 from holdfast_services.agent.domain.slot_rules import (
     decision_for,
     forgotten,
@@ -18,6 +18,7 @@ from holdfast_services.agent.domain.slot_rules import (
     restoring,
 )
 from holdfast_services.agent.domain.state import Session, Slot, State
+from holdfast_services.agent.domain.wanted_parts import ranges_of
 
 REPLACED = "replaced by a later save: metadata was out and nothing was committed"
 STEPS_COUNT_MAX = 32
