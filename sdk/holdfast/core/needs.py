@@ -13,8 +13,8 @@ from holdfast.core.ids import CheckpointId
 from holdfast.errors import InvalidRequestError
 
 SHARDS_COUNT_MAX = 100_000
-RANGES_COUNT_MAX = 1_000_000
-"""Over all shards that one rank names."""
+RANGES_COUNT_MAX = 10_000
+"""Over all shards that one rank names; its agent looks at them at each turn."""
 HEADS_BYTES_MAX = 32 << 20
 """Of the heads in one answer; who wants more asks for the others again."""
 
