@@ -49,6 +49,11 @@ class Needs:
     number: int = 1
     whole: bool = False
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether there is a shard that is not needed whole."""
+        return not self.whole and any(need.ranges for need in self.shards)
+
     def in_whole_shards(self) -> Needs:
         """Return the same without byte ranges: which bytes are read is between rank and agent."""
         return replace(self, shards=tuple(replace(need, ranges=()) for need in self.shards))
