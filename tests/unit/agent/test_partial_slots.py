@@ -330,3 +330,32 @@ def test_all_of_it_is_fetched_for_a_rank_that_names_nothing():
 
     assert kinds(actions, ev.Fetch) == []
     assert len(kinds(actions, ev.CreateSlot)) == 1
+
+
+def test_parts_count_as_verified_for_the_decision_they_came_for():
+    now, actions = waiting(needs(FIRST))
+    now, _ = handle(now, told(number=2))
+    now, _ = fetched(now, actions)
+
+    assert now.sessions[session().id].ready_decision == 2
+
+
+def test_as_many_spare_copies_go_as_parts_need_room():
+    held = [
+        replace(
+            Slot(name=SlotName(f"s{n}", 1, SlotState.SEALED), length_bytes=PART_BYTES),
+            content=replace(content(), shard=replace(SHARD, id=replace(SHARD.id, step=n))),
+        )
+        for n in (1, 2, 3)
+    ]
+    spares = tuple(slot.content.shard.id for slot in held)
+    now = replace(state(*held), budget_bytes=3 * PART_BYTES)
+    now, _ = handle(now, ev.SessionOpened(session()))
+    across = needs(ByteRange(begin=0, end=PART_BYTES + 1))
+    now, _ = handle(now, ev.Updated(session_update(session=session().id, needs=across)))
+    arrived = told()
+    now, actions = handle(now, replace(arrived, view=replace(arrived.view, spares=spares)))
+
+    assert len(kinds(actions, ev.DropSlot)) == 2
+    assert [fetch.parts for fetch in kinds(actions, ev.Fetch)] == [{0, 1}]
+    assert now.used_bytes == 3 * PART_BYTES
