@@ -13,8 +13,8 @@ from holdfast.core.ids import CheckpointId
 from holdfast.errors import InvalidRequestError
 
 SHARDS_COUNT_MAX = 100_000
-RANGES_COUNT_MAX = 1_000_000
-"""Over all shards that one rank names."""
+RANGES_COUNT_MAX = 10_000
+"""Over all shards that one rank names; its agent looks at them at each turn."""
 HEADS_BYTES_MAX = 32 << 20
 """Of the heads in one answer; who wants more asks for the others again."""
 
@@ -48,6 +48,11 @@ class Needs:
     shards: tuple[ShardNeed, ...] = ()
     number: int = 1
     whole: bool = False
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether there is a shard that is not needed whole."""
+        return not self.whole and any(need.ranges for need in self.shards)
 
     def in_whole_shards(self) -> Needs:
         """Return the same without byte ranges: which bytes are read is between rank and agent."""

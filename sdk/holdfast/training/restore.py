@@ -162,22 +162,22 @@ def restore(
             log.warning("training starts at step 0, as fresh= asks: %s", decision.reason)
         session.begun(None)
         return None
-    try:
-        return _load(session, capture, arena, decision, chosen, scope)
-    except NotReadyError as error:
-        if session.needs is None or session.needs.whole:
-            raise
-        # It may have been saved by ranks that shared tensors: then any of them has it.
-        lacking = error
-    log.warning("this rank's own segment may not have all (%s): fetching the others", lacking)
-    try:
-        chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=True)
-    except UnavailableError as late:
-        text = (
-            f"{lacking.message} in this rank's own segment; the others did not come: {late.message}"
-        )
-        raise UnavailableError(text) from lacking
-    return _load(session, capture, arena, chosen.decision, chosen, scope)
+    while True:
+        try:
+            return _load(session, capture, arena, chosen.decision, chosen, scope)
+        except NotReadyError as error:
+            if session.needs is None or session.needs.whole:
+                raise
+            # It may lie in this rank's segment under another name. Or ranks that shared tensors
+            # saved it: then any of them has it.
+            lacking, whole = error, not session.needs.in_parts
+        what = ("this rank's own segment", "the others") if whole else ("what was fetched", "more")
+        log.warning("%s may not have all (%s): fetching %s", what[0], lacking, what[1])
+        try:
+            chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=whole)
+        except UnavailableError as late:
+            text = f"{lacking.message} in {what[0]}; {what[1]} did not come: {late.message}"
+            raise UnavailableError(text) from lacking
 
 
 def _begins_anew(decision: Decision) -> bool:
@@ -238,11 +238,12 @@ def _wait(
     while True:
         view = session.wait_view(
             lambda view: (
-                _settled(view, session) or _unnamed(view, session, whole=whole) is not None
+                _settled(view, session)
+                or _unnamed(view, session, whole=whole, only=only) is not None
             ),
             timeout_s=max(deadline - time.monotonic(), 0.0),
         )
-        decision = _unnamed(view, session, whole=whole) if view is not None else None
+        decision = _unnamed(view, session, whole=whole, only=only) if view is not None else None
         if decision is None:
             return view
         number = session.needs.number + 1 if session.needs else 1
@@ -252,7 +253,9 @@ def _wait(
         session.name(needs)
 
 
-def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decision | None:
+def _unnamed(
+    view: SessionView, session: AgentSession, *, whole: bool, only: Collection[str] | None
+) -> Decision | None:
     """Return a decision of which this rank has yet to say what it needs."""
     chosen = view.restore
     if view.fenced or not session.spec.names_needs or chosen is None:
@@ -264,7 +267,8 @@ def _unnamed(view: SessionView, session: AgentSession, *, whole: bool) -> Decisi
         return None  # its catalogue was lost: of which shards it consists is not known
     if needs is None or needs.checkpoint != decision.checkpoint:
         return decision
-    return decision if whole and not needs.whole else None
+    more = (whole and not needs.whole) or (only is None and needs.in_parts)
+    return decision if more else None
 
 
 def _sources(chosen: RestoreView) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.facts import Decision
 from holdfast.core.ids import CheckpointId, Rank, ShardId
-from holdfast.core.needs import Head, Needs, ShardNeed
+from holdfast.core.needs import Head, Needs, ShardNeed, checked
 from holdfast.errors import CheckpointError
 from holdfast.format import byte_ranges
 from holdfast.format.index import Index, of_some
@@ -47,8 +47,8 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
     """Return what of ``needs`` is under the names ``only`` of the state, by byte ranges.
 
     ``source`` is the rank whose state is taken: its text, and what it saved under those names. All
-    of ``needs``, if its header is not to be had. Nobody has verified that: a false one costs bytes,
-    and what is read then may be missing, which is seen.
+    of ``needs``, if its header is not to be had, or the ranges are too many. Nobody has verified
+    that header: a false one costs bytes, and what is then missing where it is read is seen there.
     """
     if needs.whole:
         return needs
@@ -62,7 +62,7 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
             for tensor, name in own
             if tensor.fqn == blob_name(source) or (name is not None and is_under(name, only))
         ]
-        return replace(needs, shards=byte_ranges.needs(index, wanted))
+        return checked(replace(needs, shards=byte_ranges.needs(index, wanted)))
     except CheckpointError as error:
         log.info("all of the segment is fetched, not only %s: %s", ", ".join(only), error)
         return needs

@@ -158,8 +158,8 @@ def _heads(found: Iterable[Head]) -> pb.HeadsResponse:
     """Return as many of them as one answer may hold."""
     heads, left_bytes = [], HEADS_BYTES_MAX
     for head in found:
-        left_bytes -= len(head.data)
-        if left_bytes >= 0:
+        if len(head.data) <= left_bytes:
+            left_bytes -= len(head.data)
             heads.append(codec.to_message(head, pb.Head))
     return pb.HeadsResponse(heads=heads)
 

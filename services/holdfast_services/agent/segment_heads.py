@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from holdfast.core.facts import Peer
 from holdfast.core.ids import CheckpointId
 from holdfast.core.needs import HEADS_BYTES_MAX, Head
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, ManifestError
 from holdfast.format.segment import header_length
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import PeerClients
@@ -45,9 +45,9 @@ class HeadFinder:
             if shard.checkpoint != checkpoint or shard.rank not in wanted:
                 continue
             view = self._arena.file(slot.name.slot).view
-            length_bytes = min(header_length(bytes(view[:8])), len(view))
-            left_bytes -= length_bytes
-            if left_bytes >= 0:
+            length_bytes = _head_length(view)
+            if 0 < length_bytes <= left_bytes:
+                left_bytes -= length_bytes
                 data = bytes(view[:length_bytes])
                 found.append(Head(rank=int(shard.rank), length_bytes=len(view), data=data))
         return found
@@ -89,6 +89,15 @@ class HeadFinder:
         except CheckpointError as error:
             log.info("no headers from the object store: %s", error)
             return ()
+
+
+def _head_length(view: memoryview) -> int:
+    """Return how long the head of a segment is; 0: its bytes turned bad, and it has none."""
+    try:
+        return min(header_length(bytes(view[:8])), len(view))
+    except ManifestError as error:
+        log.warning("a segment of %d bytes has no header: %s", len(view), error)
+        return 0
 
 
 def _from_next(state: State) -> Sequence[Peer]:

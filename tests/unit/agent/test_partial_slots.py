@@ -303,3 +303,59 @@ def test_what_a_rank_said_of_another_checkpoint_says_nothing_of_this_one():
     _, actions = waiting(other)
 
     assert kinds(actions, ev.CreateSlot) == []
+
+
+@pytest.mark.parametrize("ranges", [(LAST,), (FIRST, LAST), ()], ids=["other", "more", "all"])
+def test_parts_that_another_rank_reads_do_not_make_one_ready_that_needs_others(ranges):
+    """They stay while they are read, beside those that come (P3)."""
+    now, _ = fetched(*waiting(needs(FIRST), None))
+    now, _ = handle(now, told(stage=DecisionState.CONFIRMED))
+    [read] = partials(now)
+    update = session_update(session=session(1).id, needs=needs(*ranges))
+    now, _ = handle(now, ev.Updated(update))
+
+    assert read.name.slot in now.slots
+    assert not ready(now, rank=1)
+    assert session_view(now, now.sessions[session(1).id]).restore.segments == ()
+
+
+def test_all_of_it_is_fetched_for_a_rank_that_names_nothing():
+    """Its state is not its own, as that of the others is."""
+    now, _ = handle(replace(state(), budget_bytes=BUDGET), ev.SessionOpened(session()))
+    now, _ = handle(now, ev.Updated(session_update(session=session().id, needs=needs(FIRST))))
+    shared = session(1)
+    shared = replace(shared, spec=replace(shared.spec, names_needs=False))
+    now, _ = handle(now, ev.SessionOpened(shared))
+    now, actions = handle(now, told())
+
+    assert kinds(actions, ev.Fetch) == []
+    assert len(kinds(actions, ev.CreateSlot)) == 1
+
+
+def test_parts_count_as_verified_for_the_decision_they_came_for():
+    now, actions = waiting(needs(FIRST))
+    now, _ = handle(now, told(number=2))
+    now, _ = fetched(now, actions)
+
+    assert now.sessions[session().id].ready_decision == 2
+
+
+def test_as_many_spare_copies_go_as_parts_need_room():
+    held = [
+        replace(
+            Slot(name=SlotName(f"s{n}", 1, SlotState.SEALED), length_bytes=PART_BYTES),
+            content=replace(content(), shard=replace(SHARD, id=replace(SHARD.id, step=n))),
+        )
+        for n in (1, 2, 3)
+    ]
+    spares = tuple(slot.content.shard.id for slot in held)
+    now = replace(state(*held), budget_bytes=3 * PART_BYTES)
+    now, _ = handle(now, ev.SessionOpened(session()))
+    across = needs(ByteRange(begin=0, end=PART_BYTES + 1))
+    now, _ = handle(now, ev.Updated(session_update(session=session().id, needs=across)))
+    arrived = told()
+    now, actions = handle(now, replace(arrived, view=replace(arrived.view, spares=spares)))
+
+    assert len(kinds(actions, ev.DropSlot)) == 2
+    assert [fetch.parts for fetch in kinds(actions, ev.Fetch)] == [{0, 1}]
+    assert now.used_bytes == 3 * PART_BYTES

@@ -9,6 +9,7 @@ from tests.said import attempt_spec
 
 from holdfast.core.facts import Decision, DecisionState, Shard
 from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
+from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.core.session import LocalSegment, RestoreView, SessionView
 from holdfast.errors import (
     InvalidRequestError,
@@ -354,3 +355,32 @@ def test_what_is_nowhere_is_refused_once_all_was_looked_at(no_files, monkeypatch
     with pytest.raises(NotReadyError, match="no tensor 'w'"):
         restoring(agent)
     assert agent.needs.number == 2
+
+
+def test_what_lies_under_another_name_is_looked_for_in_its_own_segment_first(no_files, monkeypatch):
+    """A tensor of two names is saved under one. All segments may be more than any node holds."""
+    agent = Agent(names_needs=True)
+    agent.view = view = proposed()
+    agent.heads = agent.report = lambda *_: ()
+    agent.answers = [confirmed(view, needs=1), confirmed(view, needs=2)]
+    part = ShardNeed(rank=1, ranges=(ByteRange(begin=0, end=5),))
+    monkeypatch.setattr(
+        "holdfast.training.restore.of_names", lambda needs, *_: replace(needs, shards=(part,))
+    )
+    tries = []
+
+    def load(self, segments, **how):
+        tries.append(agent.needs)
+        if agent.needs.in_parts:
+            raise NotReadyError("bytes of tensor 'w' were not fetched")
+        return FOUND
+
+    monkeypatch.setattr(State, "load", load)
+    restore(
+        agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False,
+        scope=Scope(only=("model",)), expected=Decided(step=7, attempt=1, notes={}, sources={}),
+    )  # fmt: skip
+
+    assert [(needs.number, needs.in_parts) for needs in tries] == [(1, True), (2, False)]
+    assert tries[-1].shards == (ShardNeed(rank=1),)
+    assert not tries[-1].whole

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.needs import Head, Needs, ShardNeed
+from holdfast.core.needs import RANGES_COUNT_MAX, Head, Needs, ShardNeed
 from holdfast.errors import UnavailableError
 from holdfast.format.boxes import whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
@@ -82,6 +82,15 @@ FALSE = {
 def test_with_a_false_header_all_that_the_rank_needs_is_named(heads):
     """It must not end the restore, nor have the rank wait for a shard that there is not."""
     assert named(["model"], *heads) == ALL
+
+
+def test_more_ranges_than_an_agent_takes_are_not_named():
+    """It would refuse all that this rank says from then on."""
+    count = RANGES_COUNT_MAX + 1
+    names = (f"rank.1.{kind}.{at}" for at in range(count) for kind in ("model", "other"))
+    many = head(shapes=dict.fromkeys([*names, "holdfast.rank.1"], (1,)))
+
+    assert named(["model"], many) == ALL
 
 
 def test_without_an_answer_all_that_the_rank_needs_is_named():

@@ -1,0 +1,125 @@
+"""Which heads an agent reads of its own slots, and whom it asks for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from types import SimpleNamespace
+
+import pytest
+from tests.unit.agent.test_machine import B, C, state, view
+
+from holdfast.core.facts import Shard
+from holdfast.core.ids import ShardId
+from holdfast.core.needs import HEADS_BYTES_MAX, Head
+from holdfast.core.slot_names import SlotName, SlotState
+from holdfast.errors import NotFoundError, UnavailableError
+from holdfast_services.agent.domain import Content, Slot, handle
+from holdfast_services.agent.segment_heads import HeadFinder
+
+KEY = ShardId("r1", 5, 1, 0).checkpoint
+LENGTH = 40 << 20
+
+
+def segment(header_bytes):
+    return struct.pack("<Q", header_bytes - 8) + bytes(LENGTH - 8)
+
+
+def slot(number, step=5):
+    shard = Shard(
+        id=ShardId("r1", step, 1, number), job="job", world_size=9, plan_hash="p",
+        length_bytes=LENGTH, root_digest=b"",
+    )  # fmt: skip
+    return Slot(
+        name=SlotName(f"s{step}{number}", 1, SlotState.SEALED), length_bytes=LENGTH,
+        content=Content(shard=shard, owner="a", digests=b""),
+    )  # fmt: skip
+
+
+class Arena:
+    """Slots by name; what is in each is a header of some length."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def file(self, name):
+        return SimpleNamespace(view=memoryview(segment(self.lengths[name])))
+
+
+class Peers:
+    """Other nodes: their answers by name, an error among them."""
+
+    def __init__(self, **answers):
+        self.answers, self.asked = answers, []
+
+    async def read_heads(self, peer, checkpoint, ranks):
+        self.asked.append((peer.node, set(ranks)))
+        answer = self.answers[peer.node]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Store:
+    """An object store without the checkpoint."""
+
+    def heads(self, job, checkpoint, ranks):
+        raise NotFoundError("there is no such checkpoint")
+
+
+def finder(lengths=None, *, old=(), **answers):
+    lengths = lengths or {}
+    slots = [slot(number) for number in lengths] + [slot(number, step=4) for number in old]
+    by_name = {f"s5{number}": length for number, length in lengths.items()}
+    now, _ = handle(state(*slots), view())
+    peers = Peers(**answers)
+    made = HeadFinder(
+        shell=SimpleNamespace(state=now), arena=Arena(by_name), peers=peers, tier=Store()
+    )
+    return made, peers
+
+
+def ranks(heads):
+    return {head.rank for head in heads}
+
+
+def head(rank):
+    return Head(rank=rank, length_bytes=64, data=b"")
+
+
+def test_heads_of_other_checkpoints_and_ranks_are_not_read():
+    made, _ = finder({0: 64, 1: 64}, old=(2,))
+
+    assert ranks(made.read(KEY, [1, 2, 3])) == {1}
+
+
+@pytest.mark.parametrize("length", [1 << 60, HEADS_BYTES_MAX + 8], ids=["broken", "too long"])
+def test_a_head_that_cannot_be_told_hides_no_other(length):
+    """A byte that turned in memory, or more than one answer may hold."""
+    made, _ = finder({0: length, 1: 64, 2: 128})
+    found = made.read(KEY, [0, 1, 2])
+
+    assert [(one.rank, len(one.data)) for one in found] == [(1, 64), (2, 128)]
+
+
+def test_peers_are_asked_for_what_is_not_here_whoever_of_them_does_not_answer():
+    made, peers = finder({0: 64}, b=UnavailableError("out of reach"), c=[head(1)])
+    found = asyncio.run(made.find("job", KEY, [0, 1, 2]))
+
+    assert ranks(found) == {0, 1}
+    assert peers.asked == [("b", {1, 2}), ("c", {1, 2})]
+
+
+def test_what_a_peer_was_not_asked_for_is_not_taken():
+    made, _ = finder({0: 64}, b=[head(0), head(7)], c=[])
+    [found] = asyncio.run(made.find("job", KEY, [0, 1]))
+
+    assert (found.rank, found.length_bytes) == (0, LENGTH)
+
+
+def test_nobody_is_asked_for_nothing():
+    made, peers = finder(b=[head(1)], c=[])
+
+    assert asyncio.run(made.find("job", KEY, [])) == []
+    assert peers.asked == []
+    assert {B.node, C.node} == set(peers.answers)
