@@ -59,6 +59,7 @@ class Ghosts:
         self.sealed_on: dict[tuple[CheckpointId, int], set[str]] = defaultdict(set)
         self.digests: dict[tuple[CheckpointId, int], set[bytes]] = defaultdict(set)
         self.committed: set[CheckpointId] = set()
+        self._proposed: set[CheckpointId] = set()
         self.acknowledged: set[CheckpointId] = set()
         self.manifests: dict[CheckpointId, float] = {}
         self.gone: set[CheckpointId] = set()
@@ -282,6 +283,8 @@ class Ghosts:
         decision, attempt, old = after.decision, after.attempt, before.decision
         if decision is None or attempt is None:
             return
+        if decision.checkpoint is not None:
+            self._proposed.add(decision.checkpoint)
         if old is not None and (old.number, old.state) == (decision.number, decision.state):
             return
         # Else a catalogue from a backup decides for the dead.
@@ -410,8 +413,11 @@ class Ghosts:
         return not any(rule.covers(key) for rule in self.rules)
 
     def whole_from(self, key: CheckpointId) -> bool:
-        """Tell whether ``key`` is whole, or a later one that was committed."""
-        later = (other for other in self.committed if _age(other) > _age(key))
+        """Tell whether ``key`` is whole, or a later one that was committed, or proposed.
+
+        What is proposed was found whole, and more than one copy of what is older may go for it.
+        """
+        later = (o for o in self.committed | self._proposed if _age(o) > _age(key))
         return self.whole(key) or any(self.whole(other) for other in later)
 
     def whole(
