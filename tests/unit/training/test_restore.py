@@ -159,7 +159,7 @@ def proposed(step=7, *, saved=2, count=None, **fields):
     return SessionView(version="1", restore=RestoreView(decision=decision, **fields))
 
 
-def confirmed(view, needs):
+def confirmed(view, needs, ranges=()):
     """Return the view in which that is confirmed and here, for the needs of this number.
 
     Those named first are of one segment, the others of all.
@@ -174,6 +174,7 @@ def confirmed(view, needs):
             ),
             file_name=f"{rank}.seg",
             source="memory",
+            ranges=ranges,
         )
         for rank in range(count)
     )  # fmt: skip
@@ -384,3 +385,26 @@ def test_what_lies_under_another_name_is_looked_for_in_its_own_segment_first(no_
     assert [(needs.number, needs.in_parts) for needs in tries] == [(1, True), (2, False)]
     assert tries[-1].shards == (ShardNeed(rank=1),)
     assert not tries[-1].whole
+
+
+def test_what_of_a_segment_is_here_is_told_to_whoever_reads_it(no_files, monkeypatch):
+    """P3: in the file there are zeros elsewhere."""
+    here = (ByteRange(begin=0, end=5),)
+    agent = Agent(names_needs=True)
+    agent.view = confirmed(proposed(), needs=1, ranges=here)
+    agent.needs = own_needs(agent.view.restore.decision, agent.spec, 1, whole=False)
+    agent.report = lambda change: None
+    told = []
+    monkeypatch.setattr(
+        "holdfast.training.restore.open_files",
+        lambda located, held: told.append(held) or nullcontext(Files()),
+    )
+    monkeypatch.setattr(State, "load", lambda *_, **how: FOUND)
+    restored = restore(
+        agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(),
+        expected=Decided(step=7, attempt=1, notes={}, sources={}),
+    )  # fmt: skip
+
+    [segment] = agent.view.restore.segments
+    assert told == [{segment.shard.id: here}]
+    assert restored.sources == {"memory": 5}
