@@ -162,6 +162,7 @@ def restore(
             log.warning("training starts at step 0, as fresh= asks: %s", decision.reason)
         session.begun(None)
         return None
+    lacking: CheckpointError
     while True:
         try:
             return _load(session, capture, arena, chosen.decision, chosen, scope)
@@ -171,6 +172,10 @@ def restore(
             # It may lie in this rank's segment under another name. Or ranks that shared tensors
             # saved it: then any of them has it.
             lacking, whole = error, not session.needs.in_parts
+        except NotFoundError as error:
+            if session.needs is None or not session.needs.in_parts:
+                raise
+            lacking, whole = error, False  # its agent was started anew: parts do not outlive it
         what = ("this rank's own segment", "the others") if whole else ("what was fetched", "more")
         log.warning("%s may not have all (%s): fetching %s", what[0], lacking, what[1])
         try:

@@ -13,6 +13,7 @@ from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.core.session import LocalSegment, RestoreView, SessionView
 from holdfast.errors import (
     InvalidRequestError,
+    NotFoundError,
     NotReadyError,
     StaleGenerationError,
     UnavailableError,
@@ -358,8 +359,15 @@ def test_what_is_nowhere_is_refused_once_all_was_looked_at(no_files, monkeypatch
     assert agent.needs.number == 2
 
 
-def test_what_lies_under_another_name_is_looked_for_in_its_own_segment_first(no_files, monkeypatch):
-    """A tensor of two names is saved under one. All segments may be more than any node holds."""
+@pytest.mark.parametrize(
+    "lacking",
+    [NotReadyError("bytes of tensor 'w' were not fetched"), NotFoundError("segment is gone")],
+    ids=["a tensor of two names is saved under one", "the agent was started anew"],
+)
+def test_where_parts_do_not_suffice_its_own_segment_comes_before_all_the_others(
+    no_files, monkeypatch, lacking
+):
+    """All segments may be more than any node holds; parts do not outlive the agent."""
     agent = Agent(names_needs=True)
     agent.view = view = proposed()
     agent.heads = agent.report = lambda *_: ()
@@ -373,7 +381,7 @@ def test_what_lies_under_another_name_is_looked_for_in_its_own_segment_first(no_
     def load(self, segments, **how):
         tries.append(agent.needs)
         if agent.needs.in_parts:
-            raise NotReadyError("bytes of tensor 'w' were not fetched")
+            raise lacking
         return FOUND
 
     monkeypatch.setattr(State, "load", load)
