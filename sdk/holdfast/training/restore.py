@@ -162,6 +162,22 @@ def restore(
             log.warning("training starts at step 0, as fresh= asks: %s", decision.reason)
         session.begun(None)
         return None
+    return _loaded(
+        session, capture, arena, chosen, scope, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh
+    )
+
+
+def _loaded(
+    session: AgentSession,
+    capture: Capture,
+    arena: Path,
+    chosen: RestoreView,
+    scope: Scope,
+    *,
+    timeout_s: float,
+    lost_is_fresh: bool,
+) -> Restored:
+    """Load what was chosen; name more of it where what this rank had named does not suffice."""
     lacking: CheckpointError
     while True:
         try:
