@@ -150,9 +150,13 @@ def test_ctrl_c_while_a_restore_waits_ends_the_session(node, catalogue, monkeypa
         os.kill(os.getpid(), signal.SIGINT)
 
     other = threading.Thread(target=interrupt)
-    other.start()
-    with pytest.raises(KeyboardInterrupt):
-        ck.restore()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist ignores it
+    try:
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            ck.restore()
+    finally:
+        signal.signal(signal.SIGINT, before)
     other.join()
 
     assert not any(session["live"] for session in a.dump()["sessions"].values())
