@@ -1,7 +1,7 @@
 """What a rank whose state is all its own needs of a checkpoint: whose segments, and which bytes.
 
-It is named once a checkpoint is proposed; see ADR 0033. Should it not suffice, the rank names the
-whole checkpoint.
+It is named once a checkpoint is proposed; see ADR 0033. Should it not suffice, the rank names more:
+of bytes all of its segment, of its segment the whole checkpoint.
 """
 
 from __future__ import annotations

@@ -43,12 +43,7 @@ def wishes(state: State) -> list[Wish]:
     listed = [wish for want in wants if (wish := _listed(state, want, wanted)) is not None]
     restored = {wish.shard.id for wish in listed if wish.restore}
     holds = [
-        Wish(
-            shard=h.shard,
-            sources=(h.source,),
-            owner=h.source.node,
-        )
-        for h in state.holds.values()
+        Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
     ]
     copies = state.copies()
     first: dict[ShardId, Wish] = {}
