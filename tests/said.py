@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.facts import Endpoint, PersistRule, RankStatus
+from holdfast.core.inventory import Endpoint, RankStatus
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.reports import RankReport
 from holdfast.core.session import SessionUpdate
 from holdfast_services.agent.domain import Session

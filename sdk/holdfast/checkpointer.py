@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from holdfast.core.announcements import SaveReason
-from holdfast.core.facts import Start
+from holdfast.core.decision import Start
 from holdfast.core.ids import job_name, node_name, step_number
 from holdfast.errors import CheckpointError, ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast.policy import (

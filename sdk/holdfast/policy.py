@@ -13,9 +13,9 @@ import math
 import signal
 from dataclasses import dataclass
 
-from holdfast.core import facts
+from holdfast.core import persistence_rules
 from holdfast.core.announcements import SaveReason
-from holdfast.core.facts import PersistRule
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.protection import Copies
 from holdfast.errors import InvalidRequestError
 
@@ -177,7 +177,7 @@ def interval_reason(policy: Policy, stall_s: float) -> SaveReason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention(facts.Retention):
+class Retention(persistence_rules.Retention):
     """Which checkpoints the object store keeps: those that at least one rule names.
 
     Without a rule, the store keeps all of them.

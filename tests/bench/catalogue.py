@@ -20,8 +20,8 @@ from tests.servers.postgres import running_postgres
 from tests.servers.processes import Children
 
 from holdfast.cli.rest import Rest
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.shard import Shard
 from holdfast.format import keys, manifest
 from holdfast.objectstore import open_store
 

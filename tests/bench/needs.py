@@ -12,20 +12,13 @@ from tests.bench.harness import Record
 
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.budget import memory_need
-from holdfast.core.facts import (
-    Decision,
-    DecisionState,
-    HeldShard,
-    HeldState,
-    Inventory,
-    Peer,
-    RankStatus,
-    Shard,
-    WantReason,
-)
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.inventory import HeldShard, HeldState, Inventory, Peer, RankStatus
 from holdfast.core.needs import Needs, ShardNeed
+from holdfast.core.node_view import WantReason
 from holdfast.core.protection import Copies
+from holdfast.core.shard import Shard
 from holdfast_services.metadata.domain.model import Attempt, Node, RankFacts, Run
 from holdfast_services.metadata.domain.node_view import node_view, world
 

@@ -29,9 +29,10 @@ from tests.servers.ceph import running_ceph
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.byte_sizes import format_bytes
-from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import Peer
 from holdfast.core.persistence_work import ShardWork
+from holdfast.core.shard import Shard
 from holdfast.format import keys
 from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore import ObjectStore, open_store

@@ -13,16 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core import (
+    abandoned_step,
     announcements,
     attempts,
-    facts,
+    decision,
     ids,
+    inventory,
     needs,
+    node_view,
+    persistence_rules,
     persistence_work,
     protection,
     reports,
     session,
+    shard,
     sources,
+    user_events,
 )
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc.codec import from_message, to_message
@@ -45,7 +51,13 @@ VALUES = [
         announcements,
         reports,
         sources,
-        facts,
+        abandoned_step,
+        decision,
+        inventory,
+        node_view,
+        persistence_rules,
+        shard,
+        user_events,
         attempts,
         needs,
         protection,
@@ -118,11 +130,11 @@ def test_an_empty_message_is_a_value_or_refused(cls):
 @pytest.mark.parametrize(
     ("message", "cls"),
     [
-        (metadata_pb2.HeldShard(state=99), facts.HeldShard),
-        (metadata_pb2.Inventory(shards=[metadata_pb2.HeldShard(state=99)]), facts.Inventory),
-        (metadata_pb2.Want(reason=99), facts.Want),
+        (metadata_pb2.HeldShard(state=99), inventory.HeldShard),
+        (metadata_pb2.Inventory(shards=[metadata_pb2.HeldShard(state=99)]), inventory.Inventory),
+        (metadata_pb2.Want(reason=99), node_view.Want),
         (common_pb2.RankReport(wants_save=99), reports.RankReport),
-        (metadata_pb2.Decision(state=-1), facts.Decision),
+        (metadata_pb2.Decision(state=-1), decision.Decision),
         (agent_pb2.SessionView(restore={"decision": {"state": 5}}), session.SessionView),
     ],
 )
@@ -137,15 +149,15 @@ def test_a_kind_from_the_future_is_refused():
     """F94: a source that cannot be told is not left out, nor taken for another."""
     later = metadata_pb2.Source.FromString(bytes([15 << 3 | 2, 0]))
     with pytest.raises(InvalidRequestError, match="Source of a kind that is not known here"):
-        from_message(metadata_pb2.Want(sources=[later]), facts.Want)
+        from_message(metadata_pb2.Want(sources=[later]), node_view.Want)
 
 
 @pytest.mark.parametrize(
     ("enum", "message"),
     [
-        (facts.HeldState, metadata_pb2.HeldShard.State),
-        (facts.DecisionState, metadata_pb2.Decision.State),
-        (facts.WantReason, metadata_pb2.Want.Reason),
+        (inventory.HeldState, metadata_pb2.HeldShard.State),
+        (decision.DecisionState, metadata_pb2.Decision.State),
+        (node_view.WantReason, metadata_pb2.Want.Reason),
         (announcements.SaveReason, common_pb2.Announcement.Reason),
     ],
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.said import tcp
 
-from holdfast.core.facts import Endpoint
+from holdfast.core.inventory import Endpoint
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format import digest

@@ -25,15 +25,10 @@ from tests.crash.operations import Point, Sweep
 from tests.integration.metadata.service import Service
 from tests.said import rank_status, tcp
 
-from holdfast.core.facts import (
-    HeldShard,
-    HeldState,
-    Inventory,
-    Peer,
-    PersistRule,
-    Shard,
-)
 from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
+from holdfast.core.inventory import HeldShard, HeldState, Inventory, Peer
+from holdfast.core.persistence_rules import PersistRule
+from holdfast.core.shard import Shard
 from holdfast_services.kit.db import make_engine
 from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.attempts import Registration

@@ -21,7 +21,7 @@ from tests.e2e.stack import ROOT, environment
 from tests.integration.agent.harness import Node, Trainer, reserve, until
 from tests.integration.metadata.test_process import start as start_metadata
 
-from holdfast.core.facts import DecisionState
+from holdfast.core.decision import DecisionState
 from holdfast.errors import CheckpointError
 from holdfast.v1 import agent_pb2 as pb
 

@@ -74,9 +74,9 @@ def test_a_run_whose_every_node_lost_its_memory_comes_back_from_the_object_store
     assert [restored(text) for text in outputs] == [10, 10]
     assert [final(text) for text in outputs] == expected
     tiers = [re.search(r"^restored 10 (.*)$", text, re.MULTILINE)[1] for text in outputs]
-    # What one node has fetched from the store already, the other may take from it.
+    # What one node has fetched from the store already the other may take from it, or hold as its
+    # copy before its rank asks.
     assert any("'object'" in text for text in tiers), tiers
-    assert not any("'memory'" in text for text in tiers), tiers
 
 
 def test_another_cluster_with_nothing_but_the_bucket_goes_on_by_job_name(stack):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.golden.attacks.digests import digested
 from tests.unit.bucket.folders import make, segment
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format import index, keys, manifest, sidecar
 from holdfast.format.boxes import Box, intersect, whole

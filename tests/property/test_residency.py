@@ -14,20 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.said import agent_session, session_update, tcp
 
 from holdfast.core.budget import Reservation
-from holdfast.core.facts import (
-    CheckpointId,
-    Decision,
-    DecisionState,
-    HeldState,
-    NodeView,
-    Peer,
-    RunView,
-    Shard,
-    Want,
-    WantReason,
-)
-from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.decision import Decision, DecisionState
+from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.inventory import HeldState, Peer
+from holdfast.core.node_view import NodeView, RunView, Want, WantReason
 from holdfast.core.protection import Copies
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import Content, State, Work, handle

@@ -6,19 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.said import rank_status, registration, tcp
 
-from holdfast.core.facts import (
-    AbandonedStep,
-    BadSource,
-    DecisionState,
-    HeldShard,
-    HeldState,
-    Inventory,
-    Peer,
-    PersistRule,
-    Shard,
-    Start,
-)
+from holdfast.core.abandoned_step import AbandonedStep
+from holdfast.core.decision import DecisionState, Start
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import BadSource, HeldShard, HeldState, Inventory, Peer
+from holdfast.core.persistence_rules import PersistRule
+from holdfast.core.shard import Shard
 from holdfast.core.sources import Memory, Object
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain.advance_run import advance

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.facts import Retention
 from holdfast.core.ids import CheckpointId
+from holdfast.core.persistence_rules import Retention
 from holdfast_services.metadata.domain.retention import Candidate, check, on, plan
 
 times = st.floats(0.0, 1e6)

@@ -24,8 +24,8 @@ from sqlalchemy.sql import visitors
 from tests.simulation.ghosts import Ghosts
 from tests.simulation.world import World
 
-from holdfast.core.facts import Inventory
 from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import Inventory
 from holdfast.errors import UnavailableError
 from holdfast_services.kit.db import (
     Connection,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.segments import root
 
-from holdfast.core.facts import DecisionState, HeldState
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import HeldState
 from holdfast.core.slot_names import SlotState
 from holdfast_services.metadata.domain.model import Checkpoint, Run
 

@@ -12,7 +12,7 @@ from tests.simulation.segments import root
 from tests.simulation.world import Do
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import Peer
+from holdfast.core.inventory import Peer
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 from holdfast.errors import CheckpointError, CorruptionError, NotFoundError

@@ -16,16 +16,11 @@ from tests.simulation.checks import Broken, name
 from tests.simulation.plan import NODE_LEASE_S
 from tests.simulation.segments import JOB, moment_of, root
 
-from holdfast.core.facts import (
-    Decision,
-    DecisionState,
-    HeldState,
-    Inventory,
-    Shard,
-    SupersedeRule,
-    WantReason,
-)
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.inventory import HeldState, Inventory
+from holdfast.core.node_view import SupersedeRule, WantReason
+from holdfast.core.shard import Shard
 from holdfast.errors import NotFoundError
 from holdfast.format import keys
 from holdfast_services.agent.domain import events as ev

@@ -9,7 +9,7 @@ from tests.simulation.plan import Plan, ranks_per_node
 from tests.simulation.rank import Process
 from tests.simulation.world import World
 
-from holdfast.core.facts import Start
+from holdfast.core.decision import Start
 from holdfast.core.session import SessionView
 
 STUCK_S_MAX = 2.0

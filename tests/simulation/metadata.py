@@ -18,8 +18,9 @@ from tests.simulation.world import Do, Reply, World
 
 from holdfast.bucket.listing import places
 from holdfast.core.attempts import Seat
-from holdfast.core.facts import Inventory, NodeView
 from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import Inventory
+from holdfast.core.node_view import NodeView
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast.format.keys import Place
 from holdfast.objectstore import ObjectStore

@@ -18,11 +18,14 @@ from tests.simulation.metadata import Fleet, Metadata
 from tests.simulation.segments import describe
 from tests.simulation.world import Do, World
 
-from holdfast.core.facts import Event, HeldState, Inventory, NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldState, Inventory, Peer
+from holdfast.core.node_view import NodeView
 from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
+from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError, NotFoundError
 from holdfast_services.agent.domain import Content, Slot, State
 from holdfast_services.agent.domain import events as ev

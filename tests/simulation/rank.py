@@ -16,14 +16,10 @@ from tests.simulation.world import Do
 
 from holdfast.core.attempts import Seat
 from holdfast.core.budget import Reservation, slots_per_rank
-from holdfast.core.facts import (
-    Decision,
-    DecisionState,
-    PersistRule,
-    Retention,
-)
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.needs import Needs, ShardNeed
+from holdfast.core.persistence_rules import PersistRule, Retention
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.node import File
 from tests.simulation.segments import JOB
 
-from holdfast.core.facts import AbandonedStep
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView
 from holdfast.core.slot_names import SlotName

@@ -6,9 +6,9 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.needs import ByteRange
+from holdfast.core.shard import Shard
 from holdfast.format.boxes import whole
 from holdfast.format.digest import part_digests, root_digest
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template

@@ -16,10 +16,12 @@ from tests.simulation.node import Node
 from tests.simulation.segments import root
 from tests.simulation.world import Do, World
 
-from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import Peer
 from holdfast.core.persistence_work import Work
 from holdfast.core.queue_items import Item, parse
+from holdfast.core.shard import Shard
+from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
 from holdfast.format.digest import part_digests
 from holdfast_services.agent.domain import events as ev

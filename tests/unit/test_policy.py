@@ -16,7 +16,7 @@ from holdfast import (
     Retention,
 )
 from holdfast.core.announcements import SaveReason
-from holdfast.core.facts import PersistRule
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.errors import InvalidRequestError
 from holdfast.policy import Policy, grace_s, interval_reason, persist_rule
 

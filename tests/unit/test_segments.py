@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.shard import Shard
 from holdfast.errors import ManifestError, NotFoundError, NotReadyError, TruncatedShardError
 from holdfast.format.boxes import Box, whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.core.facts import SupersedeRule
+from holdfast.core.node_view import SupersedeRule
 from holdfast.format.manifest import Manifest
 
 

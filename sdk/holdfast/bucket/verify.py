@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.bucket.folder import CheckpointFolder, Throttle
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     CorruptionError,
     DigestMismatchError,

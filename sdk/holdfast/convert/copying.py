@@ -16,8 +16,8 @@ from holdfast.bucket.listing import places
 from holdfast.bucket.publish import publish, put_sidecar
 from holdfast.bucket.writing import SegmentStream
 from holdfast.convert.reading import CheckpointReader
-from holdfast.core.facts import Shard
 from holdfast.core.ids import job_name, run_id
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     AlreadyExistsError,
     CorruptionError,

@@ -27,7 +27,6 @@ from holdfast.convert.safetensors_files import (
 )
 from holdfast.convert.source import TensorSource, raw
 from holdfast.convert.torch_files import TorchSource
-from holdfast.core.facts import Shard
 from holdfast.core.ids import (
     CheckpointId,
     Generation,
@@ -38,6 +37,7 @@ from holdfast.core.ids import (
     job_name,
     run_id,
 )
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     AlreadyExistsError,
     InvalidRequestError,

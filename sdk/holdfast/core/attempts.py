@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from holdfast.core.facts import PersistRule, Retention, Start
+from holdfast.core.decision import Start
 from holdfast.core.ids import (
     GENERATION_MAX,
     STEP_MAX,
@@ -18,6 +18,7 @@ from holdfast.core.ids import (
     job_name,
     run_id,
 )
+from holdfast.core.persistence_rules import PersistRule, Retention
 from holdfast.core.protection import Copies
 from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import Peer
+from holdfast.core.shard import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

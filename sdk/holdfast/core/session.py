@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.announcements import Announcement
-from holdfast.core.facts import AbandonedStep, Decision, Event, Shard
+from holdfast.core.decision import Decision
 from holdfast.core.needs import ByteRange, Needs
 from holdfast.core.reports import RankReport
+from holdfast.core.shard import Shard
+from holdfast.core.user_events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import (
     GENERATION_MAX,
     STEP_MAX,
@@ -27,6 +26,7 @@ from holdfast.core.ids import (
     job_name,
     run_id,
 )
+from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.canonical import (
     canonical,

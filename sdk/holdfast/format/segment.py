@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
+from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.boxes import Box, addressable, whole
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import WORLD_SIZE_MAX, job_name, shard_id
+from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.canonical import canonical, hex_of, number_of, strict_object, text_of
 from holdfast.format.digest import (

@@ -21,8 +21,8 @@ import holdfast
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.publish import publish, put_sidecar
 from holdfast.bucket.writing import SegmentWriter
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     AlreadyExistsError,
     ConflictError,

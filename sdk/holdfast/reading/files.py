@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.needs import ByteRange
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     InvalidRequestError,
     NotFoundError,

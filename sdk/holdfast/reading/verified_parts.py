@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.format.digest import PART_BYTES
 from holdfast.format.sidecar import Sidecar
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.facts import PersistRule
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.session import StepLevels
 from holdfast.errors import CheckpointError
 from holdfast.training.save_handle import Level, SaveHandle, postponed_step, rule_text

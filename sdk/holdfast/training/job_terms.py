@@ -12,7 +12,8 @@ from pathlib import Path
 
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.budget import MemoryWish, slots_per_rank
-from holdfast.core.facts import PersistRule, Retention, Start
+from holdfast.core.decision import Start
+from holdfast.core.persistence_rules import PersistRule, Retention
 from holdfast.core.protection import Copies
 from holdfast.errors import ExhaustedError
 from holdfast.state.capture import Estimate

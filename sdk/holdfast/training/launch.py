@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core.facts import Start
+from holdfast.core.decision import Start
 from holdfast.errors import InvalidRequestError, PreconditionError
 
 NONCE_BYTES = 16

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.needs import Needs
 from holdfast.core.reports import NOTES_COUNT_MAX, RankReport, StepNote
 from holdfast.core.session import SessionUpdate
+from holdfast.core.user_events import Event
 
 EVENTS_COUNT_MAX = 256
 HINTS_COUNT_MAX = 64

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.core import env
-from holdfast.core.facts import Decision, DecisionState, Event
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.reports import RankReport
 from holdfast.core.session import RestoreView, SessionView
+from holdfast.core.user_events import Event
 from holdfast.errors import (
     CheckpointError,
     CorruptionError,

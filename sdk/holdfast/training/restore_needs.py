@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from holdfast.core.attempts import AttemptSpec
-from holdfast.core.facts import Decision
+from holdfast.core.decision import Decision
 from holdfast.core.ids import CheckpointId, Rank, ShardId
 from holdfast.core.needs import Head, Needs, ShardNeed, checked
 from holdfast.errors import CheckpointError

@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast import locks
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import MemoryWish, Reservation
-from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId, run_id
 from holdfast.core.needs import Head, Needs
 from holdfast.core.reports import RankReport, StepNote
 from holdfast.core.retry import Waits
 from holdfast.core.session import SessionView
 from holdfast.core.text import tellable
+from holdfast.core.user_events import Event
 from holdfast.errors import (
     AccessError,
     CheckpointError,

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc.aio
 
 from holdfast.core.byte_sizes import format_bytes
-from holdfast.core.facts import Peer
+from holdfast.core.inventory import Peer
 from holdfast.errors import AccessError, UnavailableError
 from holdfast.rpc.channel import unix_target
 from holdfast.v1 import agent_pb2_grpc

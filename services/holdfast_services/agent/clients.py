@@ -7,9 +7,12 @@ from collections.abc import Collection
 import grpc.aio
 
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.facts import Event, Inventory, NodeView, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import Inventory, Peer
 from holdfast.core.needs import Head
+from holdfast.core.node_view import NodeView
+from holdfast.core.shard import Shard
+from holdfast.core.user_events import Event
 from holdfast.errors import UnavailableError
 from holdfast.rpc import codec
 from holdfast.rpc.channel import async_channel, call_async

@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from holdfast.core.facts import Peer, Shard
+from holdfast.core.inventory import Peer
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 from holdfast.errors import (

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from holdfast.core.facts import Peer
+from holdfast.core.inventory import Peer
 from holdfast.core.slot_names import SlotState
 from holdfast.errors import CheckpointError, ExhaustedError
 from holdfast_services.agent import sealer

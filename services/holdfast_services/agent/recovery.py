@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.core.facts import Peer
+from holdfast.core.inventory import Peer
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast_services.agent import sealer

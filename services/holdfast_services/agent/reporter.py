@@ -12,9 +12,11 @@ from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
-from holdfast.core.facts import EVENTS_PER_CALL_MAX, Event, Inventory, NodeView
+from holdfast.core.inventory import Inventory
+from holdfast.core.node_view import NodeView
 from holdfast.core.retry import Waits
 from holdfast.core.text import tellable
+from holdfast.core.user_events import EVENTS_PER_CALL_MAX, Event
 from holdfast.errors import CheckpointError
 from holdfast_services.agent.clients import MetadataClient
 

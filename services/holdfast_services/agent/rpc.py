@@ -12,12 +12,13 @@ import grpc.aio
 import holdfast
 from holdfast.core.attempts import AttemptSpec, check
 from holdfast.core.budget import MemoryWish, Reservation
-from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId, job_name, node_name, run_id, session_id
+from holdfast.core.inventory import Peer
 from holdfast.core.needs import HEADS_BYTES_MAX, Head
 from holdfast.core.needs import checked as checked_needs
 from holdfast.core.reports import checked
 from holdfast.core.session import SessionUpdate
+from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb

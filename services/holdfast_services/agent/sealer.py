@@ -9,7 +9,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError, ConflictError, ExhaustedError, ManifestError
 from holdfast.format.digest import part_digest, part_digests, part_ranges, root_digest

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 
-from holdfast.core.facts import Peer
 from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import Peer
 from holdfast.core.needs import HEADS_BYTES_MAX, Head
 from holdfast.errors import CheckpointError, ManifestError
 from holdfast.format.segment import header_length

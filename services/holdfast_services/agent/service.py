@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import MemoryWish, Reservation, memory_need
-from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldState, Peer
 from holdfast.core.protection import Copies
 from holdfast.core.retry import bounded
 from holdfast.core.session import SessionUpdate, SessionView
+from holdfast.core.shard import Shard
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, UnavailableError
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient

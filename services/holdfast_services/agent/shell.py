@@ -12,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from holdfast.core.facts import Event, Inventory, NodeView
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import Inventory
+from holdfast.core.node_view import NodeView
 from holdfast.core.session import SessionView
 from holdfast.core.slot_names import SlotState
+from holdfast.core.user_events import Event
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import State, handle, inventory, pressing, session_view
 from holdfast_services.agent.domain import events as ev

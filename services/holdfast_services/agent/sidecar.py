@@ -6,8 +6,8 @@ hashes the slot again as if it had just been closed.
 
 from __future__ import annotations
 
-from holdfast.core.facts import HeldState
 from holdfast.core.ids import node_name
+from holdfast.core.inventory import HeldState
 from holdfast.errors import InvalidRequestError, ManifestError
 from holdfast.format.canonical import canonical, strict_object, text_of
 from holdfast.format.digest import DIGEST_BYTES, parts_count, split_digests

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Collection
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.core.needs import Head
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     AccessError,
     CheckpointError,

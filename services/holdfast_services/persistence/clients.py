@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import Peer
 from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork, Work
+from holdfast.core.shard import Shard
+from holdfast.core.user_events import Event
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec
 from holdfast.rpc.channel import call, sync_channel

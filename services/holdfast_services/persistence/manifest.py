@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import holdfast
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.publish import publish
-from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.persistence_work import CheckpointWork
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     CorruptionError,
     NotFoundError,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from holdfast.core.byte_sizes import format_bytes
-from holdfast.core.facts import Event
 from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork, Work
 from holdfast.core.queue_items import Item, Kind, text
 from holdfast.core.retry import Waits
+from holdfast.core.user_events import Event
 from holdfast.errors import (
     CheckpointError,
     InvalidRequestError,

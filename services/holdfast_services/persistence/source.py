@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.core.facts import Peer, Shard
+from holdfast.core.inventory import Peer
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState, slot_name
 from holdfast.errors import (
     AccessError,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import Shard
 from holdfast.core.persistence_work import ShardWork
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     CorruptionError,
     DigestMismatchError,

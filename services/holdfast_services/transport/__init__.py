@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.core.facts import Endpoint
+from holdfast.core.inventory import Endpoint
 from holdfast.core.slot_names import SlotName
 from holdfast.errors import UnavailableError
 from holdfast.format.digest import PART_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.errors import DigestMismatchError, ManifestError
 from holdfast.format.digest import split_digests
 from holdfast.format.sidecar import check_digests

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.core.facts import Endpoint
+from holdfast.core.inventory import Endpoint
 from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format.digest import part_digest
 from holdfast_services.transport import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from holdfast.core.facts import Endpoint
+from holdfast.core.inventory import Endpoint
 from holdfast_services.transport import FetchRequest, SegmentSource, address_of
 from holdfast_services.transport.tcp_client import fetch
 from holdfast_services.transport.tcp_server import TcpServer

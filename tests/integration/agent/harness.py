@@ -15,21 +15,13 @@ from pathlib import Path
 
 import grpc
 
-from holdfast.core.facts import (
-    CheckpointId,
-    Committed,
-    Decision,
-    DecisionState,
-    Event,
-    Inventory,
-    NodeView,
-    RunView,
-    Want,
-    WantReason,
-)
-from holdfast.core.ids import ShardId
+from holdfast.core.decision import Decision, DecisionState
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import Inventory
+from holdfast.core.node_view import Committed, NodeView, RunView, Want, WantReason
 from holdfast.core.session import SessionView
 from holdfast.core.sources import Memory, Object
+from holdfast.core.user_events import Event
 from holdfast.format import keys
 from holdfast.format import sidecar as bucket_sidecar
 from holdfast.format.digest import part_digests

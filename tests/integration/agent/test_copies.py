@@ -11,14 +11,10 @@ from dataclasses import replace
 import pytest
 from tests.said import tcp
 
-from holdfast.core.facts import (
-    CheckpointId,
-    DecisionState,
-    Endpoint,
-    HeldState,
-    Peer,
-    WantReason,
-)
+from holdfast.core.decision import DecisionState
+from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import Endpoint, HeldState, Peer
+from holdfast.core.node_view import WantReason
 from holdfast.core.protection import Copies
 from holdfast.core.sources import Memory
 from holdfast.errors import CheckpointError, ExhaustedError, PreconditionError

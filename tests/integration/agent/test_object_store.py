@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.facts import DecisionState
+from holdfast.core.decision import DecisionState
 from holdfast.core.reports import StepNote
 from holdfast.core.sources import Memory, Object
 from holdfast.format import sidecar as bucket_sidecar

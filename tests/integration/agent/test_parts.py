@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from holdfast.core.facts import DecisionState
+from holdfast.core.decision import DecisionState
 from holdfast.core.sources import Memory
 from holdfast.format import keys
 from holdfast.format.digest import PART_BYTES

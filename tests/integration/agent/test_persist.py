@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.core.facts import CheckpointId, Committed, Decision, DecisionState
+from holdfast.core.decision import Decision, DecisionState
+from holdfast.core.ids import CheckpointId
+from holdfast.core.node_view import Committed
 from holdfast.core.reports import StepNote
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
 

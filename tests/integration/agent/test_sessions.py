@@ -10,8 +10,8 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from holdfast.core.facts import CheckpointId, HeldState
-from holdfast.core.ids import shard_id
+from holdfast.core.ids import CheckpointId, shard_id
+from holdfast.core.inventory import HeldState
 from holdfast.core.slot_names import slot_name
 from holdfast.errors import (
     ExhaustedError,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.shard import Shard
 from holdfast.format import keys, manifest, sidecar
 from holdfast.format.boxes import Box, whole
 from holdfast.format.digest import part_digests, root_digest

@@ -22,7 +22,7 @@ from holdfast.convert.exporting import export
 from holdfast.convert.importing import open_source, place_for, write_checkpoint
 from holdfast.convert.reading import CheckpointReader
 from holdfast.convert.source import Chosen, Selection
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.errors import AlreadyExistsError, DigestMismatchError, PreconditionError
 from holdfast.format import keys
 from holdfast.objectstore import open_store

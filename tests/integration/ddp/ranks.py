@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
 

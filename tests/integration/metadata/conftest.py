@@ -9,8 +9,9 @@ import pytest
 from tests.integration.metadata.service import Service
 from tests.said import rank_status, registration, tcp
 
-from holdfast.core.facts import HeldShard, HeldState, Inventory, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldShard, HeldState, Inventory, Peer
+from holdfast.core.shard import Shard
 from holdfast_services.kit.db import make_engine
 from holdfast_services.metadata.domain.model import Limits
 from holdfast_services.metadata.migrations import upgrade

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.shard import Shard
 from holdfast.format import manifest as manifests
 from holdfast.format.digest import part_digest
 from holdfast.format.keys import manifest_key

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.facts import DecisionState
+from holdfast.core.decision import DecisionState
 from holdfast.errors import AccessError, NotFoundError, PreconditionError, UnavailableError
 from holdfast.format.keys import manifest_key, segment_key
 from holdfast.format.manifest import encode

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text
 
-from holdfast.core.facts import AbandonedStep, DecisionState, Event, SupersedeRule
+from holdfast.core.abandoned_step import AbandonedStep
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId
+from holdfast.core.node_view import SupersedeRule
+from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
 from holdfast_services.metadata.domain.model import (

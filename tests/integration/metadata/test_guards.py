@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.facts import DecisionState
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId
 from holdfast.core.protection import NO_COPIES
 from holdfast.errors import ConflictError, NotFoundError

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.said import changed_wish
 
-from holdfast.core.facts import DecisionState
+from holdfast.core.decision import DecisionState
 from holdfast_services.metadata.usecases.agents import LISTEN_S, PULSE_GAP_S_MAX, pulse
 
 

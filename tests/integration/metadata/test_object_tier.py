@@ -9,8 +9,10 @@ from alembic.config import Config
 from tests.integration.metadata.tier import tier_over, until
 from tests.said import changed_wish
 
-from holdfast.core.facts import DecisionState, PersistRule, RankStatus
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import RankStatus
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.persistence_work import CheckpointWork
 from holdfast.core.sources import Memory, Object
 from holdfast.errors import UnavailableError

@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.core.facts import DecisionState, NodeView
+from holdfast.core.decision import DecisionState
+from holdfast.core.node_view import NodeView
 from holdfast.errors import AlreadyExistsError
 from holdfast.rpc.channel import call, sync_channel
 from holdfast.rpc.codec import from_message, to_message

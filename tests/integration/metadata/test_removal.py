@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.integration.metadata.tier import LIMITS, tier_over
 
-from holdfast.core.facts import DecisionState
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId
 from holdfast.errors import NotFoundError, PreconditionError
 from holdfast_services.metadata.usecases import users

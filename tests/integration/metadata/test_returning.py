@@ -5,8 +5,9 @@ from dataclasses import replace
 from tests.integration.metadata.tier import tier_over
 from tests.said import changed_status
 
-from holdfast.core.facts import AbandonedStep, Retention
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.ids import CheckpointId
+from holdfast.core.persistence_rules import Retention
 from holdfast.core.reports import StepNote
 from holdfast_services.metadata.usecases import users
 

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import text
 from tests.said import tcp
 
-from holdfast.core.facts import BadSource, HeldState, Inventory, Peer
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import BadSource, HeldState, Inventory, Peer
 from holdfast.core.sources import Object
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
 from holdfast_services.metadata.migrations import upgrade

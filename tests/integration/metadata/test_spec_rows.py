@@ -6,7 +6,9 @@ from alembic.config import Config
 from sqlalchemy import text
 
 from holdfast.core.announcements import Announcement, SaveReason
-from holdfast.core.facts import HeldState, PersistRule, Start
+from holdfast.core.decision import Start
+from holdfast.core.inventory import HeldState
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.reports import RankReport
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
 from holdfast_services.metadata import migrations

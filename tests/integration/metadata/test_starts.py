@@ -4,7 +4,7 @@ from tests.integration.metadata.test_returning import made_durable
 from tests.integration.metadata.tier import tier_over
 from tests.said import changed_wish
 
-from holdfast.core.facts import DecisionState, Start
+from holdfast.core.decision import DecisionState, Start
 
 BACK = Start(name="step 20 launch:L", step=20)
 FRESH = Start(name="fresh launch:L", fresh=True)

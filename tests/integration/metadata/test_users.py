@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.facts import DecisionState, Retention
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId
+from holdfast.core.persistence_rules import Retention
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,

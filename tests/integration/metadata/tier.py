@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from sqlalchemy import text
 from tests.said import changed_wish
 
-from holdfast.core.facts import PersistRule
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork
 from holdfast.errors import NotFoundError
 from holdfast.rpc.channel import async_channel, call_async

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import grpc
 
-from holdfast.core.facts import Event, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import Peer
 from holdfast.core.persistence_work import CheckpointWork, ShardWork, Work
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
+from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError, NotFoundError
 from holdfast.format import keys
 from holdfast.format.boxes import whole

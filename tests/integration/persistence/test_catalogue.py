@@ -15,13 +15,8 @@ from tests.said import rank_status
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import verify
-from holdfast.core.facts import (
-    Decision,
-    DecisionState,
-    HeldShard,
-    HeldState,
-    Inventory,
-)
+from holdfast.core.decision import Decision, DecisionState
+from holdfast.core.inventory import HeldShard, HeldState, Inventory
 from holdfast.format import keys
 from holdfast.v1 import metadata_pb2 as pb
 

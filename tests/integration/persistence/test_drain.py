@@ -8,8 +8,9 @@ from tests.said import tcp
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.verify import strangers, verify
-from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import Peer
+from holdfast.core.shard import Shard
 from holdfast.format import index, keys
 from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.objectstore import open_store

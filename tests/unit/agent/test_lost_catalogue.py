@@ -17,7 +17,7 @@ from tests.unit.agent.test_machine import (
     view,
 )
 
-from holdfast.core.facts import Want, WantReason
+from holdfast.core.node_view import Want, WantReason
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import Slot, handle, inventory, session_view, slot_rules

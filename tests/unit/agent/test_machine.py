@@ -7,25 +7,15 @@ from dataclasses import replace
 import pytest
 from tests.said import agent_session, changed_session, tcp
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.budget import Reservation
-from holdfast.core.facts import (
-    AbandonedStep,
-    CheckpointId,
-    Committed,
-    Decision,
-    DecisionState,
-    HeldState,
-    NodeView,
-    Peer,
-    RunView,
-    Shard,
-    SupersedeRule,
-    Want,
-    WantReason,
-)
-from holdfast.core.ids import ShardId
+from holdfast.core.decision import Decision, DecisionState
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import HeldState, Peer
+from holdfast.core.node_view import Committed, NodeView, RunView, SupersedeRule, Want, WantReason
 from holdfast.core.protection import Copies
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError

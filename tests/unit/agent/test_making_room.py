@@ -22,7 +22,9 @@ from tests.unit.agent.test_machine import (
     writing,
 )
 
-from holdfast.core.facts import CheckpointId, Committed, HeldState, Want, WantReason
+from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import HeldState
+from holdfast.core.node_view import Committed, Want, WantReason
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast.errors import ExhaustedError

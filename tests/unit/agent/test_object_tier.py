@@ -7,22 +7,14 @@ from dataclasses import replace
 import pytest
 from tests.said import agent_session, session_update, tcp
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.budget import Reservation
-from holdfast.core.facts import (
-    AbandonedStep,
-    CheckpointId,
-    Committed,
-    NodeView,
-    Peer,
-    RunView,
-    Shard,
-    SupersedeRule,
-    Want,
-    WantReason,
-)
-from holdfast.core.ids import ShardId
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import Peer
+from holdfast.core.node_view import Committed, NodeView, RunView, SupersedeRule, Want, WantReason
 from holdfast.core.protection import Copies
 from holdfast.core.reports import NOTE_BYTES_MAX, NOTES_COUNT_MAX, StepNote, checked
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object
 from holdfast_services.agent import sidecar

@@ -8,9 +8,11 @@ import pytest
 from tests.said import agent_session, session_update
 from tests.unit.agent.test_machine import B, C, kinds, run_view, state, view
 
-from holdfast.core.facts import Decision, DecisionState, Shard, Want, WantReason
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import ShardId
 from holdfast.core.needs import ByteRange, Needs, ShardNeed
+from holdfast.core.node_view import Want, WantReason
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast.format.digest import PART_BYTES

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.said import tcp
 
-from holdfast.core.facts import Peer
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.inventory import Peer
 from holdfast.format.boxes import whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast_services.agent import sealer

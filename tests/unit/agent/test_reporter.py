@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from tests.said import tcp
 
-from holdfast.core.facts import EVENTS_PER_CALL_MAX, Event, Inventory, Peer
+from holdfast.core.inventory import Inventory, Peer
+from holdfast.core.user_events import EVENTS_PER_CALL_MAX, Event
 from holdfast.errors import InvalidRequestError, UnavailableError
 from holdfast_services.agent import reporter
 from holdfast_services.agent.reporter import (

@@ -8,7 +8,7 @@ import pytest
 from tests.said import agent_session, session_update
 from tests.unit.agent.test_machine import KIB, run_view, sealed, shard, state, view
 
-from holdfast.core.facts import Decision, DecisionState
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.needs import ByteRange, Needs, ShardNeed
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.domain import Slot, handle, inventory, session_view

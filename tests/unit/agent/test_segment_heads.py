@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from tests.unit.agent.test_machine import B, C, state, view
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
 from holdfast.core.needs import HEADS_BYTES_MAX, Head
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast_services.agent.domain import Content, Slot, handle

@@ -13,8 +13,9 @@ from tests.said import attempt_spec, tcp
 
 from holdfast.core.attempts import Seat
 from holdfast.core.budget import MemoryWish
-from holdfast.core.facts import Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.inventory import Peer
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import NotFoundError, PreconditionError, UnavailableError
 from holdfast_services.agent.arena import Arena

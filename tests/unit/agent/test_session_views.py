@@ -7,18 +7,11 @@ from dataclasses import replace
 from tests.said import agent_session, session_update, tcp
 
 from holdfast.core.announcements import SaveReason
-from holdfast.core.facts import (
-    Decision,
-    DecisionState,
-    HeldState,
-    NodeView,
-    Peer,
-    RunView,
-    Shard,
-    Want,
-    WantReason,
-)
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldState, Peer
+from holdfast.core.node_view import NodeView, RunView, Want, WantReason
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import (

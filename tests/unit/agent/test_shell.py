@@ -8,8 +8,9 @@ import errno
 import pytest
 from tests.said import tcp
 
-from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.inventory import HeldState, Peer
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import Content, Slot, State, Work

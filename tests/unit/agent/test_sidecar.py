@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from holdfast.core.facts import HeldState, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldState
+from holdfast.core.shard import Shard
 from holdfast.errors import ManifestError, UnsupportedFormatError
 from holdfast.format import sidecar as stored
 from holdfast.format.digest import part_digests, root_digest

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     AccessError,
     CorruptionError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.shard import Shard
 from holdfast.format import manifest as manifests
 from holdfast.format import sidecar as sidecars
 from holdfast.format.boxes import Box

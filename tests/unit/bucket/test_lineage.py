@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.unit.bucket.folders import make
 
 from holdfast.bucket.lineage import newest, rules
-from holdfast.core.facts import SupersedeRule
 from holdfast.core.ids import CheckpointId
+from holdfast.core.node_view import SupersedeRule
 
 
 def manifests(*rows):

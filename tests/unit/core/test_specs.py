@@ -6,8 +6,9 @@ import pytest
 from tests.said import attempt_spec
 
 from holdfast.core.attempts import NONCE_BYTES_MAX, REPLICAS_MAX, TEXT_LENGTH_MAX, check
-from holdfast.core.facts import PersistRule, Retention, Start
+from holdfast.core.decision import Start
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, CheckpointId
+from holdfast.core.persistence_rules import PersistRule, Retention
 from holdfast.errors import InvalidRequestError
 
 

@@ -7,16 +7,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.said import changed_status, rank_status, registration, tcp
 
-from holdfast.core.facts import (
-    AbandonedStep,
-    BadSource,
-    HeldShard,
-    HeldState,
-    Inventory,
-    Peer,
-    Shard,
-)
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import BadSource, HeldShard, HeldState, Inventory, Peer
+from holdfast.core.shard import Shard
 from holdfast.core.sources import Memory
 from holdfast_services.metadata.domain.advance_run import advance
 from holdfast_services.metadata.domain.drains import finish

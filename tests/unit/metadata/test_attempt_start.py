@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.facts import Start
+from holdfast.core.decision import Start
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.attempt_start import check
 

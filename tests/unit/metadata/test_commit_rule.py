@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from holdfast.core.facts import SupersedeRule
+from holdfast.core.node_view import SupersedeRule
 from holdfast.core.sources import Memory
 from holdfast_services.metadata.domain.believed_copies import gather, whole
 from holdfast_services.metadata.domain.commit_rule import commit

@@ -6,9 +6,10 @@ from dataclasses import fields, replace
 import pytest
 from tests.said import rank_status, tcp
 
-from holdfast.core.facts import HeldShard, HeldState, Inventory, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldShard, HeldState, Inventory, Peer
 from holdfast.core.reports import BYTES_MAX, RankCosts
+from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.costs import COSTS_REST_S
 from holdfast_services.metadata.domain.inventory_limits import received

@@ -5,10 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.said import registration
 
-from holdfast.core.facts import (
-    PersistRule,
-    Retention,
-)
+from holdfast.core.persistence_rules import PersistRule, Retention
 from holdfast.core.reports import StepNote
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain import drains

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.facts import Endpoint
+from holdfast.core.inventory import Endpoint
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.inventory_limits import (
     ENDPOINTS_PER_NODE_MAX,

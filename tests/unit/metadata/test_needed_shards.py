@@ -8,8 +8,8 @@ import pytest
 from tests.unit.metadata.conftest import JOB, RUN
 from tests.unit.metadata.test_restore_decision import fresh, save
 
-from holdfast.core.facts import RankStatus
 from holdfast.core.ids import WORLD_SIZE_MAX, CheckpointId
+from holdfast.core.inventory import RankStatus
 from holdfast.core.needs import RANGES_COUNT_MAX, SHARDS_COUNT_MAX, ByteRange, Needs, ShardNeed
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.inventory_limits import received

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.facts import Start
+from holdfast.core.decision import Start
 from holdfast.errors import InvalidRequestError, StaleGenerationError
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.facts import PersistRule
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.sources import Memory, Object
 from holdfast_services.metadata.domain.believed_copies import gather, whole
 from holdfast_services.metadata.domain.node_view import node_view

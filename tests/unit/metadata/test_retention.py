@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.facts import Retention
 from holdfast.core.ids import CheckpointId
+from holdfast.core.persistence_rules import Retention
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.retention import Candidate, check, metric_of, plan
 

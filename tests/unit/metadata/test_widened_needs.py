@@ -3,8 +3,8 @@
 import pytest
 from tests.unit.metadata.test_needed_shards import name
 
-from holdfast.core.facts import PersistRule
 from holdfast.core.needs import Needs
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.sources import Object
 
 RULE = PersistRule(steps=10)

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.facts import HeldShard, HeldState, PersistRule
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldShard, HeldState
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.queue_items import Item, Kind, parse
 from holdfast_services.metadata.domain import worker_plans
 from holdfast_services.metadata.domain.model import Checkpoint, NoParent

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from tests.said import agent_session, registration, session_update, tcp
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.budget import SLOTS_PER_RANK, Reservation
-from holdfast.core.facts import AbandonedStep, NodeView, Peer, PersistRule, Shard, Start
+from holdfast.core.decision import Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.inventory import Peer
+from holdfast.core.node_view import NodeView
+from holdfast.core.persistence_rules import PersistRule
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
 from holdfast.errors import CheckpointError
 from holdfast_services.agent.domain import (

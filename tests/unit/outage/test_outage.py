@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.outage.cluster import RUN, Cluster, replaced
 
-from holdfast.core.facts import Decision, DecisionState, Start
+from holdfast.core.decision import Decision, DecisionState, Start
 from holdfast.core.ids import CheckpointId, Generation, Step
 from holdfast.core.slot_names import SlotState
 from holdfast_services.agent.domain import Slot, session_view, slot_rules

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from holdfast.core.facts import Endpoint, Peer, Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.inventory import Endpoint, Peer
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import NotFoundError
 from holdfast.format.digest import PART_BYTES, part_digests

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.shard import Shard
 from holdfast.format.digest import PART_BYTES, part_digest, parts_count, root_digest
 from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork
 from holdfast.core.queue_items import ORPHANS, Item, Kind, shard_item
+from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError
 from holdfast.objectstore.memory import MemoryStore
 from holdfast.v1 import persistence_pb2 as pb

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.needs import ByteRange
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from holdfast.core.facts import Shard
 from holdfast.core.session import SlotLease
+from holdfast.core.shard import Shard
 from holdfast.format.segment import header_length, parse_header
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Reader

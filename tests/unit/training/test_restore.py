@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tests.said import attempt_spec
 
-from holdfast.core.facts import Decision, DecisionState, Shard
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, RunId, ShardId, Step
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.core.session import LocalSegment, RestoreView, SessionView
+from holdfast.core.shard import Shard
 from holdfast.errors import (
     InvalidRequestError,
     NotFoundError,

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from holdfast.core.facts import PersistRule
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.session import StepLevels
 from holdfast.errors import (
     ExhaustedError,

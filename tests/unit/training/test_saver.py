@@ -8,7 +8,7 @@ import torch
 from tests.unit.training.savers import Fails, attempt, saver_of, stepped
 
 from holdfast.core.attempts import Seat
-from holdfast.core.facts import PersistRule
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.session import SessionView, StepLevels
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
 from holdfast.rpc.codec import to_message

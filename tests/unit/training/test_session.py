@@ -9,8 +9,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.attempts import AttemptSpec
-from holdfast.core.facts import AbandonedStep
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.core.session import SessionView
 from holdfast.errors import NotFoundError, StaleGenerationError

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.shard import Shard
 from holdfast.errors import DigestMismatchError
 from holdfast.format.digest import PART_BYTES, part_digests, root_digest
 from holdfast_services.transport.located import Located

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.announcements import Announcement
-from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView, SlotLease, StepLevels
 from holdfast.core.slot_names import SlotName
+from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError
 
 # ------------------------------------------------------------------------------------ events

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.core.facts import AbandonedStep, Event
+from holdfast.core.abandoned_step import AbandonedStep
+from holdfast.core.user_events import Event
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.facts import BadSource, HeldState, NodeView
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import BadSource, HeldState
 from holdfast.core.needs import Needs
+from holdfast.core.node_view import NodeView
 from holdfast.core.reports import RankReport
 from holdfast.core.retry import Waits
 from holdfast.core.session import SessionUpdate

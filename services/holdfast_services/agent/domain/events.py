@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.core import facts, session
+from holdfast.core import session, user_events
 from holdfast.core.budget import Reservation
-from holdfast.core.facts import NodeView, Peer, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import Peer
+from holdfast.core.node_view import NodeView
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName
 from holdfast.core.sources import Source
 from holdfast.errors import UnavailableError
@@ -277,7 +279,7 @@ class AskHold:
 class Emit:
     """Tell people."""
 
-    event: facts.Event
+    event: user_events.Event
 
 
 Action = (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import Peer, RunView, Shard, Want, WantReason
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import Peer
+from holdfast.core.node_view import RunView, Want, WantReason
+from holdfast.core.shard import Shard
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain.state import Giver, State
 from holdfast_services.agent.domain.wanted_parts import WantedParts, has_parts, length_of

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.byte_sizes import format_bytes
-from holdfast.core.facts import HeldState, RunView, Shard
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldState
+from holdfast.core.node_view import RunView
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
 from holdfast.errors import ExhaustedError, PreconditionError
 from holdfast_services.agent.domain import slot_rules

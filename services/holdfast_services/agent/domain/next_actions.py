@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
-from holdfast.core import facts
-from holdfast.core.facts import DecisionState, HeldState, Peer, Shard
+from holdfast.core import user_events
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldState, Peer
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import making_room, slot_rules
@@ -60,7 +62,7 @@ def say(state: State, kind: str, severity: str, message: str, *, job: str = "") 
 
 def tell(kind: str, severity: str, message: str, state: State, *, job: str = "") -> list[ev.Action]:
     """Tell people, each time that it is called."""
-    event = facts.Event(
+    event = user_events.Event(
         kind=kind, severity=severity, message=message, job=job, context={"node": state.me.node}
     )
     return [ev.Emit(event)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.core.facts import HeldShard, HeldState, Inventory, RankStatus
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldShard, HeldState, Inventory, RankStatus
 from holdfast_services.agent.domain.state import Session, State
 
 ABANDONED_COUNT_MAX = 64

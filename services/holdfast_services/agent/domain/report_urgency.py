@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.core.facts import Inventory
+from holdfast.core.inventory import Inventory
 
 
 def pressing(before: Inventory | None, now: Inventory) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.facts import Decision, Shard
+from holdfast.core.decision import Decision
 from holdfast.core.needs import ByteRange
+from holdfast.core.shard import Shard
 from holdfast_services.agent.domain.state import Session, Slot, State
 from holdfast_services.agent.domain.wanted_parts import parts_of
 

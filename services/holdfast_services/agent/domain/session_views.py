@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.core.facts import (
-    Committed,
-    DecisionState,
-)
+from holdfast.core.decision import DecisionState
+from holdfast.core.node_view import Committed
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slot_names import SlotState
 from holdfast_services.agent.domain.restore_readiness import verified

@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.core.budget import SLOTS_PER_RANK
-from holdfast.core.facts import (
-    Decision,
-    DecisionState,
-    HeldState,
-    RunView,
-)
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import HeldState
+from holdfast.core.node_view import RunView
 from holdfast.core.slot_names import SlotState
 from holdfast_services.agent.domain.state import (
     AGENT,

@@ -9,21 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import Reservation
-from holdfast.core.facts import (
-    AbandonedStep,
-    BadSource,
-    Endpoint,
-    HeldState,
-    NodeView,
-    Peer,
-    RunView,
-    Shard,
-)
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import BadSource, Endpoint, HeldState, Peer
 from holdfast.core.needs import Needs
+from holdfast.core.node_view import NodeView, RunView
 from holdfast.core.reports import RankReport
+from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Source
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId
 from holdfast.core.needs import ByteRange
+from holdfast.core.shard import Shard
 from holdfast.format.digest import PART_BYTES
 from holdfast_services.agent.domain import slot_rules
 from holdfast_services.agent.domain.state import Session, Slot, State

@@ -15,8 +15,8 @@ from itertools import islice
 from typing import TypeVar
 
 from holdfast.bucket.listing import folders, places
-from holdfast.core.facts import Event
 from holdfast.core.ids import CheckpointId, job_name
+from holdfast.core.user_events import Event
 from holdfast.errors import (
     AccessError,
     ConflictError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.errors import ExhaustedError
 from holdfast.format.keys import manifest_key, segment_key, sidecar_key
 from holdfast.objectstore import ObjectStore

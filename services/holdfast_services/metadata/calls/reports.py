@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import Inventory, NodeView
 from holdfast.core.ids import node_name
+from holdfast.core.inventory import Inventory
+from holdfast.core.node_view import NodeView
 from holdfast.core.retry import bounded
 from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.budget import slots_per_rank
-from holdfast.core.facts import AbandonedStep, Event
 from holdfast.core.ids import CheckpointId
+from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.believed_copies import (
     CheckpointCopies,

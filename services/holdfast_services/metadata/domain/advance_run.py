@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.core.facts import Event
+from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.abandoned_steps import abandon
 from holdfast_services.metadata.domain.attempts import absorb
 from holdfast_services.metadata.domain.believed_copies import gather

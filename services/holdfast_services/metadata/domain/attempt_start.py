@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from holdfast.core.facts import Event, Start
+from holdfast.core.decision import Start
 from holdfast.core.ids import STEP_MAX, CheckpointId
+from holdfast.core.user_events import Event
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.model import Attempt, Run
 

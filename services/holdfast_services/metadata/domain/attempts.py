@@ -10,13 +10,10 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import AttemptSpec, check_generation
 from holdfast.core.attempts import check as check_spec
-from holdfast.core.facts import (
-    Decision,
-    DecisionState,
-    Event,
-    RankStatus,
-)
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, node_name
+from holdfast.core.inventory import RankStatus
+from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain import attempt_start, costs
 from holdfast_services.metadata.domain.model import (

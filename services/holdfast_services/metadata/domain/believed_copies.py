@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import HeldShard, HeldState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import HeldShard, HeldState
+from holdfast.core.shard import Shard
 from holdfast.core.sources import Memory, Object, Source
 from holdfast_services.metadata.domain.model import Node, Stored
 

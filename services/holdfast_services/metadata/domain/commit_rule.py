@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.shard import Shard
 from holdfast_services.metadata.domain.believed_copies import (
     CheckpointCopies,
     Evidence,

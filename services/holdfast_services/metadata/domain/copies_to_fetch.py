@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.facts import DecisionState, Want, WantReason
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.node_view import Want, WantReason
 from holdfast.core.placement import ring
 from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.sources import Memory, Object, Source

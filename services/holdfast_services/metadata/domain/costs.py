@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from holdfast.core.facts import RankStatus
+from holdfast.core.inventory import RankStatus
 from holdfast.core.reports import RankCosts, together
 from holdfast_services.metadata.domain.model import Attempt
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.core.facts import Event, PersistRule, Shard
 from holdfast.core.ids import CheckpointId
+from holdfast.core.persistence_rules import PersistRule
+from holdfast.core.shard import Shard
+from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.believed_copies import (
     Evidence,
     ShardCopies,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import DecisionState, SupersedeRule
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.node_view import SupersedeRule
 from holdfast.errors import NotFoundError, PreconditionError
 from holdfast_services.metadata.domain.model import Checkpoint, Run
 from holdfast_services.metadata.domain.retention import Candidate, Verdict, metric_of, plan

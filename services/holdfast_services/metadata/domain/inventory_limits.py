@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.core.facts import Inventory, Peer
 from holdfast.core.ids import WORLD_SIZE_MAX, job_name, node_name, run_id
+from holdfast.core.inventory import Inventory, Peer
 from holdfast.core.needs import checked as checked_needs
 from holdfast.core.reports import BYTES_MAX, checked
 from holdfast.core.text import holds_nul

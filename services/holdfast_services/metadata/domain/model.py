@@ -10,21 +10,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec
-from holdfast.core.facts import (
-    AbandonedStep,
-    Decision,
-    DecisionState,
-    Event,
-    Inventory,
-    Retention,
-    Shard,
-    SupersedeRule,
-)
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import Inventory
+from holdfast.core.node_view import SupersedeRule
+from holdfast.core.persistence_rules import Retention
 from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.reports import RankCosts
+from holdfast.core.shard import Shard
+from holdfast.core.user_events import Event
 
 MEMORY_ROWS_PER_RUN_MAX = 64
 ABANDONED_PER_RUN_MAX = 64

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.facts import RankStatus, Shard
+from holdfast.core.inventory import RankStatus
+from holdfast.core.shard import Shard
 from holdfast_services.metadata.domain.model import Node, Run
 
 

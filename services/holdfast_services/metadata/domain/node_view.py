@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from holdfast.core.facts import Committed, Decision, NodeView, Peer, RunView, Want
+from holdfast.core.decision import Decision
 from holdfast.core.ids import ShardId
+from holdfast.core.inventory import Peer
+from holdfast.core.node_view import Committed, NodeView, RunView, Want
 from holdfast.core.protection import NO_COPIES
 from holdfast_services.metadata.domain.believed_copies import Evidence, gather
 from holdfast_services.metadata.domain.commit_rule import free_before

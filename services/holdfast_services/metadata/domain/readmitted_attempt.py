@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.core.facts import DecisionState, Event
+from holdfast.core.decision import DecisionState
+from holdfast.core.user_events import Event
 from holdfast.errors import InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain.attempt_start import made
 from holdfast_services.metadata.domain.attempts import Registration, begin, register

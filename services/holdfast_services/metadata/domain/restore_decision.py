@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import Decision, DecisionState, Event, Shard, SupersedeRule
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.node_view import SupersedeRule
+from holdfast.core.shard import Shard
 from holdfast.core.sources import Source
+from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.attempt_start import made, unbound, wished
 from holdfast_services.metadata.domain.believed_copies import (
     CheckpointCopies,

@@ -19,8 +19,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.facts import Retention
 from holdfast.core.ids import STEP_MAX, CheckpointId
+from holdfast.core.persistence_rules import Retention
 from holdfast.errors import InvalidRequestError
 
 COUNT_MAX = 1_000_000

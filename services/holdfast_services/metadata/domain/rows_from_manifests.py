@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.bucket import lineage
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId
+from holdfast.core.shard import Shard
 from holdfast.format.manifest import Manifest
 from holdfast_services.metadata.domain.model import Checkpoint, Run, read_parent
 from holdfast_services.metadata.domain.restore_decision import with_rule

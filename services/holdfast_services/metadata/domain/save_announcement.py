@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.core.announcements import Announcement, SaveReason
-from holdfast.core.facts import DecisionState, Event, RankStatus
+from holdfast.core.decision import DecisionState
+from holdfast.core.inventory import RankStatus
+from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.model import Node, Outcome, Run
 

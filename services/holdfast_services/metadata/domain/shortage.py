@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast.core.facts import Event
 from holdfast.core.protection import NO_COPIES, Copies, Domains
+from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.believed_copies import CheckpointCopies
 from holdfast_services.metadata.domain.model import Node, Outcome, Run
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from holdfast.core import queue_items
-from holdfast.core.facts import HeldState, Peer, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import HeldState, Peer
 from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork
 from holdfast.core.queue_items import Item, Kind, shard_item
+from holdfast.core.shard import Shard
 from holdfast_services.metadata.domain.model import Checkpoint, Node, Run
 
 EARLIER_IN_PLAN_MAX = 4

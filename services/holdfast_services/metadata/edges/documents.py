@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from holdfast.core.facts import DecisionState, Shard
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.shard import Shard
 from holdfast.format.keys import folder
 from holdfast_services.metadata.domain import costs
 from holdfast_services.metadata.domain.attempts import status_by_rank

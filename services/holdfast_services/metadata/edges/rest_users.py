@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.core.facts import Retention
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
+from holdfast.core.persistence_rules import Retention
 from holdfast_services.metadata.calls.health import waiting_count
 from holdfast_services.metadata.calls.links import links
 from holdfast_services.metadata.domain.holds import Listed

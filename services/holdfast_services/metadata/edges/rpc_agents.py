@@ -7,7 +7,8 @@ from typing import Any
 import grpc.aio
 
 import holdfast
-from holdfast.core.facts import Event, Inventory
+from holdfast.core.inventory import Inventory
+from holdfast.core.user_events import Event
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.rpc.protocol import PROTOCOL, PROTOCOL_MIN
 from holdfast.v1 import common_pb2 as common

@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc.aio
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.persistence_work import CheckpointWork, ShardWork, Work
+from holdfast.core.shard import Shard
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import persistence_pb2 as pb

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.core import queue_items
-from holdfast.core.facts import Event
+from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError, UnavailableError
 from holdfast_services.kit.queue import Queue
 from holdfast_services.metadata.transactor import Transactor

@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, and_, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from holdfast.core.facts import Inventory, Shard
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
+from holdfast.core.inventory import Inventory
+from holdfast.core.shard import Shard
 from holdfast.errors import ConflictError
 from holdfast_services.kit.db import is_sqlite
 from holdfast_services.metadata.domain.model import Run

@@ -25,8 +25,9 @@ from sqlalchemy import (
     update,
 )
 
-from holdfast.core.facts import Shard, SupersedeRule
 from holdfast.core.ids import CheckpointId, Rank, ShardId
+from holdfast.core.node_view import SupersedeRule
+from holdfast.core.shard import Shard
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Parent, Run, read_parent
 from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of, upsert

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import RowMapping, and_, bindparam, delete, func, insert, select, update
 
-from holdfast.core.facts import Event, Inventory
+from holdfast.core.inventory import Inventory
 from holdfast.core.text import tellable
+from holdfast.core.user_events import Event
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata import tables as t

@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, Table, and_, delete, or_, select, update
 
-from holdfast.core.facts import Shard
 from holdfast.core.ids import CheckpointId, Rank, ShardId
 from holdfast.core.persistence_work import StoredShards
+from holdfast.core.shard import Shard
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import persistence_pb2 as pb
 from holdfast_services.metadata import tables as t

@@ -12,16 +12,13 @@ from typing import Any
 
 from sqlalchemy import RowMapping, and_, bindparam, delete, exists, insert, select, update
 
+from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.attempts import AttemptSpec
-from holdfast.core.facts import (
-    AbandonedStep,
-    Decision,
-    DecisionState,
-    Retention,
-    SupersedeRule,
-)
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId
+from holdfast.core.node_view import SupersedeRule
+from holdfast.core.persistence_rules import Retention
 from holdfast.core.reports import RankCosts
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import common_pb2 as common

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import Seat
-from holdfast.core.facts import EVENTS_PER_CALL_MAX, Event, Inventory
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step, node_name
+from holdfast.core.inventory import Inventory
 from holdfast.core.reports import RankCosts
+from holdfast.core.user_events import EVENTS_PER_CALL_MAX, Event
 from holdfast.errors import (
     AlreadyExistsError,
     CheckpointError,

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.core.facts import Event, Retention, Shard
 from holdfast.core.ids import CheckpointId
+from holdfast.core.persistence_rules import Retention
+from holdfast.core.shard import Shard
+from holdfast.core.user_events import Event
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError
 from holdfast_services.metadata.domain import drains, holds, retention
 from holdfast_services.metadata.domain.believed_copies import gather, shards_of, whole

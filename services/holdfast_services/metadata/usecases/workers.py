@@ -10,10 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.core import queue_items
-from holdfast.core.facts import Event, HeldState, Shard
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import HeldState
 from holdfast.core.persistence_work import ShardWork, Work
 from holdfast.core.queue_items import Item, Kind
+from holdfast.core.shard import Shard
+from holdfast.core.user_events import Event
 from holdfast.errors import (
     CheckpointError,
     InvalidRequestError,

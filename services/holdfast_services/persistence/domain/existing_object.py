@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 
 
 class Verdict(Enum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.facts import Shard
+from holdfast.core.shard import Shard
 from holdfast.format.digest import PART_BYTES, parts_count
 from holdfast.format.sidecar import Sidecar
 

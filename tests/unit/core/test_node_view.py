@@ -1,9 +1,9 @@
-"""``core.facts``: which checkpoints a confirmed restore makes void."""
+"""``core.node_view``: which checkpoints a confirmed restore makes void."""
 
 import pytest
 
-from holdfast.core.facts import SupersedeRule
 from holdfast.core.ids import CheckpointId
+from holdfast.core.node_view import SupersedeRule
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""What an agent reports of its node: a level, each replaces the one before.
+
+Each class has the name and the fields of a message in ``proto/holdfast/v1``; ``rpc.codec`` turns
+one into the other by those names. Units: bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from holdfast.core.abandoned_step import AbandonedStep
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.needs import Needs
+from holdfast.core.reports import RankReport
+from holdfast.core.shard import Shard
+from holdfast.core.sources import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a node serves its segments over one kind of transport.
+
+    The kind gives the form of the address: of ``tcp`` it is ``host:port``.
+    """
+
+    kind: str
+    address: str
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        return f"{self.kind}://{self.address}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A live node as others reach it; ``domain`` empty means that it fails alone.
+
+    ``endpoints`` serve its segments; whoever fetches takes one of a kind that it knows.
+    """
+
+    node: str
+    rpc_address: str
+    endpoints: tuple[Endpoint, ...]
+    domain: str = ""
+
+
+class HeldState(IntEnum):
+    """Whether a held copy may be served."""
+
+    UNSPECIFIED = 0
+    SEALED = 1
+    QUARANTINED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldShard:
+    """One copy on the reporting node; ``owner`` is the node whose trainer wrote it."""
+
+    shard: Shard
+    state: HeldState
+    owner: str
+    slot_incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """What one rank's session is doing; ``ready_decision`` 0 means not ready for any.
+
+    ``report`` is what the rank says of itself, as it said it; ``needs`` are those that it named, if
+    it ``names_needs``, without byte ranges; the rest is what its agent sees.
+    """
+
+    job: str
+    run: str
+    generation: int
+    rank: int
+    live: bool = True
+    ready_decision: int = 0
+    nonce: bytes = b""
+    report: RankReport = field(default_factory=RankReport)
+    names_needs: bool = False
+    needs: Needs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSource:
+    """A source that had no good bytes of a shard, as seen while fetching for ``decision``."""
+
+    shard: ShardId
+    source: Source
+    decision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """All that one agent holds and all ranks it serves; newer by (incarnation, sequence).
+
+    ``seen``: of each run the newest committed checkpoint that the agent was told of. It replaces
+    no shard of that one, or of one before it, by itself (architecture 4.7).
+    """
+
+    node: Peer
+    incarnation: int
+    sequence: int
+    budget_bytes: int = 0
+    used_bytes: int = 0
+    shards: tuple[HeldShard, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
+    abandoned: tuple[AbandonedStep, ...] = ()
+    bad_sources: tuple[BadSource, ...] = ()
+    leaving: bool = False
+    seen: tuple[CheckpointId, ...] = ()
+
+    def lasting(self) -> Inventory:
+        """Return the inventory without the fields that change with every training step."""
+        ranks = tuple(replace(rank, report=rank.report.lasting()) for rank in self.ranks)
+        return replace(self, incarnation=0, sequence=0, used_bytes=0, ranks=ranks)

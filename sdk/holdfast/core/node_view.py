@@ -1,0 +1,120 @@
+"""What metadata answers an agent: a level, each replaces the one before.
+
+Each class has the name and the fields of a message in ``proto/holdfast/v1``; ``rpc.codec`` turns
+one into the other by those names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from holdfast.core.abandoned_step import AbandonedStep
+from holdfast.core.announcements import Announcement
+from holdfast.core.decision import Decision
+from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import Peer
+from holdfast.core.protection import NO_COPIES, Copies
+from holdfast.core.shard import Shard
+from holdfast.core.sources import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupersedeRule:
+    """Left by a confirmed restore: a checkpoint later than it and older in generation is void."""
+
+    after_step: int
+    below_generation: int
+
+    def covers(self, checkpoint: CheckpointId) -> bool:
+        """Tell whether ``checkpoint`` may no longer be chosen."""
+        return checkpoint.step > self.after_step and checkpoint.generation < self.below_generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A checkpoint whose level is a fact; ``local`` is implied.
+
+    ``draining``: it is on its way to the object store, so its slots are kept.
+    """
+
+    checkpoint: CheckpointId
+    replicated: bool = False
+    durable: bool = False
+    draining: bool = False
+
+
+class WantReason(IntEnum):
+    """Why a node should fetch a copy; restores come first."""
+
+    UNSPECIFIED = 0
+    RESTORE = 1
+    REPAIR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """A copy that this node should fetch, and its sources in the order to ask them.
+
+    The object store is the last.
+    """
+
+    shard: Shard
+    sources: tuple[Source, ...]
+    reason: WantReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What a node needs to know of one run; see ``NodeView``.
+
+    ``ring`` lists the nodes of the attempt in placement order. ``free_before`` is the newest
+    checkpoint of which all copies that could be made lie with holders that have said that they know
+    of the commit: slots of older ones may be freed. ``copies`` are those that the live nodes allow;
+    ``shortage`` why that is fewer than asked for, if no node that was lost may still come back.
+    ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none;
+    ``nonce`` names it: after a lost catalogue another attempt may have had the same generation.
+    ``seats`` are those of its ranks that are registered from this node: each must be known again.
+    """
+
+    run: str
+    job: str
+    generation: int
+    world_size: int
+    ring: tuple[str, ...] = ()
+    copies: Copies = NO_COPIES
+    committed: tuple[Committed, ...] = ()
+    free_before: CheckpointId | None = None
+    pinned: tuple[CheckpointId, ...] = ()
+    superseded: tuple[SupersedeRule, ...] = ()
+    abandoned: tuple[AbandonedStep, ...] = ()
+    announcement: Announcement | None = None
+    decision: Decision | None = None
+    shortage: str = ""
+    attempt: int = 0
+    nonce: bytes = b""
+    seats: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """Everything a node acts on, as of one transaction of the catalogue.
+
+    ``taken_incarnation``, ``taken_sequence``: the node's last inventory that was known then; 0:
+    none was. The version does not speak of them. ``spares`` are copies on this node of which as
+    many as the policy asks for lie elsewhere: a restore that has no room may take theirs.
+    """
+
+    version: str
+    nodes: tuple[Peer, ...] = ()
+    runs: tuple[RunView, ...] = ()
+    wants: tuple[Want, ...] = ()
+    incarnation_min: int = 0
+    taken_incarnation: int = 0
+    taken_sequence: int = 0
+    spares: tuple[ShardId, ...] = ()
+
+    @property
+    def taken(self) -> tuple[int, int]:
+        """The order of the views of one node: by the inventory that each answers (M4)."""
+        return self.taken_incarnation, self.taken_sequence
