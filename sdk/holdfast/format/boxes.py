@@ -115,6 +115,22 @@ def covers(target: Box, pieces: Iterable[Box]) -> bool:
     return not holes
 
 
+def span(box: Box, shared: Box) -> tuple[int, int]:
+    """Return which of the elements of ``box``, row by row, the first to the last of ``shared`` are.
+
+    ``shared`` lies inside ``box`` and has an element.
+
+    >>> span(Box((0, 0), (4, 4)), Box((1, 2), (2, 1)))
+    (6, 11)
+    """
+    first = last = 0
+    for dim, length in enumerate(box.lengths):
+        begin = shared.offsets[dim] - box.offsets[dim]
+        first = first * length + begin
+        last = last * length + begin + shared.lengths[dim] - 1
+    return first, last + 1
+
+
 def without(hole: Box, piece: Box) -> Iterator[Box]:
     """Yield disjoint boxes that make up ``hole`` without ``piece``; none if nothing is left."""
     shared = intersect(hole, piece)

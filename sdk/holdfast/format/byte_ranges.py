@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
-from holdfast.format.boxes import Box, intersect, without
+from holdfast.format.boxes import Box, intersect, span, without
 from holdfast.format.index import Index
 from holdfast.format.segment import ITEM_BYTES
 
@@ -39,8 +39,8 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
             if shared is None or all(intersect(shared, hole) is None for hole in left):
                 continue
             left = [rest for hole in left for rest in without(hole, shared)]
-            begin, end = span(held.box, shared, item_bytes)
-            spans[held.rank, held.volume].append((held.begin + begin, held.begin + end))
+            begin, end = (held.begin + n * item_bytes for n in span(held.box, shared))
+            spans[held.rank, held.volume].append((begin, end))
         if left:
             raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
     heads = {(s.rank, s.volume): (0, s.data_begin) for s in index.segments}
@@ -48,19 +48,6 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
         ShardNeed(rank=rank, volume=volume, ranges=_joined([heads[rank, volume], *found]))
         for (rank, volume), found in sorted(spans.items())
     )
-
-
-def span(box: Box, shared: Box, item_bytes: int) -> tuple[int, int]:
-    """Return the bytes of a tensor's ``box`` from the first to the last element of ``shared``.
-
-    Counted from where the box begins; ``shared`` lies inside it and has an element.
-    """
-    first = last = 0
-    for dim, length in enumerate(box.lengths):
-        begin = shared.offsets[dim] - box.offsets[dim]
-        first = first * length + begin
-        last = last * length + begin + shared.lengths[dim] - 1
-    return first * item_bytes, (last + 1) * item_bytes
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> tuple[ByteRange, ...]:

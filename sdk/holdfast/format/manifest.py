@@ -38,6 +38,7 @@ from holdfast.format.canonical import (
     with_digest,
 )
 from holdfast.format.digest import ALGORITHM, DIGEST_BYTES, part_digest
+from holdfast.format.notes import NOTES_BYTES_MAX
 from holdfast.format.segment import checked_plan_hash
 
 FORMAT = "holdfast-checkpoint"
@@ -45,7 +46,6 @@ VERSION = 1
 MANIFEST_BYTES_MAX = 256 << 20
 SHARDS_COUNT_MAX = 1_000_000
 VOLUME_MAX = 10**6 - 1
-NOTES_BYTES_MAX = 16 << 10
 LENGTH_BYTES_MAX = 1 << 44
 TIME_S_MAX = 1e12
 MESH_AXES_COUNT_MAX = 64

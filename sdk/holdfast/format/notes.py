@@ -11,6 +11,8 @@ from holdfast.errors import InvalidRequestError
 from holdfast.format.canonical import canonical
 
 DEPTH_MAX = 8
+NOTES_BYTES_MAX = 16 << 10
+"""Of a manifest."""
 
 
 def step_note(step: int, notes: Mapping[str, object]) -> StepNote:

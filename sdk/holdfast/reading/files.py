@@ -22,7 +22,7 @@ from holdfast.errors import (
     NotReadyError,
     TruncatedShardError,
 )
-from holdfast.format.byte_ranges import span
+from holdfast.format.boxes import span
 from holdfast.format.segment import ITEM_BYTES, SegmentHeader, header_length, parse_header
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part
@@ -118,7 +118,8 @@ class MappedFiles:
         entry = part.entry
         if not part.box.elements_count:
             return
-        begin, end = span(entry.spec.box, part.box, ITEM_BYTES[entry.spec.dtype])
+        item_bytes = ITEM_BYTES[entry.spec.dtype]
+        begin, end = (n * item_bytes for n in span(entry.spec.box, part.box))
         begin, end = entry.begin + begin, entry.begin + end
         if not _holds(self._held[part.number], begin, end):
             fqn = entry.spec.fqn

@@ -28,12 +28,11 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format.canonical import strict_object
-from holdfast.format.manifest import NOTES_BYTES_MAX
 from holdfast.format.names import is_shared, is_under
+from holdfast.format.notes import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Segments
 from holdfast.state.capture import Capture
-from holdfast.training.restore_needs import of_names, own_needs
 from holdfast.training.session import AgentSession
 
 RESTORE_S_MAX = 600.0
@@ -268,6 +267,8 @@ def _wait(
         decision = _unnamed(view, session, whole=whole, only=only) if view is not None else None
         if decision is None:
             return view
+        from holdfast.training.restore_needs import of_names, own_needs  # noqa: PLC0415 - few ask
+
         number = session.needs.number + 1 if session.needs else 1
         needs = own_needs(decision, session.spec, number, whole=whole)
         if only is not None:

@@ -23,7 +23,8 @@ from holdfast.errors import (
 from holdfast.format import keys
 from holdfast.format.canonical import strict_object
 from holdfast.format.digest import part_digest
-from holdfast.format.manifest import MANIFEST_BYTES_MAX, NOTES_BYTES_MAX, Manifest
+from holdfast.format.manifest import MANIFEST_BYTES_MAX, Manifest
+from holdfast.format.notes import NOTES_BYTES_MAX
 from holdfast.format.segment import SegmentHeader
 from holdfast.objectstore import ObjectStore
 from holdfast_services.persistence.pool import PartPool

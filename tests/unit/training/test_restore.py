@@ -375,7 +375,7 @@ def test_where_parts_do_not_suffice_its_own_segment_comes_before_all_the_others(
     agent.answers = [confirmed(view, needs=1), confirmed(view, needs=2)]
     part = ShardNeed(rank=1, ranges=(ByteRange(begin=0, end=5),))
     monkeypatch.setattr(
-        "holdfast.training.restore.of_names", lambda needs, *_: replace(needs, shards=(part,))
+        "holdfast.training.restore_needs.of_names", lambda needs, *_: replace(needs, shards=(part,))
     )
     tries = []
 

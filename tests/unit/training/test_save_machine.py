@@ -43,6 +43,11 @@ def copied(step: int) -> ev.View:
     return view(steps=(StepLevels(step=step, sealed=True, local=True, replicated=True),))
 
 
+def typed(*actions):
+    """Return the actions so that those of two kinds are never equal, as named tuples are."""
+    return [(type(action), action) for action in actions]
+
+
 def kinds(actions: list[ev.SaveAction]) -> list[str]:
     return [type(action).__name__ for action in actions]
 
@@ -89,7 +94,7 @@ DUE, PREPARED, NO_SLOT = ev.Due(7), ev.Prepared(7, 1), ev.NoSlot(7)
     ],
 )  # fmt: skip
 def test_what_is_to_be_done(before, event, wanted):
-    assert wanted == live(before, event)[1]
+    assert typed(*wanted) == typed(*live(before, event)[1])
 
 
 def test_a_save_is_told_as_begun_and_closed_and_waited_for_until_it_is_sealed():
@@ -112,7 +117,7 @@ def test_slots_are_offered_after_all_that_a_view_says():
         busy, view(leases=(lease,), degraded="out", shortage="one node", steps=copied(7).view.steps)
     )
 
-    assert ev.Offer((lease,)) == actions[-1]
+    assert typed(ev.Offer((lease,))) == typed(actions[-1])
 
 
 @pytest.mark.parametrize(
@@ -155,13 +160,13 @@ def test_a_copy_that_hangs_costs_its_step_and_the_next_and_is_waited_for_once():
     assert isinstance(state.failure, UnavailableError)
     for step in (9, 10):
         state, actions = live(state, ev.Due(step))
-        assert ev.Prepare(step, 0.0) == actions[-1]
+        assert typed(ev.Prepare(step, 0.0)) == typed(actions[-1])
         state, actions = live(state, ev.CopyHangs(step))
         assert [step] == [a.step for a in told(actions, "abandoned")]
 
     state, actions = live(state, ev.CopyFailed(7, "it ended at last"))
     assert [] == actions
-    assert ev.Prepare(11, GATE_S_MAX) == live(state, ev.Due(11))[1][-1]
+    assert typed(ev.Prepare(11, GATE_S_MAX)) == typed(*live(state, ev.Due(11))[1][-1:])
 
 
 def test_a_copy_that_ends_whole_as_it_is_given_up_is_waited_for_no_more():
@@ -170,7 +175,7 @@ def test_a_copy_that_ends_whole_as_it_is_given_up_is_waited_for_no_more():
 
     state, _ = live(state, ev.Copied(7), ev.Closed(7, SLOT))
 
-    assert ev.Prepare(9, GATE_S_MAX) == live(state, ev.Due(9))[1][-1]
+    assert typed(ev.Prepare(9, GATE_S_MAX)) == typed(*live(state, ev.Due(9))[1][-1:])
 
 
 def test_a_reservation_that_was_interrupted_is_made_again():
@@ -178,7 +183,7 @@ def test_a_reservation_that_was_interrupted_is_made_again():
     state, _ = live(NEW, DUE, PREPARED)
     state, _ = live(state, ev.Failed(7, "KeyboardInterrupt"))
 
-    assert [ev.Reserve(8, 1)] == live(state, ev.Due(8), ev.Prepared(8, 1))[1]
+    assert typed(ev.Reserve(8, 1)) == typed(*live(state, ev.Due(8), ev.Prepared(8, 1))[1])
 
 
 def test_a_refusal_is_repeated_for_a_while_and_a_new_plan_is_asked_for_at_once():
@@ -189,7 +194,7 @@ def test_a_refusal_is_repeated_for_a_while_and_a_new_plan_is_asked_for_at_once()
         (101.0, 2, ev.Reserve(8, 2)),
     ):
         after, actions = live(state, ev.Due(8), ev.Prepared(8, plan), now_s=now_s)
-        assert wanted in (*actions, after.failure)
+        assert typed(wanted)[0] in typed(*actions, after.failure)
 
 
 @pytest.mark.parametrize(
