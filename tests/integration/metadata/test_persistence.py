@@ -7,7 +7,7 @@ from sqlalchemy import text
 from tests.integration.metadata.tier import DIGEST, LIMITS, expire, tier_over
 from tests.said import changed_status, changed_wish
 
-from holdfast.core.decision import Start
+from holdfast.core.decision import DecisionState, Start
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.reports import StepNote
 from holdfast.errors import (
@@ -207,6 +207,28 @@ async def test_what_a_start_leaves_behind_in_the_transaction_that_makes_it_durab
         assert (await tier.run()).superseded(key)
         assert (await tier.row(key)).stored
         assert "persist_lost" not in await tier.kinds()
+
+
+async def test_what_becomes_durable_counts_for_the_decision_of_that_transaction(
+    database_url, agents, kit
+):
+    """P5: its memory is gone, and the wait of a restore is over as the claim comes: not lost."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        await tier.drained(key)
+        for rank, agent in enumerate(agents):
+            agent.shards = []
+            await tier.service.report(agent.inventory())
+            await tier.service.register(kit.wish(rank, agent.name, b"second"))
+        assert (await tier.run()).decision.state is DecisionState.PENDING
+        waited = replace(LIMITS, decide_wait_s=0.0)
+
+        await tier.service.write(lambda c: workers.durable(c, key, DIGEST, waited))
+
+        decision = (await tier.run()).decision
+        assert (DecisionState.PROPOSED, key) == (decision.state, decision.checkpoint)
 
 
 async def test_a_shard_whose_holders_are_away_is_to_be_tried_later(database_url, agents, kit):
