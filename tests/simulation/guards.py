@@ -48,6 +48,11 @@ MUTANTS = (
         ("metadata/domain/copies_to_fetch.py", "safe = chosen is not None and", "safe = False and"),
     ),
     mutant(
+        "N21 readmitted: shards",
+        "a rank that had not loaded when the catalogue was lost is told the shards again",
+        ("metadata/domain/restore_decision.py", "if not decision.shards:", "if False:"),
+    ),
+    mutant(
         "N19 slot: quarantined",
         "a copy that is bad takes none of the slots of its rank",
         ("agent/domain/slot_rules.py",
