@@ -19,7 +19,14 @@ from holdfast.core.session import SessionView
 from holdfast.core.slot_names import SlotState
 from holdfast.core.user_events import Event
 from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.domain import State, handle, inventory, pressing, session_view
+from holdfast_services.agent.domain import (
+    State,
+    handle,
+    inventory,
+    pressing,
+    reports_alike,
+    session_view,
+)
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.performer import Performer
 
@@ -53,6 +60,8 @@ class Shell:
         self._bare: dict[str, SessionView] = {}
         self._views_count = 0
         self._inventory: Inventory | None = None
+        self._reported = state
+        """The state that ``_inventory`` is of."""
         self._broken: Exception | None = None
         self._waiting: dict[ShardId, list[Callable[[str], None]]] = defaultdict(list)
         self.on_inventory: Callable[[bool], None] = lambda _: None
@@ -115,12 +124,19 @@ class Shell:
                 self._views[session.id] = replace(view, version=str(self._views_count))
         for gone in self._views.keys() - self.state.sessions.keys():
             del self._views[gone], self._bare[gone]
+        self._report()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _report(self) -> None:
+        """Have a changed inventory reported."""
+        if self._inventory is not None and reports_alike(self._reported, self.state):
+            return
+        self._reported = self.state
         now = inventory(self.state, incarnation=0, sequence=0)
         if now != self._inventory:
             before, self._inventory = self._inventory, now
             self.on_inventory(pressing(before, now))
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     # ----------------------------------------------------------------------------- waiting
 

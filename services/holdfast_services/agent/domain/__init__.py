@@ -1,7 +1,7 @@
 """The residency machine: what a node keeps, leases, fetches and frees. Pure decisions."""
 
 from holdfast_services.agent.domain.event_handling import handle
-from holdfast_services.agent.domain.node_inventory import inventory
+from holdfast_services.agent.domain.node_inventory import inventory, reports_alike
 from holdfast_services.agent.domain.report_urgency import pressing
 from holdfast_services.agent.domain.reservation_admission import admit
 from holdfast_services.agent.domain.session_views import session_view
@@ -19,5 +19,6 @@ __all__ = [
     "handle",
     "inventory",
     "pressing",
+    "reports_alike",
     "session_view",
 ]
