@@ -69,7 +69,7 @@ def outdated(view: RunView, shard: ShardId) -> bool:
 
 def _left_behind(view: RunView, shard: ShardId) -> bool:
     """Tell whether a later attempt went back behind this step, or its own gave it up."""
-    if any(rule.covers(shard) for rule in view.superseded):
+    if view.superseded and any(rule.covers(shard) for rule in view.superseded):
         return True
     return any((a.step, a.generation) == (shard.step, shard.generation) for a in view.abandoned)
 
