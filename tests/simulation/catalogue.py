@@ -39,6 +39,7 @@ from holdfast_services.metadata.storage import (
     Catalogue,
     DecodeCache,
     checkpoints,
+    holds,
     nodes,
     runs,
 )
@@ -79,13 +80,19 @@ class Held:
 
     def execute(self, statement: Any, values: Any = None) -> Any:
         """See ``Connection.execute``."""
-        if getattr(statement, "_returning", ()) or not (values or statement in _MADE_ONCE):
+        if not (values or statement in _MADE_ONCE) or "steps" in (values or ()):
+            # One that is made anew each time, or whose text depends on how many steps it is about.
             return self._changed(statement, self._there().execute(statement, values))
         values = values or {}
         names = tuple(values if isinstance(values, dict) else values[0])
         direct = _direct(statement, names)
         if direct.columns is None:
             return self._changed(statement, direct.run(self._there(), values))
+        if isinstance(statement, UpdateBase):
+            rows = direct.rows(self._there(), values)
+            if rows:
+                self._changes.add(statement.table.name)
+            return IteratorResult(direct.columns, iter(rows))
         key, now = (statement, tuple(values.values())), self._changes.made(*direct.tables)
         known = self._answers.get(key)
         if known is None or known[0] != now:
@@ -99,7 +106,7 @@ class Held:
         return self._connection
 
     def _changed(self, statement: Any, answer: Any) -> Any:
-        if isinstance(statement, UpdateBase) and (statement._returning or answer.rowcount):
+        if isinstance(statement, UpdateBase) and answer.rowcount:
             self._changes.add(statement.table.name)
         return answer
 
@@ -107,7 +114,7 @@ class Held:
 class Direct:
     """A statement as the driver runs it: what a library does around that takes far longer.
 
-    ``columns`` are those of a query's rows, None: it changes something.
+    ``columns`` are those of the rows that it returns, None: it changes something and says no more.
     """
 
     def __init__(self, statement: Any, names: tuple[str, ...]) -> None:
@@ -117,11 +124,15 @@ class Direct:
         binds = {
             name: _of(bind.type).bind_processor(_SQLITE) for name, bind in self._made.binds.items()
         }
-        self._binds = [(name, binds[name]) for name in self._made.positiontup]
+        fixed = self._made.construct_params(_check=False)
+        self._binds = [
+            (self._made.binds[name].key, fixed[name], binds[name])
+            for name in self._made.positiontup
+        ]
         self.tables = tuple({o.name for o in visitors.iterate(statement) if isinstance(o, Table)})
         self.columns: SimpleResultMetaData | None = None
-        if isinstance(statement, Select):
-            columns = statement.selected_columns
+        columns = statement.exported_columns
+        if columns:
             self.columns = SimpleResultMetaData([column.key for column in columns])
             self._reads = [_of(column.type).result_processor(_SQLITE, None) for column in columns]
 
@@ -147,11 +158,11 @@ class Direct:
         ]
 
     def _row(self, values: Mapping[str, Any]) -> list[Any]:
-        all_values = self._made.construct_params(values)
-        return [
-            all_values[name] if bind is None else bind(all_values[name])
-            for name, bind in self._binds
-        ]
+        row = []
+        for name, fixed, bind in self._binds:
+            value = values.get(name, fixed)
+            row.append(value if bind is None else bind(value))
+        return row
 
 
 _SQLITE = sqlite.dialect()
@@ -163,7 +174,7 @@ def _of(kind: Any) -> Any:
 
 
 def _made_once() -> Iterator[Any]:
-    for module in (checkpoints, nodes, runs):
+    for module in (checkpoints, holds, nodes, runs):
         for made in vars(module).values():
             if isinstance(made, Select | UpdateBase):
                 yield made

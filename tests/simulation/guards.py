@@ -212,7 +212,8 @@ MUTANTS = (
     mutant(
         "pin-agent",
         "an agent frees nothing that is pinned: it drains, or is restored",
-        ("agent/domain/slot_rules.py", "shard.checkpoint not in view.pinned and _spent(", "_spent("),
+        ("agent/domain/slot_rules.py", "_spent(state, view, shard) and shard.checkpoint not in view.pinned",
+         "_spent(state, view, shard)"),
     ),
     # -- restore ---------------------------------------------------------------------------------
     mutant(

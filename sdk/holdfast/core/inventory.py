@@ -6,8 +6,9 @@ one into the other by those names. Units: bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from operator import attrgetter
 
 from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.ids import CheckpointId, ShardId
@@ -112,7 +113,12 @@ class Inventory:
     leaving: bool = False
     seen: tuple[CheckpointId, ...] = ()
 
-    def lasting(self) -> Inventory:
-        """Return the inventory without the fields that change with every training step."""
-        ranks = tuple(replace(rank, report=rank.report.lasting()) for rank in self.ranks)
-        return replace(self, incarnation=0, sequence=0, used_bytes=0, ranks=ranks)
+    def lasting(self) -> tuple[object, ...]:
+        """Return what does not change with every training step, to be compared."""
+        ranks = [(*_of_rank(rank), rank.report.lasting()) for rank in self.ranks]
+        return (*_of_node(self), ranks)
+
+
+_of_rank = attrgetter(*(spec.name for spec in fields(RankStatus) if spec.name != "report"))
+_PASSING = frozenset({"incarnation", "sequence", "used_bytes", "ranks"})
+_of_node = attrgetter(*(spec.name for spec in fields(Inventory) if spec.name not in _PASSING))

@@ -26,9 +26,9 @@ class SupersedeRule:
     after_step: int
     below_generation: int
 
-    def covers(self, checkpoint: CheckpointId) -> bool:
-        """Tell whether ``checkpoint`` may no longer be chosen."""
-        return checkpoint.step > self.after_step and checkpoint.generation < self.below_generation
+    def covers(self, key: CheckpointId | ShardId) -> bool:
+        """Tell whether the checkpoint, or that of the shard, may no longer be chosen."""
+        return key.step > self.after_step and key.generation < self.below_generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

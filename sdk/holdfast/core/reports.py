@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from holdfast.core.announcements import SaveReason
@@ -96,9 +97,13 @@ class RankReport:
         """Return this report as the one that follows ``before``: what is done stays done."""
         return replace(self, step=max(self.step, before.step), loaded=self.loaded or before.loaded)
 
-    def lasting(self) -> RankReport:
-        """Return the report without the fields that change with every training step."""
-        return replace(self, step=0, step_s=0.0, saving=(), notes=(), costs=RankCosts())
+    def lasting(self) -> tuple[object, ...]:
+        """Return the values of all fields but those that change with every training step."""
+        return _lasting(self)
+
+
+_PASSING = frozenset({"step", "step_s", "saving", "notes", "costs"})
+_lasting = attrgetter(*(spec.name for spec in fields(RankReport) if spec.name not in _PASSING))
 
 
 def checked(report: RankReport) -> RankReport:
@@ -147,11 +152,11 @@ def together(costs: Iterable[RankCosts]) -> RankCosts:
 
 def _measured(value: V) -> V:
     """Return ``value`` with each float a time and each amount of bytes one that can be."""
-    found: dict[str, float] = {}
+    bad: dict[str, float] = {}
     for spec in fields(value):  # type: ignore[arg-type]
         item = getattr(value, spec.name)
-        if type(item) is float:
-            found[spec.name] = seconds(item)
+        if type(item) is float and seconds(item) != item:
+            bad[spec.name] = 0.0
         elif spec.name.endswith("_bytes") and not 0 <= item <= BYTES_MAX:
-            found[spec.name] = 0
-    return replace(value, **found)  # type: ignore[type-var]
+            bad[spec.name] = 0
+    return replace(value, **bad) if bad else value  # type: ignore[type-var]

@@ -19,7 +19,15 @@ from holdfast.core.session import SessionView
 from holdfast.core.slot_names import SlotState
 from holdfast.core.user_events import Event
 from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.domain import State, handle, inventory, pressing, session_view
+from holdfast_services.agent.domain import (
+    State,
+    handle,
+    inventory,
+    pressing,
+    reports_alike,
+    session_view,
+    shows_alike,
+)
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.performer import Performer
 
@@ -53,6 +61,8 @@ class Shell:
         self._bare: dict[str, SessionView] = {}
         self._views_count = 0
         self._inventory: Inventory | None = None
+        self._told: State | None = None
+        """The state that sessions and metadata were last told of."""
         self._broken: Exception | None = None
         self._waiting: dict[ShardId, list[Callable[[str], None]]] = defaultdict(list)
         self.on_inventory: Callable[[bool], None] = lambda _: None
@@ -106,7 +116,17 @@ class Shell:
             hear(outcome)
 
     def _publish(self) -> None:
-        """Number the changed views and wake the calls that wait for them."""
+        """Tell sessions and metadata what has changed, and wake the calls that wait for it."""
+        before, self._told = self._told, self.state
+        if before is None or not shows_alike(before, self.state):
+            self._show()
+        if before is None or not reports_alike(before, self.state):
+            self._report()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _show(self) -> None:
+        """Number the changed views."""
         for session in self.state.sessions.values():
             view = session_view(self.state, session)
             if self._bare.get(session.id) != view:
@@ -115,12 +135,13 @@ class Shell:
                 self._views[session.id] = replace(view, version=str(self._views_count))
         for gone in self._views.keys() - self.state.sessions.keys():
             del self._views[gone], self._bare[gone]
+
+    def _report(self) -> None:
+        """Have a changed inventory reported."""
         now = inventory(self.state, incarnation=0, sequence=0)
         if now != self._inventory:
             before, self._inventory = self._inventory, now
             self.on_inventory(pressing(before, now))
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     # ----------------------------------------------------------------------------- waiting
 

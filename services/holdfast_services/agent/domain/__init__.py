@@ -1,10 +1,10 @@
 """The residency machine: what a node keeps, leases, fetches and frees. Pure decisions."""
 
 from holdfast_services.agent.domain.event_handling import handle
-from holdfast_services.agent.domain.node_inventory import inventory
+from holdfast_services.agent.domain.node_inventory import inventory, reports_alike
 from holdfast_services.agent.domain.report_urgency import pressing
 from holdfast_services.agent.domain.reservation_admission import admit
-from holdfast_services.agent.domain.session_views import session_view
+from holdfast_services.agent.domain.session_views import session_view, shows_alike
 from holdfast_services.agent.domain.state import Content, Session, Slot, State, Work
 from holdfast_services.agent.domain.state_dump import dump
 
@@ -19,5 +19,7 @@ __all__ = [
     "handle",
     "inventory",
     "pressing",
+    "reports_alike",
     "session_view",
+    "shows_alike",
 ]

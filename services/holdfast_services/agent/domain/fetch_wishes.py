@@ -41,6 +41,8 @@ def wishes(state: State) -> list[Wish]:
     shard are on their way for a restore, the whole of it waits.
     """
     wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
+    if not (wants or state.holds):
+        return []
     wanted = WantedParts(state)
     listed = [wish for want in wants if (wish := _listed(state, want, wanted)) is not None]
     restored = {wish.shard.id for wish in listed if wish.restore}

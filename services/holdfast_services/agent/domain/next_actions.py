@@ -89,7 +89,8 @@ def _free(state: State) -> list[ev.Action]:
     actions += _replace(state)
     actions += _drop(state, _parts_that_served(state))
     live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
-    state.asks = {key: ask for key, ask in state.asks.items() if key[0] in live}
+    for key in [key for key in state.asks if key[0] not in live]:
+        del state.asks[key]
     return actions
 
 
@@ -338,15 +339,13 @@ def _say_full(state: State, length_bytes: int) -> list[ev.Action]:
 
 def _lease(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
+    asking = [s for s in state.sessions.values() if s.active and s.reservation is not None]
     # What was taken back for a restore is not leased again before it has its room.
-    starved = any(
-        wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
-        for wish in wishes(state)
-    )
-    for session in state.sessions.values():
+    if not all(session.loaded for session in asking) and _starved(state):
+        asking = [session for session in asking if session.loaded]
+    for session in asking:
         asked = session.reservation
-        if asked is None or not session.active or (starved and not session.loaded):
-            continue
+        assert asked is not None, "who has not reserved asks for nothing"
         for _ in range(slot_rules.quota_left(state, session)):
             slot, made = _slot_for(state, asked.length_bytes)
             actions += made
@@ -358,6 +357,14 @@ def _lease(state: State) -> list[ev.Action]:
             )
             actions.append(ev.RenameSlot(slot.name, opened))
     return actions
+
+
+def _starved(state: State) -> bool:
+    """Tell whether a restore waits for a copy that nobody fetches yet."""
+    return any(
+        wish.restore and not state.fetches.get(wish.shard.id, Tries()).under_way
+        for wish in wishes(state)
+    )
 
 
 def _replicate(state: State) -> list[ev.Action]:
@@ -377,16 +384,12 @@ def _replicate(state: State) -> list[ev.Action]:
 
 
 def _copies(state: State) -> list[tuple[Shard, tuple[Peer, ...]]]:
+    good = [c for s in state.slots.values() if (c := s.content) and c.held is HeldState.SEALED]
+    own = [content.shard for content in good if content.owner == state.me.node]
     found: list[tuple[Shard, tuple[Peer, ...]]] = []
-    for slot in state.slots.values():
-        content = slot.content
-        if content is None or content.held is not HeldState.SEALED:
-            continue
-        view = state.run(content.shard.id.run)
-        if (
-            content.owner == state.me.node
-            and view
-            and not slot_rules.outdated(view, content.shard.id)
-        ):
-            found.append((content.shard, backups_of(state, view)))
+    for view in state.view.runs if state.view else ():
+        kept = [s for s in own if s.id.run == view.run and not slot_rules.outdated(view, s.id)]
+        if kept:
+            peers = backups_of(state, view)
+            found += [(shard, peers) for shard in kept]
     return sorted(found, key=lambda item: item[0].id, reverse=True)

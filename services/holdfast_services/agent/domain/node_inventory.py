@@ -27,6 +27,16 @@ def inventory(state: State, *, incarnation: int, sequence: int, leaving: bool = 
     )
 
 
+def reports_alike(one: State, other: State) -> bool:
+    """Tell whether two states of one agent are the same in all that ``inventory`` looks at."""
+    return (
+        one.slots == other.slots
+        and one.sessions == other.sessions
+        and one.bad_sources == other.bad_sources
+        and one.seen == other.seen
+    )
+
+
 def _shards(state: State) -> tuple[HeldShard, ...]:
     """One entry per shard; a good copy hides a quarantined one of the same shard."""
     listed: dict[ShardId, HeldShard] = {}

@@ -13,6 +13,8 @@ def pressing(before: Inventory | None, now: Inventory) -> bool:
     The progress of training can wait for the next report, and so can that a slot was freed:
     nothing is freed but by the catalogue's own word.
     """
-    if before is None or set(now.shards) - set(before.shards):
+    if before is None:
         return True
-    return replace(now.lasting(), shards=()) != replace(before.lasting(), shards=())
+    if now.shards != before.shards and set(now.shards) - set(before.shards):
+        return True
+    return replace(now, shards=before.shards).lasting() != before.lasting()

@@ -38,6 +38,18 @@ def session_view(state: State, session: Session) -> SessionView:
     )
 
 
+def shows_alike(one: State, other: State) -> bool:
+    """Tell whether each session sees the same in two states of one agent."""
+    return (
+        one.slots == other.slots
+        and one.sessions == other.sessions
+        and one.view == other.view
+        and one.lost == other.lost
+        # Of a view nothing else comes with time alone.
+        and all(forgotten(one, s) == forgotten(other, s) for s in other.sessions.values())
+    )
+
+
 def _leases(state: State, session: Session) -> tuple[SlotLease, ...]:
     if session.fenced:
         return ()

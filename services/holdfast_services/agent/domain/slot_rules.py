@@ -5,8 +5,6 @@ Each function answers from the state and changes nothing. Source: architecture 4
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import ShardId
@@ -49,25 +47,29 @@ def freeable(state: State, slot: Slot) -> bool:
     assert slot.content is not None, "only sealed slots are asked about"
     shard = slot.content.shard.id
     view = state.run(shard.run)
-    return view is not None and shard.checkpoint not in view.pinned and _spent(state, view, shard)
+    return view is not None and _spent(state, view, shard) and shard.checkpoint not in view.pinned
 
 
 def _spent(state: State, view: RunView, shard: ShardId) -> bool:
     """Tell whether nothing but a pin of ``view`` could still keep this shard's slot."""
-    if named(state, view, shard) or any(shard in s.reading for s in state.sessions.values()):
+    if not (_older(view, shard) or _left_behind(view, shard)):
         return False
-    return _left_behind(view, shard) or _older(view, shard)
+    return not (named(state, view, shard) or _is_read(state, shard))
+
+
+def _is_read(state: State, shard: ShardId) -> bool:
+    return any(shard in session.reading for session in state.sessions.values())
 
 
 def outdated(view: RunView, shard: ShardId) -> bool:
     """Tell whether no restore will choose this shard's checkpoint any more, nor a drain need it."""
-    pinned = shard.checkpoint in view.pinned
-    return _left_behind(view, shard) or (not pinned and _older(view, shard))
+    left = _left_behind(view, shard)
+    return left or (_older(view, shard) and shard.checkpoint not in view.pinned)
 
 
 def _left_behind(view: RunView, shard: ShardId) -> bool:
     """Tell whether a later attempt went back behind this step, or its own gave it up."""
-    if view.superseded and any(rule.covers(shard.checkpoint) for rule in view.superseded):
+    if view.superseded and any(rule.covers(shard) for rule in view.superseded):
         return True
     return any((a.step, a.generation) == (shard.step, shard.generation) for a in view.abandoned)
 
@@ -93,7 +95,7 @@ def replaceable(state: State, slot: Slot) -> bool:
         return False
     shard = slot.content.shard.id
     current = shard.generation == view.generation and shard.checkpoint not in view.pinned
-    read = any(shard in session.reading for session in state.sessions.values())
+    read = _is_read(state, shard)
     return current and not (read or heard(state, shard) or named(state, view, shard))
 
 
@@ -163,7 +165,12 @@ def copies_of_rank(state: State, shard: ShardId) -> list[tuple[ShardId, Slot]]:
 
 def is_of_rank(one: ShardId, other: ShardId) -> bool:
     """Tell whether two shards are of one rank of one attempt, of whatever steps."""
-    return replace(one, step=other.step) == other
+    return (one.run, one.generation, one.rank, one.volume) == (
+        other.run,
+        other.generation,
+        other.rank,
+        other.volume,
+    )
 
 
 def named(state: State, view: RunView, shard: ShardId) -> bool:
@@ -267,9 +274,9 @@ def _draining(state: State, slot: Slot) -> bool:
     """Tell whether a sealed slot is kept for its way to the object store alone."""
     shard = slot.content.shard.id if slot.content is not None else None
     view = state.run(shard.run) if shard else None
-    if shard is None or view is None or shard.checkpoint not in view.pinned:
+    if shard is None or view is None:
         return False
-    return _spent(state, view, shard)
+    return _spent(state, view, shard) and shard.checkpoint in view.pinned
 
 
 def _is_new(state: State, slot: Slot, session: Session) -> bool:

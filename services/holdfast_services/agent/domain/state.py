@@ -213,8 +213,10 @@ class State:
 
     def run(self, run: str) -> RunView | None:
         """Return what the newest view of the catalogue says of ``run``."""
-        views = self.view.runs if self.view else ()
-        return next((view for view in views if view.run == run), None)
+        for view in self.view.runs if self.view else ():
+            if view.run == run:
+                return view
+        return None
 
     def peer(self, node: str) -> Peer | None:
         """Return the live node of this name, as the newest view has it."""

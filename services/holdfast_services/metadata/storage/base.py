@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, text
+from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
@@ -127,6 +127,16 @@ def key_of(checkpoint: CheckpointId) -> dict[str, Any]:
         "step": checkpoint.step,
         "generation": checkpoint.generation,
     }
+
+
+def is_named(table: Table) -> ColumnElement[bool]:
+    """Return the condition that a row is of the checkpoint whose ``key_of`` the statement gets."""
+    c = table.c
+    return and_(
+        c.run == bindparam("run"),
+        c.step == bindparam("step"),
+        c.generation == bindparam("generation"),
+    )
 
 
 def is_of(table: Table, checkpoint: CheckpointId) -> ColumnElement[bool]:

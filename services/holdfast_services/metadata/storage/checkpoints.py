@@ -30,7 +30,7 @@ from holdfast.core.node_view import SupersedeRule
 from holdfast.core.shard import Shard
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Parent, Run, read_parent
-from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of, upsert
+from holdfast_services.metadata.storage.base import checkpoint_id, is_named, is_of, key_of, upsert
 from holdfast_services.metadata.storage.objects import ObjectStatements, same_checkpoint
 
 DURABLE_ROWS_IN_RUN_MAX = 8
@@ -49,10 +49,10 @@ _ROWS = (
 _IN_MEMORY = _ROWS.where(
     t.checkpoints.c.run == bindparam("run"), t.checkpoints.c.durable_at_s.is_(None)
 )
-_NAMED = _ROWS.where(
+_NAMED = _ROWS.where(is_named(t.checkpoints))
+_OF_STEPS = _ROWS.where(
     t.checkpoints.c.run == bindparam("run"),
-    t.checkpoints.c.step == bindparam("step"),
-    t.checkpoints.c.generation == bindparam("generation"),
+    t.checkpoints.c.step.in_(bindparam("steps", expanding=True)),
 )
 _FORGET = delete(t.checkpoints).where(
     t.checkpoints.c.run == bindparam("run"),
@@ -70,11 +70,8 @@ _OWN_DURABLE = _ROWS.where(
 ).limit(DURABLE_ROWS_IN_RUN_MAX)
 _D = t.drains.c
 _DRAINING_RUNS = select(_D.run).distinct()
-_OF_DRAIN = and_(
-    _D.run == bindparam("run"),
-    _D.step == bindparam("step"),
-    _D.generation == bindparam("generation"),
-)
+_OF_DRAIN = is_named(t.drains)
+_END_DRAIN = delete(t.drains).where(_OF_DRAIN)
 _OF_SHARD = and_(_OF_DRAIN, _D.rank == bindparam("rank"), _D.volume == bindparam("volume"))
 _DRAIN = select(t.drains).where(_OF_DRAIN).order_by(_D.rank, _D.volume)
 _DRAIN_SHARD = select(t.drains).where(_OF_SHARD)
@@ -181,13 +178,16 @@ class CheckpointStatements(ObjectStatements):
 
     def with_rows(self, run: Run, keys: Iterable[CheckpointId]) -> Run:
         """Return the run with the rows of ``keys`` too, as far as there are any; a plain read."""
-        c, known = t.checkpoints.c, {row.id for row in run.checkpoints}
+        known = {row.id for row in run.checkpoints}
         wanted = {key for key in keys if key.run == run.id} - known
+        if not wanted:
+            return run
         steps = sorted({key.step for key in wanted})
         found = list(run.checkpoints)
         for begin in range(0, len(steps), STEPS_PER_READ_MAX):
-            some = c.step.in_(steps[begin : begin + STEPS_PER_READ_MAX])
-            found += [row for row in self._rows(c.run == run.id, some) if row.id in wanted]
+            some = steps[begin : begin + STEPS_PER_READ_MAX]
+            rows = self._read(_OF_STEPS, run=run.id, steps=some)
+            found += [row for row in rows if row.id in wanted]
         found.sort(key=lambda row: row.id, reverse=True)
         return replace(run, checkpoints=tuple(found))
 
@@ -203,7 +203,7 @@ class CheckpointStatements(ObjectStatements):
         draining = {drain.checkpoint for drain in after.drains}
         for drain in before.drains:
             if drain.checkpoint not in draining:
-                self._db.execute(delete(t.drains).where(is_of(t.drains, drain.checkpoint)))
+                self._db.execute(_END_DRAIN, key_of(drain.checkpoint))
         begun = {drain.checkpoint for drain in before.drains}
         for drain in after.drains:
             if drain.checkpoint not in begun:

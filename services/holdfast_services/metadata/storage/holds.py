@@ -23,6 +23,13 @@ from holdfast_services.metadata.storage.checkpoints import (
 from holdfast_services.metadata.storage.objects import bad_shards, same_checkpoint
 
 _ALL = 1 << 31
+_C, _R = t.checkpoints.c, t.runs.c
+_POLICED = (
+    select(_R.job, _R.run, _R.retention, _R.rules, func.count(), func.max(_C.durable_at_s))
+    .join(t.checkpoints, _C.run == _R.run)
+    .where(_R.retention.is_not(None), _C.durable_at_s.is_not(None))
+    .group_by(_R.job, _R.run, _R.retention, _R.rules)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +148,8 @@ class HoldStatements(CheckpointStatements):
 
     def policed(self) -> Sequence[Policed]:
         """Return the runs with a policy; a plain read."""
-        c, r = t.checkpoints.c, t.runs.c
-        sql = (
-            select(r.job, r.run, r.retention, r.rules, func.count(), func.max(c.durable_at_s))
-            .join(t.checkpoints, c.run == r.run)
-            .where(r.retention.is_not(None), c.durable_at_s.is_not(None))
-            .group_by(r.job, r.run, r.retention, r.rules)
-        )
-        return [Policed(job, run, tuple(state)) for job, run, *state in self._db.execute(sql)]
+        rows = self._db.execute(_POLICED)
+        return [Policed(job, run, tuple(state)) for job, run, *state in rows]
 
     # -- pins and reads ------------------------------------------------------------------------
 

@@ -15,9 +15,19 @@ from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import persistence_pb2 as pb
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Stored
-from holdfast_services.metadata.storage.base import Statements, checkpoint_id, is_of, key_of
+from holdfast_services.metadata.storage.base import (
+    Statements,
+    checkpoint_id,
+    is_named,
+    is_of,
+    key_of,
+)
 
 TASKS_PER_READ_MAX = 1000
+
+_OBJECT = select(*(column for column in t.objects.c if column.name != "body")).where(
+    is_named(t.objects)
+)
 
 
 class ObjectStatements(Statements):
@@ -44,9 +54,7 @@ class ObjectStatements(Statements):
 
     def object_row(self, checkpoint: CheckpointId) -> RowMapping | None:
         """Return the stored object's row without its shards, or None; a plain read."""
-        columns = [column for column in t.objects.c if column.name != "body"]
-        sql = select(*columns).where(is_of(t.objects, checkpoint))
-        return self._db.execute(sql).mappings().one_or_none()
+        return self._db.execute(_OBJECT, key_of(checkpoint)).mappings().one_or_none()
 
     def stored(self, checkpoint: CheckpointId) -> Stored | None:
         """Return the stored shards of a checkpoint, or None; a plain read."""

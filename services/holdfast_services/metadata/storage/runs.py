@@ -25,7 +25,7 @@ from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Attempt, RankFacts, Run
-from holdfast_services.metadata.storage.base import checkpoint_id, is_of, key_of, upsert
+from holdfast_services.metadata.storage.base import checkpoint_id, is_named, key_of, upsert
 from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
 
 DECISIONS_PER_RUN_MAX = 16
@@ -53,6 +53,11 @@ _RANKS = (
     )
     .order_by(t.attempt_ranks.c.rank)
 )
+_FORGET_RANKS = delete(t.attempt_ranks).where(
+    t.attempt_ranks.c.run == bindparam("run"),
+    t.attempt_ranks.c.generation < bindparam("generation"),
+)
+_UNPIN = delete(t.pins).where(is_named(t.pins))
 _DECISION = (
     select(t.decisions.c.body, t.decisions.c.rejected)
     .where(t.decisions.c.run == bindparam("run"))
@@ -278,11 +283,8 @@ class RunStatements(CheckpointStatements):
 
     def _save_ranks(self, before: Run, after: Run, generation: int) -> None:
         """Upsert changed ranks and drop those of older attempts; under the job's lock."""
-        r = t.attempt_ranks.c
         if before.attempt and before.attempt.generation != generation:
-            self._db.execute(
-                delete(t.attempt_ranks).where(r.run == after.id, r.generation < generation)
-            )
+            self._db.execute(_FORGET_RANKS, {"run": after.id, "generation": generation})
         known = set(before.ranks) if before.generation == after.generation else set()
         changed = [rank for rank in after.ranks if rank not in known]
         if changed:
@@ -330,7 +332,7 @@ class RunStatements(CheckpointStatements):
     def _save_pins(self, before: Run, after: Run) -> None:
         """Add and remove pins; in the transaction of the decision that needs them."""
         for key in set(before.pins) - set(after.pins):
-            self._db.execute(delete(t.pins).where(is_of(t.pins, key)))
+            self._db.execute(_UNPIN, key_of(key))
         for key in set(after.pins) - set(before.pins):
             row = self._insert(t.pins).values(key_of(key))
             self._db.execute(row.on_conflict_do_nothing())

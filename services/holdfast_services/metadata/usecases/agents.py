@@ -185,7 +185,7 @@ def report(
         outcome = advance(run, nodes, now_s, limits, listens_until_s)
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)
-        changed = changed or _same_but_lease(run) != _same_but_lease(outcome.run)
+        changed = changed or _differ(run, outcome.run)
     return [answers[_key(item)] for item in inventories], changed
 
 
@@ -304,13 +304,18 @@ def tick(catalogue: Catalogue, limits: Limits) -> int:
         outcome = advance(run, nodes, now_s, limits, listens_until_s)
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)
-        changed += _same_but_lease(run) != _same_but_lease(outcome.run)
+        changed += _differ(run, outcome.run)
     catalogue.forget_nodes(now_s)
     catalogue.forget_events()
     return changed + len(lost)
 
 
-def _same_but_lease(run: Run) -> Run:
+def _differ(before: Run, after: Run) -> bool:
+    """Tell whether more than a lease has changed, or what ranks have cost."""
+    return before != after and _but_lease(before) != _but_lease(after)
+
+
+def _but_lease(run: Run) -> Run:
     bare = RankCosts()
     attempt = run.attempt and replace(run.attempt, lease_until_s=0.0, costs=bare, costs_at_s=0.0)
     return replace(run, attempt=attempt)
