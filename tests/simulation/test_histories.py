@@ -22,6 +22,9 @@ from tests.simulation.plan import Plan, Trouble, draw, from_toml, to_toml
 from tests.simulation.shrink import TRIES_COUNT_MAX, shrink
 from tests.simulation.stories import live
 
+from holdfast_services.agent import shell
+from holdfast_services.agent.domain import node_inventory, session_views
+
 ROOT = Path(__file__).parents[2]
 CHUNK_SEEDS = 30
 SEEDS_COUNT = 300
@@ -236,3 +239,28 @@ def test_the_command_ends_with_what_broke_as_json(capsys, jobs):
 def test_each_mutant_fits_the_product(mutant):
     """One that names text which is gone would be found out a night later, by ``make``."""
     assert mutated(mutant)
+
+
+def test_an_agent_tells_what_it_would_tell_were_it_asked_anew(monkeypatch):
+    """It builds views and inventories only where something in them may have changed."""
+
+    def shows(one, other):
+        alike = session_views.shows_alike(one, other)
+        for session in other.sessions.values() if alike else ():
+            assert session_views.session_view(one, session) == session_views.session_view(
+                other, session
+            )
+        return alike
+
+    def reports(one, other):
+        alike = node_inventory.reports_alike(one, other)
+        if alike:
+            now = node_inventory.inventory(other, incarnation=0, sequence=0)
+            assert now == node_inventory.inventory(one, incarnation=0, sequence=0)
+        return alike
+
+    monkeypatch.setattr(shell, "shows_alike", shows)
+    monkeypatch.setattr(shell, "reports_alike", reports)
+
+    for seed in range(400, 412):
+        assert outcome(draw(seed), seed) == ""
