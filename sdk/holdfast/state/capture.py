@@ -41,6 +41,7 @@ from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loading import Differences, Loading
+from holdfast.state.local_boxes import local_box
 from holdfast.state.survey import Home, Identity, Survey
 
 _HEADER_BYTES_PER_TENSOR = 320
@@ -92,7 +93,7 @@ class _Walk:
 
     def _leaf(self, value: object, path: str) -> str | None:
         if isinstance(value, torch.Tensor):
-            modules.check_mesh(path, value)
+            _check_plain(path, value)
             table: dict[str, Any] = self.tensors
         elif id(value) in self.known or kinds.kind_of(path, value) is not None:
             table = self.objects
@@ -267,8 +268,15 @@ class Capture:
     def estimate(self) -> Estimate:
         """Return the bytes to reserve: state as known, else as its optimizer's class makes it."""
         survey = self.survey()
-        shared = sum(t.tensor.nbytes for t in survey.tensors if t.home is not Home.RANK)
-        own = sum(t.tensor.nbytes for t in survey.tensors if t.home is Home.RANK)
+        shared = own = 0
+        for t in survey.tensors:
+            match t.home:
+                case Home.SHARED | Home.FIRST:
+                    shared += t.tensor.nbytes
+                case Home.HOLDERS:
+                    own += -(-t.tensor.nbytes // len(t.holders))
+                case Home.RANK:
+                    own += t.tensor.nbytes
         for optimizer in self.optimizers:
             if not optimizer.state:
                 expected = optimizers.estimate_state_bytes(optimizer)
@@ -376,6 +384,16 @@ class Capture:
                 entry.bind(self._clock)
                 self._loaders[id(value)] = entry
         return walk
+
+
+def _check_plain(path: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor beside modules and optimizers that is not all here."""
+    if local_box(path, tensor).holders is not None:
+        raise InvalidRequestError(
+            f"not supported yet: {path} is a DTensor of its own; a module's or an optimizer's can "
+            f"be saved, so register it as a buffer",
+            key=path,
+        )
 
 
 def _check_no_more(found: Mapping[str, object], objects: Mapping[str, object]) -> None:
