@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
-from tests.integration.metadata.tier import LIMITS, expire, tier_over
-from tests.said import changed_status
+from tests.integration.metadata.tier import DIGEST, LIMITS, expire, tier_over
+from tests.said import changed_status, changed_wish
 
+from holdfast.core.decision import DecisionState, Start
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.reports import StepNote
 from holdfast.errors import (
@@ -184,6 +185,50 @@ async def test_a_drain_of_a_dead_attempt_that_was_not_left_behind_ends_well(
         await tier.durable(key)
 
         assert (await tier.row(key)).stored
+
+
+async def test_what_a_start_leaves_behind_in_the_transaction_that_makes_it_durable_is_durable(
+    database_url, agents, kit
+):
+    """M6: the claim comes first; what was due to be decided comes after it."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        await tier.drained(key)
+        for rank, agent in enumerate(agents):
+            wish = kit.wish(rank, agent.name, b"second")
+            await tier.service.register(changed_wish(wish, start=Start(name="over", fresh=True)))
+        assert (await tier.run()).deciding, "until both agents have reported"
+        waited = replace(LIMITS, decide_wait_s=0.0)
+
+        await tier.service.write(lambda c: workers.durable(c, key, DIGEST, waited))
+
+        assert (await tier.run()).superseded(key)
+        assert (await tier.row(key)).stored
+        assert "persist_lost" not in await tier.kinds()
+
+
+async def test_what_becomes_durable_counts_for_the_decision_of_that_transaction(
+    database_url, agents, kit
+):
+    """P5: its memory is gone, and the wait of a restore is over as the claim comes: not lost."""
+    async with tier_over(database_url, kit, offers=False) as tier:
+        seat = await tier.launch(agents)
+        await tier.commit(agents, seat, 10)
+        key = CheckpointId(seat.run, 10, 1)
+        await tier.drained(key)
+        for rank, agent in enumerate(agents):
+            agent.shards = []
+            await tier.service.report(agent.inventory())
+            await tier.service.register(kit.wish(rank, agent.name, b"second"))
+        assert (await tier.run()).decision.state is DecisionState.PENDING
+        waited = replace(LIMITS, decide_wait_s=0.0)
+
+        await tier.service.write(lambda c: workers.durable(c, key, DIGEST, waited))
+
+        decision = (await tier.run()).decision
+        assert (DecisionState.PROPOSED, key) == (decision.state, decision.checkpoint)
 
 
 async def test_a_shard_whose_holders_are_away_is_to_be_tried_later(database_url, agents, kit):

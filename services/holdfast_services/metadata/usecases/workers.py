@@ -7,7 +7,7 @@ What workers say is a claim: it counts while the checkpoint is on its way and ma
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.core import queue_items
 from holdfast.core.ids import CheckpointId, ShardId
@@ -191,6 +191,8 @@ def durable(catalogue: Catalogue, key: CheckpointId, digest: bytes, limits: Limi
     # What waited for this one may go now: nobody else would look before the next report.
     before = informed(catalogue, before, nodes)
     finished = drains.finish(before, key, now_s)
+    # Else a restore that is decided now is lost though all of it is in the object store.
+    finished = replace(finished, stored=(*before.stored, stored))
     outcome = advance(finished, nodes, now_s, limits, listens_until_s)
     catalogue.save_run(before, outcome.run)
     text = f"step {key.step} of {job} is durable"
