@@ -8,6 +8,7 @@ tensor and rank is all that FSDP2, HSDP, tensor parallelism and their combinatio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -69,37 +70,50 @@ def local_box(fqn: str, tensor: torch.Tensor) -> LocalBox:
 
 
 def _of_mesh(fqn: str, tensor: Any) -> LocalBox:
+    mesh, placements = tensor.device_mesh, tensor.placements
+    coordinate = mesh.get_coordinate()
+    _check(fqn, mesh, coordinate, placements)
+    shape = tuple(tensor.shape)
+    box, holders, ranks = _place(shape, mesh, tuple(coordinate), tuple(placements))
+    memory = tensor._local_tensor  # noqa: SLF001 - to_local() is a new object each time
+    if tuple(memory.shape) != box.lengths:
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is {tuple(memory.shape)} on this rank and should be {box.lengths} of "
+            f"{shape}{_named(mesh)}: give DTensor.from_local() the whole shape",
+            key=fqn,
+        )
+    return LocalBox(memory, shape, box, holders, ranks)
+
+
+@lru_cache(maxsize=4096)
+def _place(
+    shape: tuple[int, ...], mesh: Any, coordinate: tuple[int, ...], placements: tuple[Any, ...]
+) -> tuple[Box, tuple[int, ...], tuple[int, ...]]:
+    """Return box, holders and mesh; the same for a parameter and all that its optimizer has of it.
+
+    Meshes of the same ranks are equal, also if this process was another one of them once.
+    """
     # Not at the top: it takes a second, and whoever has a DTensor has imported it.
     from torch.distributed.tensor._utils import (  # noqa: PLC0415
         compute_local_shape_and_global_offset,
     )
 
-    mesh, placements = tensor.device_mesh, tensor.placements
-    _check(fqn, mesh, placements)
-    shape = tuple(tensor.shape)
     lengths, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     same = [
         slice(None) if placement.is_replicate() else place
-        for place, placement in zip(mesh.get_coordinate(), placements, strict=True)
+        for place, placement in zip(coordinate, placements, strict=True)
     ]
-    local_tensor = tensor._local_tensor  # noqa: SLF001 - to_local() is a new object each time
-    if tuple(local_tensor.shape) != tuple(lengths):
-        raise InvalidRequestError(
-            f"tensor {fqn!r} is {tuple(local_tensor.shape)} on this rank and should be "
-            f"{tuple(lengths)} of {shape}{_named(mesh)}: give DTensor.from_local() the whole shape",
-            key=fqn,
-        )
-    return LocalBox(
-        tensor=local_tensor,
-        shape=shape,
-        box=Box(tuple(offsets) if all(lengths) else (0,) * len(shape), tuple(lengths)),
-        holders=tuple(sorted(mesh.mesh[tuple(same)].flatten().tolist())),
-        mesh=tuple(sorted(mesh.mesh.flatten().tolist())),
+    return (
+        Box(tuple(offsets) if all(lengths) else (0,) * len(shape), tuple(lengths)),
+        tuple(sorted(mesh.mesh[tuple(same)].flatten().tolist())),
+        tuple(sorted(mesh.mesh.flatten().tolist())),
     )
 
 
-def _check(fqn: str, mesh: Any, placements: Sequence[Any]) -> None:
-    if mesh.get_coordinate() is None:
+def _check(
+    fqn: str, mesh: Any, coordinate: Sequence[int] | None, placements: Sequence[Any]
+) -> None:
+    if coordinate is None:
         raise InvalidRequestError(
             f"tensor {fqn!r} lies on other ranks{_named(mesh)}: leave it out of the state of "
             f"this one",
