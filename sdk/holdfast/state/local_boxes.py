@@ -71,10 +71,9 @@ def local_box(fqn: str, tensor: torch.Tensor) -> LocalBox:
 
 def _of_mesh(fqn: str, tensor: Any) -> LocalBox:
     mesh, placements = tensor.device_mesh, tensor.placements
-    coordinate = mesh.get_coordinate()
-    _check(fqn, mesh, coordinate, placements)
+    _check(fqn, mesh, placements)
     shape = tuple(tensor.shape)
-    box, holders, ranks = _place(shape, mesh, tuple(coordinate), tuple(placements))
+    box, holders, ranks = _place(shape, mesh, mesh.get_rank(), tuple(placements))
     memory = tensor._local_tensor  # noqa: SLF001 - to_local() is a new object each time
     if tuple(memory.shape) != box.lengths:
         raise InvalidRequestError(
@@ -87,12 +86,14 @@ def _of_mesh(fqn: str, tensor: Any) -> LocalBox:
 
 @lru_cache(maxsize=4096)
 def _place(
-    shape: tuple[int, ...], mesh: Any, coordinate: tuple[int, ...], placements: tuple[Any, ...]
+    shape: tuple[int, ...], mesh: Any, rank: int, placements: tuple[Any, ...]
 ) -> tuple[Box, tuple[int, ...], tuple[int, ...]]:
     """Return box, holders and mesh; the same for a parameter and all that its optimizer has of it.
 
-    Meshes of the same ranks are equal, also if this process was another one of them once.
+    To torch, meshes are equal that are not: each row of a grid to the others, and those of which
+    this process once was another rank. So the rank belongs to what it is looked up by.
     """
+    del rank
     # Not at the top: it takes a second, and whoever has a DTensor has imported it.
     from torch.distributed.tensor._utils import (  # noqa: PLC0415
         compute_local_shape_and_global_offset,
@@ -101,7 +102,7 @@ def _place(
     lengths, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     same = [
         slice(None) if placement.is_replicate() else place
-        for place, placement in zip(coordinate, placements, strict=True)
+        for place, placement in zip(mesh.get_coordinate(), placements, strict=True)
     ]
     return (
         Box(tuple(offsets) if all(lengths) else (0,) * len(shape), tuple(lengths)),
@@ -110,10 +111,8 @@ def _place(
     )
 
 
-def _check(
-    fqn: str, mesh: Any, coordinate: Sequence[int] | None, placements: Sequence[Any]
-) -> None:
-    if coordinate is None:
+def _check(fqn: str, mesh: Any, placements: Sequence[Any]) -> None:
+    if mesh.get_coordinate() is None:
         raise InvalidRequestError(
             f"tensor {fqn!r} lies on other ranks{_named(mesh)}: leave it out of the state of "
             f"this one",
