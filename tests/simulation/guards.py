@@ -48,6 +48,22 @@ MUTANTS = (
         ("metadata/domain/copies_to_fetch.py", "safe = chosen is not None and", "safe = False and"),
     ),
     mutant(
+        "N22 room: local",
+        "of an older step that was only local second copies make room for what is chosen",
+        ("metadata/domain/copies_to_fetch.py", "(safe or shard.checkpoint in local)", "safe"),
+    ),
+    mutant(
+        "repair-newest",
+        "copies of the newest step are made up before those of the one that is kept",
+        ("metadata/domain/copies_to_fetch.py", "(newest, free_before(run)) if key",
+         "(free_before(run), newest) if key"),
+    ),
+    mutant(
+        "N21 readmitted: shards",
+        "a rank that had not loaded when the catalogue was lost is told the shards again",
+        ("metadata/domain/restore_decision.py", "if not decision.shards:", "if False:"),
+    ),
+    mutant(
         "N19 slot: quarantined",
         "a copy that is bad takes none of the slots of its rank",
         ("agent/domain/slot_rules.py",

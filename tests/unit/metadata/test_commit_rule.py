@@ -213,6 +213,20 @@ def test_an_emptied_owner_gets_its_own_shards_back_and_a_third_node_what_is_miss
     assert {want.shard.id.rank for want in cluster.view("c").wants} == {0, 1}
 
 
+def test_the_newest_step_is_repaired_before_the_one_that_is_kept(cluster):
+    """P5: where one slot is left its copy is what lets the older ones go."""
+    generation = start(cluster, "a", "b")
+    cluster.commit(5, generation, "a", "b")
+    cluster.deaf = {"a", "b"}
+    cluster.commit(6, generation, "a", "b")
+    assert cluster.view("a").runs[0].free_before.step == 5
+
+    cluster.wipe("b")
+    cluster.report("b")
+
+    assert [want.shard.id.step for want in cluster.view("b").wants] == [6, 6, 5, 5]
+
+
 def test_a_heartbeat_that_says_nothing_new_leaves_the_view_alone(cluster):
     generation = start(cluster, "a", "b")
     cluster.hold("a", 5, generation, 0)

@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.core.decision import Start
 from holdfast.errors import InvalidRequestError, StaleGenerationError
+from holdfast_services.metadata.domain.advance_run import advance
 
 
 @pytest.fixture
@@ -61,12 +62,50 @@ def test_what_it_had_restored_is_known_again(training, checkpoint):
 
 
 def test_nobody_is_told_to_load_what_no_one_can_name(training):
-    """S3: a rank that had not loaded gets no list of shards, so it is never ready."""
+    """S3: before nodes have reported a rank that had not loaded gets no list, and is not ready."""
     training.forget()
     again(training, 0, "a")
 
     assert training.run.decision.shards == ()
     assert not training.run.decision.fresh
+
+
+def test_a_rank_that_had_not_loaded_is_told_the_shards_once_nodes_have_reported(training):
+    """P5, M2: its mate knows the step alone, and both would wait for ever; the number is new."""
+    training.forget()
+    training.register(1, "b", nonce=b"second", generation=2, restored=training.restored)
+    training.status("b", 1, loaded=False)
+    again(training, 0, "a")
+    number = training.run.decision.number
+
+    training.report("a", "b")
+
+    told = training.view("b").runs[0].decision
+    assert training.decided() == ("CONFIRMED", (10, 1))
+    assert told.number > number
+    assert [0, 1] == [shard.id.rank for shard in told.shards]
+    assert training.run.pins == (training.restored,)
+
+    training.status("b", 1, loaded=True)
+    training.report("b")
+
+    assert training.run.pins == ()
+
+
+def test_a_catalogue_that_has_just_come_lists_no_shards_yet(training):
+    """4.8: a node that has not reported may have another copy of one."""
+    training.forget()
+    training.register(1, "b", nonce=b"second", generation=2, restored=training.restored)
+    training.status("b", 1, loaded=False)
+    before = training.run
+    training.report("a", "b")
+
+    def listed(listens_until_s):
+        after = advance(before, training.nodes, training.now_s, training.limits, listens_until_s)
+        return len(after.run.decision.shards)
+
+    assert listed(training.now_s + 1.0) == 0
+    assert listed(training.now_s) == 2
 
 
 def test_of_two_attempts_that_live_the_higher_one_wins(training):

@@ -189,6 +189,22 @@ def test_once_the_chosen_step_lies_as_asked_one_copy_of_what_is_older_is_enough(
     assert {("c", 0), ("d", 1)} == spares(chosen), "owners keep theirs: 20 may turn out bad"
 
 
+def test_of_an_older_step_that_was_only_local_one_copy_is_enough_at_once(copied):
+    """P5: no node may be lost with it anyway, and its second copies took the restore's room."""
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 15, 1, rank)
+    copied.hold("a", 15, 1, 0, owner="d")
+    copied.report(*"dca")
+    assert copied.levels() == {(10, 1): "replicated", (15, 1): "local"}
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 20, 1, rank)
+        copied.register(rank, node, nonce=b"second")
+    copied.report("d", "c")
+
+    assert copied.decided() == ("PROPOSED", (20, 1))
+    assert {("a", 0)} == spares(copied), "10 was replicated: a node may be lost with it"
+
+
 def test_what_is_older_than_the_chosen_step_and_nowhere_whole_is_spare_meanwhile(chosen):
     """P8: nobody can go back to it, and it took the restore's room; a part may come."""
     for node in "dc":

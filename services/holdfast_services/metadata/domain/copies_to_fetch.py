@@ -76,7 +76,8 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
     newest acknowledged step, though that would have gone otherwise; or older than the chosen one
     and nowhere whole, so that nobody can go back to it. What can be is kept until the chosen one
     was read; but once that lies as the policy asks, one copy of each shard is enough, since a ring
-    that has turned leaves more on one node, and less on others, than the sum has. None before all
+    that has turned leaves more on one node, and less on others, than the sum has. So it is of a
+    step that was never more than ``local``: no node may be lost with it anyway. None before all
     ranks are there and something is chosen: until then placement changes, and anything may be
     needed.
     """
@@ -93,6 +94,7 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
     kept = acknowledged(run) if chosen else None
     parts = _in_parts(evidence, chosen) if chosen else frozenset[CheckpointId]()
     safe = chosen is not None and _lies_as_allowed(evidence, chosen, attempt, live)
+    local = {row.id for row in run.checkpoints if not (row.replicated_at_s or row.copied_at_s)}
     spared = {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
     where: Places | None = None
     redundant: list[ShardId] = []
@@ -107,7 +109,7 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
         if acked or shard.checkpoint in parts:
             old.append(shard)
             continue
-        behind = safe and _is_behind(shard.checkpoint, chosen)
+        behind = _is_behind(shard.checkpoint, chosen) and (safe or shard.checkpoint in local)
         if len(item.nodes) > (1 if behind else 1 + attempt.protection.n):
             where = where or places(run, live)
             if host not in _keepers(item, attempt.protection, where):
@@ -184,13 +186,14 @@ def _repairs(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str,
 
 
 def _protected(run: Run) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints whose copies are made up: the one kept, and the newest one.
+    """Return the checkpoints whose copies are made up: the newest one, and then the one kept.
 
+    Where there is no room for both the newest lets the kept one go, once all its copies lie there.
     Its owners replicate the newest too, but ask once for each copy: one that a backup, or its
     owner, has replaced before it heard of the commit is nobody else's to bring back (ADR 0021).
     """
     newest = max((row.id for row in run.checkpoints if run.usable(row.id)), default=None)
-    return tuple(dict.fromkeys(key for key in (free_before(run), newest) if key))
+    return tuple(dict.fromkeys(key for key in (newest, free_before(run)) if key))
 
 
 def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:

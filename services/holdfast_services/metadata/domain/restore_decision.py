@@ -317,6 +317,8 @@ def _watch_loading(run: Run, decision: Decision, facts: Facts) -> Outcome:
     chosen = decision.checkpoint
     if chosen is None or chosen in run.rejected:
         return Outcome(run=run)
+    if not decision.shards:
+        return Outcome(run=_confirmed_again(run, decision, chosen, facts))
     if _fetchable(run, decision, facts.evidence.sources.get(chosen, {}), facts):
         return Outcome(run=run)
     text = (
@@ -325,6 +327,19 @@ def _watch_loading(run: Run, decision: Decision, facts: Facts) -> Outcome:
     )
     failed = replace(run, rejected=(*run.rejected, chosen))
     return Outcome(run=failed, events=(_event(run, "restore_failed", text, decision, "error"),))
+
+
+def _confirmed_again(run: Run, decision: Decision, chosen: CheckpointId, facts: Facts) -> Run:
+    """Return the run with its restore confirmed under a new number, its shards listed and pinned.
+
+    Ranks that train bring a restore back to a catalogue that was lost, and know its checkpoint
+    alone. Without the list a rank that has not loaded yet waits for ever, and its mates for it.
+    """
+    copies = facts.evidence.sources.get(chosen, {})
+    if facts.now_s < facts.listens_until_s or not whole(copies):
+        return run
+    listed = replace(decision, number=decision.number + 1, shards=shards_of(copies))
+    return replace(run, decision=listed, pins=(chosen,))
 
 
 def left_behind(run: Run, step: int, attempt: Attempt) -> Run:
