@@ -248,19 +248,19 @@ def _own_tensors(survey: Survey, rank: int, world_size: int) -> list[CapturedTen
         for t in survey.tensors
         if t.home is Home.RANK
         or (t.home is Home.FIRST and rank == 0)
-        or (t.home in (Home.SHARED, Home.HOLDERS) and owners.get(t.fqn, 0) == rank)
+        or (t.home in (Home.SHARED, Home.HOLDERS) and owners.get(t.fqn, rank) == rank)
     ]
 
 
 def _owners_among_holders(survey: Survey) -> dict[str, int]:
-    """Return which rank saves each box that several hold.
+    """Return which rank saves each box that several hold; a scalar is saved by all of them.
 
     Holders of one box have the same list of boxes that they hold together, so each of them comes to
     the same answer; ranks that hold none of them need not know it.
     """
     held: dict[tuple[int, ...], list[tuple[str, int]]] = defaultdict(list)
     for t in survey.tensors:
-        if t.home is Home.HOLDERS:
+        if t.home is Home.HOLDERS and t.shape:
             held[t.holders].append((t.fqn, t.tensor.nbytes))
     return {
         fqn: holders[at]

@@ -77,7 +77,10 @@ def test_all_ranks_together_plan_every_element_once(world, kind):
     for tensor in index.build(headers).tensors:
         boxes = [held.box for held in tensor.boxes]
         assert covers(whole(tensor.shape), boxes), tensor.fqn
-        assert sum(box.elements_count for box in boxes) == torch.Size(tensor.shape).numel()
+        # Who has a scalar saves it, so that nobody needs another's segment for a few bytes.
+        copies = 1 if tensor.shape else 2 if tensor.fqn.startswith("rank.") else WORLD
+        elements = torch.Size(tensor.shape).numel() * copies
+        assert sum(box.elements_count for box in boxes) == elements, tensor.fqn
     sizes = [plan.length_bytes - plan.blob_capacity_bytes for plan in plans]
     assert max(sizes) < 1.5 * min(sizes)
 
