@@ -28,7 +28,9 @@ def rows(begin: int, end: int) -> Box:
     return Box((begin, 0), (end - begin, COLUMNS))
 
 
-def template(rank: int, world_size: int = SAVED):
+def template(
+    rank: int, world_size: int = SAVED, lacking: str = "", more: tuple[TensorSpec, ...] = ()
+):
     """The header of one rank of an FSDP job: two rows of each tensor, its scalar, its text."""
     shape, box = (ROWS, COLUMNS), rows(2 * rank, 2 * rank + 2)
     specs = [
@@ -38,6 +40,7 @@ def template(rank: int, world_size: int = SAVED):
         TensorSpec(fqn=f"rank.{rank}.extra", dtype="F32", shape=(5,), box=whole((5,))),
         TensorSpec(fqn=f"holdfast.rank.{rank}", dtype="U8", shape=(64,), box=whole((64,))),
     ]
+    specs = [*(spec for spec in specs if spec.fqn != lacking), *more]
     identity = SegmentIdentity(
         id=ShardId(KEY.run, KEY.step, KEY.generation, Rank(rank)), job="j",
         world_size=world_size, plan_hash="0" * 32,
@@ -45,8 +48,8 @@ def template(rank: int, world_size: int = SAVED):
     return header_template(identity, specs)
 
 
-def head(rank: int, of: int | None = None) -> Head:
-    made = template(rank if of is None else of)
+def head(rank: int, of: int | None = None, **fields) -> Head:
+    made = template(rank if of is None else of, **fields)
     data = made.fill(step=KEY.step, generation=KEY.generation, parent=None)
     return Head(rank=rank, length_bytes=made.length_bytes, data=data)
 
@@ -124,19 +127,59 @@ def test_on_the_same_mesh_one_head_tells_all():
     assert len(spans(needs, 2)) == len(template(2).entries)
 
 
-@pytest.mark.parametrize(
-    "boxes",
-    [held(0, 4, holders=(0, 2)), held(2, 4, holders=(0,))],
-    ids=["others hold the same", "other rows are here now"],
-)
-def test_where_its_own_segment_may_not_have_all_every_head_is_asked_for(boxes):
+def test_other_rows_than_it_saved_are_looked_for_in_all_heads():
     agent = everybody(at_a_time=2)
 
-    needs = named(agent, boxes, world_size=SAVED)
+    needs = named(agent, held(2, 4), world_size=SAVED)
+
+    assert [[0], [0, 1, 2, 3], [2, 3]] == agent.asked  # two were not in the second answer
+    assert {"model.w", f"{STATE}exp_avg", f"{STATE}step"} >= spans(needs, 1) >= {"model.w"}
+
+
+def test_a_box_that_others_hold_too_may_be_in_their_segments_and_so_may_its_state():
+    """HSDP: this rank has saved the parameter, another one its moment."""
+    agent = Agent(head(0, lacking=f"{STATE}exp_avg"), *map(head, (1, 2, 3)))
+
+    named(agent, held(0, 2, holders=(0, 2)), world_size=SAVED)
+
+    assert [[0, 1, 2, 3]] == agent.asked
+
+
+def test_in_another_world_size_the_text_of_rank_0_is_elsewhere():
+    needs = named(everybody(), held(2, 4, holders=(1,)), source=1)
+
+    assert "holdfast.rank.0" in spans(needs, 0)
+
+
+def test_a_tensor_that_its_own_header_lacks_is_looked_for_in_all():
+    agent = Agent(head(0, lacking="model.w"), *map(head, (1, 2, 3)))
+
+    named(agent, held(2, 4), world_size=SAVED)
 
     assert [0, 1, 2, 3] in agent.asked
-    assert [2, 3] == agent.asked[-1], "two heads were not in the first answer"
-    assert 1 in [need.rank for need in needs.shards]
+
+
+def test_what_its_mesh_has_saved_as_its_own_is_named_by_the_first_rank_of_it():
+    """A layer beside the plan of tensor parallelism: of rank 0 and 2 here, of 1 and 3 there."""
+    norm = [
+        TensorSpec(fqn=f"rank.{first}.model.w", dtype="F32", shape=(8, 3), box=rows(0, 8))
+        for first in (0, 1)
+    ]
+    heads = [
+        head(rank, lacking="model.w", more=(norm[rank],) if rank < 2 else ())
+        for rank in range(SAVED)
+    ]
+    find = Agent(*heads)
+
+    needs = named(find, held(0, 8, holders=(0, 2), mesh=(0, 2)), source=2, world_size=SAVED)
+
+    entry = next(
+        e
+        for e in template(0, lacking="model.w", more=(norm[0],)).entries
+        if e.spec.fqn in norm[0].fqn
+    )
+    [first] = [need for need in needs.shards if need.rank == 0]
+    assert any(part.begin <= entry.begin and entry.end <= part.end for part in first.ranges)
 
 
 @pytest.mark.parametrize(
