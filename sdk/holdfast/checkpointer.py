@@ -38,7 +38,7 @@ from holdfast.training import launch
 from holdfast.training.job_terms import Terms
 from holdfast.training.preemption import Preemption
 from holdfast.training.progress import Progress
-from holdfast.training.restore import Decided, Restored, Scope, decide, restore, timeout
+from holdfast.training.restore import Decided, Naming, Restored, Scope, decide, restore, timeout
 from holdfast.training.save_handle import SaveHandle
 from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
@@ -181,7 +181,7 @@ class Checkpointer:
                 self._session,
                 timeout_s=timeout_s,
                 lost_is_fresh=self._on_failure == "warn",
-                scope=scope,
+                naming=Naming.of(scope, self._capture.boxes),
             )
         except (CheckpointError, KeyboardInterrupt):
             self._end(FAILED_CLOSE_S_MAX)
@@ -253,7 +253,7 @@ class Checkpointer:
 
     def _join(self, timeout_s: float, start: Start | None) -> Saver:
         """Take part in the attempt; from here on the rpc threads run."""
-        spec = self._terms.spec(start, names_needs=self._capture.apart)
+        spec = self._terms.spec(start, names_needs=self._capture.names_needs)
         seat = self._session.open(spec, self._arena, timeout_s=timeout_s)
         saver = Saver(
             capture=self._capture, session=self._session, spec=spec, seat=seat, arena=self._arena

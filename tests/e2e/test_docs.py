@@ -97,6 +97,12 @@ def test_the_python_of_a_how_to_page_runs(stack, tmp_path, page):
     run(stack, tmp_path, "\n".join([AT_HAND, *blocks(page)]))
 
 
+def test_the_loop_of_the_page_on_meshes_runs(stack, tmp_path):
+    (code,) = blocks("docs/howto/sharded.md")
+
+    run(stack, tmp_path, LOOP % free_port() + code)
+
+
 def newest_step(stack, job: str) -> int:
     """Return the newest step of the job that is safe; 0: none is."""
     jobs = {row["job"]: row for row in stack.rest("jobs")}

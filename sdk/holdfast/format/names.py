@@ -53,6 +53,16 @@ def name_for(stored: str, rank: int) -> str | None:
     return None if stored.startswith(OWN_PREFIX) else stored
 
 
+def unranked(stored: str) -> str:
+    """Return what a rank calls the tensor that is its own as ``stored``; else ``stored``.
+
+    >>> unranked("rank.3.model.weight"), unranked("model.weight")
+    ('model.weight', 'model.weight')
+    """
+    rank, _, name = stored.removeprefix(OWN_PREFIX).partition(".")
+    return name if stored.startswith(OWN_PREFIX) and rank.isdigit() else stored
+
+
 def is_under(name: str, keys: Collection[str]) -> bool:
     """Tell whether a name of the state is one of ``keys``, or of something inside one.
 

@@ -10,11 +10,11 @@ import hashlib
 import heapq
 import json
 import operator
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.errors import PreconditionError
@@ -87,13 +87,24 @@ class SavePlan:
         self.blob_entry = entries[blob_name(capture.rank)]
         mine = _own_tensors(survey, capture.rank, capture.world_size)
         later = [t for t in mine if _is_deferred(t)]
-        self.deferred = _pieces(later, entries, capture.rank)
-        self.eager = _pieces([t for t in mine if not _is_deferred(t)], entries, capture.rank)
+        self.deferred = self._pieces(later, entries)
+        self.eager = self._pieces([t for t in mine if not _is_deferred(t)], entries)
         self.live_entries = {name: entries[own_name(name, capture.rank)] for name in live.tensors}
         self.chunks = _chunks(self.deferred)
-        self._parameters = {t.fqn: t.tensor for t in later if isinstance(t.tensor, nn.Parameter)}
+        self._parameters = {t.fqn: t.tensor for t in later if t.parameter}
         self._places: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
+
+    def _pieces(
+        self, captured: Sequence[CapturedTensor], entries: dict[str, TensorEntry]
+    ) -> list[Piece]:
+        rank, world_size = self.capture.rank, self.capture.world_size
+        return [
+            Piece(
+                t.tensor, entries[_stored_name(t, rank, world_size)], t.tensor.shape, t.tensor.dtype
+            )
+            for t in captured
+        ]
 
     @property
     def blob_capacity_bytes(self) -> int:
@@ -193,11 +204,8 @@ def make_plan(
     text_bytes = len(blobs.join(capture.static_text(survey), live.text))
     capacity = max(BLOB_BYTES_MIN, int(text_bytes * BLOB_GROWTH))
     capacity += -capacity % 4096
-    specs = [
-        _spec(t.fqn, _stored_name(t, rank), t.tensor)
-        for t in _own_tensors(survey, rank, world_size)
-    ]
-    specs += [_spec(name, own_name(name, rank), tensor) for name, tensor in live.tensors.items()]
+    specs = [_spec(t, rank, world_size) for t in _own_tensors(survey, rank, world_size)]
+    specs += [_live_spec(name, tensor, rank) for name, tensor in live.tensors.items()]
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = _plan_hash(specs, rank, world_size)
     identity = SegmentIdentity(
@@ -234,13 +242,31 @@ def _own_tensors(survey: Survey, rank: int, world_size: int) -> list[CapturedTen
     loads[0] = sum(t.tensor.nbytes for t in survey.tensors if t.home is Home.FIRST)
     shared = [(t.fqn, t.tensor.nbytes) for t in survey.tensors if t.home is Home.SHARED]
     owners = balance(shared, loads) if world_size > 1 else {}
+    owners |= _owners_among_holders(survey)
     return [
         t
         for t in survey.tensors
         if t.home is Home.RANK
         or (t.home is Home.FIRST and rank == 0)
-        or (t.home is Home.SHARED and owners.get(t.fqn, 0) == rank)
+        or (t.home in (Home.SHARED, Home.HOLDERS) and owners.get(t.fqn, rank) == rank)
     ]
+
+
+def _owners_among_holders(survey: Survey) -> dict[str, int]:
+    """Return which rank saves each box that several hold; a scalar is saved by all of them.
+
+    Holders of one box have the same list of boxes that they hold together, so each of them comes to
+    the same answer; ranks that hold none of them need not know it.
+    """
+    held: dict[tuple[int, ...], list[tuple[str, int]]] = defaultdict(list)
+    for t in survey.tensors:
+        if t.home is Home.HOLDERS and t.shape:
+            held[t.holders].append((t.fqn, t.tensor.nbytes))
+    return {
+        fqn: holders[at]
+        for holders, sizes in held.items()
+        for fqn, at in balance(sizes, [0] * len(holders)).items()
+    }
 
 
 def _is_deferred(captured: CapturedTensor) -> bool:
@@ -248,13 +274,26 @@ def _is_deferred(captured: CapturedTensor) -> bool:
     return captured.deferred and captured.tensor.device.type == "cpu"
 
 
-def _stored_name(captured: CapturedTensor, rank: int) -> str:
+def _stored_name(captured: CapturedTensor, rank: int, world_size: int) -> str:
+    if captured.home is Home.HOLDERS and len(captured.mesh) < world_size:
+        return own_name(captured.fqn, captured.mesh[0])
     return own_name(captured.fqn, rank) if captured.home is Home.RANK else captured.fqn
 
 
-def _spec(fqn: str, name: str, tensor: torch.Tensor) -> TensorSpec:
+def _spec(captured: CapturedTensor, rank: int, world_size: int) -> TensorSpec:
+    return TensorSpec(
+        fqn=_stored_name(captured, rank, world_size),
+        dtype=dtype_name(captured.fqn, captured.tensor),
+        shape=captured.shape,
+        box=captured.box,
+    )
+
+
+def _live_spec(name: str, tensor: torch.Tensor, rank: int) -> TensorSpec:
     shape = tuple(tensor.shape)
-    return TensorSpec(fqn=name, dtype=dtype_name(fqn, tensor), shape=shape, box=whole(shape))
+    return TensorSpec(
+        fqn=own_name(name, rank), dtype=dtype_name(name, tensor), shape=shape, box=whole(shape)
+    )
 
 
 def _plan_hash(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
@@ -263,15 +302,6 @@ def _plan_hash(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
     ]
     text = json.dumps([rank, world_size, table], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_PLAN_HASH_LENGTH]
-
-
-def _pieces(
-    captured: Sequence[CapturedTensor], entries: dict[str, TensorEntry], rank: int
-) -> list[Piece]:
-    return [
-        Piece(t.tensor, entries[_stored_name(t, rank)], t.tensor.shape, t.tensor.dtype)
-        for t in captured
-    ]
 
 
 def _chunks(pieces: Sequence[Piece]) -> list[range]:

@@ -18,6 +18,7 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
+    Iterator,
     Mapping,
     MutableMapping,
     Sequence,
@@ -41,7 +42,8 @@ from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loading import Differences, Loading
-from holdfast.state.survey import Home, Identity, Survey
+from holdfast.state.local_boxes import local_box
+from holdfast.state.survey import CapturedTensor, Home, Identity, Survey
 
 _HEADER_BYTES_PER_TENSOR = 320
 _BLOB_BYTES_MIN = 16 << 10
@@ -52,12 +54,14 @@ _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 class Estimate:
     """Bytes of this rank's segment, and of a checkpoint of the same world size.
 
-    Before anything is made. ``apart``: each rank's state is all its own.
+    Before anything is made. ``loaded_bytes`` are those of the tensors that this rank has to load;
+    ``names_needs``: it can say which these are.
     """
 
     own_bytes: int
+    loaded_bytes: int
     whole_bytes: int
-    apart: bool
+    names_needs: bool
 
     def restored_bytes(self, *, named: bool, local_world_size: int, replicas: int) -> int:
         """Return what a node has to have of a checkpoint at once; ``named``: ranks name needs.
@@ -65,8 +69,29 @@ class Estimate:
         What ranks that have changed places need lies beside what their node saved, and what it
         holds for others: none of that may go before they have begun.
         """
-        part = self.own_bytes * local_world_size * (replicas + 2)
-        return min(self.whole_bytes, part) if named and self.apart else self.whole_bytes
+        part = (self.loaded_bytes + self.own_bytes * (replicas + 1)) * local_world_size
+        return min(self.whole_bytes, part) if named and self.names_needs else self.whole_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBoxes:
+    """Which boxes of which tensors this rank holds, by name; ``aliases``: other names of them."""
+
+    tensors: Mapping[str, CapturedTensor]
+    aliases: Mapping[str, str]
+
+    def cut(self) -> Iterator[CapturedTensor]:
+        """Yield what is held of tensors that several ranks hold; not of scalars."""
+        return (t for t in self.tensors.values() if t.mesh and t.shape)
+
+    def find(self, name: str) -> CapturedTensor | None:
+        """Return what is held of a tensor; of an optimizer's state, what is of its parameter."""
+        _, _, of_parameter = name.partition(".state.")
+        for fqn in (name, of_parameter.rpartition(".")[0]):
+            held = self.tensors.get(self.aliases.get(fqn, fqn))
+            if held is not None:
+                return held
+        return None
 
 
 @dataclass(slots=True)
@@ -92,7 +117,7 @@ class _Walk:
 
     def _leaf(self, value: object, path: str) -> str | None:
         if isinstance(value, torch.Tensor):
-            modules.check_mesh(path, value)
+            _check_plain(path, value)
             table: dict[str, Any] = self.tensors
         elif id(value) in self.known or kinds.kind_of(path, value) is not None:
             table = self.objects
@@ -154,13 +179,26 @@ class Capture:
         return [value for value in self._objects.values() if isinstance(value, Optimizer)]
 
     @property
-    def apart(self) -> bool:
-        """Whether this rank shares no tensor with another: all it loads is in one segment."""
-        return self._is_apart(self.survey())
+    def names_needs(self) -> bool:
+        """Whether this rank can say what of a checkpoint it needs, because that is a part of it.
 
-    def _is_apart(self, survey: Survey) -> bool:
+        It shares no tensor with another, or has boxes of tensors that others hold, too.
+        """
+        return self._names_needs(self.survey())
+
+    def _names_needs(self, survey: Survey) -> bool:
         alone = all(tensor.home is Home.RANK for tensor in survey.tensors)
-        return self.world_size > 1 and bool(survey.tensors) and alone
+        cut = alone or bool(survey.mesh_of)
+        return self.world_size > 1 and bool(survey.tensors) and cut
+
+    @property
+    def boxes(self) -> LocalBoxes | None:
+        """What is here of the tensors that several ranks hold; None: there are no such tensors."""
+        survey = self.survey()
+        if not survey.mesh_of or self.world_size == 1:
+            return None
+        tensors = {tensor.fqn: tensor for tensor in survey.tensors}
+        return LocalBoxes(tensors, dict(survey.aliases))
 
     def survey(self) -> Survey:
         """Walk modules and optimizers anew and name their tensors."""
@@ -267,8 +305,16 @@ class Capture:
     def estimate(self) -> Estimate:
         """Return the bytes to reserve: state as known, else as its optimizer's class makes it."""
         survey = self.survey()
-        shared = sum(t.tensor.nbytes for t in survey.tensors if t.home is not Home.RANK)
-        own = sum(t.tensor.nbytes for t in survey.tensors if t.home is Home.RANK)
+        shared = own = held = 0
+        for t in survey.tensors:
+            match t.home:
+                case Home.SHARED | Home.FIRST:
+                    shared += t.tensor.nbytes
+                case Home.HOLDERS:
+                    own += -(-t.tensor.nbytes // len(t.holders))
+                    held += t.tensor.nbytes - -(-t.tensor.nbytes // len(t.holders))
+                case Home.RANK:
+                    own += t.tensor.nbytes
         for optimizer in self.optimizers:
             if not optimizer.state:
                 expected = optimizers.estimate_state_bytes(optimizer)
@@ -280,8 +326,9 @@ class Capture:
         own += _HEADER_BYTES_PER_TENSOR * len(survey.tensors)
         return Estimate(
             own_bytes=own + -(-shared // self.world_size),
+            loaded_bytes=own + held + shared,
             whole_bytes=own * self.world_size + shared,
-            apart=self._is_apart(survey),
+            names_needs=self._names_needs(survey),
         )
 
     def load(
@@ -376,6 +423,16 @@ class Capture:
                 entry.bind(self._clock)
                 self._loaders[id(value)] = entry
         return walk
+
+
+def _check_plain(path: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor beside modules and optimizers that is not all here."""
+    if local_box(path, tensor).holders is not None:
+        raise InvalidRequestError(
+            f"not supported yet: {path} is a DTensor of its own; a module's or an optimizer's can "
+            f"be saved, so register it as a buffer",
+            key=path,
+        )
 
 
 def _check_no_more(found: Mapping[str, object], objects: Mapping[str, object]) -> None:

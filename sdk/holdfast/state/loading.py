@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError, NotReadyError
 from holdfast.format.blob import SavedOptimizer, StateBlob
-from holdfast.format.names import is_under, name_for, own_name
+from holdfast.format.names import is_under, name_for, own_name, unranked
 from holdfast.format.tree import Json, decode
 from holdfast.reading.reader import Segments
 from holdfast.state import modules, optimizers
@@ -165,25 +165,48 @@ class Loading:
         self._wants.then(partial(_put, path, put, tree))
 
     def _fill(self, fqn: str, target: torch.Tensor) -> None:
-        stored = self._find(fqn)
+        stored = self._find(fqn, self._survey.mesh_of.get(id(target)))
         if stored is None:
             self._only_here(fqn)
         else:
             self._wants.fill(fqn, target, stored)
 
-    def _stored(self, fqn: str) -> str:
-        stored = self._find(fqn)
+    def _stored(self, fqn: str, parameter: torch.Tensor) -> str:
+        stored = self._find(fqn, self._survey.mesh_of.get(id(parameter)))
         if stored is None:
             raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
         return stored
 
-    def _find(self, fqn: str) -> str | None:
-        """Return what a tensor is called in the checkpoint: everybody's, or the source rank's."""
+    def _find(self, fqn: str, mesh: tuple[int, ...] | None) -> str | None:
+        """Return what a tensor is called in the checkpoint: everybody's, or the source rank's.
+
+        One that several ranks hold may also be that of the same ranks, by the first of them, or
+        else of the only ranks that have saved one of this name.
+        """
         alias = self._aliases.get(fqn, fqn)
-        for name in (fqn, self._ranked(fqn), alias, self._ranked(alias)):
-            if self._wants.has(name):
-                return name
-        return None
+        for name in (fqn, alias):
+            first = [own_name(name, mesh[0])] if mesh else []
+            for stored in (name, *first, self._ranked(name)):
+                if self._wants.has(stored):
+                    return stored
+        others = self._owned.get(alias, []) if mesh else []
+        if len(others) > 1:
+            raise InvalidRequestError(
+                f"tensor {fqn!r} was saved by several groups of ranks, each its own "
+                f"({', '.join(others[:3])}): which of them is meant here cannot be known",
+                key=fqn,
+            )
+        return others[0] if others else None
+
+    @cached_property
+    def _owned(self) -> Mapping[str, list[str]]:
+        """Names in the checkpoint of what some ranks have saved as their own, by its name."""
+        found: dict[str, list[str]] = {}
+        for stored in self._segments.specs():
+            name = unranked(stored)
+            if name != stored:
+                found.setdefault(name, []).append(stored)
+        return found
 
     def _only_here(self, fqn: str) -> None:
         if self._strict:

@@ -24,8 +24,8 @@ _INNER = {
     "OptimizedModule": "_orig_mod", "ActivationWrapper": "_checkpoint_wrapped_module",
 }  # fmt: skip
 """Of each class that wraps a module: where it keeps it. Names do not show the wrapper."""
-_REFUSED_TENSORS = frozenset({"DTensor", "ShardedTensor"})
-_REFUSED_MODULES = frozenset({"FullyShardedDataParallel", "FSDPModule"})
+_REFUSED_MODULES = frozenset({"FullyShardedDataParallel"})
+_SHARDED_MODULE = "FSDPModule"
 
 
 def parts(
@@ -63,35 +63,6 @@ def has_own_saving(module: nn.Module) -> bool:
     )
 
 
-def check_mesh(fqn: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that is one rank's piece of a bigger one, many in one, or none yet.
-
-    Raises:
-        InvalidRequestError: it is a DTensor or ShardedTensor, nested, or not initialized; the
-            message names the tensor, and the mesh.
-    """
-    if nn.parameter.is_lazy(tensor):
-        raise InvalidRequestError(
-            f"parameter {fqn!r} is not initialized yet: run one forward pass first", key=fqn
-        )
-    if tensor.is_nested:  # a strided one answers no question about its size
-        raise InvalidRequestError(
-            f"tensor {fqn!r} is nested and cannot be saved: put its parts (unbind()) into the "
-            f"state",
-            key=fqn,
-        )
-    kinds = {cls.__name__ for cls in type(tensor).__mro__} & _REFUSED_TENSORS
-    if not kinds:
-        return
-    mesh = getattr(tensor, "device_mesh", None)
-    text = ""
-    if mesh is not None:
-        names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
-        sizes = (f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
-        text = f" over mesh ({', '.join(sizes)})"
-    raise InvalidRequestError(f"not supported yet: {fqn} is a {kinds.pop()}{text}", key=fqn)
-
-
 def survey_module(
     survey: Survey,
     path: str,
@@ -109,6 +80,12 @@ def survey_module(
         replicated: All ranks are known to hold the same (there is one rank).
         deferred: Tells which parameters only an optimizer's step writes.
     """
+    sharded = [module for module in root.modules() if _is_fsdp(module)]
+    if sharded:
+        # Before the tables are looked at: after a forward without a backward they hold whole
+        # parameters, which their owner throws away.
+        survey.sources.append(lambda: _reshard(sharded))
+        _reshard(sharded)
     homes = _ddp_homes(root)
     default = Home.SHARED if replicated else Home.RANK
     for base, module in parts(path, root, remove_duplicate=False):
@@ -117,7 +94,6 @@ def survey_module(
             raise InvalidRequestError(f"not supported yet: {base} is a {refused.pop()}", key=base)
         for name, tensor in _persistent(module):
             fqn = f"{base}.{name}"
-            check_mesh(fqn, tensor)
             survey.add(
                 fqn,
                 tensor,
@@ -173,6 +149,16 @@ def _persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, buffer in module._buffers.items():  # noqa: SLF001
         if buffer is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
             yield name, buffer
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    return any(cls.__name__ == _SHARDED_MODULE for cls in type(module).__mro__)
+
+
+def _reshard(sharded: Iterable[Any]) -> tuple[()]:
+    for module in sharded:
+        module.reshard()
+    return ()
 
 
 def _ddp_homes(root: nn.Module) -> dict[int, Home]:

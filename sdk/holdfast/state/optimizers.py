@@ -19,7 +19,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import SavedOptimizer
 from holdfast.reading.dtypes import TORCH
 from holdfast.state.layouts import is_expanded
-from holdfast.state.modules import check_mesh
+from holdfast.state.local_boxes import local
 from holdfast.state.survey import Home, Survey
 from holdfast.state.wants import Wants, fits
 
@@ -87,9 +87,9 @@ def survey_optimizer(
             keys[tuple(state)].append(name)
             for key, tensor in state.items():
                 fqn = f"{path}.state.{name}.{key}"
-                check_mesh(fqn, tensor)
-                home = Home.SHARED if shared else Home.RANK
-                survey.add(fqn, tensor, home=home, deferred=True)
+                mesh = survey.mesh_of.get(id(p), ()) if not tensor.dim() else ()
+                home = Home.HOLDERS if mesh else Home.SHARED if shared else Home.RANK
+                survey.add(fqn, tensor, home=home, deferred=True, mesh=mesh)
     if not strict:
         survey.loose.add(path)
     pairs = [[list(held), of] for held, of in keys.items()]
@@ -123,7 +123,7 @@ def load_optimizer(
     loose: Mapping[str, dict[str, object]] | None,
     *,
     fqn_of: Mapping[int, str],
-    find: Callable[[str], str],
+    find: Callable[[str, torch.Tensor], str],
     wants: Wants,
 ) -> None:
     """Have ``wants`` read state and groups and then put them back; what fits is filled in place.
@@ -136,7 +136,7 @@ def load_optimizer(
         groups: Its groups without their parameters.
         loose: State that is not only tensors, by parameter; None: all of it is.
         fqn_of: Names of parameters by identity.
-        find: Gives a tensor's name in the checkpoint.
+        find: Gives a tensor's name in the checkpoint, by its name here and its parameter.
         wants: What this restore reads.
 
     Raises:
@@ -160,7 +160,7 @@ def load_optimizer(
                 for key in keys:
                     fqn = f"{path}.state.{name}.{key}"
                     device = _device_of(key, p, on_device)
-                    state[key] = _target(fqn, before.get(key), find(fqn), device, p, wants)
+                    state[key] = _target(fqn, before.get(key), find(fqn, p), device, p, wants)
     wants.then(lambda: _put_state(optimizer, by_name, wanted, loose))
     wants.then(lambda: _put_groups(optimizer, groups))
 
@@ -168,7 +168,7 @@ def load_optimizer(
 def estimate_state_bytes(optimizer: Optimizer) -> int:
     """Return the bytes of state that exist, or are to be expected once it has stepped."""
     have = sum(
-        value.nbytes
+        local(value).nbytes
         for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, torch.Tensor)
@@ -179,7 +179,7 @@ def estimate_state_bytes(optimizer: Optimizer) -> int:
     copies = _STATE_COPIES.get(kind)
     total = 0
     for group in optimizer.param_groups:
-        for p in group["params"]:
+        for p in map(local, group["params"]):
             if copies is None:
                 total += 2 * _FP32_BYTES * p.numel()
             elif kind != "SGD" or group.get("momentum"):

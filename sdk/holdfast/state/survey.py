@@ -16,6 +16,8 @@ from torch import nn
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import Saved
+from holdfast.format.boxes import Box
+from holdfast.state.local_boxes import is_sharded, local_box
 
 
 class Home(Enum):
@@ -24,19 +26,32 @@ class Home(Enum):
     SHARED = "shared"  # equal on all ranks: one of them saves it
     FIRST = "first"  # rank 0's value counts: it saves it
     RANK = "rank"  # each rank's own
+    HOLDERS = "holders"  # a box that its holders have alike: one of them saves it
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
-    """One tensor under its global name; ``deferred`` if only an optimizer's step writes it."""
+    """One tensor under its global name, or the box of it that this rank holds.
+
+    ``tensor`` is the memory to copy, ``shape`` that of the whole tensor. If ``home`` says so,
+    ``holders`` are the ranks that have the same box, and ``mesh`` those that have any of it: other
+    ranks may have another tensor of this name. ``deferred``: only an optimizer's step writes it;
+    ``parameter``: autograd counts how often it was written.
+    """
 
     fqn: str
     tensor: torch.Tensor
     home: Home
     deferred: bool
+    shape: tuple[int, ...]
+    box: Box
+    holders: tuple[int, ...] = ()
+    mesh: tuple[int, ...] = ()
+    parameter: bool = False
 
 
 Source = Callable[[], Iterable[object]]
+_LOCAL = operator.attrgetter("_local_tensor")
 
 
 class Identity:
@@ -108,10 +123,35 @@ class Survey:
     home_of: dict[int, Home] = field(default_factory=dict)
     extras: list[tuple[str, nn.Module]] = field(default_factory=list)
     loose: set[str] = field(default_factory=set)
+    mesh_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
+    _sharded: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, fqn: str, tensor: torch.Tensor, *, home: Home, deferred: bool) -> None:
-        """Take ``tensor`` in under ``fqn``; the second name of one tensor becomes an alias."""
+    def add(
+        self,
+        fqn: str,
+        tensor: torch.Tensor,
+        *,
+        home: Home,
+        deferred: bool,
+        mesh: tuple[int, ...] = (),
+    ) -> None:
+        """Take ``tensor`` in under ``fqn``; the second name of one tensor becomes an alias.
+
+        Args:
+            fqn: Its name.
+            tensor: A plain one, or a DTensor: then where it belongs is known, whatever ``home`` is.
+            home: Whose segment holds it.
+            deferred: Only an optimizer's step writes it.
+            mesh: The ranks that hold it alike, if ``home`` is ``HOLDERS``.
+
+        Raises:
+            InvalidRequestError: its name is taken, or it cannot be saved; see ``local_box``.
+        """
+        here = local_box(fqn, tensor)
+        holders = mesh
+        if here.holders is not None:
+            home, holders, mesh = Home.HOLDERS, here.holders, here.mesh
         if fqn in self._names:
             raise InvalidRequestError(
                 f"two tensors of the state have the same name {fqn!r}: rename one of them", key=fqn
@@ -123,4 +163,15 @@ class Survey:
             return
         self.fqn_of[id(tensor)] = fqn
         self.home_of[id(tensor)] = home
-        self.tensors.append(CapturedTensor(fqn, tensor, home, deferred))
+        if is_sharded(tensor):
+            self.mesh_of[id(tensor)] = mesh
+            self._sharded.append(tensor)
+            if len(self._sharded) == 1:
+                # What a module's ``to()`` replaces is not the DTensor but what is in it.
+                self.sources.append(lambda: map(_LOCAL, self._sharded))
+        self.tensors.append(
+            CapturedTensor(
+                fqn, here.tensor, home, deferred, here.shape, here.box, holders, mesh,
+                parameter=isinstance(tensor, nn.Parameter),
+            )
+        )  # fmt: skip

@@ -15,6 +15,7 @@ from holdfast.format.segment import TensorSpec
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.reader import Segments, Want
 from holdfast.state.layouts import empty_in_layout, is_expanded
+from holdfast.state.local_boxes import local_box
 
 
 class Wants:
@@ -48,7 +49,8 @@ class Wants:
             InvalidRequestError: shape or dtype differ, or ``target`` is expanded or on the meta
                 device; the message names it.
         """
-        check_fillable(fqn, target)
+        here = local_box(fqn, target)
+        check_fillable(fqn, here.tensor)
         spec = self.spec(stored)
         if not fits(target, spec):
             raise InvalidRequestError(
@@ -56,7 +58,7 @@ class Wants:
                 f"{spec.shape} {TORCH[spec.dtype]}: build the model as it was saved, or use "
                 f"another job name"
             )
-        self._wants.append(Want(target.detach(), stored, spec.box))
+        self._wants.append(Want(here.tensor.detach(), stored, here.box))
 
     def new(self, stored: str, dims: object = None) -> torch.Tensor:
         """Return new memory on the CPU that will hold the tensor ``stored``.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from holdfast.core import env
 from holdfast.core.decision import Decision, DecisionState
+from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.core.user_events import Event
@@ -32,7 +33,7 @@ from holdfast.format.names import is_shared, is_under
 from holdfast.format.notes import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Segments
-from holdfast.state.capture import Capture
+from holdfast.state.capture import Capture, LocalBoxes
 from holdfast.training.session import AgentSession
 
 RESTORE_S_MAX = 600.0
@@ -57,6 +58,49 @@ class Scope:
         if isinstance(only, str) or not set(only or ()) <= set(names):
             raise InvalidRequestError(f"only={only!r}: pass names of state, {sorted(names)}")
         return cls(strict=strict, only=None if only is None else tuple(only))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """How a rank names what it needs of a checkpoint.
+
+    ``whole``: all of it. ``only``: what is under these names of the state. ``boxes``: what this
+    rank has of tensors that others hold, too; None: all that it loads is in one segment.
+    """
+
+    whole: bool = False
+    only: tuple[str, ...] | None = None
+    boxes: LocalBoxes | None = None
+
+    @classmethod
+    def of(cls, scope: Scope, boxes: LocalBoxes | None) -> Naming:
+        """Return how it is named for what ``scope`` asks for: what may be missing, everywhere."""
+        return cls(whole=not scope.strict, only=scope.only, boxes=boxes)
+
+    def wider(self, needs: Needs) -> Naming:
+        """Return how it is named if ``needs`` did not suffice: its own segment, then all."""
+        return Naming(whole=self.boxes is not None or not needs.in_parts)
+
+    def suffices(self, needs: Needs) -> bool:
+        """Tell whether what was named is what this would name."""
+        in_parts = self.only is not None or self.boxes is not None
+        return needs.whole or not (self.whole or (needs.in_parts and not in_parts))
+
+    def needs(self, decision: Decision, session: AgentSession) -> Needs:
+        """Return what is needed of the decision's checkpoint; may ask the agent for heads."""
+        from holdfast.training import restore_needs  # noqa: PLC0415 - few ask, and it takes 6 ms
+
+        number = session.needs.number + 1 if session.needs else 1
+        own = restore_needs.own_needs(decision, session.spec, number, whole=self.whole)
+        source = session.spec.rank % decision.world_size
+        if self.boxes is not None:
+            return restore_needs.of_boxes(
+                own, source, self.boxes, self.only, session.heads,
+                saved=decision.world_size, world_size=session.spec.world_size,
+            )  # fmt: skip
+        if self.only is not None:
+            return restore_needs.of_names(own, source, self.only, session.heads)
+        return own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,17 +148,14 @@ def timeout(environ: Mapping[str, str]) -> float:
 
 
 def decide(
-    session: AgentSession, *, timeout_s: float, lost_is_fresh: bool, scope: Scope
+    session: AgentSession, *, timeout_s: float, lost_is_fresh: bool, naming: Naming
 ) -> Decided | None:
     """Return what will be restored, once it is confirmed and here; None: begin at step 0.
 
     Raises:
         CheckpointError: as ``restore`` does.
     """
-    chosen = _chosen(
-        session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=not scope.strict,
-        only=scope.only,
-    )  # fmt: skip
+    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming)
     checkpoint = chosen.decision.checkpoint
     if _begins_anew(chosen.decision) or checkpoint is None:
         return None
@@ -142,10 +183,8 @@ def restore(
         StaleGenerationError: something else than ``expected`` is decided by now.
         CheckpointError: as ``_chosen`` says, or what is loaded does not fit the state.
     """
-    chosen = _chosen(
-        session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=not scope.strict,
-        only=scope.only,
-    )  # fmt: skip
+    naming = Naming.of(scope, capture.boxes)
+    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming)
     decision = chosen.decision
     found = None if _begins_anew(decision) else decision.checkpoint
     if (expected and (expected.step, expected.attempt)) != (
@@ -163,8 +202,9 @@ def restore(
         session.begun(None)
         return None
     return _loaded(
-        session, capture, arena, chosen, scope, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh
-    )
+        session, capture, arena, chosen, scope, naming,
+        timeout_s=timeout_s, lost_is_fresh=lost_is_fresh,
+    )  # fmt: skip
 
 
 def _loaded(
@@ -173,6 +213,7 @@ def _loaded(
     arena: Path,
     chosen: RestoreView,
     scope: Scope,
+    naming: Naming,
     *,
     timeout_s: float,
     lost_is_fresh: bool,
@@ -187,15 +228,20 @@ def _loaded(
                 raise
             # It may lie in this rank's segment under another name. Or ranks that shared tensors
             # saved it: then any of them has it.
-            lacking, whole = error, not session.needs.in_parts
+            lacking, naming = error, naming.wider(session.needs)
         except NotFoundError as error:
             if session.needs is None or not session.needs.in_parts:
                 raise
-            lacking, whole = error, False  # its agent was started anew: parts do not outlive it
-        what = ("this rank's own segment", "the others") if whole else ("what was fetched", "more")
+            # Its agent was started anew: parts do not outlive it.
+            lacking, naming = error, naming.wider(session.needs)
+        what = ("what was fetched", "more")
+        if naming.whole:
+            what = ("this rank's own segment", "the others")
         log.warning("%s may not have all (%s): fetching %s", what[0], lacking, what[1])
         try:
-            chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, whole=whole)
+            chosen = _chosen(
+                session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming
+            )
         except UnavailableError as late:
             text = f"{lacking.message} in {what[0]}; {what[1]} did not come: {late.message}"
             raise UnavailableError(text) from lacking
@@ -210,13 +256,11 @@ def _chosen(
     *,
     timeout_s: float,
     lost_is_fresh: bool,
-    whole: bool = False,
-    only: Collection[str] | None = None,
+    naming: Naming,
 ) -> RestoreView:
     """Return what was decided, once it is confirmed and all that is needed of it is here.
 
-    A rank that names its needs does so here, for each checkpoint that is proposed; ``whole``: it
-    needs all of it; ``only``: of its own segment what is under these names of the state.
+    A rank that names its needs does so here, for each checkpoint that is proposed.
 
     Raises:
         UnavailableError: no decision within ``timeout_s``.
@@ -225,7 +269,7 @@ def _chosen(
         CorruptionError: checkpoints are known and none can be read, unless ``lost_is_fresh``.
     """
     generation = session.generation
-    view = _wait(session, timeout_s=timeout_s, whole=whole, only=only)
+    view = _wait(session, timeout_s=timeout_s, naming=naming)
     if view is None:
         raise UnavailableError(
             f"no checkpoint was chosen and fetched within {timeout_s:.0f} s: "
@@ -251,34 +295,21 @@ def _chosen(
     return chosen
 
 
-def _wait(
-    session: AgentSession, *, timeout_s: float, whole: bool, only: Collection[str] | None
-) -> SessionView | None:
+def _wait(session: AgentSession, *, timeout_s: float, naming: Naming) -> SessionView | None:
     """Return the view that ends the wait, None: not within ``timeout_s``; name needs meanwhile."""
     deadline = time.monotonic() + timeout_s
     while True:
         view = session.wait_view(
-            lambda view: (
-                _settled(view, session)
-                or _unnamed(view, session, whole=whole, only=only) is not None
-            ),
+            lambda view: _settled(view, session) or _unnamed(view, session, naming) is not None,
             timeout_s=max(deadline - time.monotonic(), 0.0),
         )
-        decision = _unnamed(view, session, whole=whole, only=only) if view is not None else None
+        decision = _unnamed(view, session, naming) if view is not None else None
         if decision is None:
             return view
-        from holdfast.training.restore_needs import of_names, own_needs  # noqa: PLC0415 - few ask
-
-        number = session.needs.number + 1 if session.needs else 1
-        needs = own_needs(decision, session.spec, number, whole=whole)
-        if only is not None:
-            needs = of_names(needs, session.spec.rank % decision.world_size, only, session.heads)
-        session.name(needs)
+        session.name(naming.needs(decision, session))
 
 
-def _unnamed(
-    view: SessionView, session: AgentSession, *, whole: bool, only: Collection[str] | None
-) -> Decision | None:
+def _unnamed(view: SessionView, session: AgentSession, naming: Naming) -> Decision | None:
     """Return a decision of which this rank has yet to say what it needs."""
     chosen = view.restore
     if view.fenced or not session.spec.names_needs or chosen is None:
@@ -290,8 +321,7 @@ def _unnamed(
         return None  # its catalogue was lost: of which shards it consists is not known
     if needs is None or needs.checkpoint != decision.checkpoint:
         return decision
-    more = (whole and not needs.whole) or (only is None and needs.in_parts)
-    return decision if more else None
+    return None if naming.suffices(needs) else decision
 
 
 def _sources(chosen: RestoreView) -> Mapping[str, int]:
@@ -326,7 +356,8 @@ def _load(
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
     held = {segment.shard.id: segment.ranges for segment in chosen.segments}
     with open_files(located, held) as segments:
-        if scope.strict and len(located) < decision.shards_count:
+        part = len(located) < decision.shards_count
+        if scope.strict and part and capture.boxes is None:
             _check_apart(segments, scope.only)
         found = capture.load(
             segments, step=step, strict=scope.strict, only=scope.only, streams=scope.only is None

@@ -1,4 +1,4 @@
-"""What a rank whose state is all its own needs of a checkpoint: whose segments, and which bytes.
+"""What a rank needs of a checkpoint that does not need all of it: whose segments, which bytes.
 
 It is named once a checkpoint is proposed; see ADR 0033. Should it not suffice, the rank names more:
 of bytes all of its segment, of its segment the whole checkpoint.
@@ -7,20 +7,25 @@ of bytes all of its segment, of its segment the whole checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.decision import Decision
 from holdfast.core.ids import CheckpointId, Rank, ShardId
 from holdfast.core.needs import Head, Needs, ShardNeed, checked
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, ManifestError, NotReadyError
 from holdfast.format import byte_ranges
+from holdfast.format.boxes import Box, whole
 from holdfast.format.index import Index, of_some
-from holdfast.format.names import blob_name, is_under, name_for
-from holdfast.format.segment import parse_header
+from holdfast.format.names import blob_name, blob_rank, is_under, name_for, own_name, unranked
+from holdfast.format.segment import SegmentHeader, parse_header
+from holdfast.state.capture import LocalBoxes
 
 log = logging.getLogger(__name__)
+
+RANKS_COUNT_MAX = 512
+"""Of a checkpoint whose heads a rank asks for, all of them: of a bigger one all is fetched."""
 
 FindHeads = Callable[[CheckpointId, Collection[int]], Collection[Head]]
 
@@ -66,6 +71,99 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
     except CheckpointError as error:
         log.info("all of the segment is fetched, not only %s: %s", ", ".join(only), error)
         return needs
+
+
+def of_boxes(
+    needs: Needs,
+    source: int,
+    boxes: LocalBoxes,
+    only: Collection[str] | None,
+    find: FindHeads,
+    *,
+    saved: int,
+    world_size: int,
+) -> Needs:
+    """Return by byte ranges what a rank loads that has boxes of tensors which others hold, too.
+
+    Where as many ranks saved it, each its own boxes, that is all in one segment; else the heads of
+    all tell in which. All of the checkpoint, if that cannot be told.
+
+    Args:
+        needs: What is known without a header.
+        source: The rank whose state is taken where each has its own.
+        boxes: What this rank has of which tensors.
+        only: Names of the state that are loaded; None: all.
+        find: Asks for heads.
+        saved: How many ranks saved the checkpoint.
+        world_size: How many there are now.
+    """
+    if needs.whole or saved > RANKS_COUNT_MAX:
+        return replace(needs, whole=True)
+    texts = {blob_name(source)} | ({blob_name(0)} if saved != world_size else set())
+    own = saved == world_size and all(len(t.holders) == 1 for t in boxes.cut())
+    for ranks in ([[source]] if own else []) + [range(saved)]:
+        try:
+            index = of_some(_headers(needs.checkpoint, ranks, find))
+            wanted = list(_wanted(index, source, texts, boxes, only))
+            return checked(replace(needs, shards=byte_ranges.needs(index, wanted)))
+        except CheckpointError as error:
+            log.info("not only the segments of %s: %s", ranks, error)
+    return replace(needs, whole=True)
+
+
+def _wanted(
+    index: Index,
+    source: int,
+    texts: Collection[str],
+    boxes: LocalBoxes,
+    only: Collection[str] | None,
+) -> Iterator[tuple[str, Box]]:
+    """Yield what is to be loaded, by its name in the checkpoint, with its region.
+
+    Raises:
+        NotReadyError: a tensor of which this rank has a box is not in the index.
+    """
+    seen = set()
+    for tensor in index.tensors:
+        name = unranked(tensor.fqn)
+        if blob_rank(tensor.fqn) is not None:
+            if tensor.fqn in texts:
+                yield tensor.fqn, whole(tensor.shape)
+        elif only is None or is_under(name, only):
+            held = boxes.find(name)
+            of_mesh = held.mesh[:1] if held else ()
+            if tensor.fqn in {name, *(own_name(name, rank) for rank in (source, *of_mesh))}:
+                seen.add(name)
+                fits = held is not None and held.shape == tensor.shape
+                yield tensor.fqn, held.box if held and fits else whole(tensor.shape)
+    for held in boxes.cut():
+        if held.fqn not in seen and (only is None or is_under(held.fqn, only)):
+            raise NotReadyError(f"no header has tensor {held.fqn!r}", fqn=held.fqn)
+
+
+def _headers(
+    checkpoint: CheckpointId, ranks: Collection[int], find: FindHeads
+) -> list[SegmentHeader]:
+    """Return the headers of the segments of all ``ranks``.
+
+    Raises:
+        NotReadyError: one is not to be had.
+        ManifestError: one is of another checkpoint.
+    """
+    found: dict[int, SegmentHeader] = {}
+    while len(found) < len(ranks):
+        heads = find(checkpoint, [rank for rank in ranks if rank not in found])
+        for head in heads:
+            header = parse_header(head.data, head.length_bytes)
+            wanted = ShardId(
+                checkpoint.run, checkpoint.step, checkpoint.generation, Rank(head.rank)
+            )
+            if header.identity.id != wanted:
+                raise ManifestError(f"the head of {wanted.key} is that of {header.identity.id.key}")
+            found[head.rank] = header
+        if not heads:
+            raise NotReadyError(f"{len(found)} of {len(ranks)} heads were found")
+    return list(found.values())
 
 
 def _index(checkpoint: CheckpointId, source: int, find: FindHeads) -> Index | None:

@@ -350,10 +350,6 @@ with warnings.catch_warnings(action="ignore"):  # torch calls nested tensors a p
 """Defect T4: asked for its shape, it raises a bare RuntimeError."""
 
 
-class DTensor(torch.Tensor):
-    """Stands for torch's class of that name, which needs a process group to be made."""
-
-
 @pytest.mark.parametrize(
     ("state", "text"),
     [
@@ -361,7 +357,6 @@ class DTensor(torch.Tensor):
         ({"f": [NESTED]}, "tensor 'f.0' is nested"),
         ({"f": np.zeros(2).view(np.matrix)}, "state 'f' holds a numpy.matrix"),
         ({"loader": torch.utils.data.DataLoader([1])}, "holdfast.ResumableLoader"),
-        ({"w": torch.zeros(1).as_subclass(DTensor)}, "not supported yet: w is a DTensor"),
         ({"rank": 1}, "state key 'rank'"),
         ({3: 1}, "state key 3"),
         ({"m": nn.LazyLinear(2)}, "'m.weight' is not initialized"),

@@ -1,4 +1,6 @@
-"""State that is one rank's piece of something bigger is refused by name, not saved wrongly."""
+"""State of which each rank holds a piece: what of it is planned by whom, and what is refused."""
+
+from collections import Counter
 
 import pytest
 import torch
@@ -6,48 +8,140 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.errors import InvalidRequestError
+from holdfast.format import index
+from holdfast.format.boxes import covers, whole
+from holdfast.format.names import unranked
+from holdfast.format.segment import parse_header
+from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture
+
+WORLD = 4
 
 
 @pytest.fixture
-def mesh(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+def world():
+    """Make this process one rank of four; the others are not there, so nothing is computed."""
+
+    def become(rank):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
+
+    yield become
     dist.destroy_process_group()
+
+
+def built(kind):
+    """Return the state of one rank: a model on a mesh, and what AdamW keeps of it."""
+    model = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 5), nn.LayerNorm(5))
+    # Meshes of one name are equal, and torch gives one rank's out where it knows another's.
+    names = tuple(f"{axis}{dist.get_rank()}" for axis in ("a", "b"))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    if kind == "fsdp":
+        mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=names[:1])
+    if kind == "2d":
+        split = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(model, mesh[names[1]], split)
+        mesh = mesh[names[0]]
+    for layer in (model[0], model[2], model[3], model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        moments = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[p] = {"step": torch.tensor(1.0), **moments}
+    return {"model": model, "optimizer": optimizer}
+
+
+def planned(rank, kind):
+    capture = Capture(built(kind), rank=rank, world_size=WORLD)
+    return make_plan(capture, job="j", run="r", generation=1, rank=rank, world_size=WORLD)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp", "2d"])
+def test_all_ranks_together_plan_every_element_once(world, kind):
+    """F37, F38: no hole and no overlap; ranks that hold the same box share the work."""
+    plans = []
+    for rank in range(WORLD):
+        world(rank)
+        plans.append(planned(rank, kind))
+
+    headers = [
+        parse_header(plan.template.fill(step=1, generation=1, parent=None), plan.length_bytes)
+        for plan in plans
+    ]
+    for tensor in index.build(headers).tensors:
+        boxes = [held.box for held in tensor.boxes]
+        assert covers(whole(tensor.shape), boxes), tensor.fqn
+        # Who has a scalar saves it, so that nobody needs another's segment for a few bytes.
+        copies = 1 if tensor.shape else 2 if tensor.fqn.startswith("rank.") else WORLD
+        elements = torch.Size(tensor.shape).numel() * copies
+        assert sum(box.elements_count for box in boxes) == elements, tensor.fqn
+    sizes = [plan.length_bytes - plan.blob_capacity_bytes for plan in plans]
+    assert max(sizes) < 1.5 * min(sizes)
+
+
+def test_a_layer_beside_the_plan_of_tensor_parallelism_is_saved_by_each_row_as_its_own(world):
+    """Nothing tells whether other ranks of the grid hold the same, or another stage of a model."""
+    names = Counter()
+    for rank in range(WORLD):
+        world(rank)
+        plan = planned(rank, "2d")
+        names.update(e.spec.fqn for e in plan.template.entries if "model.3.weight" in e.spec.fqn)
+
+    weights = {name: count for name, count in names.items() if unranked(name) == "model.3.weight"}
+    assert weights == {"rank.0.model.3.weight": 2, "rank.1.model.3.weight": 2}
+
+
+def test_what_an_optimizer_writes_is_copied_after_the_save_has_returned(world):
+    """A DTensor is a parameter as any: only the next step of its optimizer writes it."""
+    world(1)
+
+    plan = planned(1, "fsdp")
+
+    assert [] == plan.eager
+    assert all(type(piece.tensor) is torch.Tensor for piece in plan.deferred)
+    assert len(plan.versions()) == 6  # of its parameters: another's writing is seen
+
+
+def test_memory_that_a_module_has_swapped_below_its_parameters_makes_another_plan(world):
+    """``to()`` keeps the parameter and replaces what is in it."""
+    world(2)
+    state = built("fsdp")
+    capture = Capture(state, rank=2, world_size=WORLD)
+    plan = make_plan(capture, job="j", run="r", generation=1, rank=2, world_size=WORLD)
+    assert plan.is_current()
+
+    weight = state["model"][0].weight
+    weight._local_tensor = weight._local_tensor.clone()
+
+    assert not plan.is_current()
 
 
 def refusal(state):
     with pytest.raises(InvalidRequestError) as refused:
-        Capture(state, rank=0, world_size=1)
+        Capture(state, rank=0, world_size=WORLD)
     return refused.value.message
 
 
-def test_a_distributed_tensor_is_refused_with_its_mesh(mesh):
-    whole = torch.ones(4, 4)
-    model = nn.Linear(4, 4)
-    model.weight = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
+def test_a_distributed_tensor_of_its_own_is_refused(world):
+    world(0)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    tensor = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)], src_data_rank=None)
+    assert isinstance(tensor, DTensor)
 
-    expected = "not supported yet: model.weight is a DTensor over mesh (tp=1)"
-    assert refusal({"model": model}) == expected
-    assert "not supported yet: extra.t is a DTensor" in refusal(
-        {"extra": {"t": distribute_tensor(whole, mesh, [Shard(0)])}}
-    )
-
-
-def test_a_fully_sharded_module_is_refused(mesh):
-    model = nn.Linear(4, 4)
-    fully_shard(model, mesh=mesh)
-
-    assert refusal({"model": model}) == "not supported yet: model is a FSDPModule"
+    assert "not supported yet: extra.t is a DTensor" in refusal({"extra": {"t": tensor}})
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own import
-def test_an_optimizer_spread_over_ranks_is_refused(mesh):
+def test_an_optimizer_spread_over_ranks_is_refused(world):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+    world(0)
     optimizer = ZeroRedundancyOptimizer(
         nn.Linear(2, 2).parameters(), optimizer_class=torch.optim.SGD, lr=0.1
     )

@@ -20,7 +20,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.state.loading import Differences
-from holdfast.training.restore import Decided, Scope, decide, restore
+from holdfast.training.restore import Decided, Naming, Scope, decide, restore
 from holdfast.training.restore_needs import own_needs
 
 NAMES = ("model", "optimizer")
@@ -73,7 +73,13 @@ class Agent:
 
 def restored_by(agent):
     return restore(
-        agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(), expected=None
+        agent,
+        State(agent),
+        Path(),
+        timeout_s=1.0,
+        lost_is_fresh=False,
+        scope=Scope(),
+        expected=None,
     )
 
 
@@ -124,7 +130,7 @@ def test_what_is_decided_has_step_attempt_and_notes(text, notes):
     agent = Agent(generation=2)
     agent.view = chosen(7, text)
 
-    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False, scope=Scope())
+    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
 
     assert Decided(step=7, attempt=1, notes=notes, sources={}) == decided
     assert not agent.began, "nothing is loaded yet"
@@ -135,12 +141,18 @@ def test_what_is_loaded_is_what_was_decided(now):
     """The model was built for it; the catalogue was lost since."""
     agent = Agent(generation=2)
     agent.view = chosen(7)
-    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False, scope=Scope())
+    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
     agent.view = now
 
     with pytest.raises(StaleGenerationError, match="start the job again"):
         restore(
-            agent, None, Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(), expected=decided
+            agent,
+            State(agent),
+            Path(),
+            timeout_s=1.0,
+            lost_is_fresh=False,
+            scope=Scope(),
+            expected=decided,
         )
     assert not agent.began
 
@@ -210,7 +222,7 @@ def test_a_rank_with_a_state_of_its_own_needs_the_segment_that_it_takes(
 
 
 def decided(agent):
-    return decide(agent, timeout_s=1.0, lost_is_fresh=False, scope=Scope())
+    return decide(agent, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
 
 
 def test_needs_are_named_for_each_checkpoint_that_is_proposed():
@@ -247,6 +259,8 @@ FOUND = Differences()
 
 class State:
     """A capture that finds all it wants once all of the checkpoint is there."""
+
+    boxes = None
 
     def __init__(self, agent):
         self.agent = agent

@@ -1,0 +1,150 @@
+"""Which box of a tensor lies in this process, and which ranks hold the same one.
+
+A DTensor answers for the whole: its shape, its ``numel()`` and ``nbytes`` are global and its
+``data_ptr()`` is 0. Who copies, counts or compares bytes asks here for what is local. One box per
+tensor and rank is all that FSDP2, HSDP, tensor parallelism and their combinations need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from holdfast.errors import InvalidRequestError
+from holdfast.format.boxes import Box, whole
+
+_DTENSOR = "DTensor"
+_REFUSED = "ShardedTensor"
+
+
+class LocalBox(NamedTuple):
+    """The region ``box`` of a tensor of this ``shape``, in the memory of ``tensor``.
+
+    ``holders`` are the ranks that hold the same, in order, this one among them; None: a plain
+    tensor, which does not tell. ``mesh`` are all ranks that hold any of it.
+    """
+
+    tensor: torch.Tensor
+    shape: tuple[int, ...]
+    box: Box
+    holders: tuple[int, ...] | None = None
+    mesh: tuple[int, ...] = ()
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Tell whether this is one rank's view of a tensor that several ranks hold: a DTensor."""
+    return _is_a(tensor, _DTENSOR)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of ``tensor`` in this process, as a plain tensor; an object that lasts."""
+    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def local_box(fqn: str, tensor: torch.Tensor) -> LocalBox:
+    """Return what of ``tensor``, called ``fqn``, lies here.
+
+    Raises:
+        InvalidRequestError: its values are not here (summands of a Partial, an uninitialized
+            parameter), or are no box (nested, rows that lie apart); names tensor and mesh.
+    """
+    if nn.parameter.is_lazy(tensor):
+        raise InvalidRequestError(
+            f"parameter {fqn!r} is not initialized yet: run one forward pass first", key=fqn
+        )
+    if tensor.is_nested:  # a strided one answers no question about its size
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is nested and cannot be saved: put its parts (unbind()) into the "
+            f"state",
+            key=fqn,
+        )
+    if _is_a(tensor, _REFUSED):
+        raise InvalidRequestError(f"not supported yet: {fqn} is a {_REFUSED}", key=fqn)
+    if not is_sharded(tensor):
+        return LocalBox(tensor, tuple(tensor.shape), whole(tensor.shape))
+    return _of_mesh(fqn, tensor)
+
+
+def _of_mesh(fqn: str, tensor: Any) -> LocalBox:
+    mesh, placements = tensor.device_mesh, tensor.placements
+    _check(fqn, mesh, placements)
+    shape = tuple(tensor.shape)
+    box, holders, ranks = _place(shape, mesh, mesh.get_rank(), tuple(placements))
+    memory = tensor._local_tensor  # noqa: SLF001 - to_local() is a new object each time
+    if tuple(memory.shape) != box.lengths:
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is {tuple(memory.shape)} on this rank and should be {box.lengths} of "
+            f"{shape}{_named(mesh)}: give DTensor.from_local() the whole shape",
+            key=fqn,
+        )
+    return LocalBox(memory, shape, box, holders, ranks)
+
+
+@lru_cache(maxsize=4096)
+def _place(
+    shape: tuple[int, ...], mesh: Any, rank: int, placements: tuple[Any, ...]
+) -> tuple[Box, tuple[int, ...], tuple[int, ...]]:
+    """Return box, holders and mesh; the same for a parameter and all that its optimizer has of it.
+
+    To torch, meshes are equal that are not: each row of a grid to the others, and those of which
+    this process once was another rank. So the rank belongs to what it is looked up by.
+    """
+    del rank
+    # Not at the top: it takes a second, and whoever has a DTensor has imported it.
+    from torch.distributed.tensor._utils import (  # noqa: PLC0415
+        compute_local_shape_and_global_offset,
+    )
+
+    lengths, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    same = [
+        slice(None) if placement.is_replicate() else place
+        for place, placement in zip(mesh.get_coordinate(), placements, strict=True)
+    ]
+    return (
+        Box(tuple(offsets) if all(lengths) else (0,) * len(shape), tuple(lengths)),
+        tuple(sorted(mesh.mesh[tuple(same)].flatten().tolist())),
+        tuple(sorted(mesh.mesh.flatten().tolist())),
+    )
+
+
+def _check(fqn: str, mesh: Any, placements: Sequence[Any]) -> None:
+    if mesh.get_coordinate() is None:
+        raise InvalidRequestError(
+            f"tensor {fqn!r} lies on other ranks{_named(mesh)}: leave it out of the state of "
+            f"this one",
+            key=fqn,
+        )
+    for axis, placement in enumerate(placements):
+        if placement.is_partial():
+            raise InvalidRequestError(
+                f"tensor {fqn!r} is a {placement!r}{_named(mesh)}: each rank has a summand, not a "
+                f"piece of it; redistribute() it to Shard or Replicate first",
+                key=fqn,
+            )
+        # Rows that were dealt out to one axis before another one cut them are one run only
+        # together with that other cut; see torch's _StridedShard.
+        factor = getattr(placement, "split_factor", 1)
+        later = zip(mesh.shape[axis + 1 :], placements[axis + 1 :], strict=True)
+        cuts = [n for n, p in later if getattr(p, "dim", None) == getattr(placement, "dim", -1)]
+        if factor != 1 and torch.Size(cuts).numel() != factor:
+            raise InvalidRequestError(
+                f"not supported yet: the rows of tensor {fqn!r} on this rank lie apart in the "
+                f"whole ({placement!r}{_named(mesh)})",
+                key=fqn,
+            )
+
+
+def _is_a(tensor: torch.Tensor, name: str) -> bool:
+    return type(tensor) is not torch.Tensor and any(
+        cls.__name__ == name for cls in type(tensor).__mro__
+    )
+
+
+def _named(mesh: Any) -> str:
+    names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+    sizes = (f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
+    return f" over mesh ({', '.join(sizes)})"

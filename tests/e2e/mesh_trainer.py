@@ -1,0 +1,107 @@
+"""A rank of a model that several ranks hold together: FSDP2, HSDP, tensor parallel, or two at once.
+
+Prints ``loaded <step> <sha256>`` after the restore, ``step <n> <level> <sha256>`` after each step
+and ``final <sha256>``: over model and optimizer, put together from all ranks, so that the same
+state has the same digest on every mesh. ``--kill-at`` makes it SIGKILL itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import holdfast
+
+SPLIT = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+
+
+def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return model and optimizer; no dim divides evenly by four."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 5), nn.LayerNorm(5), nn.Linear(5, 3)
+    )
+    ranks = dist.get_world_size()
+    if kind == "fsdp":
+        shard(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",)))
+    elif kind == "hsdp":
+        shard(model, init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("copy", "dp")))
+    elif kind == "tp":
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+        parallelize_module(model, mesh, SPLIT)
+    else:
+        mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], SPLIT)
+        shard(model, mesh["dp"])
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+
+
+def shard(model: nn.Sequential, mesh: object) -> None:
+    """Have every layer with parameters sharded by itself, as people do."""
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return the digest of all tensors, whole; collective."""
+    found = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        for tensor in (parameter.detach(), *optimizer.state.get(parameter, {}).values()):
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            found.update(name.encode() + whole.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    """Train; look at the model without gradients now and then, which leaves FSDP unsharded."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--mesh", required=True)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--kill-at", type=int, default=0)
+    parser.add_argument("--kill-ranks", type=int, nargs="*", default=[0])
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model, optimizer = build(options.mesh)
+    state: dict[str, object] = {"model": model, "optimizer": optimizer}
+    checkpointer = holdfast.Checkpointer(options.job, state, save=holdfast.EverySteps(1))
+    restored = checkpointer.restore()
+    begin = restored.step if restored else 0
+    print(f"restored {begin} {dict(restored.sources) if restored else {}}", flush=True)
+    print(f"loaded {begin} {digest(model, optimizer)}", flush=True)
+    for step in range(begin + 1, options.steps + 1):
+        torch.manual_seed(step)
+        loss = model(torch.randn(4, 7)).square().mean()
+        if step == options.kill_at and dist.get_rank() in options.kill_ranks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(torch.zeros(1, 7))
+        handle = checkpointer.step(step)
+        assert handle is not None
+        handle.wait("replicated", timeout_s=60)
+        print(f"step {step} {handle.level} {digest(model, optimizer)}", flush=True)
+    print(f"final {digest(model, optimizer)}", flush=True)
+    checkpointer.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A state that several ranks hold together comes back: on the same mesh bit for bit, and on others.
+
+F76, F78, F79, G5: FSDP2, HSDP, tensor parallel and both at once. Real processes, a real stack.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.e2e.stack import Stack, running_stack
+from tests.e2e.test_bit_identity import final, restored
+from tests.e2e.test_faults import told
+
+RANK = Path(__file__).with_name("mesh_trainer.py")
+
+
+@pytest.fixture(scope="module")
+def stack():
+    with running_stack(nodes=2) as running:
+        yield running
+
+
+def launch(stack: Stack, job: str, mesh: str, world_size: int, *more: str):
+    return stack.ranks(
+        *("--job", job, "--mesh", mesh, *more),
+        world_size=world_size,
+        nodes=(0, 1),
+        script=RANK,
+    )
+
+
+def digests(output: str, word: str) -> dict[int, str]:
+    """Return the digest of the whole state by step, as it was ``loaded``, or after a ``step``."""
+    found = re.findall(rf"^{word} (\d+) (?:\w+ )?([0-9a-f]{{64}})$", output, re.MULTILINE)
+    return {int(step): digest for step, digest in found}
+
+
+@pytest.mark.parametrize(("mesh", "world_size"), [("fsdp", 2), ("hsdp", 4), ("tp", 2), ("2d", 4)])
+def test_a_mesh_comes_back_bit_identical_after_a_kill(stack, mesh, world_size):
+    """A forward without a backward has left whole parameters in FSDP's tables at each save."""
+    calm = launch(stack, f"calm-{mesh}", mesh, world_size).succeed()
+    launch(stack, mesh, mesh, world_size, "--kill-at", "6", "--kill-ranks", "1").wait()
+    lengths = {path.stat().st_size for path in stack.arena(0).glob("*.seg")}
+
+    outputs = launch(stack, mesh, mesh, world_size).succeed()
+
+    assert [restored(text) for text in outputs] == [5] * world_size
+    assert [final(text) for text in outputs] == [final(text) for text in calm]
+    for text in outputs:
+        assert "fetching" not in text
+        tiers = json.loads(told("restored", text).partition(" ")[2].replace("'", '"'))
+        # F80: where each rank's boxes are its own, they are in its segment, and that is here.
+        assert mesh != "fsdp" or (list(tiers) == ["memory"] and tiers["memory"] in lengths)
+
+
+def test_a_job_goes_on_on_one_mesh_after_the_other(stack):
+    """Four ranks, two, a grid, one …: each begins with the very bits that the last one left."""
+    before, steps = "", 0
+    for mesh, world_size in (
+        ("fsdp", 4), ("fsdp", 2), ("2d", 4), ("fsdp", 3), ("hsdp", 4), ("tp", 2), ("fsdp", 1),
+    ):  # fmt: skip
+        steps += 2
+        outputs = launch(stack, "wanders", mesh, world_size, "--steps", str(steps)).succeed()
+
+        assert not any("fetching" in text for text in outputs), (mesh, world_size)
+        loaded = {digests(text, "loaded")[steps - 2] for text in outputs}
+        assert loaded == {before} or not before, (mesh, world_size)
+        [before] = {digests(text, "step")[steps] for text in outputs}

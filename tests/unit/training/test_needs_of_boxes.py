@@ -1,0 +1,236 @@
+"""What a rank names of a checkpoint whose tensors several ranks hold: segments and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.needs import Head, Needs, ShardNeed
+from holdfast.errors import UnavailableError
+from holdfast.format.boxes import Box, whole
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
+from holdfast.state.capture import LocalBoxes
+from holdfast.state.survey import CapturedTensor, Home
+from holdfast.training import restore_needs
+from holdfast.training.restore_needs import of_boxes
+
+SAVED = 4
+ROWS, COLUMNS = 8, 3
+KEY = ShardId(RunId("r"), Step(7), Generation(1), Rank(0)).checkpoint
+STATE = "optimizer.state.model.w."
+WHOLE = Needs(checkpoint=KEY, whole=True)
+
+
+def rows(begin: int, end: int) -> Box:
+    return Box((begin, 0), (end - begin, COLUMNS))
+
+
+def template(
+    rank: int, world_size: int = SAVED, lacking: str = "", more: tuple[TensorSpec, ...] = ()
+):
+    """The header of one rank of an FSDP job: two rows of each tensor, its scalar, its text."""
+    shape, box = (ROWS, COLUMNS), rows(2 * rank, 2 * rank + 2)
+    specs = [
+        TensorSpec(fqn="model.w", dtype="F32", shape=shape, box=box),
+        TensorSpec(fqn=f"{STATE}exp_avg", dtype="F32", shape=shape, box=box),
+        TensorSpec(fqn=f"{STATE}step", dtype="F32", shape=(), box=whole(())),
+        TensorSpec(fqn=f"rank.{rank}.extra", dtype="F32", shape=(5,), box=whole((5,))),
+        TensorSpec(fqn=f"holdfast.rank.{rank}", dtype="U8", shape=(64,), box=whole((64,))),
+    ]
+    specs = [*(spec for spec in specs if spec.fqn != lacking), *more]
+    identity = SegmentIdentity(
+        id=ShardId(KEY.run, KEY.step, KEY.generation, Rank(rank)), job="j",
+        world_size=world_size, plan_hash="0" * 32,
+    )  # fmt: skip
+    return header_template(identity, specs)
+
+
+def head(rank: int, of: int | None = None, **fields) -> Head:
+    made = template(rank if of is None else of, **fields)
+    data = made.fill(step=KEY.step, generation=KEY.generation, parent=None)
+    return Head(rank=rank, length_bytes=made.length_bytes, data=data)
+
+
+class Agent:
+    """Answers with the heads that it has, so many at a time."""
+
+    def __init__(self, *heads: Head, at_a_time: int = SAVED) -> None:
+        self.asked: list[list[int]] = []
+        self._heads, self._most = heads, at_a_time
+
+    def __call__(self, checkpoint, ranks):
+        assert checkpoint == KEY
+        self.asked.append(list(ranks))
+        return [h for h in self._heads if h.rank in ranks][: self._most]
+
+
+def everybody(**more) -> Agent:
+    return Agent(*map(head, range(SAVED)), **more)
+
+
+def held(begin: int, end: int, holders=(0,), mesh=(0, 1), shape=(ROWS, COLUMNS)) -> LocalBoxes:
+    """A rank that holds these rows of the model; its optimizer has not made its state yet."""
+    captured = CapturedTensor(
+        "model.w", torch.zeros(end - begin, COLUMNS), Home.HOLDERS, True, shape,
+        rows(begin, end), holders, mesh,
+    )  # fmt: skip
+    return LocalBoxes({"model.w": captured}, {})
+
+
+def named(find, boxes, *, source=0, world_size=2, only=None) -> Needs:
+    return of_boxes(
+        replace(WHOLE, whole=False), source, boxes, only, find, saved=SAVED, world_size=world_size
+    )
+
+
+def spans(needs: Needs, rank: int) -> set[str]:
+    """Return the names of those tensors of a rank's segment of which any byte is named."""
+    [need] = [need for need in needs.shards if need.rank == rank]
+    return {
+        entry.spec.fqn
+        for entry in template(rank).entries
+        if any(part.begin < entry.end and entry.begin < part.end for part in need.ranges)
+    }
+
+
+def test_half_as_many_ranks_need_the_segments_that_their_rows_are_in():
+    """F80: and of rank 0 its text, whose seed the random streams follow from."""
+    needs = named(everybody(), held(4, 8, holders=(1,)), source=1)
+
+    assert [0, 1, 2, 3] == [need.rank for need in needs.shards]
+    both = {"model.w", f"{STATE}exp_avg"}
+    assert both == spans(needs, 2) == spans(needs, 3)
+    assert {"holdfast.rank.0", f"{STATE}step"} == spans(needs, 0)
+    assert {"holdfast.rank.1", "rank.1.extra"} == spans(needs, 1)
+
+
+def test_a_part_of_a_box_is_named_by_the_bytes_of_its_rows():
+    needs = named(everybody(), held(3, 5))
+
+    [second] = [need for need in needs.shards if need.rank == 1]
+    entry = next(e for e in template(1).entries if e.spec.fqn == "model.w")
+    row_bytes = 4 * COLUMNS
+    assert any((entry.begin + row_bytes, entry.end) == (r.begin, r.end) for r in second.ranges)
+
+
+def test_on_the_same_mesh_one_head_tells_all():
+    """A thousand ranks do not ask for a thousand heads each; nothing of another's is fetched."""
+    agent = everybody()
+
+    needs = named(agent, held(4, 6, holders=(2,)), source=2, world_size=SAVED)
+
+    assert [[2]] == agent.asked
+    assert [2] == [need.rank for need in needs.shards]
+    assert len(spans(needs, 2)) == len(template(2).entries)
+
+
+def test_other_rows_than_it_saved_are_looked_for_in_all_heads():
+    agent = everybody(at_a_time=2)
+
+    needs = named(agent, held(2, 4), world_size=SAVED)
+
+    assert [[0], [0, 1, 2, 3], [2, 3]] == agent.asked  # two were not in the second answer
+    assert {"model.w", f"{STATE}exp_avg", f"{STATE}step"} >= spans(needs, 1) >= {"model.w"}
+
+
+def test_a_box_that_others_hold_too_may_be_in_their_segments_and_so_may_its_state():
+    """HSDP: this rank has saved the parameter, another one its moment."""
+    agent = Agent(head(0, lacking=f"{STATE}exp_avg"), *map(head, (1, 2, 3)))
+
+    named(agent, held(0, 2, holders=(0, 2)), world_size=SAVED)
+
+    assert [[0, 1, 2, 3]] == agent.asked
+
+
+def test_in_another_world_size_the_text_of_rank_0_is_elsewhere():
+    needs = named(everybody(), held(2, 4, holders=(1,)), source=1)
+
+    assert "holdfast.rank.0" in spans(needs, 0)
+
+
+def test_a_tensor_that_its_own_header_lacks_is_looked_for_in_all():
+    agent = Agent(head(0, lacking="model.w"), *map(head, (1, 2, 3)))
+
+    named(agent, held(2, 4), world_size=SAVED)
+
+    assert [0, 1, 2, 3] in agent.asked
+
+
+def test_what_its_mesh_has_saved_as_its_own_is_named_by_the_first_rank_of_it():
+    """A layer beside the plan of tensor parallelism: of rank 0 and 2 here, of 1 and 3 there."""
+    norm = [
+        TensorSpec(fqn=f"rank.{first}.model.w", dtype="F32", shape=(8, 3), box=rows(0, 8))
+        for first in (0, 1)
+    ]
+    heads = [
+        head(rank, lacking="model.w", more=(norm[rank],) if rank < 2 else ())
+        for rank in range(SAVED)
+    ]
+    find = Agent(*heads)
+
+    needs = named(find, held(0, 8, holders=(0, 2), mesh=(0, 2)), source=2, world_size=SAVED)
+
+    entry = next(
+        e
+        for e in template(0, lacking="model.w", more=(norm[0],)).entries
+        if e.spec.fqn in norm[0].fqn
+    )
+    [first] = [need for need in needs.shards if need.rank == 0]
+    assert any(part.begin <= entry.begin and entry.end <= part.end for part in first.ranges)
+
+
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [(["model"], {"model.w"}), (["optimizer"], {f"{STATE}exp_avg", f"{STATE}step"})],
+)
+def test_only_what_is_under_the_names_asked_for_is_named(only, names):
+    needs = named(everybody(), held(0, 2), world_size=SAVED, only=only)
+
+    assert names | {"holdfast.rank.0"} == spans(needs, 0)
+
+
+def test_what_no_rank_here_has_is_named_whole_so_that_a_strict_restore_sees_it():
+    boxes = held(0, 2)
+    agent = everybody()
+
+    needs = named(agent, LocalBoxes({"other": boxes.tensors["model.w"]}, {}))
+
+    assert all("model.w" in spans(needs, rank) for rank in range(SAVED))
+
+
+def unavailable(checkpoint, ranks):
+    raise UnavailableError("the agent does not answer")
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        Agent(), Agent(head(0), head(1)), unavailable,
+        Agent(head(0, of=1), head(1), head(2), head(3)),
+        Agent(replace(head(0), data=b"junk"), head(1), head(2), head(3)),
+    ],
+    ids=["nobody has a head", "two are not to be had", "no answer", "another's head", "no head"],
+)  # fmt: skip
+def test_all_is_named_if_the_heads_do_not_tell(find):
+    """A head is not verified: a false one costs bytes, never a wrong tensor."""
+    assert named(find, held(0, 4)).whole
+
+
+def test_all_is_named_of_a_checkpoint_of_too_many_ranks(monkeypatch):
+    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    agent = everybody()
+
+    assert named(agent, held(0, 4)).whole
+    assert [] == agent.asked
+
+
+def test_what_is_needed_whole_stays_so():
+    agent = everybody()
+
+    needs = of_boxes(WHOLE, 0, held(0, 4), None, agent, saved=SAVED, world_size=2)
+
+    assert (needs, []) == (WHOLE, agent.asked)
+    assert ShardNeed(rank=0).ranges == ()
