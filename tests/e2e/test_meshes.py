@@ -10,8 +10,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import Stack, running_stack
+from tests.e2e.stack import Stack, running_stack, until
 from tests.e2e.test_bit_identity import final, restored
+from tests.e2e.test_docs import newest_step
 from tests.e2e.test_faults import told
 
 RANK = Path(__file__).with_name("mesh_trainer.py")
@@ -69,3 +70,19 @@ def test_a_job_goes_on_on_one_mesh_after_the_other(stack):
         loaded = {digests(text, "loaded")[steps - 2] for text in outputs}
         assert loaded == {before} or not before, (mesh, world_size)
         [before] = {digests(text, "step")[steps] for text in outputs}
+
+
+def test_the_example_is_killed_and_goes_on_on_another_mesh(stack):
+    """As its docstring says it is run, but for torchrun."""
+    example = Path(__file__).parents[2] / "examples" / "meshes.py"
+    places = {"nodes": (0, 1), "script": example}
+    ranks = stack.ranks("--mesh", "fsdp+tp", world_size=4, **places)
+    until(lambda: newest_step(stack, "meshes") >= 20, "step 20 to be safe")
+    ranks.trainers[1].process.kill()
+    ranks.wait()
+
+    outputs = stack.ranks("--mesh", "fsdp", "--steps", "30", world_size=2, **places).succeed()
+
+    [begun] = {int(told("begins at step", text)) for text in outputs}
+    assert begun >= 20
+    assert begun % 10 == 0
