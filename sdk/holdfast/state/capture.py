@@ -305,28 +305,31 @@ class Capture:
     def estimate(self) -> Estimate:
         """Return the bytes to reserve: state as known, else as its optimizer's class makes it."""
         survey = self.survey()
-        shared = own = held = 0
+        shared = own = loaded = 0
+
+        def count(length_bytes: int, home: Home, holders: int) -> None:
+            nonlocal shared, own, loaded
+            loaded += length_bytes
+            if home in (Home.SHARED, Home.FIRST):
+                shared += length_bytes
+            else:
+                own += -(-length_bytes // holders)
+
         for t in survey.tensors:
-            match t.home:
-                case Home.SHARED | Home.FIRST:
-                    shared += t.tensor.nbytes
-                case Home.HOLDERS:
-                    own += -(-t.tensor.nbytes // len(t.holders))
-                    held += t.tensor.nbytes - -(-t.tensor.nbytes // len(t.holders))
-                case Home.RANK:
-                    own += t.tensor.nbytes
+            count(t.tensor.nbytes, t.home, max(1, len(t.holders)) if t.shape else 1)
         for optimizer in self.optimizers:
             if not optimizer.state:
                 expected = optimizers.estimate_state_bytes(optimizer)
-                params = list(optimizers.parameters(optimizer))
-                spread = all(survey.home_of.get(id(p)) is Home.SHARED for p in params)
-                shared, own = (shared + expected, own) if spread else (shared, own + expected)
+                params = list(map(id, optimizers.parameters(optimizer)))
+                homes = {survey.home_of.get(p) for p in params}
+                home = Home.SHARED if homes == {Home.SHARED} else Home.RANK
+                count(expected, home, min((survey.holders_of.get(p, 1) for p in params), default=1))
         walk = self._walk()
-        own += sum(tensor.nbytes for tensor in walk.tensors.values()) + _BLOB_BYTES_MIN
-        own += _HEADER_BYTES_PER_TENSOR * len(survey.tensors)
+        rest = sum(tensor.nbytes for tensor in walk.tensors.values()) + _BLOB_BYTES_MIN
+        count(rest + _HEADER_BYTES_PER_TENSOR * len(survey.tensors), Home.RANK, 1)
         return Estimate(
             own_bytes=own + -(-shared // self.world_size),
-            loaded_bytes=own + held + shared,
+            loaded_bytes=loaded,
             whole_bytes=own * self.world_size + shared,
             names_needs=self._names_needs(survey),
         )

@@ -124,6 +124,7 @@ class Survey:
     extras: list[tuple[str, nn.Module]] = field(default_factory=list)
     loose: set[str] = field(default_factory=set)
     mesh_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    holders_of: dict[int, int] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
     _sharded: list[torch.Tensor] = field(default_factory=list)
 
@@ -164,7 +165,7 @@ class Survey:
         self.fqn_of[id(tensor)] = fqn
         self.home_of[id(tensor)] = home
         if is_sharded(tensor):
-            self.mesh_of[id(tensor)] = mesh
+            self.mesh_of[id(tensor)], self.holders_of[id(tensor)] = mesh, len(holders)
             self._sharded.append(tensor)
             if len(self._sharded) == 1:
                 # What a module's ``to()`` replaces is not the DTensor but what is in it.

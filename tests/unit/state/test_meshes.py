@@ -36,9 +36,11 @@ def world():
     dist.destroy_process_group()
 
 
-def built(kind):
+def built(kind, wide=1):
     """Return the state of one rank: a model on a mesh, and what AdamW keeps of it."""
-    model = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 5), nn.LayerNorm(5))
+    model = nn.Sequential(
+        nn.Linear(7, 12 * wide), nn.ReLU(), nn.Linear(12 * wide, 5 * wide), nn.LayerNorm(5 * wide)
+    )  # fmt: skip
     # Meshes of one name are equal, and torch gives one rank's out where it knows another's.
     names = tuple(f"{axis}{dist.get_rank()}" for axis in ("a", "b"))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
@@ -83,6 +85,27 @@ def test_all_ranks_together_plan_every_element_once(world, kind):
         assert sum(box.elements_count for box in boxes) == elements, tensor.fqn
     sizes = [plan.length_bytes - plan.blob_capacity_bytes for plan in plans]
     assert max(sizes) < 1.5 * min(sizes)
+
+
+@pytest.mark.parametrize(("kind", "holders"), [("fsdp", 1), ("hsdp", 2)])
+def test_what_is_reserved_before_an_optimizer_has_stepped_is_what_is_saved_then(
+    world, kind, holders
+):
+    """P8: of what ranks hold alike each saves its share, and loads all of it."""
+    world(1)
+    state = built(kind, wide=40)
+    capture = Capture(state, rank=1, world_size=WORLD)
+    known = capture.estimate()
+    tensors_bytes = sum(t.tensor.nbytes for t in capture.survey().tensors)
+    state["optimizer"].state.clear()
+
+    expected = capture.estimate()
+
+    assert expected.names_needs
+    assert 0.9 < expected.own_bytes / known.own_bytes < 1.1
+    assert 0.9 < expected.loaded_bytes / known.loaded_bytes < 1.1
+    held = tensors_bytes - tensors_bytes // holders
+    assert 0.9 * held <= known.loaded_bytes - known.own_bytes <= 1.1 * held
 
 
 def test_a_layer_beside_the_plan_of_tensor_parallelism_is_saved_by_each_row_as_its_own(world):
