@@ -145,3 +145,28 @@ def test_an_optimizer_spread_over_ranks_is_refused(world):
 
     expected = "not supported yet: optimizer is a ZeroRedundancyOptimizer"
     assert refusal({"optimizer": optimizer}) == expected
+
+
+class Scaled(torch.optim.SGD):
+    """Another's optimizer: a number of each rank's piece."""
+
+
+def test_an_optimizer_without_its_model_knows_the_mesh_of_its_parameters(world):
+    world(3)
+    state = built("2d")
+
+    survey = Capture({"optimizer": state["optimizer"]}, rank=3, world_size=WORLD).survey()
+
+    assert {(0, 1, 2, 3), (1, 3)} == set(survey.mesh_of.values())
+
+
+def test_a_number_that_another_optimizer_keeps_is_each_ranks_own(world):
+    world(1)
+    model = built("fsdp")["model"]
+    optimizer = Scaled(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        optimizer.state[p] = {"scale": torch.tensor(1.0)}
+
+    survey = Capture({"model": model, "optimizer": optimizer}, rank=1, world_size=WORLD).survey()
+
+    assert {"rank"} == {t.home.value for t in survey.tensors if t.fqn.endswith(".scale")}
