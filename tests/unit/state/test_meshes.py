@@ -78,8 +78,9 @@ def test_all_ranks_together_plan_every_element_once(world, kind):
         boxes = [held.box for held in tensor.boxes]
         assert covers(whole(tensor.shape), boxes), tensor.fqn
         assert sum(box.elements_count for box in boxes) == torch.Size(tensor.shape).numel()
-    sizes = [plan.length_bytes - plan.blob_capacity_bytes for plan in plans]
-    assert max(sizes) < 1.5 * min(sizes)
+    pieces = [[*plan.deferred, *plan.eager] for plan in plans]
+    sizes = [sum(piece.tensor.nbytes for piece in some) for some in pieces]
+    assert max(sizes) < 3 * min(sizes)  # FSDP leaves its last ranks less
 
 
 def test_a_layer_beside_the_plan_of_tensor_parallelism_is_saved_by_each_row_as_its_own(world):
