@@ -172,6 +172,9 @@ class Loading:
             self._wants.fill(fqn, target, stored)
 
     def _stored(self, fqn: str, parameter: torch.Tensor) -> str:
+        own = self._ranked(fqn)
+        if self._wants.has(own) and self._wants.spec(own).shape != tuple(parameter.shape):
+            return own  # no piece of a tensor of the mesh, but what this rank alone had
         stored = self._find(fqn, self._survey.mesh_of.get(id(parameter)))
         if stored is None:
             raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
@@ -185,8 +188,8 @@ class Loading:
         """
         alias = self._aliases.get(fqn, fqn)
         for name in (fqn, alias):
-            first = [own_name(name, mesh[0])] if mesh else []
-            for stored in (name, *first, self._ranked(name)):
+            # Not each rank's own: pieces of one tensor would come from several.
+            for stored in (name, own_name(name, mesh[0]) if mesh else self._ranked(name)):
                 if self._wants.has(stored):
                     return stored
         others = self._owned.get(alias, []) if mesh else []

@@ -118,7 +118,17 @@ def _check(fqn: str, mesh: Any, placements: Sequence[Any]) -> None:
             f"this one",
             key=fqn,
         )
+    place = mesh.get_coordinate()
     for axis, placement in enumerate(placements):
+        # torch deals rows out in the order of the group, which is that of the ranks, and tells
+        # where they are in that of the mesh.
+        row = mesh.mesh[(*place[:axis], slice(None), *place[axis + 1 :])].tolist()
+        if not placement.is_replicate() and row != sorted(row):
+            raise InvalidRequestError(
+                f"tensor {fqn!r} lies on ranks {row}{_named(mesh)}, and torch does not say which "
+                f"rows each has: make the mesh of ranks in ascending order",
+                key=fqn,
+            )
         if placement.is_partial():
             raise InvalidRequestError(
                 f"tensor {fqn!r} is a {placement!r}{_named(mesh)}: each rank has a summand, not a "

@@ -19,7 +19,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import SavedOptimizer
 from holdfast.reading.dtypes import TORCH
 from holdfast.state.layouts import is_expanded
-from holdfast.state.local_boxes import local
+from holdfast.state.local_boxes import is_sharded, local, local_box
 from holdfast.state.survey import Home, Survey
 from holdfast.state.wants import Wants, fits
 
@@ -81,13 +81,17 @@ def survey_optimizer(
     shared = replicated or all(
         survey.home_of.get(id(p)) is Home.SHARED for p in parameters(optimizer)
     )
+    # Numbers of torch's own count steps; another's may be of the piece that its rank has.
+    alike = type(optimizer).__module__.startswith("torch.optim.")
     if strict:
         for name, p in zip(chain.from_iterable(names), parameters(optimizer), strict=True):
             state = cast("dict[str, torch.Tensor]", optimizer.state.get(p, {}))
             keys[tuple(state)].append(name)
+            if is_sharded(p):  # its module may not be in the state
+                survey.mesh_of.setdefault(id(p), local_box(name, p).mesh)
             for key, tensor in state.items():
                 fqn = f"{path}.state.{name}.{key}"
-                mesh = survey.mesh_of.get(id(p), ()) if not tensor.dim() else ()
+                mesh = survey.mesh_of.get(id(p), ()) if alike and not tensor.dim() else ()
                 home = Home.HOLDERS if mesh else Home.SHARED if shared else Home.RANK
                 survey.add(fqn, tensor, home=home, deferred=True, mesh=mesh)
     if not strict:

@@ -157,3 +157,16 @@ def test_a_plain_tensor_is_all_here():
     assert here.tensor is plain is local(plain)
     assert (whole((3, 2)), None, False) == (here.box, here.holders, is_sharded(plain))
     assert isinstance(here.box, Box)
+
+
+def test_a_mesh_whose_ranks_do_not_ascend_is_refused():
+    """torch gives rank 0 the first rows and calls them the last ones."""
+
+    def refused(_mesh):
+        turned = DeviceMesh("cpu", [3, 2, 1, 0])
+        tensor = DTensor.from_local(torch.zeros(2), turned, [Shard(0)], run_check=False)
+        with pytest.raises(InvalidRequestError, match=r"'w' lies on ranks \[3, 2, 1, 0\]"):
+            local_box("w", tensor)
+        return True
+
+    assert on(1, (4,), None, refused)
