@@ -23,6 +23,7 @@ from holdfast.reading.reader import Segments
 from holdfast.state import modules, optimizers
 from holdfast.state.dataloaders import Resumable
 from holdfast.state.kinds import Kind, named
+from holdfast.state.local_boxes import local
 from holdfast.state.survey import Survey
 from holdfast.state.values import ABSENT, make_numpy, merge
 from holdfast.state.wants import Wants
@@ -174,7 +175,15 @@ class Loading:
     def _stored(self, fqn: str, parameter: torch.Tensor) -> str:
         own = self._ranked(fqn)
         if self._wants.has(own) and self._wants.spec(own).shape != tuple(parameter.shape):
-            return own  # no piece of a tensor of the mesh, but what this rank alone had
+            # No piece of a tensor of the mesh, but what that rank alone had for its piece.
+            shape, here = self._wants.spec(own).shape, tuple(local(parameter).shape)
+            if shape not in ((), here):
+                raise InvalidRequestError(
+                    f"{fqn!r} was saved as {shape}, by a rank with another piece of the parameter, "
+                    f"of which this one has {here}: restore it on the mesh that saved it",
+                    key=fqn,
+                )
+            return own
         stored = self._find(fqn, self._survey.mesh_of.get(id(parameter)))
         if stored is None:
             raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)

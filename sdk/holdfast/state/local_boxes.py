@@ -118,11 +118,10 @@ def _check(fqn: str, mesh: Any, placements: Sequence[Any]) -> None:
             f"this one",
             key=fqn,
         )
-    place = mesh.get_coordinate()
     for axis, placement in enumerate(placements):
         # torch deals rows out in the order of the group, which is that of the ranks, and tells
         # where they are in that of the mesh.
-        row = mesh.mesh[(*place[:axis], slice(None), *place[axis + 1 :])].tolist()
+        row = _row(mesh, mesh.get_rank(), axis)
         if not placement.is_replicate() and row != sorted(row):
             raise InvalidRequestError(
                 f"tensor {fqn!r} lies on ranks {row}{_named(mesh)}, and torch does not say which "
@@ -146,6 +145,15 @@ def _check(fqn: str, mesh: Any, placements: Sequence[Any]) -> None:
                 f"whole ({placement!r}{_named(mesh)})",
                 key=fqn,
             )
+
+
+@lru_cache(maxsize=1024)
+def _row(mesh: Any, rank: int, axis: int) -> list[int]:
+    """Return the ranks along an axis of the mesh, this one among them; see ``_place``."""
+    del rank
+    place = mesh.get_coordinate()
+    found: list[int] = mesh.mesh[(*place[:axis], slice(None), *place[axis + 1 :])].tolist()
+    return found
 
 
 def _is_a(tensor: torch.Tensor, name: str) -> bool:
