@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from holdfast.core.ids import CheckpointId
 from holdfast.core.inventory import Peer
 from holdfast.core.needs import HEADS_BYTES_MAX, Head
+from holdfast.core.node_view import NodeView
 from holdfast.errors import CheckpointError, ManifestError
 from holdfast.format.segment import header_length
 from holdfast_services.agent.arena import Arena
@@ -24,6 +27,9 @@ from holdfast_services.agent.store_source import ObjectTier
 
 PEERS_COUNT_MAX = 16
 """How many nodes are asked at a time."""
+FIND_S_MAX = 10.0
+"""How long nodes of the job are asked again that were silent, or are not known to be there yet."""
+AGAIN_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -59,27 +65,47 @@ class HeadFinder:
 
         Other nodes are asked from the next one on: who holds copies of a node's segments is near.
         """
+        until_s = time.monotonic() + FIND_S_MAX
+        while True:
+            found, heard = await self._look(job, checkpoint, ranks)
+            run, view = self._shell.state.run(checkpoint.run), self._shell.state.view
+            all_heard = heard >= {*(run.ring if run else ())} - {self._shell.state.me.node}
+            if all_heard or len(found) >= len(set(ranks)) or time.monotonic() >= until_s:
+                return found
+            await self._shell.until(partial(self._is_news, view), AGAIN_S)
+
+    def _is_news(self, seen: NodeView | None) -> bool:
+        return self._shell.state.view is not seen
+
+    async def _look(
+        self, job: str, checkpoint: CheckpointId, ranks: Collection[int]
+    ) -> tuple[Sequence[Head], set[str]]:
+        """Return what is found now, and which nodes have answered."""
         found = {head.rank: head for head in self.read(checkpoint, ranks)}
         left = set(ranks) - found.keys()
+        heard: set[str] = set()
         peers = _from_next(self._shell.state)
         while left and peers:
             asked, peers = peers[:PEERS_COUNT_MAX], peers[PEERS_COUNT_MAX:]
-            for heads in await asyncio.gather(*(self._ask(p, checkpoint, left) for p in asked)):
-                found |= {head.rank: head for head in heads if head.rank in left}
+            answers = await asyncio.gather(*(self._ask(p, checkpoint, left) for p in asked))
+            for peer, heads in zip(asked, answers, strict=True):
+                if heads is not None:
+                    heard.add(peer.node)
+                    found |= {head.rank: head for head in heads if head.rank in left}
             left -= found.keys()
         if left:
             in_store = await asyncio.to_thread(self._in_store, job, checkpoint, left)
             found |= {head.rank: head for head in in_store}
-        return list(found.values())
+        return list(found.values()), heard
 
     async def _ask(
         self, peer: Peer, checkpoint: CheckpointId, ranks: Collection[int]
-    ) -> Sequence[Head]:
+    ) -> Sequence[Head] | None:
         try:
             return await self._peers.read_heads(peer, checkpoint, ranks)
         except CheckpointError as error:
             log.info("no headers from node %s: %s", peer.node, error)
-            return ()
+            return None
 
     def _in_store(
         self, job: str, checkpoint: CheckpointId, ranks: Collection[int]

@@ -7,13 +7,14 @@ import struct
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.agent.test_machine import B, C, state, view
+from tests.unit.agent.test_machine import ME, B, C, run_view, state, view
 
 from holdfast.core.ids import ShardId
 from holdfast.core.needs import HEADS_BYTES_MAX, Head
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import NotFoundError, UnavailableError
+from holdfast_services.agent import segment_heads
 from holdfast_services.agent.domain import Content, Slot, handle
 from holdfast_services.agent.segment_heads import HeadFinder
 
@@ -60,6 +61,19 @@ class Peers:
         return answer
 
 
+class Shell:
+    """The agent's state; whoever waits sees the views that come, one after the other."""
+
+    def __init__(self, state, *views):
+        self.state, self._views = state, list(views)
+
+    async def until(self, met, wait_s):
+        assert wait_s == segment_heads.AGAIN_S
+        if self._views:
+            self.state, _ = handle(self.state, self._views.pop(0))
+            assert met()
+
+
 class Store:
     """An object store without the checkpoint."""
 
@@ -73,9 +87,7 @@ def finder(lengths=None, *, old=(), **answers):
     by_name = {f"s5{number}": length for number, length in lengths.items()}
     now, _ = handle(state(*slots), view())
     peers = Peers(**answers)
-    made = HeadFinder(
-        shell=SimpleNamespace(state=now), arena=Arena(by_name), peers=peers, tier=Store()
-    )
+    made = HeadFinder(shell=Shell(now), arena=Arena(by_name), peers=peers, tier=Store())
     return made, peers
 
 
@@ -108,6 +120,29 @@ def test_peers_are_asked_for_what_is_not_here_whoever_of_them_does_not_answer():
 
     assert ranks(found) == {0, 1}
     assert peers.asked == [("b", {1, 2}), ("c", {1, 2})]
+
+
+def test_a_node_of_the_job_that_is_not_there_yet_is_waited_for():
+    """An agent that was just restarted, or a machine so busy that leases run out for a moment."""
+    made, peers = finder(b=[], c=[head(1)])
+    alone, _ = handle(state(), view(run_view(ring=("a", "b", "c")), nodes=(ME, B)))
+    made._shell = Shell(alone, view(run_view(ring=("a", "b", "c"))))
+    [found] = asyncio.run(made.find("job", KEY, [1]))
+
+    assert found.rank == 1
+    assert [node for node, _ in peers.asked] == ["b", "b", "c"]
+
+
+def test_a_node_of_the_job_that_is_silent_is_asked_again_but_not_for_ever(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(
+        segment_heads, "time", SimpleNamespace(monotonic=lambda: float(next(clock)))
+    )
+    made, peers = finder(b=UnavailableError("out of reach"), c=[])
+    made._shell = Shell(handle(state(), view(run_view(ring=("a", "b"))))[0])
+
+    assert asyncio.run(made.find("job", KEY, [1])) == []
+    assert 5 < len(peers.asked) < 50
 
 
 def test_what_a_peer_was_not_asked_for_is_not_taken():
