@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
+from tests.unit.state import worlds
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -17,6 +18,7 @@ from holdfast.format import index
 from holdfast.format.boxes import covers, whole
 from holdfast.format.names import unranked
 from holdfast.format.segment import parse_header
+from holdfast.reading.files import open_files
 from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture
 
@@ -27,10 +29,10 @@ WORLD = 4
 def world():
     """Make this process one rank of four; the others are not there, so nothing is computed."""
 
-    def become(rank):
+    def become(rank, world_size=WORLD):
         if dist.is_initialized():
             dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
     yield become
     dist.destroy_process_group()
@@ -146,6 +148,85 @@ def test_memory_that_a_module_has_swapped_below_its_parameters_makes_another_pla
     assert not plan.is_current()
 
 
+def test_a_table_that_holds_whole_parameters_is_put_right_before_it_is_looked_at(world):
+    """So a forward without a backward leaves FSDP."""
+    world(1)
+    state = built("fsdp")
+    capture = Capture(state, rank=1, world_size=WORLD)
+    plan = make_plan(capture, job="j", run="r", generation=1, rank=1, world_size=WORLD)
+    names = [captured.fqn for captured in capture.survey().tensors]
+
+    state["model"][0].unshard()
+    assert not isinstance(state["model"][0].weight, DTensor)
+
+    assert plan.is_current()
+    state["model"][0].unshard()
+    assert names == [captured.fqn for captured in capture.survey().tensors]
+
+
+class Scaled(torch.optim.SGD):
+    """An optimizer of somebody's own that keeps what belongs to its rank's piece."""
+
+
+def scaled(rank):
+    """One row of a tensor of four on each rank, and what its optimizer keeps of that row."""
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=(f"r{rank}",))
+    model = nn.Module()
+    weight = distribute_tensor(torch.zeros(WORLD, 3), mesh, [Shard(0)], src_data_rank=None)
+    model.weight = nn.Parameter(weight)
+    optimizer = Scaled(model.parameters(), lr=0.1)
+    here = model.weight.to_local().detach()
+    optimizer.state[model.weight] = {
+        "row": torch.full_like(here, rank + 1.0),
+        "scale": torch.tensor(rank + 1.0),
+    }
+    return {"model": model, "optimizer": optimizer}
+
+
+def saved(folder, world, make, world_size=WORLD):
+    """Save what ``make`` makes of each rank; return a reader of all of it."""
+    located = []
+    for rank in range(world_size):
+        world(rank, world_size)
+        capture = Capture(make(rank), rank=rank, world_size=world_size)
+        located.append(worlds.Saver(folder).save(capture))
+    return open_files(located)
+
+
+def test_what_an_optimizer_keeps_of_one_ranks_piece_stays_that_ranks(world, tmp_path):
+    """Defect of an attack: all ranks were given what rank 0 had kept of its piece."""
+    with saved(tmp_path, world, scaled) as segments:
+        for rank in range(WORLD):
+            world(rank)
+            state = scaled(rank)
+            [kept] = state["optimizer"].state.values()
+            for value in kept.values():
+                value.zero_()
+            Capture(state, rank=rank, world_size=WORLD).load(segments, step=1)
+
+            [kept] = state["optimizer"].state.values()
+            assert (kept["row"] == rank + 1.0).all()
+            assert kept["scale"] == rank + 1.0
+
+
+def stage(rank, ranks):
+    """A stage of a pipeline by hand, on its ranks alone: each calls its layer by the same name."""
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=(f"r{rank}",))
+    model = nn.Module()
+    weight = distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)], src_data_rank=None)
+    model.weight = nn.Parameter(torch.ones_like(weight) * rank)
+    return {"model": model}
+
+
+def test_one_stage_is_never_given_what_another_one_saved(world, tmp_path):
+    """Defect of an attack: half of the rows came from one stage, half from the other."""
+    with saved(tmp_path, world, lambda rank: stage(rank, [rank]), world_size=2) as segments:
+        world(2)
+        capture = Capture(stage(2, [2, 3]), rank=2, world_size=WORLD)
+        with pytest.raises(InvalidRequestError, match="saved by several groups of ranks"):
+            capture.load(segments, step=1)
+
+
 def refusal(state):
     with pytest.raises(InvalidRequestError) as refused:
         Capture(state, rank=0, world_size=WORLD)
@@ -174,7 +255,7 @@ def test_an_optimizer_spread_over_ranks_is_refused(world):
     assert refusal({"optimizer": optimizer}) == expected
 
 
-class Scaled(torch.optim.SGD):
+class CountsItsPiece(torch.optim.SGD):
     """Another's optimizer: a number of each rank's piece."""
 
 
@@ -190,7 +271,7 @@ def test_an_optimizer_without_its_model_knows_the_mesh_of_its_parameters(world):
 def test_a_number_that_another_optimizer_keeps_is_each_ranks_own(world):
     world(1)
     model = built("fsdp")["model"]
-    optimizer = Scaled(model.parameters(), lr=0.1)
+    optimizer = CountsItsPiece(model.parameters(), lr=0.1)
     for p in model.parameters():
         optimizer.state[p] = {"scale": torch.tensor(1.0)}
 
