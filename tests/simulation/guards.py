@@ -59,6 +59,13 @@ MUTANTS = (
          "(free_before(run), newest) if key"),
     ),
     mutant(
+        "N23 parts: repair",
+        "a shard that is loaded in parts is asked for as a lost copy too",
+        ("metadata/domain/node_view.py", "*all_of_it.repairs[run.id].get(name, ()))",
+         ("*(lost for lost in all_of_it.repairs[run.id].get(name, ()) if lost.shard not in "
+          "[want.shard for want in wanted]))")),
+    ),
+    mutant(
         "N21 readmitted: shards",
         "a rank that had not loaded when the catalogue was lost is told the shards again",
         ("metadata/domain/restore_decision.py", "if not decision.shards:", "if False:"),

@@ -209,6 +209,27 @@ def test_a_repair_is_fetched_whole():
     assert kinds(actions, ev.CreateSlot)
 
 
+def test_of_what_was_loaded_in_parts_the_copy_comes_into_the_last_slot_before_an_older_one():
+    """P5: once all its copies lie there the newest step lets older ones go, not the other way."""
+    older = replace(SHARD, id=replace(SHARD.id, step=4))
+    now, actions = waiting(needs(FIRST), budget_bytes=LENGTH)
+    now, _ = fetched(now, actions)
+    restore = told(stage=DecisionState.CONFIRMED).view
+    lost = (
+        Want(shard=shard, sources=(Memory("b"),), reason=WantReason.REPAIR)
+        for shard in (SHARD, older)
+    )
+    both = replace(restore, wants=(*restore.wants, *lost))
+    now, actions = handle(now, ev.ViewArrived(both))
+    assert not kinds(actions, ev.CreateSlot), "the parts lie in the only slot's room"
+
+    loaded = session_update(session=session().id, needs=needs(FIRST), loaded=True)
+    now, actions = handle(now, ev.Updated(loaded))
+    now, actions = handle(now, ev.SlotCreated(kinds(actions, ev.CreateSlot)[0].name.slot))
+
+    assert [fetch.shard for fetch in kinds(actions, ev.Fetch)] == [SHARD]
+
+
 def test_parts_that_do_not_come_leave_nothing():
     now, actions = waiting(needs(FIRST))
     [fetch] = kinds(actions, ev.Fetch)

@@ -11,6 +11,7 @@ from tests.unit.metadata.test_restore_decision import fresh, save
 from holdfast.core.ids import WORLD_SIZE_MAX, CheckpointId
 from holdfast.core.inventory import RankStatus
 from holdfast.core.needs import RANGES_COUNT_MAX, SHARDS_COUNT_MAX, ByteRange, Needs, ShardNeed
+from holdfast.core.node_view import WantReason
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain.inventory_limits import received
 
@@ -61,6 +62,24 @@ def test_a_node_fetches_what_its_ranks_named_and_nothing_else(cluster):
     assert told(cluster, "a") == ([2], [2], 3)
     assert told(cluster, "b") == ([1], [], 3)
     assert told(cluster, "c") == ([], [], 3)
+
+
+def test_what_is_loaded_in_parts_is_asked_for_as_a_lost_copy_too(cluster):
+    """P5: parts are nobody's copy. Copies of an older step took the last slot meanwhile."""
+    generation = fresh(cluster, "a", "b")
+    save(cluster, 8, generation, ("a", "b"), copies=False)
+    cluster.launch(b"second", "b", "a")
+    key = CheckpointId(RUN, 8, generation)
+    for rank, node in enumerate("ba"):
+        name(cluster, node, rank, key, rank)
+    wanted = [(WantReason.RESTORE, 0)]
+    assert wanted == [(want.reason, want.shard.id.rank) for want in cluster.view("b").wants]
+
+    cluster.ready(("b", 0), ("a", 1))
+
+    assert cluster.decided()[0] == "CONFIRMED"
+    wanted.append((WantReason.REPAIR, 0))
+    assert wanted == [(want.reason, want.shard.id.rank) for want in cluster.view("b").wants]
 
 
 def test_needs_of_two_ranks_of_one_node_are_told_together(cluster):

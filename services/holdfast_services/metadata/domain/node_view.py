@@ -96,11 +96,12 @@ def node_view(all_of_it: World, name: str) -> NodeView:
 
 
 def _wants(all_of_it: World, run: Run, live: Mapping[str, Node], name: str) -> Sequence[Want]:
-    """Return what the node should fetch for ``run``, each shard once, restores first."""
+    """Return what the node should fetch for ``run``, restores first.
+
+    A shard may be both: what its ranks load of it may be parts, and they are nobody's copy.
+    """
     wanted = restores(run, all_of_it.evidence[run.id], live, name)
-    first = {want.shard.id for want in wanted}
-    lost = all_of_it.repairs[run.id].get(name, ())
-    return (*wanted, *(want for want in lost if want.shard.id not in first))
+    return (*wanted, *all_of_it.repairs[run.id].get(name, ()))
 
 
 def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:
