@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.e2e.stack import running_stack, until
 from tests.e2e.test_bit_identity import restored
+from tests.e2e.test_faults import levels
 
 JOB = ("--job", "j", "--persist", "5", "--replicas", "1")
 PLACES = {"world_size": 2, "nodes": (0, 1)}
@@ -17,6 +18,10 @@ def segments(stack):
 
 def objects(stack):
     return list(Path(stack.info["store"].removeprefix("file://")).rglob("*.json"))
+
+
+def draining(stack):
+    return [row for row in levels(stack, "j").values() if row["draining"]]
 
 
 def test_a_finished_job_is_removed_everywhere_and_its_name_starts_fresh():
@@ -36,6 +41,8 @@ def test_a_finished_job_is_removed_everywhere_and_its_name_starts_fresh():
         assert "in the object store" in refused.stderr
         assert "say --yes" in refused.stderr
         assert segments(stack)
+        # What a worker puts into the store after the removal waits there for the next sweep.
+        until(lambda: not draining(stack), "nothing on its way to the store")
 
         stack.holdfast("rm", "j", "--yes")
 
