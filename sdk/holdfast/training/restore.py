@@ -236,7 +236,8 @@ def _loaded(
             lacking, naming = error, naming.wider(session.needs)
         what = ("what was fetched", "more")
         if naming.whole:
-            what = ("this rank's own segment", "the others")
+            own = "this rank's own segment" if capture.boxes is None else "what was fetched"
+            what = (own, "the others")
         log.warning("%s may not have all (%s): fetching %s", what[0], lacking, what[1])
         try:
             chosen = _chosen(

@@ -31,7 +31,7 @@ FindHeads = Callable[[CheckpointId, Collection[int]], Collection[Head]]
 
 
 def own_needs(decision: Decision, spec: AttemptSpec, number: int, *, whole: bool) -> Needs:
-    """Return what a rank whose state is all its own needs of a decision's checkpoint.
+    """Return what a rank needs of a decision's checkpoint, if each has a state of its own.
 
     The segment of the rank whose state it takes and, in another world size, that of rank 0, whose
     seed the random streams follow from; see ``state.capture``. All of it, should the ranks that
@@ -58,8 +58,8 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
     if needs.whole:
         return needs
     try:
-        index = _index(needs.checkpoint, source, find)
-        if index is None:
+        index = of_some(_headers(needs.checkpoint, [source], find))
+        if index.tensor(blob_name(source)) is None:
             return needs
         own = ((tensor, name_for(tensor.fqn, source)) for tensor in index.tensors)
         wanted = [
@@ -97,11 +97,12 @@ def of_boxes(
         saved: How many ranks saved the checkpoint.
         world_size: How many there are now.
     """
-    if needs.whole or saved > RANKS_COUNT_MAX:
-        return replace(needs, whole=True)
+    if needs.whole:
+        return needs
     texts = {blob_name(source)} | ({blob_name(0)} if saved != world_size else set())
     own = saved == world_size and all(len(t.holders) == 1 for t in boxes.cut())
-    for ranks in ([[source]] if own else []) + [range(saved)]:
+    every = [range(saved)] if saved <= RANKS_COUNT_MAX else []
+    for ranks in [*([[source]] if own else []), *every]:
         try:
             index = of_some(_headers(needs.checkpoint, ranks, find))
             wanted = list(_wanted(index, source, texts, boxes, only))
@@ -164,16 +165,3 @@ def _headers(
         if not heads:
             raise NotReadyError(f"{len(found)} of {len(ranks)} heads were found")
     return list(found.values())
-
-
-def _index(checkpoint: CheckpointId, source: int, find: FindHeads) -> Index | None:
-    """Return the index of the segment of ``source`` alone, None: of no such segment."""
-    wanted = ShardId(checkpoint.run, checkpoint.step, checkpoint.generation, Rank(source))
-    headers = [
-        header
-        for head in find(checkpoint, [source])
-        for header in [parse_header(head.data, head.length_bytes)]
-        if header.identity.id == wanted
-    ]
-    index = of_some(headers) if headers else None
-    return index if index and index.tensor(blob_name(source)) else None

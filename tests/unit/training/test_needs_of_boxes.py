@@ -227,6 +227,18 @@ def test_all_is_named_of_a_checkpoint_of_too_many_ranks(monkeypatch):
     assert [] == agent.asked
 
 
+def test_of_as_many_ranks_on_the_same_mesh_one_head_is_enough(monkeypatch):
+    """The limit is one of asking everybody; here nobody else is asked."""
+    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    agent = everybody()
+
+    needs = named(agent, held(4, 6, holders=(2,)), source=2, world_size=SAVED)
+
+    assert [[2]] == agent.asked
+    assert [2] == [need.rank for need in needs.shards]
+    assert not needs.whole
+
+
 def test_what_is_needed_whole_stays_so():
     agent = everybody()
 
