@@ -52,6 +52,11 @@ class CapturedTensor:
 
 Source = Callable[[], Iterable[object]]
 _LOCAL = operator.attrgetter("_local_tensor")
+_LOOKS: tuple[Callable[[torch.Tensor], object], ...] = (
+    torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride,
+)  # fmt: skip
+_TURNS: tuple[Callable[[torch.Tensor], object], ...] = (torch.Tensor.is_conj, torch.Tensor.is_neg)
+"""How values may read otherwise than their memory has them."""
 
 
 class Identity:
@@ -73,7 +78,7 @@ class Identity:
         now = self._now()
         if len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)):
             return False
-        if self._lie_as_seen():
+        if self._marks_now() == self._marks:
             return True
         before = self._kinds
         self._look()
@@ -81,18 +86,15 @@ class Identity:
 
     def _look(self) -> None:
         self._kinds = [(tensor.shape, tensor.dtype) for tensor in self._tensors]
-        self._near = list(filter(_is_near, self._tensors))
-        self.places = [tensor.detach() for tensor in self._near]
-        self._far = [tensor for tensor in self._tensors if not _is_near(tensor)]
+        self.places = [tensor.detach() for tensor in self._tensors if _is_near(tensor)]
+        self._turned = [t for t in self._tensors if t.is_complex() or not t.is_contiguous()]
         self._marks = self._marks_now()
 
-    def _lie_as_seen(self) -> bool:
-        # At each save: one call for storage, offset, shape and strides, nothing is made.
-        near = all(map(torch.Tensor.is_set_to, self._near, self.places))
-        return near and self._marks_now() == self._marks
-
-    def _marks_now(self) -> list[int]:
-        return [*map(torch.Tensor.data_ptr, self._far), *map(torch.Tensor.numel, self._far)]
+    def _marks_now(self) -> list[list[object]]:
+        # At each save. Few calls of it let go of the interpreter's lock, as `is_set_to` does: where
+        # other threads want it, getting it back takes the training thread 5 ms.
+        marks = [list(map(look, self._tensors)) for look in _LOOKS]
+        return [*marks, *[list(map(look, self._turned)) for look in _TURNS]]
 
     def _now(self) -> list[object]:
         found: list[object] = []
@@ -102,7 +104,7 @@ class Identity:
 
 
 def _is_near(tensor: torch.Tensor) -> bool:
-    """Tell whether a second tensor of the same memory may be kept to compare with.
+    """Tell whether a second tensor of the same memory may be kept, so that its place stays taken.
 
     Not on a device, where it would hold memory that a script has let go; not of a subclass that
     answers for its memory itself.
