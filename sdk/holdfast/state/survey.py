@@ -7,7 +7,7 @@ in loops that run in C.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -52,11 +52,19 @@ class CapturedTensor:
 
 Source = Callable[[], Iterable[object]]
 _LOCAL = operator.attrgetter("_local_tensor")
-_LOOKS: tuple[Callable[[torch.Tensor], object], ...] = (
-    torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride,
-)  # fmt: skip
-_TURNS: tuple[Callable[[torch.Tensor], object], ...] = (torch.Tensor.is_conj, torch.Tensor.is_neg)
-"""How values may read otherwise than their memory has them."""
+_AT_ONCE = 64
+"""Tensors that are looked at together: so many are in the processor's cache at the next look."""
+
+
+def _looks(tensors: Sequence[torch.Tensor]) -> list[list[object]]:
+    """Return where tensors lie, and how."""
+    looks = torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride
+    return [list(map(look, tensors)) for look in looks]
+
+
+def _turns(tensors: Sequence[torch.Tensor]) -> list[list[object]]:
+    """Return whether the values of tensors are read otherwise than they lie there."""
+    return [list(map(look, tensors)) for look in (torch.Tensor.is_conj, torch.Tensor.is_neg)]
 
 
 class Identity:
@@ -78,23 +86,26 @@ class Identity:
         now = self._now()
         if len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)):
             return False
-        if self._marks_now() == self._marks:
+        if self._lie_as_seen():
             return True
         before = self._kinds
         self._look()
         return self._kinds == before
 
     def _look(self) -> None:
-        self._kinds = [(tensor.shape, tensor.dtype) for tensor in self._tensors]
-        self.places = [tensor.detach() for tensor in self._tensors if _is_near(tensor)]
-        self._turned = [t for t in self._tensors if t.is_complex() or not t.is_contiguous()]
-        self._marks = self._marks_now()
+        tensors = self._tensors
+        self._kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        self.places = [tensor.detach() for tensor in tensors if _is_near(tensor)]
+        turned = [t for t in tensors if t.is_complex() or not t.is_contiguous()]
+        some = [tensors[at : at + _AT_ONCE] for at in range(0, len(tensors), _AT_ONCE)]
+        self._parts = [(part, _looks(part)) for part in some]
+        self._turned = turned, _turns(turned)
 
-    def _marks_now(self) -> list[list[object]]:
-        # At each save. Few calls of it let go of the interpreter's lock, as `is_set_to` does: where
-        # other threads want it, getting it back takes the training thread 5 ms.
-        marks = [list(map(look, self._tensors)) for look in _LOOKS]
-        return [*marks, *[list(map(look, self._turned)) for look in _TURNS]]
+    def _lie_as_seen(self) -> bool:
+        # At each save. None of it lets go of the interpreter's lock, as `is_set_to` does for each
+        # tensor: where other threads want the lock, getting it back takes the training thread 5 ms.
+        turned, turns = self._turned
+        return all(_looks(part) == seen for part, seen in self._parts) and _turns(turned) == turns
 
     def _now(self) -> list[object]:
         found: list[object] = []
