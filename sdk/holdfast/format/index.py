@@ -12,10 +12,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.errors import ExhaustedError, InvalidRequestError, ManifestError
-from holdfast.format.boxes import Box, addressable, intersect
+from holdfast.format.boxes import Box, addressable
 from holdfast.format.canonical import check_digest, number_of, strict_object, text_of, with_digest
 from holdfast.format.digest import ALGORITHM
 from holdfast.format.manifest import (
@@ -33,6 +34,7 @@ from holdfast.format.segment import (
     ITEM_BYTES,
     NAME_LENGTH_MAX,
     SegmentHeader,
+    TensorSpec,
     checked_plan_hash,
 )
 
@@ -54,8 +56,7 @@ class IndexedSegment:
     data_begin: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexedBox:
+class IndexedBox(NamedTuple):
     """One box of one tensor: bytes ``[begin, end)`` of the segment of (rank, volume)."""
 
     rank: int
@@ -98,13 +99,6 @@ class Index:
         found = self.tensors[at] if at < len(self.tensors) else None
         return found if found is not None and found.fqn == fqn else None
 
-    def holders(self, fqn: str, region: Box) -> Iterator[IndexedBox]:
-        """Yield the boxes of the tensor that share elements with ``region``; none if unknown."""
-        tensor = self.tensor(fqn)
-        for held in tensor.boxes if tensor is not None else ():
-            if intersect(held.box, region) is not None:
-                yield held
-
 
 def build(headers: Iterable[SegmentHeader]) -> Index:
     """Return the index of a plan from the headers of all its segments, in any order.
@@ -135,35 +129,21 @@ def of_some(headers: Iterable[SegmentHeader]) -> Index:
     boxes_count = sum(len(header.entries) for header in by_place)
     if boxes_count > BOXES_COUNT_MAX:
         raise ExhaustedError(f"{boxes_count} boxes exceed {BOXES_COUNT_MAX}: no index is written")
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-    boxes: dict[str, list[IndexedBox]] = {}
+    found: dict[str, tuple[TensorSpec, list[IndexedBox]]] = {}
     for header in by_place:
-        number = header.identity.id
+        rank, volume = header.identity.id.rank, header.identity.id.volume
         for entry in header.entries:
             spec = entry.spec
-            if kinds.setdefault(spec.fqn, (spec.dtype, spec.shape)) != (spec.dtype, spec.shape):
+            known = found.get(spec.fqn)
+            if known is None:
+                known = found[spec.fqn] = (spec, [])
+            elif (known[0].dtype, known[0].shape) != (spec.dtype, spec.shape):
                 raise ManifestError(f"segments disagree about tensor {spec.fqn!r}")
-            boxes.setdefault(spec.fqn, []).append(
-                IndexedBox(
-                    rank=number.rank,
-                    volume=number.volume,
-                    box=spec.box,
-                    begin=entry.begin,
-                    end=entry.end,
-                )
-            )
+            known[1].append(IndexedBox(rank, volume, spec.box, entry.begin, entry.end))
     return Index(
         world_size=world_size,
         segments=tuple(_segment(header) for header in by_place),
-        tensors=tuple(
-            IndexedTensor(
-                fqn=fqn,
-                dtype=kinds[fqn][0],
-                shape=kinds[fqn][1],
-                boxes=tuple(sorted(boxes[fqn], key=_order)),
-            )
-            for fqn in sorted(boxes)
-        ),
+        tensors=tuple(_tensor(*found[fqn]) for fqn in sorted(found)),
     )
 
 
@@ -237,6 +217,19 @@ def _segment(header: SegmentHeader) -> IndexedSegment:
         plan_hash=header.identity.plan_hash,
         length_bytes=header.length_bytes,
         data_begin=header.data_begin,
+    )
+
+
+def _tensor(spec: TensorSpec, boxes: list[IndexedBox]) -> IndexedTensor:
+    """Return a tensor with its boxes, which are in the order of their segments, in that of places.
+
+    Boxes of one place keep their order: see ``_order``.
+    """
+    return IndexedTensor(
+        fqn=spec.fqn,
+        dtype=spec.dtype,
+        shape=spec.shape,
+        boxes=tuple(sorted(boxes, key=lambda held: held.box.offsets)),
     )
 
 

@@ -7,15 +7,15 @@ headers only, no bytes and no torch. Boxes count elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.errors import ManifestError, NotReadyError
-from holdfast.format.boxes import Box, covers, intersect, whole
+from holdfast.format.boxes import Box, covers, whole
+from holdfast.format.overlaps import Overlaps
 from holdfast.format.segment import SegmentHeader, TensorEntry, TensorSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The region ``box`` (of the tensor) out of one entry of the segment ``number``.
 
     Invariants: ``box`` lies inside the box of ``entry``.
@@ -35,6 +35,7 @@ class Pieces:
 
     def __init__(self, headers: Iterable[SegmentHeader]) -> None:
         self._parts: dict[str, list[Part]] = {}
+        self._overlaps: dict[str, Overlaps] = {}
         self.specs: Mapping[str, TensorSpec] = {}
         """Every tensor of which a part is here, as if one box held it; in the order of files."""
         specs: dict[str, TensorSpec] = {}
@@ -50,7 +51,7 @@ class Pieces:
                         else TensorSpec(fqn=spec.fqn, dtype=spec.dtype, shape=spec.shape, box=full)
                     )
                     self._parts[spec.fqn] = []
-                elif (known.shape, known.dtype) != (spec.shape, spec.dtype):
+                elif known.shape != spec.shape or known.dtype != spec.dtype:
                     raise ManifestError(
                         f"segments disagree about tensor {spec.fqn!r}", fqn=spec.fqn
                     )
@@ -66,16 +67,17 @@ class Pieces:
         parts = self._parts.get(name)
         if not parts:
             raise NotReadyError(f"no segment has the tensor {name!r}", fqn=name)
-        for part in parts:
-            if part.box == box:
-                return [part]
-        shared: list[Part] = []
-        for part in parts:
-            region = intersect(part.box, box)
-            if region == box:
-                return [Part(part.number, part.entry, box)]
-            if region is not None:
-                shared.append(Part(part.number, part.entry, region))
+        if parts[0].box == box:
+            return parts[:1]
+        overlaps = self._overlaps.get(name)
+        if overlaps is None:
+            overlaps = self._overlaps[name] = Overlaps([part.box for part in parts])
+        shared = [
+            Part(parts[at].number, parts[at].entry, region) for at, region in overlaps.of(box)
+        ]
+        enough = [part for part in shared if part.box == box]
+        if enough:
+            return [next((part for part in enough if part.entry.spec.box == box), enough[0])]
         if not covers(box, (part.box for part in shared)):
             place = f"{list(box.offsets)} + {list(box.lengths)}"
             raise NotReadyError(f"pieces of tensor {name!r} are missing at {place}", fqn=name)
