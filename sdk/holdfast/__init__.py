@@ -6,11 +6,10 @@ neither torch nor grpc.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from holdfast.garbage import no_collection
 
 if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer, Decided, Restored, SaveHandle
@@ -69,20 +68,8 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    with _no_collection():
+    with no_collection():
         return getattr(importlib.import_module(_HOME.get(name, "holdfast.policy")), name)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Import without looking for garbage: beside torch's objects that may take 80 ms, for none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ from holdfast.format import overlaps
 from holdfast.format.boxes import Box, intersect, span
 from holdfast.format.byte_ranges import needs
 from holdfast.format.index import of_some
-from holdfast.format.overlaps import UNSORTED_COUNT_MAX, Overlaps
+from holdfast.format.overlaps import UNSORTED_COUNT_MAX, Overlaps, SharedOverlaps
 from holdfast.format.segment import SegmentHeader, SegmentIdentity, TensorEntry, TensorSpec
 from holdfast.reading.pieces import Pieces
 
@@ -97,6 +97,18 @@ def test_of_a_tensor_cut_along_one_axis_only_those_that_are_hit_are_looked_at(mo
 
     assert [498, 499] == [number for number, _ in Overlaps(boxes).of(region)]
     assert 2 == len(looked_at)
+
+
+@given(asked())
+def test_tensors_share_what_finds_their_boxes_only_if_these_are_the_same(drawn):
+    boxes, [region, *_] = drawn
+    shared = SharedOverlaps()
+    found = shared.of(boxes)
+
+    assert found is shared.of([*boxes])
+    for other in (boxes[1:], [*boxes, region]):
+        assert by_all_pairs(other, region) == list(shared.of(other).of(region))
+    assert by_all_pairs(boxes, region) == list(found.of(region))
 
 
 def header(boxes, *, rank):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
 from holdfast.format.boxes import Box, span, without
-from holdfast.format.index import Index
-from holdfast.format.overlaps import Overlaps
+from holdfast.format.index import Index, IndexedBox, IndexedTensor
 from holdfast.format.segment import ITEM_BYTES
 
 
@@ -21,7 +18,7 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
     Of each shard named the header is among the ranges: whoever reads a tensor looks it up there.
     Of a box that is wanted in part, the bytes from its first wanted element to its last are: for
     a tensor cut along its first dim nothing else lies between. What several shards hold is read
-    from the first of them. Regions of one tensor are found fastest one after the other.
+    from the first of them.
 
     Args:
         index: The index of the checkpoint's plan.
@@ -32,21 +29,12 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
     """
     tensors = {tensor.fqn: tensor for tensor in index.tensors}
     spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for fqn, regions in groupby(wanted, key=itemgetter(0)):
-        tensor = tensors.get(fqn)
-        boxes = tensor.boxes if tensor else ()
-        item_bytes = ITEM_BYTES[tensor.dtype] if tensor else 0
-        overlaps = Overlaps([held.box for held in boxes])
-        for _, region in regions:
-            chosen, left = _chosen(overlaps, region)
-            if left:
-                raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
-            for number, shared in chosen:
-                held = boxes[number]
-                first, last = span(held.box, shared)
-                spans[held.rank, held.volume].append(
-                    (held.begin + first * item_bytes, held.begin + last * item_bytes)
-                )
+    for fqn, region in wanted:
+        for item_bytes, held, shared in _sources(tensors.get(fqn), fqn, region):
+            first, last = span(held.box, shared)
+            spans[held.rank, held.volume].append(
+                (held.begin + first * item_bytes, held.begin + last * item_bytes)
+            )
     heads = {(s.rank, s.volume): (0, s.data_begin) for s in index.segments}
     return tuple(
         ShardNeed(rank=rank, volume=volume, ranges=_joined([heads[rank, volume], *found]))
@@ -54,18 +42,22 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
     )
 
 
-def _chosen(overlaps: Overlaps, region: Box) -> tuple[list[tuple[int, Box]], list[Box]]:
-    """Return which boxes the region is read from, with what is read of each, and what none has."""
-    chosen: list[tuple[int, Box]] = []
+def _sources(
+    tensor: IndexedTensor | None, fqn: str, region: Box
+) -> Iterator[tuple[int, IndexedBox, Box]]:
+    """Yield the bytes of an element, a box that the region is read from, what is read of it."""
     left = [region] if region.elements_count else []
-    for number, shared in overlaps.of(region):
-        if not left:
-            break
-        rest = [part for hole in left for part in without(hole, shared)]
-        if rest != left:
-            chosen.append((number, shared))
-            left = rest
-    return chosen, left
+    if tensor is not None:
+        item_bytes = ITEM_BYTES[tensor.dtype]
+        for number, shared in tensor.overlaps.of(region):
+            if not left:
+                break
+            rest = [part for hole in left for part in without(hole, shared)]
+            if rest != left:
+                left = rest
+                yield item_bytes, tensor.boxes[number], shared
+    if left:
+        raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> tuple[ByteRange, ...]:

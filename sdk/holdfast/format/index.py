@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from holdfast.format.manifest import (
     check_format,
     segments_plan,
 )
+from holdfast.format.overlaps import Overlaps, SharedOverlaps
 from holdfast.format.segment import (
     ALIGNMENT_BYTES,
     DIMS_COUNT_MAX,
@@ -37,6 +38,7 @@ from holdfast.format.segment import (
     TensorSpec,
     checked_plan_hash,
 )
+from holdfast.garbage import no_collection
 
 FORMAT = "holdfast-index"
 VERSION = 1
@@ -68,12 +70,13 @@ class IndexedBox(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedTensor:
-    """One tensor and all its boxes, by offsets."""
+    """One tensor and all its boxes, by offsets; ``overlaps`` finds them by place."""
 
     fqn: str
     dtype: str
     shape: tuple[int, ...]
     boxes: tuple[IndexedBox, ...]
+    overlaps: Overlaps = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,7 @@ def build(headers: Iterable[SegmentHeader]) -> Index:
     return index
 
 
+@no_collection()
 def of_some(headers: Iterable[SegmentHeader]) -> Index:
     """Return what ``build`` returns, of only those segments of a plan whose headers are given.
 
@@ -140,10 +144,11 @@ def of_some(headers: Iterable[SegmentHeader]) -> Index:
             elif (known[0].dtype, known[0].shape) != (spec.dtype, spec.shape):
                 raise ManifestError(f"segments disagree about tensor {spec.fqn!r}")
             known[1].append(IndexedBox(rank, volume, spec.box, entry.begin, entry.end))
+    shared = SharedOverlaps()
     return Index(
         world_size=world_size,
         segments=tuple(_segment(header) for header in by_place),
-        tensors=tuple(_tensor(*found[fqn]) for fqn in sorted(found)),
+        tensors=tuple(_tensor(*found[fqn], shared) for fqn in sorted(found)),
     )
 
 
@@ -220,16 +225,15 @@ def _segment(header: SegmentHeader) -> IndexedSegment:
     )
 
 
-def _tensor(spec: TensorSpec, boxes: list[IndexedBox]) -> IndexedTensor:
-    """Return a tensor with its boxes, which are in the order of their segments, in that of places.
-
-    Boxes of one place keep their order: see ``_order``.
-    """
+def _tensor(spec: TensorSpec, found: list[IndexedBox], shared: SharedOverlaps) -> IndexedTensor:
+    """Return a tensor whose boxes were ``found`` in the order of segments, as ``_order`` has it."""
+    boxes = tuple(sorted(found, key=lambda held: held.box.offsets))
     return IndexedTensor(
         fqn=spec.fqn,
         dtype=spec.dtype,
         shape=spec.shape,
-        boxes=tuple(sorted(boxes, key=lambda held: held.box.offsets)),
+        boxes=boxes,
+        overlaps=shared.of([held.box for held in boxes]),
     )
 
 
@@ -342,7 +346,13 @@ def _read_tensors(
             raise ManifestError(f"boxes of tensor {fqns[at]!r} are not sorted, or one stands twice")
         boxes[at].append(box)
     return tuple(
-        IndexedTensor(fqn=fqn, dtype=dtype, shape=shape, boxes=tuple(held))
+        IndexedTensor(
+            fqn=fqn,
+            dtype=dtype,
+            shape=shape,
+            boxes=tuple(held),
+            overlaps=Overlaps([each.box for each in held]),
+        )
         for fqn, dtype, shape, held in zip(fqns, dtypes, shapes, boxes, strict=True)
     )
 

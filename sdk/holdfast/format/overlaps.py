@@ -75,3 +75,24 @@ class Overlaps:
             ends = [ends[number] for number in self._order]
         self._begins = begins
         self._furthest = ends if ends == sorted(ends) else list(accumulate(ends, max))
+
+
+class SharedOverlaps:
+    """The ``Overlaps`` of many tensors: one for all whose boxes are the same objects.
+
+    Tensors of one shape that are cut alike are, in a header, as ``parse_header`` makes them.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], Overlaps] = {}
+
+    def of(self, boxes: Sequence[Box]) -> Overlaps:
+        """Return those of ``boxes``, which stay as they are from now on."""
+        objects = tuple(map(id, boxes))
+        found = self._known.get(objects)
+        if found is None:
+            # It keeps the boxes, so that no other box comes to have their identity.
+            found = self._known[objects] = Overlaps(boxes)
+        return found

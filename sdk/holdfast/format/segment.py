@@ -24,6 +24,7 @@ from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.boxes import Box, addressable, whole
+from holdfast.garbage import no_collection
 
 FORMAT_VERSION = 1
 HEADER_BYTES_MAX = 100_000_000
@@ -202,6 +203,7 @@ def header_length(prefix: bytes) -> int:
     return _PREFIX.size + int(length)
 
 
+@no_collection()
 def parse_header(data: bytes | memoryview, length_bytes: int) -> SegmentHeader:
     """Return the header of a segment of ``length_bytes`` that begins with ``data``.
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from holdfast.errors import ManifestError, NotReadyError
 from holdfast.format.boxes import Box, covers, whole
-from holdfast.format.overlaps import Overlaps
+from holdfast.format.overlaps import SharedOverlaps
 from holdfast.format.segment import SegmentHeader, TensorEntry, TensorSpec
+from holdfast.garbage import no_collection
 
 
 class Part(NamedTuple):
@@ -26,6 +27,13 @@ class Part(NamedTuple):
     box: Box
 
 
+class _Held(NamedTuple):
+    """What there is of one tensor, in the order of files: each box, and where it lies."""
+
+    places: list[tuple[int, TensorEntry]]
+    boxes: list[Box]
+
+
 class Pieces:
     """All boxes of the tensors of one checkpoint.
 
@@ -33,9 +41,10 @@ class Pieces:
         ManifestError: segments disagree about the shape or dtype of a tensor.
     """
 
+    @no_collection()
     def __init__(self, headers: Iterable[SegmentHeader]) -> None:
-        self._parts: dict[str, list[Part]] = {}
-        self._overlaps: dict[str, Overlaps] = {}
+        self._held: dict[str, _Held] = {}
+        self._overlaps = SharedOverlaps()
         self.specs: Mapping[str, TensorSpec] = {}
         """Every tensor of which a part is here, as if one box held it; in the order of files."""
         specs: dict[str, TensorSpec] = {}
@@ -50,12 +59,14 @@ class Pieces:
                         if spec.box == full
                         else TensorSpec(fqn=spec.fqn, dtype=spec.dtype, shape=spec.shape, box=full)
                     )
-                    self._parts[spec.fqn] = []
+                    self._held[spec.fqn] = _Held([], [])
                 elif known.shape != spec.shape or known.dtype != spec.dtype:
                     raise ManifestError(
                         f"segments disagree about tensor {spec.fqn!r}", fqn=spec.fqn
                     )
-                self._parts[spec.fqn].append(Part(number, entry, spec.box))
+                held = self._held[spec.fqn]
+                held.places.append((number, entry))
+                held.boxes.append(spec.box)
         self.specs = specs
 
     def choose(self, name: str, box: Box) -> list[Part]:
@@ -64,17 +75,15 @@ class Pieces:
         Raises:
             NotReadyError: parts are missing; names the tensor and the box.
         """
-        parts = self._parts.get(name)
-        if not parts:
+        held = self._held.get(name)
+        if held is None:
             raise NotReadyError(f"no segment has the tensor {name!r}", fqn=name)
-        if parts[0].box == box:
-            return parts[:1]
-        overlaps = self._overlaps.get(name)
-        if overlaps is None:
-            overlaps = self._overlaps[name] = Overlaps([part.box for part in parts])
-        shared = [
-            Part(parts[at].number, parts[at].entry, region) for at, region in overlaps.of(box)
-        ]
+        places, boxes = held
+        if boxes[0] == box:
+            number, entry = places[0]
+            return [Part(number, entry, boxes[0])]
+        found = self._overlaps.of(boxes).of(box)
+        shared = [Part(*places[at], region) for at, region in found]
         enough = [part for part in shared if part.box == box]
         if enough:
             return [next((part for part in enough if part.entry.spec.box == box), enough[0])]

@@ -12,7 +12,6 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.errors import ExhaustedError, ManifestError
 from holdfast.format import index, manifest, sidecar
 from holdfast.format.boxes import Box
-from holdfast.format.overlaps import Overlaps
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template, parse_header
 
 MADE = make(None)
@@ -137,7 +136,7 @@ def test_a_tensor_tells_which_bytes_of_which_segment_hold_a_region():
     built = index.build(parsed)
     region = Box((1, 0), (2, 4))
     tensor = built.tensor("w")
-    found = [tensor.boxes[at] for at, _ in Overlaps([b.box for b in tensor.boxes]).of(region)]
+    found = [tensor.boxes[number] for number, _ in tensor.overlaps.of(region)]
 
     assert [0, 1] == [held.rank for held in found]
     assert [(h.data_begin, h.length_bytes) for h in parsed[:2]] == [
