@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import add
 
 ELEMENTS_COUNT_MAX = (1 << 63) - 1
 
@@ -42,7 +43,7 @@ class Box:
     @property
     def stops(self) -> tuple[int, ...]:
         """Exclusive end per dim."""
-        return tuple(o + n for o, n in zip(self.offsets, self.lengths, strict=True))
+        return tuple(map(add, self.offsets, self.lengths))
 
     def within(self, outer: Box) -> tuple[slice, ...]:
         """Return the slices that select this box from an array that holds ``outer``.
@@ -161,12 +162,11 @@ def without(hole: Box, piece: Box) -> Iterator[Box]:
         return
     if shared is hole:
         return
-    begins, stops = list(hole.offsets), list(hole.stops)
-    for dim, (first, last) in enumerate(zip(shared.offsets, shared.stops, strict=True)):
-        for begin, stop in ((begins[dim], first), (last, stops[dim])):
+    corner, extent = list(hole.offsets), list(hole.lengths)
+    for dim, (first, length) in enumerate(zip(shared.offsets, shared.lengths, strict=True)):
+        edges = (corner[dim], first), (first + length, corner[dim] + extent[dim])
+        for begin, stop in edges:
             if begin < stop:
-                corner, end = [*begins], [*stops]
-                corner[dim], end[dim] = begin, stop
-                lengths = (e - c for e, c in zip(end, corner, strict=True))
-                yield Box(tuple(corner), tuple(lengths))
-        begins[dim], stops[dim] = first, last
+                corner[dim], extent[dim] = begin, stop - begin
+                yield Box(tuple(corner), tuple(extent))
+        corner[dim], extent[dim] = first, length

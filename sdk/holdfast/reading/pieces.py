@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from holdfast.errors import ManifestError, NotReadyError
 from holdfast.format.boxes import Box, covers, whole
-from holdfast.format.overlaps import SharedOverlaps
+from holdfast.format.overlaps import Overlaps, SharedOverlaps
 from holdfast.format.segment import SegmentHeader, TensorEntry, TensorSpec
 from holdfast.garbage import no_collection
 
@@ -44,7 +44,8 @@ class Pieces:
     @no_collection()
     def __init__(self, headers: Iterable[SegmentHeader]) -> None:
         self._held: dict[str, _Held] = {}
-        self._overlaps = SharedOverlaps()
+        self._shared = SharedOverlaps()
+        self._overlaps: dict[str, Overlaps] = {}
         self.specs: Mapping[str, TensorSpec] = {}
         """Every tensor of which a part is here, as if one box held it; in the order of files."""
         specs: dict[str, TensorSpec] = {}
@@ -82,8 +83,10 @@ class Pieces:
         if boxes[0] == box:
             number, entry = places[0]
             return [Part(number, entry, boxes[0])]
-        found = self._overlaps.of(boxes).of(box)
-        shared = [Part(*places[at], region) for at, region in found]
+        overlaps = self._overlaps.get(name)
+        if overlaps is None:
+            overlaps = self._overlaps[name] = self._shared.of(boxes)
+        shared = [Part(*places[at], region) for at, region in overlaps.of(box)]
         enough = [part for part in shared if part.box == box]
         if enough:
             return [next((part for part in enough if part.entry.spec.box == box), enough[0])]
