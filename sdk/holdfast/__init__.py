@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from holdfast.garbage import no_collection
-
 if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer, Decided, Restored, SaveHandle
     from holdfast.oneshot import Loaded, load, save
@@ -68,6 +66,9 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    from holdfast.garbage import no_collection  # noqa: PLC0415 - importing holdfast imports nothing
+
+    # Beside torch's objects one search for garbage may take 80 ms.
     with no_collection():
         return getattr(importlib.import_module(_HOME.get(name, "holdfast.policy")), name)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 def no_collection() -> Iterator[None]:
     """Look for no garbage meanwhile; also a decorator. Results are the same, only sooner.
 
-    Beside torch's objects one search may take 80 ms; while a header of 10^5 tensors is parsed
-    they take as long as the parsing. Of several threads whoever stopped the search resumes it.
+    While many headers are parsed the searches take longer than the parsing. Of several threads
+    whoever stopped the search resumes it.
     """
     was_on = gc.isenabled()
     gc.disable()
