@@ -106,7 +106,7 @@ def test_tensors_share_what_finds_their_boxes_only_if_these_are_the_same(drawn):
     found = shared.of(boxes)
 
     assert found is shared.of([*boxes])
-    for other in (boxes[1:], [*boxes, region]):
+    for other in (boxes[1:], [*boxes, region], [*boxes[1:], region]):
         assert by_all_pairs(other, region) == list(shared.of(other).of(region))
     assert by_all_pairs(boxes, region) == list(found.of(region))
 
