@@ -75,7 +75,7 @@ class Fetch:
             self._bad.append(Memory(source.node))
             self.begin()
             return
-        tier = "memory" if self._action.owner else "peer"
+        tier = "memory" if self._action.asked else "peer"
         self._filled(data, self._action.owner or source.node, tier)
 
     def _suspect(self, source: Peer, served: SlotName) -> None:

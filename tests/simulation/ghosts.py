@@ -146,13 +146,13 @@ class Ghosts:
     def fetched(self, node: Node, fetch: ev.Fetch) -> None:
         """P8: a node fetches for a restore what one of its ranks needs, and nothing else."""
         state, shard = node.state, fetch.shard
-        asked = bool(fetch.owner)  # by the owner, for a copy; a restore's view may be older
         reasons = {
             want.reason
             for want in (state.view.wants if state and state.view else ())
             if want.shard.id == shard.id
         }
-        restored = not asked and reasons == {WantReason.RESTORE}
+        # A view may be older than what the owner asks for.
+        restored = not fetch.asked and reasons == {WantReason.RESTORE}
         key = shard.id.checkpoint
         if restored and self.sharded and shard.id.rank not in self.named[node.name, key]:
             raise Broken(f"P8: {node.name} fetches rank {shard.id.rank} of {name(key)}, which none "

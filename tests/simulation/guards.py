@@ -71,6 +71,17 @@ MUTANTS = (
          "(free_before(run), newest) if key"),
     ),
     mutant(
+        "N25 owner: again",
+        "an owner that gets its shard back from another node is its owner again",
+        ("metadata/domain/copies_to_fetch.py", "reason=reason, owner=item.owner)", "reason=reason)"),
+    ),
+    mutant(
+        "repair-placed",
+        "a copy is brought to where the rule places it though others hold as many as asked",
+        ("metadata/domain/copies_to_fetch.py", "if item.owner in where.live and node not in held]",
+         "if False]"),
+    ),
+    mutant(
         "N23 parts: repair",
         "a shard that is loaded in parts is asked for as a lost copy too",
         ("metadata/domain/node_view.py", "*all_of_it.repairs[run.id].get(name, ()))",

@@ -56,12 +56,14 @@ class WantReason(IntEnum):
 class Want:
     """A copy that this node should fetch, and its sources in the order to ask them.
 
-    The object store is the last.
+    The object store is the last. ``owner`` is the node whose trainer wrote it; empty: nobody knows,
+    since the object store alone has it.
     """
 
     shard: Shard
     sources: tuple[Source, ...]
     reason: WantReason
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -630,7 +630,10 @@ class Want(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     reason: Global___Want.Reason.ValueType
+    owner: _builtins.str
+    """node whose trainer wrote it; empty: the object store alone has it"""
     @_builtins.property
     def shard(self) -> _common_pb2.Shard: ...
     @_builtins.property
@@ -643,10 +646,11 @@ class Want(_message.Message):
         shard: _common_pb2.Shard | None = ...,
         reason: Global___Want.Reason.ValueType = ...,
         sources: _abc.Iterable[Global___Source] | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "shard", b"shard", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "reason", b"reason", "shard", b"shard", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

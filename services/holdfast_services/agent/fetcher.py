@@ -166,7 +166,7 @@ class Fetcher:
             owner=action.owner or peer.node,
             digests=located.part_digests,
             # A copy held for its owner was here before anything failed: memory, to a restore.
-            source="memory" if action.owner else "peer",
+            source="memory" if action.asked else "peer",
         )
 
     async def _transfer(

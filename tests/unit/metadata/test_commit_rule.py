@@ -190,15 +190,16 @@ def test_supersede_rules_are_bounded_and_never_cover_what_a_run_goes_back_to(che
         assert not any(rule.covers(gone_back_to) for rule in rules)
 
 
-def test_an_emptied_owner_gets_its_own_shards_back_and_a_third_node_what_is_missing(cluster):
-    """F55: at most what is missing, and the same answer from everybody."""
+def test_an_emptied_owner_gets_its_own_shards_back_and_the_next_node_what_it_stands_for(cluster):
+    """F55: the same answer from everybody; without its owner no more than what is missing."""
     generation = start(cluster, "a", "b")
     cluster.join("c")
     for node in "ab":
         for rank in range(2):
             cluster.hold(node, 5, generation, rank, owner="ab"[rank])
     cluster.report("a", "b")
-    assert cluster.view("c").wants == ()
+    placed = [want.shard.id.rank for want in cluster.view("c").wants]
+    assert placed == [1], "b asks it too, since c is the next"
 
     cluster.wipe("b")
     cluster.report("b")
@@ -207,10 +208,25 @@ def test_an_emptied_owner_gets_its_own_shards_back_and_a_third_node_what_is_miss
         (want.shard.id.rank, want.sources, want.reason.name) for want in cluster.view("b").wants
     ]
     assert back == [(0, (Memory("a"),), "REPAIR"), (1, (Memory("a"),), "REPAIR")]
-    assert cluster.view("c").wants == ()
+    assert placed == [want.shard.id.rank for want in cluster.view("c").wants]
     cluster.later(6.0)
     cluster.report("a", "c")
     assert {want.shard.id.rank for want in cluster.view("c").wants} == {0, 1}
+
+
+def test_who_came_back_empty_gets_its_part_though_others_hold_as_many_as_asked(cluster):
+    """P5: they hold more than their share of two steps, and have no room for what is missing."""
+    generation = start(cluster, "a", "b", "c")
+    cluster.commit(5, generation, "a", "b", "c")
+    for node, rank in (("c", 0), ("a", 1)):
+        cluster.hold(node, 5, generation, rank, world=3, owner="abc"[rank])
+    cluster.report("a", "c")
+
+    cluster.wipe("b")
+    cluster.report("b")
+
+    back = [(want.shard.id.rank, want.owner) for want in cluster.view("b").wants]
+    assert back == [(0, "a"), (1, "b")]
 
 
 def test_the_newest_step_is_repaired_before_the_one_that_is_kept(cluster):

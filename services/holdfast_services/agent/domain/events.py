@@ -256,14 +256,16 @@ class ReclaimSlot:
 class Fetch:
     """Fill an open slot from the first source, in their order, that is good.
 
-    ``owner`` is whose copy it becomes; empty: that of the source. With ``parts`` the slot is a
-    partial one that has yet to be made, and they are all that is fetched.
+    ``owner`` is whose copy it becomes; empty: that of the source. ``asked``: the owner asked for
+    it. With ``parts`` the slot is a partial one that has yet to be made, and they are all that is
+    fetched.
     """
 
     name: SlotName
     shard: Shard
     sources: tuple[Giver, ...]
     owner: str
+    asked: bool = False
     parts: frozenset[int] = frozenset()
 
 

@@ -17,13 +17,15 @@ from holdfast_services.agent.domain.wanted_parts import WantedParts, has_parts, 
 class Wish:
     """A copy that should be fetched, and who gives it, in the order to ask them.
 
-    ``owner`` empty: whoever gives it. ``restore``: a restore waits for it. With ``parts`` they are
-    all that ranks here wait for, and what is fetched is a copy to nobody else.
+    ``owner`` is the node whose trainer wrote it, empty: whoever gives it; ``asked``: it asks for
+    this copy. ``restore``: a restore waits for it. With ``parts`` they are all that ranks here
+    wait for, and what is fetched is a copy to nobody else.
     """
 
     shard: Shard
     sources: tuple[Giver, ...]
     owner: str = ""
+    asked: bool = False
     restore: bool = False
     parts: frozenset[int] = frozenset()
 
@@ -47,7 +49,8 @@ def wishes(state: State) -> list[Wish]:
     listed = [wish for want in wants if (wish := _listed(state, want, wanted)) is not None]
     restored = {wish.shard.id for wish in listed if wish.restore}
     holds = [
-        Wish(shard=h.shard, sources=(h.source,), owner=h.source.node) for h in state.holds.values()
+        Wish(shard=h.shard, sources=(h.source,), owner=h.source.node, asked=True)
+        for h in state.holds.values()
     ]
     copies = state.copies()
     first: dict[ShardId, Wish] = {}
@@ -65,7 +68,11 @@ def _listed(state: State, want: Want, wanted: WantedParts) -> Wish | None:
     if parts is not None and (not parts or _are_here(state, want.shard.id, parts)):
         return None
     return Wish(
-        shard=want.shard, sources=_givers(state, want), restore=restore, parts=parts or frozenset()
+        shard=want.shard,
+        sources=_givers(state, want),
+        owner=want.owner,
+        restore=restore,
+        parts=parts or frozenset(),
     )
 
 

@@ -218,7 +218,7 @@ def _fetch(state: State) -> list[ev.Action]:
         tries = state.fetches.get(shard.id, Tries())
         if tries.under_way or tries.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
             continue
-        if wish.owner:
+        if wish.asked:
             actions += _make_way(state, shard)
         elif wish.restore:
             _take_back(state, wish.length_bytes)
@@ -282,12 +282,13 @@ def _begin_fetch(state: State, slot: Slot, wish: Wish) -> list[ev.Action]:
     if wish.parts:
         begun = replace(slot, work=Work.FETCHING, session=AGENT, filling=wish.shard.id)
         state.slots[slot.name.slot] = begun
-        return [ev.Fetch(slot.name, wish.shard, wish.sources, wish.owner, wish.parts)]
+        fetch = ev.Fetch(slot.name, wish.shard, wish.sources, wish.owner, parts=wish.parts)
+        return [fetch]
     opened = slot.name.to(SlotState.WRITING)
     state.slots[slot.name.slot] = replace(
         slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
     )
-    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner)
+    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner, asked=wish.asked)
     return [ev.RenameSlot(slot.name, opened), fetch]
 
 

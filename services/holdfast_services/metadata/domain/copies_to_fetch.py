@@ -209,24 +209,25 @@ def _protected(run: Run) -> tuple[CheckpointId, ...]:
 
 
 def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
-    """Return the nodes that should get a copy: the owner if it came back empty, then backups.
+    """Return the nodes that should get a copy: where the rule places it, then what is missing.
 
-    At most as many as are missing; with failure domains, none in a domain that has a copy.
+    What lies elsewhere does not count while the owner lives: else one node is left with more than
+    its share, and another, that came back empty, with room. With failure domains, what is missing
+    then goes into none that has a copy.
     """
     attempt = run.attempt
     if attempt is None:
         return ()
     asked, domains = attempt.allowed, where.domains
-    order = asked.targets(item.owner, where.ring, domains)
-    walk = dict.fromkeys((item.owner, *order, *where.ring))
-    there = [node for node in item.nodes if node in where.live]
-    used = {asked.place(node, domains) for node in there}
-    missing = asked.missing(there, domains)
-    chosen: list[str] = []
-    for node in walk:
+    placed = (item.owner, *asked.targets(item.owner, where.ring, domains))
+    held = [node for node in item.nodes if node in where.live]
+    chosen = [node for node in placed if item.owner in where.live and node not in held]
+    missing = len(chosen) + asked.missing([*held, *chosen], domains)
+    used = {asked.place(node, domains) for node in (*held, *chosen)}
+    for node in dict.fromkeys((*placed, *where.ring)):
         if len(chosen) >= missing:
             break
-        if node not in where.live or node in item.nodes or asked.place(node, domains) in used:
+        if node not in where.live or node in held or asked.place(node, domains) in used:
             continue
         chosen.append(node)
         used.add(asked.place(node, domains))
@@ -244,4 +245,4 @@ def _want(item: ShardCopies, reason: WantReason, turn: int, bad: _Bad = frozense
     sources: list[Source] = [*good[:NODES_PER_WANT_MAX]]
     if item.object and (item.shard.id, Object()) not in bad:
         sources.append(Object())
-    return Want(shard=item.shard, sources=tuple(sources), reason=reason)
+    return Want(shard=item.shard, sources=tuple(sources), reason=reason, owner=item.owner)
