@@ -202,6 +202,12 @@ class Loading:
                 if self._wants.has(stored):
                     return stored
         others = self._owned.get(alias, []) if mesh else []
+        if others and not self._segments.is_whole:
+            raise NotReadyError(
+                f"a part of the checkpoint does not tell which groups of ranks saved tensor "
+                f"{fqn!r}",
+                fqn=fqn,
+            )
         if len(others) > 1:
             raise InvalidRequestError(
                 f"tensor {fqn!r} was saved by several groups of ranks, each its own "

@@ -132,9 +132,10 @@ def _wanted(
                 yield tensor.fqn, whole(tensor.shape)
         elif only is None or is_under(name, only):
             held = boxes.find(name)
-            of_mesh = held.mesh[:1] if held else ()
-            if tensor.fqn in {name, *(own_name(name, rank) for rank in (source, *of_mesh))}:
+            first = held.mesh[0] if held and held.mesh else source
+            if tensor.fqn in {name, own_name(name, first)}:
                 seen.add(name)
+            if tensor.fqn in {name, *(own_name(name, rank) for rank in (source, first))}:
                 fits = held is not None and held.shape == tensor.shape
                 yield tensor.fqn, held.box if held and fits else whole(tensor.shape)
     for held in boxes.cut():

@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format import index
@@ -23,19 +22,6 @@ from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture
 
 WORLD = 4
-
-
-@pytest.fixture
-def world():
-    """Make this process one rank of four; the others are not there, so nothing is computed."""
-
-    def become(rank, world_size=WORLD):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-
-    yield become
-    dist.destroy_process_group()
 
 
 def built(kind, wide=1):
