@@ -8,14 +8,15 @@ from collections.abc import Iterable, Sequence
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
 from holdfast.format.boxes import Box, intersect, span, without
-from holdfast.format.index import Index
+from holdfast.format.index import Index, IndexedTensor
 from holdfast.format.segment import ITEM_BYTES
 
 
 def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, ...]:
     """Return what a rank must have of a checkpoint to read these regions, by rank and volume.
 
-    Of each shard named the header is among the ranges: whoever reads a tensor looks it up there.
+    Of each shard named the header is among the ranges: whoever reads a tensor looks it up there,
+    also one of which it wants nothing.
     Of a box that is wanted in part, the bytes from its first wanted element to its last are: for
     a tensor cut along its first dim nothing else lies between. What several shards hold is read
     from the first of them.
@@ -28,6 +29,7 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
         NotReadyError: no shard holds some of it; names the tensor and the first missing box.
     """
     spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    empty: list[IndexedTensor] = []
     for fqn, region in wanted:
         tensor = index.tensor(fqn)
         left = [region] if region.elements_count else []
@@ -43,6 +45,12 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
             spans[held.rank, held.volume].append((begin, end))
         if left:
             raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
+        if tensor and not region.elements_count:
+            empty.append(tensor)
+    for tensor in empty:
+        places = [(held.rank, held.volume) for held in tensor.boxes]
+        if spans.keys().isdisjoint(places):
+            spans[min(places)] = []
     heads = {(s.rank, s.volume): (0, s.data_begin) for s in index.segments}
     return tuple(
         ShardNeed(rank=rank, volume=volume, ranges=_joined([heads[rank, volume], *found]))

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format import blob as blobs
-from holdfast.format.names import RESERVED
+from holdfast.format.names import EXTRA_PREFIX, RESERVED
 from holdfast.format.tree import Json, encode
 from holdfast.reading.reader import Segments
 from holdfast.state import State, kinds, modules, optimizers, rng
@@ -273,7 +273,7 @@ class Capture:
         extra: dict[str, Json] = {}
         for name, module in survey.extras:
             with named("taking", name):
-                extra[name] = walk.encode(module.get_extra_state(), f"holdfast.extra.{name}")
+                extra[name] = walk.encode(module.get_extra_state(), f"{EXTRA_PREFIX}{name}")
         at = Taking(
             survey=survey, encode=walk.encode, loaders=self._loaders,
             groups=groups, loose=loose, objects=saved,

@@ -1,8 +1,12 @@
 """What a rank names of a checkpoint over a mesh is enough, and loads what all of it would."""
 
 import pytest
+import torch
 from tests.unit.state import worlds
 from tests.unit.state.test_meshes import stage
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from holdfast.core.needs import Head, Needs
 from holdfast.errors import InvalidRequestError, NotReadyError
@@ -61,3 +65,51 @@ def test_a_stage_is_not_given_what_another_one_saved_since_it_sees_no_third(worl
     for segments_count, refusal in found.items():
         with saved.segments(range(segments_count)) as segments, pytest.raises(refusal):
             capture.load(segments, step=1)
+
+
+class Scaled(nn.Linear):
+    """A layer with a tensor in its extra state, as those that keep scales for 8 bits have."""
+
+    amax = torch.ones(5)
+
+    def get_extra_state(self):
+        return {"amax": self.amax}
+
+    def set_extra_state(self, state):
+        self.amax = state["amax"]
+
+
+def small(rank, sizes, layer=nn.Linear):
+    """A model on copies of a mesh; on more than two ranks of one its last ranks are empty."""
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=(f"a{rank}", f"b{rank}")[: len(sizes)])
+    model = nn.Sequential(layer(3, 2), nn.Linear(2, 1))
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    return {"model": model}
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_a_rank_whose_boxes_are_empty_has_a_header_that_tells_of_them(world, tmp_path, rank):
+    """Defect of an attack: its mate had saved that box, and it fetched the whole checkpoint."""
+    saved = Saved(tmp_path, world, lambda rank: small(rank, (2, 4)), 8)
+    world(rank, 8)
+    capture = Capture(small(rank, (2, 4)), rank=rank, world_size=8)
+
+    saved.load(capture, saved.needs(capture))
+
+
+def test_what_a_module_says_beside_its_tables_is_named_with_it(world, tmp_path):
+    """Defect of an attack: with only=["model"] such a module fetched the whole checkpoint."""
+
+    def make(rank):
+        return small(rank, (2,), Scaled)
+
+    saved = Saved(tmp_path, world, make, 2)
+    world(1, 2)
+    state = make(1)
+    state["model"][0].amax = torch.zeros(5)
+    capture = Capture(state, rank=1, world_size=2)
+
+    saved.load(capture, saved.needs(capture, ["model"]), ["model"])
+
+    assert state["model"][0].amax.sum() == 5
