@@ -65,12 +65,15 @@ class Naming:
     """How a rank names what it needs of a checkpoint.
 
     ``whole``: all of it. ``only``: what is under these names of the state. ``boxes``: what this
-    rank has of tensors that others hold, too; None: all that it loads is in one segment.
+    rank has of tensors that others hold, too; None: all that it loads is in one segment. ``far``:
+    these may lie in anybody's segment. ``after``: the number of the needs that did not suffice.
     """
 
     whole: bool = False
     only: tuple[str, ...] | None = None
     boxes: LocalBoxes | None = None
+    far: bool = False
+    after: int = 0
 
     @classmethod
     def of(cls, scope: Scope, boxes: LocalBoxes | None) -> Naming:
@@ -78,13 +81,20 @@ class Naming:
         return cls(whole=not scope.strict, only=scope.only, boxes=boxes)
 
     def wider(self, needs: Needs) -> Naming:
-        """Return how it is named if ``needs`` did not suffice: its own segment, then all."""
+        """Return how it is named if ``needs`` did not suffice: more by ranges, whole, then all.
+
+        Of boxes it is what anybody's header tells; of the rest all of its own segment.
+        """
+        if self.boxes is not None and not self.far:
+            return replace(self, far=True, after=needs.number)
         return Naming(whole=self.boxes is not None or not needs.in_parts)
 
     def suffices(self, needs: Needs) -> bool:
         """Tell whether what was named is what this would name."""
         in_parts = self.only is not None or self.boxes is not None
-        return needs.whole or not (self.whole or (needs.in_parts and not in_parts))
+        if needs.whole or needs.number <= self.after:
+            return needs.whole
+        return not (self.whole or (needs.in_parts and not in_parts))
 
     def needs(self, decision: Decision, session: AgentSession) -> Needs:
         """Return what is needed of the decision's checkpoint; may ask the agent for heads."""
@@ -96,7 +106,7 @@ class Naming:
         if self.boxes is not None:
             return restore_needs.of_boxes(
                 own, source, self.boxes, self.only, session.heads,
-                saved=decision.world_size, world_size=session.spec.world_size,
+                saved=decision.world_size, world_size=session.spec.world_size, far=self.far,
             )  # fmt: skip
         if self.only is not None:
             return restore_needs.of_names(own, source, self.only, session.heads)

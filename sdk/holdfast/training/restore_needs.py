@@ -82,11 +82,13 @@ def of_boxes(
     *,
     saved: int,
     world_size: int,
+    far: bool = False,
 ) -> Needs:
     """Return by byte ranges what a rank loads that has boxes of tensors which others hold, too.
 
-    Where as many ranks saved it, each its own boxes, that is all in one segment; else the heads of
-    all tell in which. All of the checkpoint, if that cannot be told.
+    Where as many ranks saved it, that may all be in its own segment and those of the ranks that
+    hold the same boxes; else the heads of all tell in which. All of the checkpoint, if that cannot
+    be told.
 
     Args:
         needs: What is known without a header.
@@ -96,13 +98,16 @@ def of_boxes(
         find: Asks for heads.
         saved: How many ranks saved the checkpoint.
         world_size: How many there are now.
+        far: The heads of all are asked for: those of the ranks near did not tell everything.
     """
     if needs.whole:
         return needs
     texts = {blob_name(source)} | ({blob_name(0)} if saved != world_size else set())
-    own = saved == world_size and all(len(t.holders) == 1 for t in boxes.cut())
-    every = [range(saved)] if saved <= RANKS_COUNT_MAX else []
-    for ranks in [*([[source]] if own else []), *every]:
+    near = sorted({source, *(rank for tensor in boxes.cut() for rank in tensor.holders)})
+    alone = far or saved != world_size or len(near) == saved
+    for ranks in [range(saved)] if alone else [near, range(saved)]:
+        if len(ranks) > RANKS_COUNT_MAX:
+            continue
         try:
             index = of_some(_headers(needs.checkpoint, ranks, find))
             wanted = list(_wanted(index, source, texts, boxes, only))

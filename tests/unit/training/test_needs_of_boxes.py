@@ -41,15 +41,26 @@ def template(
         TensorSpec(fqn=f"holdfast.rank.{rank}", dtype="U8", shape=(64,), box=whole((64,))),
     ]
     specs = [*(spec for spec in specs if spec.fqn != lacking), *more]
-    identity = SegmentIdentity(
+    return header_template(identity(rank, world_size), specs)
+
+
+def identity(rank: int, world_size: int = SAVED) -> SegmentIdentity:
+    return SegmentIdentity(
         id=ShardId(KEY.run, KEY.step, KEY.generation, Rank(rank)), job="j",
         world_size=world_size, plan_hash="0" * 32,
     )  # fmt: skip
-    return header_template(identity, specs)
 
 
 def head(rank: int, of: int | None = None, **fields) -> Head:
     made = template(rank if of is None else of, **fields)
+    data = made.fill(step=KEY.step, generation=KEY.generation, parent=None)
+    return Head(rank=rank, length_bytes=made.length_bytes, data=data)
+
+
+def mate(rank: int, saved: TensorSpec) -> Head:
+    """The head of a rank that has saved this, and its text, and nothing else."""
+    text = TensorSpec(fqn=f"holdfast.rank.{rank}", dtype="U8", shape=(64,), box=whole((64,)))
+    made = header_template(identity(rank), [saved, text])
     data = made.fill(step=KEY.step, generation=KEY.generation, parent=None)
     return Head(rank=rank, length_bytes=made.length_bytes, data=data)
 
@@ -142,7 +153,19 @@ def test_a_box_that_others_hold_too_may_be_in_their_segments_and_so_may_its_stat
 
     named(agent, held(0, 2, holders=(0, 2)), world_size=SAVED)
 
-    assert [[0, 1, 2, 3]] == agent.asked
+    assert [[0, 2], [0, 1, 2, 3]] == agent.asked
+
+
+def test_on_the_same_mesh_of_copies_the_heads_of_its_mates_are_enough(monkeypatch):
+    """Defect of an attack: HSDP over 513 ranks fetched whole checkpoints on its own mesh."""
+    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    moment = TensorSpec(fqn=f"{STATE}exp_avg", dtype="F32", shape=(ROWS, COLUMNS), box=rows(0, 2))
+    agent = Agent(head(0, lacking=f"{STATE}exp_avg"), mate(2, moment))
+
+    needs = named(agent, held(0, 2, holders=(0, 2)), world_size=SAVED)
+
+    assert [[0, 2]] == agent.asked
+    assert not needs.whole
 
 
 def test_in_another_world_size_the_text_of_rank_0_is_elsewhere():
