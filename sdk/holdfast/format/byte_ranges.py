@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
 from holdfast.format.boxes import Box, intersect, span, without
+from holdfast.format.digest import PART_BYTES
 from holdfast.format.index import Index, IndexedTensor
 from holdfast.format.segment import ITEM_BYTES
 
@@ -59,10 +60,13 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> tuple[ByteRange, ...]:
-    """Return the same bytes in as few ranges as can be, sorted."""
+    """Return ranges that lie in the same parts, sorted; one for what begins where another ends.
+
+    Bytes are fetched in parts, so what lies between two ranges of one part comes anyway.
+    """
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
-        if joined and begin <= joined[-1][1]:
+        if joined and begin // PART_BYTES <= joined[-1][1] // PART_BYTES:
             joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
             joined.append((begin, end))

@@ -7,6 +7,7 @@ from tests.unit.state.test_meshes import stage
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from holdfast.core.needs import Head, Needs
 from holdfast.errors import InvalidRequestError, NotReadyError
@@ -113,3 +114,25 @@ def test_what_a_module_says_beside_its_tables_is_named_with_it(world, tmp_path):
     saved.load(capture, saved.needs(capture, ["model"]), ["model"])
 
     assert state["model"][0].amax.sum() == 5
+
+
+def test_any_number_of_small_tensors_is_few_ranges(world, tmp_path):
+    """Defect of an attack: on another mesh each was a range, and 10,001 of them were too many."""
+
+    def make(rank, world_size):
+        names = (f"a{rank}.{world_size}",)
+        mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=names)
+        model = nn.Module()
+        for number in range(200):
+            weight = distribute_tensor(torch.zeros(8), mesh, [Shard(0)], src_data_rank=None)
+            setattr(model, f"w{number}", nn.Parameter(weight))
+        return {"model": model}
+
+    saved = Saved(tmp_path, world, lambda rank: make(rank, 2), 2)
+    world(3, 4)
+    capture = Capture(make(3, 4), rank=3, world_size=4)
+
+    needs = saved.needs(capture)
+
+    assert [len(need.ranges) for need in needs.shards] == [1, 1]
+    saved.load(capture, needs)

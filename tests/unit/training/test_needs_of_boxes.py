@@ -10,6 +10,7 @@ import torch
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.needs import Head, Needs, ShardNeed
 from holdfast.errors import UnavailableError
+from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.state.capture import LocalBoxes
@@ -22,6 +23,12 @@ ROWS, COLUMNS = 8, 3
 KEY = ShardId(RunId("r"), Step(7), Generation(1), Rank(0)).checkpoint
 STATE = "optimizer.state.model.w."
 WHOLE = Needs(checkpoint=KEY, whole=True)
+
+
+@pytest.fixture(autouse=True)
+def parts_of_a_byte(monkeypatch):
+    """What is named is told to the byte."""
+    monkeypatch.setattr(byte_ranges, "PART_BYTES", 1)
 
 
 def rows(begin: int, end: int) -> Box:
