@@ -13,6 +13,7 @@ another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import (
     Callable,
@@ -305,32 +306,38 @@ class Capture:
     def estimate(self) -> Estimate:
         """Return the bytes to reserve: state as known, else as its optimizer's class makes it."""
         survey = self.survey()
-        shared = own = loaded = 0
+        shared = own = loaded = everywhere = 0
 
-        def count(length_bytes: int, home: Home, holders: int) -> None:
-            nonlocal shared, own, loaded
-            loaded += length_bytes
+        def count(here: int, home: Home, holders: int, mesh: Sequence[int], of_mesh: int) -> None:
+            nonlocal shared, own, loaded, everywhere
+            loaded += here
             if home in (Home.SHARED, Home.FIRST):
-                shared += length_bytes
+                shared += here
+                everywhere += here
             else:
-                own += -(-length_bytes // holders)
+                own += -(-here // holders)
+                # Not this rank's times the others: of a tensor of few rows it may have none.
+                everywhere += of_mesh * (self.world_size // max(1, len(mesh)))
 
         for t in survey.tensors:
-            count(t.tensor.nbytes, t.home, max(1, len(t.holders)) if t.shape else 1)
+            here, whole = t.tensor.nbytes, math.prod(t.shape) * t.tensor.element_size()
+            each = t.home is not Home.HOLDERS or not t.shape
+            count(here, t.home, 1 if each else len(t.holders), () if each else t.mesh, whole)
         for optimizer in self.optimizers:
             if not optimizer.state:
-                expected = optimizers.estimate_state_bytes(optimizer)
-                params = list(map(id, optimizers.parameters(optimizer)))
-                homes = {survey.home_of.get(p) for p in params}
+                homes = {survey.home_of.get(id(p)) for p in optimizers.parameters(optimizer)}
                 home = Home.SHARED if homes == {Home.SHARED} else Home.RANK
-                count(expected, home, min((survey.holders_of.get(p, 1) for p in params), default=1))
+                for p, here, whole in optimizers.expected_state(optimizer):
+                    mesh = survey.mesh_of.get(id(p), ())
+                    count(here, home, survey.holders_of.get(id(p), 1), mesh, whole)
         walk = self._walk()
         rest = sum(tensor.nbytes for tensor in walk.tensors.values()) + _BLOB_BYTES_MIN
-        count(rest + _HEADER_BYTES_PER_TENSOR * len(survey.tensors), Home.RANK, 1)
+        rest += _HEADER_BYTES_PER_TENSOR * len(survey.tensors)
+        count(rest, Home.RANK, 1, (), rest)
         return Estimate(
             own_bytes=own + -(-shared // self.world_size),
             loaded_bytes=loaded,
-            whole_bytes=own * self.world_size + shared,
+            whole_bytes=everywhere,
             names_needs=self._names_needs(survey),
         )
 

@@ -8,7 +8,7 @@ through the blob and are copied before ``save()`` returns.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import cast
 
@@ -169,26 +169,24 @@ def load_optimizer(
     wants.then(lambda: _put_groups(optimizer, groups))
 
 
-def estimate_state_bytes(optimizer: Optimizer) -> int:
-    """Return the bytes of state that exist, or are to be expected once it has stepped."""
-    have = sum(
-        local(value).nbytes
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    )
-    if optimizer.state:
-        return have
+def expected_state(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Yield each parameter, with the bytes of the state that its optimizer will make of it.
+
+    First those here, then those on all ranks that hold any of the parameter.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            yield p, _state_bytes(optimizer, group, local(p)), _state_bytes(optimizer, group, p)
+
+
+def _state_bytes(optimizer: Optimizer, group: Mapping[str, object], p: torch.Tensor) -> int:
     kind = type(optimizer).__name__
     copies = _STATE_COPIES.get(kind)
-    total = 0
-    for group in optimizer.param_groups:
-        for p in map(local, group["params"]):
-            if copies is None:
-                total += 2 * _FP32_BYTES * p.numel()
-            elif kind != "SGD" or group.get("momentum"):
-                total += (copies + bool(group.get("amsgrad"))) * p.nbytes + _FP32_BYTES
-    return total
+    if copies is None:
+        return 2 * _FP32_BYTES * p.numel()
+    if kind == "SGD" and not group.get("momentum"):
+        return 0
+    return (copies + bool(group.get("amsgrad"))) * p.nbytes + _FP32_BYTES
 
 
 def _identities(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:

@@ -97,6 +97,32 @@ def test_what_is_reserved_before_an_optimizer_has_stepped_is_what_is_saved_then(
     assert 0.9 * held <= known.loaded_bytes - known.own_bytes <= 1.1 * held
 
 
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("sizes", [(WORLD,), (2, 2)], ids=["fsdp", "hsdp"])
+def test_a_rank_without_rows_knows_what_all_ranks_save_together(world, sizes, stepped):
+    """P8: what is reserved for a whole checkpoint is not as many times what this rank has of it."""
+    known, saved_bytes = set(), 0
+    for rank in range(WORLD):
+        world(rank)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=(f"a{rank}", f"b{rank}")[: len(sizes)])
+        model = nn.Sequential(nn.Linear(50_000, 1), nn.Linear(1, 8))
+        for layer in (*model, model):
+            fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        known.add(Capture({"m": model, "o": optimizer}, rank=rank, world_size=WORLD).estimate())
+        for p in model.parameters():
+            moments = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[p] = {"step": torch.tensor(1.0), **moments}
+        capture = Capture({"m": model, "o": optimizer}, rank=rank, world_size=WORLD)
+        if stepped:
+            known.add(capture.estimate())
+        plan = make_plan(capture, job="j", run="r", generation=1, rank=rank, world_size=WORLD)
+        saved_bytes += plan.length_bytes
+
+    for estimate in known:
+        assert 0.9 * saved_bytes < estimate.whole_bytes < 1.1 * saved_bytes
+
+
 def test_a_layer_beside_the_plan_of_tensor_parallelism_is_saved_by_each_row_as_its_own(world):
     """Nothing tells whether other ranks of the grid hold the same, or another stage of a model."""
     names = Counter()
