@@ -67,6 +67,7 @@ class Naming:
     ``whole``: all of it. ``only``: what is under these names of the state. ``boxes``: what this
     rank has of tensors that others hold, too; None: all that it loads is in one segment. ``far``:
     these may lie in anybody's segment. ``after``: the number of the needs that did not suffice.
+    ``admit_whole`` is called before all of it is named, and raises if that does not fit (P8).
     """
 
     whole: bool = False
@@ -74,11 +75,17 @@ class Naming:
     boxes: LocalBoxes | None = None
     far: bool = False
     after: int = 0
+    admit_whole: Callable[[], object] = lambda: None
 
     @classmethod
-    def of(cls, scope: Scope, boxes: LocalBoxes | None) -> Naming:
+    def of(
+        cls,
+        scope: Scope,
+        boxes: LocalBoxes | None,
+        admit_whole: Callable[[], object] = lambda: None,
+    ) -> Naming:
         """Return how it is named for what ``scope`` asks for: what may be missing, everywhere."""
-        return cls(whole=not scope.strict, only=scope.only, boxes=boxes)
+        return cls(whole=not scope.strict, only=scope.only, boxes=boxes, admit_whole=admit_whole)
 
     def wider(self, needs: Needs) -> Naming:
         """Return how it is named if ``needs`` did not suffice: more by ranges, whole, then all.
@@ -87,7 +94,8 @@ class Naming:
         """
         if self.boxes is not None and not self.far:
             return replace(self, far=True, after=needs.number)
-        return Naming(whole=self.boxes is not None or not needs.in_parts)
+        whole = self.boxes is not None or not needs.in_parts
+        return Naming(whole=whole, admit_whole=self.admit_whole)
 
     def suffices(self, needs: Needs) -> bool:
         """Tell whether what was named is what this would name."""
@@ -97,7 +105,17 @@ class Naming:
         return not (self.whole or (needs.in_parts and not in_parts))
 
     def needs(self, decision: Decision, session: AgentSession) -> Needs:
-        """Return what is needed of the decision's checkpoint; may ask the agent for heads."""
+        """Return what is needed of the decision's checkpoint; may ask the agent for heads.
+
+        Raises:
+            ExhaustedError: all of it is, and this node has no room for that.
+        """
+        found = self._needs(decision, session)
+        if found.whole:
+            self.admit_whole()
+        return found
+
+    def _needs(self, decision: Decision, session: AgentSession) -> Needs:
         from holdfast.training import restore_needs  # noqa: PLC0415 - few ask, and it takes 6 ms
 
         number = session.needs.number + 1 if session.needs else 1
@@ -186,6 +204,7 @@ def restore(
     lost_is_fresh: bool,
     scope: Scope,
     expected: Decided | None,
+    admit_whole: Callable[[], object] = lambda: None,
 ) -> Restored | None:
     """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
 
@@ -193,7 +212,7 @@ def restore(
         StaleGenerationError: something else than ``expected`` is decided by now.
         CheckpointError: as ``_chosen`` says, or what is loaded does not fit the state.
     """
-    naming = Naming.of(scope, capture.boxes)
+    naming = Naming.of(scope, capture.boxes, admit_whole)
     chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming)
     decision = chosen.decision
     found = None if _begins_anew(decision) else decision.checkpoint

@@ -13,6 +13,7 @@ from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.core.session import LocalSegment, RestoreView, SessionView
 from holdfast.core.shard import Shard
 from holdfast.errors import (
+    ExhaustedError,
     InvalidRequestError,
     NotFoundError,
     NotReadyError,
@@ -360,6 +361,25 @@ def test_what_its_own_segment_lacks_is_named_if_the_others_do_not_come(no_files)
             agent, state, Path(), timeout_s=0.0, lost_is_fresh=False, scope=Scope(),
             expected=Decided(step=7, attempt=1, notes={}, sources={}),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_all_of_a_checkpoint_is_named_only_where_it_fits(no_files, strict):
+    """P8: refused with the sum, where it waited for room until its time was over."""
+    agent = Agent(names_needs=True)
+    agent.view = view = proposed()
+    agent.answers = [confirmed(view, needs=1), confirmed(view, needs=2)]
+
+    def refuse():
+        raise ExhaustedError("8 GiB to restore, but the budget is 2 GiB")
+
+    with pytest.raises(ExhaustedError, match="8 GiB to restore"):
+        restore(
+            agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False,
+            scope=Scope(strict=strict), admit_whole=refuse,
+            expected=Decided(step=7, attempt=1, notes={}, sources={}),
+        )  # fmt: skip
+    assert agent.needs is None or not agent.needs.whole
 
 
 def test_what_is_nowhere_is_refused_once_all_was_looked_at(no_files, monkeypatch):
