@@ -59,6 +59,11 @@ def is_strict(optimizer: Optimizer) -> bool:
     )
 
 
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Tell whether torch wrote the class: what it keeps is like the parameter, or counts steps."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     """Return the parameters of all groups, in order."""
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -82,7 +87,7 @@ def survey_optimizer(
         survey.home_of.get(id(p)) is Home.SHARED for p in parameters(optimizer)
     )
     # Numbers of torch's own count steps; another's may be of the piece that its rank has.
-    alike = type(optimizer).__module__.startswith("torch.optim.")
+    alike = is_of_torch(optimizer)
     if strict:
         for name, p in zip(chain.from_iterable(names), parameters(optimizer), strict=True):
             state = cast("dict[str, torch.Tensor]", optimizer.state.get(p, {}))
@@ -127,7 +132,7 @@ def load_optimizer(
     loose: Mapping[str, dict[str, object]] | None,
     *,
     fqn_of: Mapping[int, str],
-    find: Callable[[str, torch.Tensor], str],
+    find: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]],
     wants: Wants,
 ) -> None:
     """Have ``wants`` read state and groups and then put them back; what fits is filled in place.
@@ -140,7 +145,8 @@ def load_optimizer(
         groups: Its groups without their parameters.
         loose: State that is not only tensors, by parameter; None: all of it is.
         fqn_of: Names of parameters by identity.
-        find: Gives a tensor's name in the checkpoint, by its name here and its parameter.
+        find: Gives a tensor's name in the checkpoint, and what it is made like if it is new, by its
+            name here and its parameter.
         wants: What this restore reads.
 
     Raises:
@@ -164,7 +170,8 @@ def load_optimizer(
                 for key in keys:
                     fqn = f"{path}.state.{name}.{key}"
                     device = _device_of(key, p, on_device)
-                    state[key] = _target(fqn, before.get(key), find(fqn, p), device, p, wants)
+                    stored, like = find(fqn, p)
+                    state[key] = _target(fqn, before.get(key), stored, device, like, wants)
     wants.then(lambda: _put_state(optimizer, by_name, wanted, loose))
     wants.then(lambda: _put_groups(optimizer, groups))
 

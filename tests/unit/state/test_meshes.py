@@ -9,7 +9,7 @@ from tests.unit.state import worlds
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from holdfast.errors import InvalidRequestError
@@ -219,6 +219,33 @@ def test_what_an_optimizer_keeps_of_one_ranks_piece_stays_that_ranks(world, tmp_
             [kept] = state["optimizer"].state.values()
             assert (kept["row"] == rank + 1.0).all()
             assert kept["scale"] == rank + 1.0
+
+
+def residual(rank):
+    """A tensor that all ranks have whole, and what each rank's optimizer keeps of it, its own."""
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=(f"r{rank}",))
+    model = nn.Module()
+    weight = distribute_tensor(torch.zeros(WORLD, 3), mesh, [Replicate()], src_data_rank=None)
+    model.weight = nn.Parameter(weight)
+    optimizer = Scaled(model.parameters(), lr=0.1)
+    optimizer.state[model.weight] = {"residual": torch.full((WORLD, 3), rank + 1.0)}
+    return {"model": model, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_what_an_optimizer_keeps_of_a_whole_parameter_stays_its_ranks_too(world, tmp_path, stepped):
+    """Defect of an attack: in the shape of its parameter it was the first rank's for all."""
+    with saved(tmp_path, world, residual) as segments:
+        for rank in range(WORLD):
+            world(rank)
+            state = residual(rank)
+            if not stepped:
+                state["optimizer"].state.clear()
+            Capture(state, rank=rank, world_size=WORLD).load(segments, step=1)
+
+            [kept] = state["optimizer"].state.values()
+            assert type(kept["residual"]) is torch.Tensor
+            assert (kept["residual"] == rank + 1.0).all()
 
 
 def stage(rank, ranks):
