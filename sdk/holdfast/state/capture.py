@@ -85,6 +85,11 @@ class LocalBoxes:
         """Yield what is held of tensors that several ranks hold; not of scalars."""
         return (t for t in self.tensors.values() if t.mesh and t.shape)
 
+    @property
+    def beside_shared(self) -> bool:
+        """Whether there are tensors of DDP beside them, of which any rank may have saved some."""
+        return any(t.home in (Home.SHARED, Home.FIRST) for t in self.tensors.values())
+
     def find(self, name: str) -> CapturedTensor | None:
         """Return what is held of a tensor; of an optimizer's state, what is of its parameter."""
         _, _, of_parameter = name.partition(".state.")

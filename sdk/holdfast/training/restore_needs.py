@@ -102,10 +102,12 @@ def of_boxes(
     """
     if needs.whole:
         return needs
-    texts = {blob_name(source)} | ({blob_name(0)} if saved != world_size else set())
+    # Rank 0's has the seed of the random streams, and the order in which DDP adds gradients up.
+    first = saved != world_size or boxes.beside_shared
+    texts = {blob_name(source)} | ({blob_name(0)} if first else set())
     near = sorted({source, *(rank for tensor in boxes.cut() for rank in tensor.holders)})
-    alone = far or saved != world_size or len(near) == saved
-    for ranks in [range(saved)] if alone else [near, range(saved)]:
+    far = far or first or len(near) == saved
+    for ranks in [range(saved)] if far else [near, range(saved)]:
         if len(ranks) > RANKS_COUNT_MAX:
             continue
         try:

@@ -175,6 +175,24 @@ def test_on_the_same_mesh_of_copies_the_heads_of_its_mates_are_enough(monkeypatc
     assert not needs.whole
 
 
+def test_what_all_ranks_share_is_looked_for_in_all_heads_and_the_order_of_ddp_with_rank_0():
+    """Defect of an attack: DDP beside FSDP2 fetched the whole checkpoint on the same ranks."""
+    boxes = held(2, 4, holders=(1,))
+    shared = CapturedTensor(
+        "disc.b", torch.zeros(2), Home.SHARED, False, shape=(2,), box=whole((2,))
+    )
+    saved = TensorSpec(fqn="disc.b", dtype="F32", shape=(2,), box=whole((2,)))
+    heads = [head(0), head(1), head(2), head(3, more=(saved,))]
+
+    needs = named(
+        Agent(*heads), LocalBoxes({**boxes.tensors, "disc.b": shared}, {}), source=1,
+        world_size=SAVED,
+    )  # fmt: skip
+
+    assert [0, 1, 3] == [need.rank for need in needs.shards]
+    assert "holdfast.rank.0" in spans(needs, 0)
+
+
 def test_in_another_world_size_the_text_of_rank_0_is_elsewhere():
     needs = named(everybody(), held(2, 4, holders=(1,)), source=1)
 
