@@ -413,8 +413,13 @@ class Checkpointer:
         return self._terms.admit(self._session, self._capture.estimate(), named=named)
 
     def _admit_whole(self) -> None:
-        """Check that a whole checkpoint fits, as a rank needs it that had named a part (P8)."""
-        self._terms.admit(self._session, self._capture.estimate(), named=False)
+        """Check that a whole checkpoint fits, as a rank needs it that else names a part (P8).
+
+        Of tensors that ranks hold together the sum is the same whoever saved them; of each rank's
+        own it is not known here.
+        """
+        if self._capture.boxes is not None:
+            self._terms.admit(self._session, self._capture.estimate(), named=False)
 
     def _require_open(self) -> None:
         """Refuse to restore what no session holds: its bytes could be replaced while read."""
