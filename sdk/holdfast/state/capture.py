@@ -92,8 +92,9 @@ class LocalBoxes:
 
     def find(self, name: str) -> CapturedTensor | None:
         """Return what is held of a tensor; of an optimizer's state, what is of its parameter."""
-        _, _, of_parameter = name.partition(".state.")
-        for fqn in (name, of_parameter.rpartition(".")[0]):
+        after = name.split(".state.")  # the optimizer's place and the parameter's may have one too
+        of_state = (".state.".join(after[at:]) for at in range(1, len(after)))
+        for fqn in (name, *(of_key.rpartition(".")[0] for of_key in of_state)):
             held = self.tensors.get(self.aliases.get(fqn, fqn))
             if held is not None:
                 return held

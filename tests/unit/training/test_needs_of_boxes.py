@@ -240,6 +240,16 @@ def test_only_what_is_under_the_names_asked_for_is_named(only, names):
     assert names | {"holdfast.rank.0"} == spans(needs, 0)
 
 
+@pytest.mark.parametrize("optimizer", ["o", "train.state.o"])
+@pytest.mark.parametrize("parameter", ["model.w", "model.state.w", "train.state.model.w"])
+def test_state_to_come_has_the_box_of_its_parameter_whatever_both_are_called(optimizer, parameter):
+    """Defect of an attack: below a key "state" the state of all ranks was named."""
+    captured = held(2, 4).tensors["model.w"]
+    boxes = LocalBoxes({parameter: captured}, {})
+
+    assert boxes.find(f"{optimizer}.state.{parameter}.exp_avg") is captured
+
+
 def test_what_no_rank_here_has_is_named_whole_so_that_a_strict_restore_sees_it():
     boxes = held(0, 2)
     agent = everybody()
