@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.needs import Head, Needs, ShardNeed
+from holdfast.core.needs import HEADS_BYTES_MAX, Head, Needs, ShardNeed
 from holdfast.errors import UnavailableError
 from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
+from holdfast.rpc.channel import MESSAGE_BYTES_MAX
 from holdfast.state.capture import LocalBoxes
 from holdfast.state.survey import CapturedTensor, Home
 from holdfast.training import restore_needs
@@ -257,6 +258,19 @@ def test_what_no_rank_here_has_is_named_whole_so_that_a_strict_restore_sees_it()
     needs = named(agent, LocalBoxes({"other": boxes.tensors["model.w"]}, {}))
 
     assert all("model.w" in spans(needs, rank) for rank in range(SAVED))
+
+
+def test_the_head_of_as_many_tensors_as_a_rank_may_have_fits_into_an_answer():
+    """Defect of an attack: 10^5 names of 150 letters did not, and all of it was named."""
+    specs = [
+        TensorSpec(
+            fqn=f"{at:0150}", dtype="F32", shape=(8192, 8192), box=Box((1024, 0), (64, 8192))
+        )
+        for at in range(1000)
+    ]
+    made = header_template(identity(0), specs)
+
+    assert 32 << 20 < 100 * len(made.data) <= HEADS_BYTES_MAX < MESSAGE_BYTES_MAX - (1 << 20)
 
 
 def unavailable(checkpoint, ranks):
