@@ -6,10 +6,7 @@ neither torch nor grpc.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,20 +66,11 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    with _no_collection():
+    from holdfast.garbage import no_collection  # noqa: PLC0415 - importing holdfast imports nothing
+
+    # Beside torch's objects one search for garbage may take 80 ms.
+    with no_collection():
         return getattr(importlib.import_module(_HOME.get(name, "holdfast.policy")), name)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Import without looking for garbage: beside torch's objects that may take 80 ms, for none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -15,10 +15,14 @@ from pathlib import Path
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
 
 
-def take(descriptor: int) -> bool:
-    """Lock the whole file, which is open for writing; False when another process holds it."""
+def take(descriptor: int, *, at: int | None = None) -> bool:
+    """Lock the file, which is open for writing; False when another process holds the lock.
+
+    With ``at`` only that byte of it, which need not exist: one lock of many.
+    """
+    place = () if at is None else (1, at)
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, *place)
     except (BlockingIOError, PermissionError):  # POSIX leaves open which of the two it is
         return False
     return True

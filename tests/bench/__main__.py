@@ -31,6 +31,7 @@ MODULES = (
     "draining",
     "catalogue",
     "needs",
+    "planner",
 )
 MODULE_S_MAX = 600.0
 

@@ -14,7 +14,7 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format import index, keys, manifest, sidecar
-from holdfast.format.boxes import Box, intersect, whole
+from holdfast.format.boxes import Box, whole
 from holdfast.format.digest import parts_count, root_digest
 from holdfast.format.manifest import Manifest
 from holdfast.format.segment import SegmentIdentity, TensorSpec, parse_header
@@ -164,17 +164,6 @@ def test_an_index_is_read_as_it_was_written_and_finds_what_the_headers_say(ranks
     }
 
     assert listed == found
-
-
-@given(layouts(), st.integers(0, 10), st.integers(0, 10))
-def test_the_holders_of_a_region_are_those_that_share_elements_with_it(ranks, begin, rows):
-    value = index.build(headers(ranks))
-    tensor = value.tensor("w")
-    region = Box((begin, 0), (rows, tensor.shape[1]))
-    expected = [box for box in tensor.boxes if intersect(box.box, region)]
-
-    assert expected == list(value.holders("w", region))
-    assert [] == list(value.holders("gone", region))
 
 
 @given(st.binary(max_size=200) | plain.map(lambda value: json.dumps(value).encode()))

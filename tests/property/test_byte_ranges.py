@@ -101,7 +101,7 @@ def test_what_is_named_is_enough_and_each_shard_of_it_holds_something_wanted(pla
     named = needs(index, [("w", region)])
 
     assert np.array_equal(read(named, segments, region, shape), tensor[region.within(whole(shape))])
-    holding = {box.rank for box in index.holders("w", region)}
+    holding = {held.rank for held in index.tensor("w").boxes if intersect(held.box, region)}
     assert {need.rank for need in named} == (holding if region.elements_count else {0})
 
 

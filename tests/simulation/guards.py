@@ -29,8 +29,8 @@ MUTANTS = (
     mutant(
         "N2 room: spares",
         "copies beyond the policy make room",
-        ("metadata/domain/node_view.py", "        if run.id in held:\n            spared",
-         "        if False:\n            spared"),
+        ("metadata/domain/node_view.py", "        if run.id in held:\n            awaits",
+         "        if False:\n            awaits"),
     ),
     mutant(
         "N3 room: older",
@@ -51,6 +51,18 @@ MUTANTS = (
         "N22 room: local",
         "of an older step that was only local second copies make room for what is chosen",
         ("metadata/domain/copies_to_fetch.py", "(safe or shard.checkpoint in local)", "safe"),
+    ),
+    mutant(
+        "N24 room: later",
+        "what is newer than what is chosen and nowhere whole makes room once nobody is awaited",
+        ("metadata/domain/copies_to_fetch.py", "(key.generation < run.generation and not awaits)",
+         "False"),
+    ),
+    mutant(
+        "room-awaited",
+        "what is newer than what is chosen and nowhere whole stays while a node may bring the rest",
+        ("metadata/domain/copies_to_fetch.py", "key.generation < run.generation and not awaits",
+         "key.generation < run.generation"),
     ),
     mutant(
         "repair-newest",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import add
 
 ELEMENTS_COUNT_MAX = (1 << 63) - 1
 
@@ -30,8 +31,9 @@ class Box:
     def __post_init__(self) -> None:
         if len(self.offsets) != len(self.lengths):
             raise ValueError(f"{len(self.offsets)} offsets for {len(self.lengths)} lengths")
-        if any(n < 0 for n in (*self.offsets, *self.lengths)):
-            raise ValueError(f"negative offset or length in {self}")
+        for n in self.offsets + self.lengths:
+            if n < 0:
+                raise ValueError(f"negative offset or length in {self}")
 
     @property
     def elements_count(self) -> int:
@@ -41,7 +43,7 @@ class Box:
     @property
     def stops(self) -> tuple[int, ...]:
         """Exclusive end per dim."""
-        return tuple(o + n for o, n in zip(self.offsets, self.lengths, strict=True))
+        return tuple(map(add, self.offsets, self.lengths))
 
     def within(self, outer: Box) -> tuple[slice, ...]:
         """Return the slices that select this box from an array that holds ``outer``.
@@ -83,7 +85,7 @@ def intersect(a: Box, b: Box) -> Box | None:
     """Return the region shared by ``a`` and ``b``, or ``None`` when they are disjoint.
 
     Both boxes are in the coordinates of the same global tensor, and so is the result. Two boxes of
-    0-dim tensors share their one element.
+    0-dim tensors share their one element. A box that lies in the other one is returned itself.
 
     Raises:
         ValueError: ``a`` and ``b`` have different numbers of dims.
@@ -91,13 +93,30 @@ def intersect(a: Box, b: Box) -> Box | None:
     >>> intersect(Box((0, 0), (4, 4)), Box((2, 3), (4, 4)))
     Box(offsets=(2, 3), lengths=(2, 1))
     """
+    check_dims(a, b)
+    starts, lengths = [], []
+    for at, length, start, other in zip(a.offsets, a.lengths, b.offsets, b.lengths, strict=True):
+        stop = min(at + length, start + other)
+        first = max(at, start)
+        if first >= stop:
+            return None
+        starts.append(first)
+        lengths.append(stop - first)
+    corner, extent = tuple(starts), tuple(lengths)
+    for box in (a, b):
+        if box.offsets == corner and box.lengths == extent:
+            return box
+    return Box(corner, extent)
+
+
+def check_dims(a: Box, b: Box) -> None:
+    """Do nothing if both are boxes of tensors of as many dims.
+
+    Raises:
+        ValueError: they are not.
+    """
     if len(a.offsets) != len(b.offsets):
         raise ValueError(f"dims differ: {len(a.offsets)} and {len(b.offsets)}")
-    starts = tuple(map(max, a.offsets, b.offsets))
-    stops = tuple(map(min, a.stops, b.stops))
-    if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
-        return None
-    return Box(starts, tuple(stop - start for start, stop in zip(starts, stops, strict=True)))
 
 
 def covers(target: Box, pieces: Iterable[Box]) -> bool:
@@ -106,9 +125,13 @@ def covers(target: Box, pieces: Iterable[Box]) -> bool:
     >>> covers(whole((4, 6)), [Box((0, 0), (4, 3)), Box((0, 0), (4, 3))])
     False
     """
+    shared = [part for part in (intersect(piece, target) for piece in pieces) if part is not None]
+    # Too few elements are too few however they lie; enough of them may lie twice in one place.
+    if sum(part.elements_count for part in shared) < target.elements_count:
+        return False
     holes = [target] if target.elements_count else []
     # In order of place there are never many holes, however finely a grid is cut.
-    for piece in sorted(pieces, key=lambda box: box.offsets):
+    for piece in sorted(shared, key=lambda box: box.offsets):
         holes = [rest for hole in holes for rest in without(hole, piece)]
         if not holes:
             break
@@ -137,12 +160,13 @@ def without(hole: Box, piece: Box) -> Iterator[Box]:
     if shared is None:
         yield hole
         return
-    begins, stops = list(hole.offsets), list(hole.stops)
-    for dim, (first, last) in enumerate(zip(shared.offsets, shared.stops, strict=True)):
-        for begin, stop in ((begins[dim], first), (last, stops[dim])):
+    if shared is hole:
+        return
+    corner, extent = list(hole.offsets), list(hole.lengths)
+    for dim, (first, length) in enumerate(zip(shared.offsets, shared.lengths, strict=True)):
+        edges = (corner[dim], first), (first + length, corner[dim] + extent[dim])
+        for begin, stop in edges:
             if begin < stop:
-                corner, end = [*begins], [*stops]
-                corner[dim], end[dim] = begin, stop
-                lengths = (e - c for e, c in zip(end, corner, strict=True))
-                yield Box(tuple(corner), tuple(lengths))
-        begins[dim], stops[dim] = first, last
+                corner[dim], extent[dim] = begin, stop - begin
+                yield Box(tuple(corner), tuple(extent))
+        corner[dim], extent[dim] = first, length

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
-from holdfast.format.boxes import Box, intersect, span, without
+from holdfast.format.boxes import Box, span, without
 from holdfast.format.digest import PART_BYTES
-from holdfast.format.index import Index, IndexedTensor
+from holdfast.format.index import Index, IndexedBox, IndexedTensor
 from holdfast.format.segment import ITEM_BYTES
 
 
@@ -29,23 +29,16 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
     Raises:
         NotReadyError: no shard holds some of it; names the tensor and the first missing box.
     """
+    tensors = {tensor.fqn: tensor for tensor in index.tensors}
     spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     empty: list[IndexedTensor] = []
     for fqn, region in wanted:
-        tensor = index.tensor(fqn)
-        left = [region] if region.elements_count else []
-        item_bytes = ITEM_BYTES[tensor.dtype] if tensor else 0
-        for held in tensor.boxes if tensor else ():
-            if not left:
-                break
-            shared = intersect(held.box, region)
-            if shared is None or all(intersect(shared, hole) is None for hole in left):
-                continue
-            left = [rest for hole in left for rest in without(hole, shared)]
-            begin, end = (held.begin + n * item_bytes for n in span(held.box, shared))
-            spans[held.rank, held.volume].append((begin, end))
-        if left:
-            raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
+        tensor = tensors.get(fqn)
+        for item_bytes, held, shared in _sources(tensor, fqn, region):
+            first, last = span(held.box, shared)
+            spans[held.rank, held.volume].append(
+                (held.begin + first * item_bytes, held.begin + last * item_bytes)
+            )
         if tensor and not region.elements_count:
             empty.append(tensor)
     for tensor in empty:
@@ -57,6 +50,24 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
         ShardNeed(rank=rank, volume=volume, ranges=_joined([heads[rank, volume], *found]))
         for (rank, volume), found in sorted(spans.items())
     )
+
+
+def _sources(
+    tensor: IndexedTensor | None, fqn: str, region: Box
+) -> Iterator[tuple[int, IndexedBox, Box]]:
+    """Yield the bytes of an element, a box that the region is read from, what is read of it."""
+    left = [region] if region.elements_count else []
+    if tensor is not None:
+        item_bytes = ITEM_BYTES[tensor.dtype]
+        for number, shared in tensor.overlaps.of(region):
+            if not left:
+                break
+            rest = [part for hole in left for part in without(hole, shared)]
+            if rest != left:
+                left = rest
+                yield item_bytes, tensor.boxes[number], shared
+    if left:
+        raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> tuple[ByteRange, ...]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.errors import ExhaustedError, InvalidRequestError, ManifestError
-from holdfast.format.boxes import Box, addressable, intersect
+from holdfast.format.boxes import Box, addressable
 from holdfast.format.canonical import check_digest, number_of, strict_object, text_of, with_digest
 from holdfast.format.digest import ALGORITHM
 from holdfast.format.manifest import (
@@ -26,6 +27,7 @@ from holdfast.format.manifest import (
     check_format,
     segments_plan,
 )
+from holdfast.format.overlaps import Overlaps, SharedOverlaps
 from holdfast.format.segment import (
     ALIGNMENT_BYTES,
     DIMS_COUNT_MAX,
@@ -33,8 +35,10 @@ from holdfast.format.segment import (
     ITEM_BYTES,
     NAME_LENGTH_MAX,
     SegmentHeader,
+    TensorSpec,
     checked_plan_hash,
 )
+from holdfast.garbage import no_collection
 
 FORMAT = "holdfast-index"
 VERSION = 1
@@ -54,8 +58,7 @@ class IndexedSegment:
     data_begin: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexedBox:
+class IndexedBox(NamedTuple):
     """One box of one tensor: bytes ``[begin, end)`` of the segment of (rank, volume)."""
 
     rank: int
@@ -67,12 +70,13 @@ class IndexedBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedTensor:
-    """One tensor and all its boxes, by offsets."""
+    """One tensor and all its boxes, by offsets; ``overlaps`` finds them by place."""
 
     fqn: str
     dtype: str
     shape: tuple[int, ...]
     boxes: tuple[IndexedBox, ...]
+    overlaps: Overlaps = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +102,6 @@ class Index:
         found = self.tensors[at] if at < len(self.tensors) else None
         return found if found is not None and found.fqn == fqn else None
 
-    def holders(self, fqn: str, region: Box) -> Iterator[IndexedBox]:
-        """Yield the boxes of the tensor that share elements with ``region``; none if unknown."""
-        tensor = self.tensor(fqn)
-        for held in tensor.boxes if tensor is not None else ():
-            if intersect(held.box, region) is not None:
-                yield held
-
 
 def build(headers: Iterable[SegmentHeader]) -> Index:
     """Return the index of a plan from the headers of all its segments, in any order.
@@ -118,6 +115,7 @@ def build(headers: Iterable[SegmentHeader]) -> Index:
     return index
 
 
+@no_collection()
 def of_some(headers: Iterable[SegmentHeader]) -> Index:
     """Return what ``build`` returns, of only those segments of a plan whose headers are given.
 
@@ -135,35 +133,22 @@ def of_some(headers: Iterable[SegmentHeader]) -> Index:
     boxes_count = sum(len(header.entries) for header in by_place)
     if boxes_count > BOXES_COUNT_MAX:
         raise ExhaustedError(f"{boxes_count} boxes exceed {BOXES_COUNT_MAX}: no index is written")
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-    boxes: dict[str, list[IndexedBox]] = {}
+    found: dict[str, tuple[TensorSpec, list[IndexedBox]]] = {}
     for header in by_place:
-        number = header.identity.id
+        rank, volume = header.identity.id.rank, header.identity.id.volume
         for entry in header.entries:
             spec = entry.spec
-            if kinds.setdefault(spec.fqn, (spec.dtype, spec.shape)) != (spec.dtype, spec.shape):
+            known = found.get(spec.fqn)
+            if known is None:
+                known = found[spec.fqn] = (spec, [])
+            elif (known[0].dtype, known[0].shape) != (spec.dtype, spec.shape):
                 raise ManifestError(f"segments disagree about tensor {spec.fqn!r}")
-            boxes.setdefault(spec.fqn, []).append(
-                IndexedBox(
-                    rank=number.rank,
-                    volume=number.volume,
-                    box=spec.box,
-                    begin=entry.begin,
-                    end=entry.end,
-                )
-            )
+            known[1].append(IndexedBox(rank, volume, spec.box, entry.begin, entry.end))
+    shared = SharedOverlaps()
     return Index(
         world_size=world_size,
         segments=tuple(_segment(header) for header in by_place),
-        tensors=tuple(
-            IndexedTensor(
-                fqn=fqn,
-                dtype=kinds[fqn][0],
-                shape=kinds[fqn][1],
-                boxes=tuple(sorted(boxes[fqn], key=_order)),
-            )
-            for fqn in sorted(boxes)
-        ),
+        tensors=tuple(_tensor(*found[fqn], shared) for fqn in sorted(found)),
     )
 
 
@@ -237,6 +222,18 @@ def _segment(header: SegmentHeader) -> IndexedSegment:
         plan_hash=header.identity.plan_hash,
         length_bytes=header.length_bytes,
         data_begin=header.data_begin,
+    )
+
+
+def _tensor(spec: TensorSpec, found: list[IndexedBox], shared: SharedOverlaps) -> IndexedTensor:
+    """Return a tensor whose boxes were ``found`` in the order of segments, as ``_order`` has it."""
+    boxes = tuple(sorted(found, key=lambda held: held.box.offsets))
+    return IndexedTensor(
+        fqn=spec.fqn,
+        dtype=spec.dtype,
+        shape=spec.shape,
+        boxes=boxes,
+        overlaps=shared.of([held.box for held in boxes]),
     )
 
 
@@ -349,7 +346,13 @@ def _read_tensors(
             raise ManifestError(f"boxes of tensor {fqns[at]!r} are not sorted, or one stands twice")
         boxes[at].append(box)
     return tuple(
-        IndexedTensor(fqn=fqn, dtype=dtype, shape=shape, boxes=tuple(held))
+        IndexedTensor(
+            fqn=fqn,
+            dtype=dtype,
+            shape=shape,
+            boxes=tuple(held),
+            overlaps=Overlaps([each.box for each in held]),
+        )
         for fqn, dtype, shape, held in zip(fqns, dtypes, shapes, boxes, strict=True)
     )
 

@@ -24,6 +24,7 @@ from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.boxes import Box, addressable, whole
+from holdfast.garbage import no_collection
 
 FORMAT_VERSION = 1
 HEADER_BYTES_MAX = 100_000_000
@@ -41,6 +42,9 @@ ITEM_BYTES: dict[str, int] = {
 }  # fmt: skip
 """Item size of every dtype of the format, by its safetensors name."""
 
+_Dims = tuple[int, ...]
+_Place = tuple[str, _Dims, _Dims, _Dims]
+_Sized = tuple[Box, _Dims, int]
 _STEP_DIGITS = 15
 _GENERATION_DIGITS = 10
 _PREFIX = struct.Struct("<Q")
@@ -199,6 +203,7 @@ def header_length(prefix: bytes) -> int:
     return _PREFIX.size + int(length)
 
 
+@no_collection()
 def parse_header(data: bytes | memoryview, length_bytes: int) -> SegmentHeader:
     """Return the header of a segment of ``length_bytes`` that begins with ``data``.
 
@@ -220,7 +225,8 @@ def parse_header(data: bytes | memoryview, length_bytes: int) -> SegmentHeader:
     if len(table) > TENSORS_COUNT_MAX:
         raise ManifestError(f"{len(table)} tensors exceed {TENSORS_COUNT_MAX}")
     sharding = _sharding(metadata)
-    entries = [_entry(fqn, raw, sharding, data_begin) for fqn, raw in table.items()]
+    places: dict[_Place, _Sized] = {}
+    entries = [_entry(fqn, raw, sharding, data_begin, places) for fqn, raw in table.items()]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     _check_filled(entries, data_begin, length_bytes)
     return SegmentHeader(
@@ -348,7 +354,9 @@ def checked_plan_hash(text: str) -> str:
     return text
 
 
-def _entry(fqn: str, raw: object, sharding: Mapping[str, object], base: int) -> TensorEntry:
+def _entry(
+    fqn: str, raw: object, sharding: Mapping[str, object], base: int, places: dict[_Place, _Sized]
+) -> TensorEntry:
     place = sharding.get(fqn)
     if not _usable(fqn):
         raise ManifestError(f"tensor name {fqn[:80]!r} of {len(fqn)} characters is not usable")
@@ -359,27 +367,40 @@ def _entry(fqn: str, raw: object, sharding: Mapping[str, object], base: int) -> 
         raise ManifestError(f"tensor {fqn!r} has the unknown dtype {str(dtype)[:40]!r}")
     lengths = _integers(fqn, raw.get("shape"))
     offsets = _integers(fqn, place.get("saved_offsets"))
-    shape = _integers(fqn, place.get("global_shape", list(lengths)))
+    shape = _integers(fqn, place["global_shape"]) if "global_shape" in place else lengths
     span = _integers(fqn, raw.get("data_offsets"))
+    # Most tensors of a model are as big as others and cut as they are.
+    sized = places.get((dtype, offsets, lengths, shape))
+    if sized is None:
+        sized = places[dtype, offsets, lengths, shape] = _sized(fqn, dtype, offsets, lengths, shape)
+    box, shape, length_bytes = sized
+    if len(span) != 2:
+        raise ManifestError(f"tensor {fqn!r} has {len(span)} data offsets, not 2")
+    if span[1] - span[0] != length_bytes:
+        raise ManifestError(f"tensor {fqn!r} has {span[1] - span[0]} bytes for shape {lengths}")
+    if span[0] % ITEM_BYTES[dtype]:
+        raise ManifestError(f"tensor {fqn!r} begins at {span[0]}, not aligned for {dtype}")
+    spec = TensorSpec(fqn=fqn, dtype=dtype, shape=shape, box=box)
+    return TensorEntry(spec=spec, begin=base + span[0], end=base + span[1])
+
+
+def _sized(
+    fqn: str, dtype: str, offsets: _Dims, lengths: _Dims, shape: _Dims
+) -> tuple[Box, _Dims, int]:
+    """Return a box that may be one of a tensor of this shape, the shape, and its bytes."""
     if not _inside(offsets, lengths, shape):
         raise ManifestError(f"tensor {fqn!r} has a box outside its shape {shape}")
     if not addressable(shape):
         raise ManifestError(f"tensor {fqn!r} has the shape {shape}, which no memory can have")
-    if len(span) != 2:
-        raise ManifestError(f"tensor {fqn!r} has {len(span)} data offsets, not 2")
-    if span[1] - span[0] != ITEM_BYTES[dtype] * math.prod(lengths):
-        raise ManifestError(f"tensor {fqn!r} has {span[1] - span[0]} bytes for shape {lengths}")
-    if span[0] % ITEM_BYTES[dtype]:
-        raise ManifestError(f"tensor {fqn!r} begins at {span[0]}, not aligned for {dtype}")
-    spec = TensorSpec(fqn=fqn, dtype=dtype, shape=shape, box=Box(offsets, lengths))
-    return TensorEntry(spec=spec, begin=base + span[0], end=base + span[1])
+    return Box(offsets, lengths), shape, ITEM_BYTES[dtype] * math.prod(lengths)
 
 
 def _integers(fqn: str, raw: object) -> tuple[int, ...]:
     if not isinstance(raw, list) or len(raw) > DIMS_COUNT_MAX:
         raise ManifestError(f"tensor {fqn!r} has no list of at most {DIMS_COUNT_MAX} numbers")
-    if any(type(n) is not int or not 0 <= n < 1 << 63 for n in raw):
-        raise ManifestError(f"tensor {fqn!r} has a number outside 0..2^63")
+    for n in raw:
+        if type(n) is not int or not 0 <= n < 1 << 63:
+            raise ManifestError(f"tensor {fqn!r} has a number outside 0..2^63")
     return tuple(raw)
 
 

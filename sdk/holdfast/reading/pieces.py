@@ -7,15 +7,16 @@ headers only, no bytes and no torch. Boxes count elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.errors import ManifestError, NotReadyError
-from holdfast.format.boxes import Box, covers, intersect, whole
+from holdfast.format.boxes import Box, covers, whole
+from holdfast.format.overlaps import Overlaps, SharedOverlaps
 from holdfast.format.segment import SegmentHeader, TensorEntry, TensorSpec
+from holdfast.garbage import no_collection
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The region ``box`` (of the tensor) out of one entry of the segment ``number``.
 
     Invariants: ``box`` lies inside the box of ``entry``.
@@ -26,6 +27,13 @@ class Part:
     box: Box
 
 
+class _Held(NamedTuple):
+    """What there is of one tensor, in the order of files: each box, and where it lies."""
+
+    places: list[tuple[int, TensorEntry]]
+    boxes: list[Box]
+
+
 class Pieces:
     """All boxes of the tensors of one checkpoint.
 
@@ -33,8 +41,11 @@ class Pieces:
         ManifestError: segments disagree about the shape or dtype of a tensor.
     """
 
+    @no_collection()
     def __init__(self, headers: Iterable[SegmentHeader]) -> None:
-        self._parts: dict[str, list[Part]] = {}
+        self._held: dict[str, _Held] = {}
+        self._shared = SharedOverlaps()
+        self._overlaps: dict[str, Overlaps] = {}
         self.specs: Mapping[str, TensorSpec] = {}
         """Every tensor of which a part is here, as if one box held it; in the order of files."""
         specs: dict[str, TensorSpec] = {}
@@ -49,12 +60,14 @@ class Pieces:
                         if spec.box == full
                         else TensorSpec(fqn=spec.fqn, dtype=spec.dtype, shape=spec.shape, box=full)
                     )
-                    self._parts[spec.fqn] = []
-                elif (known.shape, known.dtype) != (spec.shape, spec.dtype):
+                    self._held[spec.fqn] = _Held([], [])
+                elif known.shape != spec.shape or known.dtype != spec.dtype:
                     raise ManifestError(
                         f"segments disagree about tensor {spec.fqn!r}", fqn=spec.fqn
                     )
-                self._parts[spec.fqn].append(Part(number, entry, spec.box))
+                held = self._held[spec.fqn]
+                held.places.append((number, entry))
+                held.boxes.append(spec.box)
         self.specs = specs
 
     def choose(self, name: str, box: Box) -> list[Part]:
@@ -63,19 +76,20 @@ class Pieces:
         Raises:
             NotReadyError: parts are missing; names the tensor and the box.
         """
-        parts = self._parts.get(name)
-        if not parts:
+        held = self._held.get(name)
+        if held is None:
             raise NotReadyError(f"no segment has the tensor {name!r}", fqn=name)
-        for part in parts:
-            if part.box == box:
-                return [part]
-        shared: list[Part] = []
-        for part in parts:
-            region = intersect(part.box, box)
-            if region == box:
-                return [Part(part.number, part.entry, box)]
-            if region is not None:
-                shared.append(Part(part.number, part.entry, region))
+        places, boxes = held
+        if boxes[0] == box:
+            number, entry = places[0]
+            return [Part(number, entry, boxes[0])]
+        overlaps = self._overlaps.get(name)
+        if overlaps is None:
+            overlaps = self._overlaps[name] = self._shared.of(boxes)
+        shared = [Part(*places[at], region) for at, region in overlaps.of(box)]
+        enough = [part for part in shared if part.box == box]
+        if enough:
+            return [next((part for part in enough if part.entry.spec.box == box), enough[0])]
         if not covers(box, (part.box for part in shared)):
             place = f"{list(box.offsets)} + {list(box.lengths)}"
             raise NotReadyError(f"pieces of tensor {name!r} are missing at {place}", fqn=name)

@@ -30,9 +30,8 @@ _MADV_POPULATE_WRITE = 23
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The places of a plan's tensors in one buffer, in the plan's order."""
+    """The places in one buffer of what is copied before a save returns, in the plan's order."""
 
-    deferred: list[torch.Tensor]
     eager: list[torch.Tensor]
     live: dict[str, torch.Tensor]
     blob: tuple[int, int]
@@ -53,6 +52,7 @@ class SlotBuffer:
         self._name = SlotName(lease.slot, lease.incarnation, SlotState.WRITING)
         self._length_bytes = lease.length_bytes
         self._views: tuple[SavePlan, Views] | None = None
+        self._deferred: tuple[SavePlan, list[torch.Tensor]] | None = None
         self._header_of: SavePlan | None = None
         self.in_copy = False
         self._pid = os.getpid()
@@ -98,25 +98,32 @@ class SlotBuffer:
         """Whether this process may write: leased, locked, not closed."""
         return self._name.state is SlotState.WRITING and self._map is not None
 
-    def tensors(self, plan: SavePlan) -> Views:
-        """Return the places of the plan's tensors; made once per plan and buffer.
+    def views(self, plan: SavePlan) -> Views:
+        """Return the places of what is copied at once; made once per plan and buffer.
 
         Raises:
             PreconditionError: the plan is for another length.
         """
         if self._views is None or self._views[0] is not plan:
-            if plan.length_bytes != self._length_bytes:
-                raise PreconditionError(
-                    f"a plan of {plan.length_bytes} bytes in a slot of {self._length_bytes}"
-                )
+            self._check_fits(plan)
             views = Views(
-                deferred=[self._view(piece.entry) for piece in plan.deferred],
                 eager=[self._view(piece.entry) for piece in plan.eager],
                 live={name: self._view(entry) for name, entry in plan.live_entries.items()},
                 blob=(plan.blob_entry.begin, plan.blob_entry.end),
             )
             self._views = (plan, views)
         return self._views[1]
+
+    def deferred(self, plan: SavePlan) -> list[torch.Tensor]:
+        """Return the places of the plan's deferred tensors; made once, by who copies them.
+
+        Raises:
+            PreconditionError: the plan is for another length.
+        """
+        if self._deferred is None or self._deferred[0] is not plan:
+            self._check_fits(plan)
+            self._deferred = (plan, [self._view(piece.entry) for piece in plan.deferred])
+        return self._deferred[1]
 
     def write_header(
         self, plan: SavePlan, *, step: int, generation: int, parent: tuple[int, int] | None
@@ -183,7 +190,7 @@ class SlotBuffer:
 
     def drop(self) -> None:
         """Forget views, mapping and descriptor; frees the lock if it is held. Idempotent."""
-        self._views = None
+        self._views = self._deferred = None
         self._header_of = None
         memory, self._map = self._map, None
         self._bytes = torch.empty(0, dtype=torch.uint8)
@@ -194,6 +201,12 @@ class SlotBuffer:
             memory.close()
         if os.getpid() == self._pid:
             os.close(self._fd)
+
+    def _check_fits(self, plan: SavePlan) -> None:
+        if plan.length_bytes != self._length_bytes:
+            raise PreconditionError(
+                f"a plan of {plan.length_bytes} bytes in a slot of {self._length_bytes}"
+            )
 
     def _memory(self) -> mmap.mmap:
         if self._map is None or not self.is_writing:

@@ -124,7 +124,7 @@ class CopyEngine:
             raise PreconditionError("a forked child process cannot save")
         if not self._idle.is_set():
             raise PreconditionError("the copy of an earlier save has not ended")
-        views = buffer.tensors(plan)
+        views = buffer.views(plan)
         snapshot = Snapshot(plan, buffer, step=step, generation=generation)
         text, live = plan.take_live()
         buffer.write_header(plan, step=step, generation=generation, parent=parent)
@@ -249,7 +249,7 @@ def _check_writes(snapshot: Snapshot) -> None:
 
 
 def _copy_chunk(snapshot: Snapshot, chunk: range) -> None:
-    views = snapshot.buffer.tensors(snapshot.plan).deferred
+    views = snapshot.buffer.deferred(snapshot.plan)
     part = slice(chunk.start, chunk.stop)
     _copy(views[part], snapshot.sources[part])
 

@@ -262,7 +262,7 @@ class Capture:
     def same_objects(self, live: LiveState) -> bool:
         """Tell whether ``live`` was taken of the very objects of the last survey."""
         return list(live.objects) == list(self._objects) and all(
-            self._objects[path] is value for path, value in live.objects.items()
+            map(operator.is_, live.objects.values(), self._objects.values())
         )
 
     def live(self, survey: Survey) -> LiveState:
@@ -428,7 +428,7 @@ class Capture:
                 )
             walk.tree[key] = walk.encode(value, key)
         for path, value in walk.objects.items():
-            if id(value) in self._loaders:
+            if id(value) in self._loaders or isinstance(value, (nn.Module, Optimizer)):
                 continue
             entry: Resumable | None = None
             if isinstance(value, ResumableLoader):

@@ -174,7 +174,7 @@ class AgentSession:
         with self._guard:
             box.wants_slot = box.wants_slot if wants_slot is None else wants_slot
             if saving is not None:
-                box.report = replace(box.report, saving=saving)
+                box.saving = saving
             if note is not None:
                 box.notes.append(note)
             if abandoned is not None:

@@ -15,7 +15,8 @@ from holdfast.v1.agent_pb2_grpc import AgentStub
 from holdfast.v1.metadata_pb2_grpc import MetadataStub
 from holdfast_services.kit.free_memory import free_bytes
 from holdfast_services.supervisor.domain.restarts import METADATA, PERSISTENCE
-from holdfast_services.supervisor.layout import HOST, Layout, NodePlaces
+from holdfast_services.supervisor.layout import Layout, NodePlaces
+from holdfast_services.supervisor.ports import HOST
 
 PROBE_S = 2.0
 # Everything is on one machine: a worker that was killed is followed by another in a second.

@@ -5,6 +5,7 @@
     HOME/  supervisor.lock  stack.json  log  metadata.db  queue.db  <node>.sock
            persistence.ready  store.url  store/
     /dev/shm/holdfast-<uid>/<hash of HOME>/<node>/      arenas, 0700 all the way
+    /dev/shm/holdfast-<uid>/ports.lock                  ports of all stacks of this user
 
 Without /dev/shm the arenas are in HOME/arena; with a HOME too long for a socket's path the
 sockets are beside the arenas. ``store/`` is the object store unless another was chosen.
@@ -15,23 +16,18 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import socket
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import locks
 from holdfast.errors import AccessError, AlreadyExistsError, InvalidRequestError
 from holdfast.rpc.channel import SOCKET_PATH_BYTES_MAX
 from holdfast_services.kit.ready import say_ready
+from holdfast_services.supervisor.ports import HOST, PORT_MAX, PORT_MIN, Ports
 
 SHM = Path("/dev/shm")  # noqa: S108 - the folders in it are made 0700 and checked
-HOST = "127.0.0.1"
-# Below the range that outgoing connections take (32768 up), so a port stays free for a restart.
-# Where a stack begins in it follows from its HOME: its addresses are the same at every start, and
-# two stacks that start together do not reach for the same ones.
-PORT_MIN, PORT_MAX = 20_000, 29_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +43,7 @@ class NodePlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All places of one stack."""
+    """All places of one stack; ``ports`` keeps those that it has chosen."""
 
     home: Path
     arenas: Path
@@ -55,6 +51,7 @@ class Layout:
     port: int
     rest_port: int
     nodes: tuple[NodePlaces, ...]
+    ports: Ports = field(compare=False, repr=False)
 
     @property
     def address(self) -> str:
@@ -116,22 +113,28 @@ def make_layout(
     arenas = arena_root(home)
     private_folder(arenas.parent)
     private_folder(arenas)
-    taken: set[int] = set()
     first = PORT_MIN + int(_short_hash(home), 16) % (PORT_MAX - PORT_MIN)
-    grpc_port = _port(port, first, taken)
-    http_port = _port(rest_port, first, taken)
+    ports = Ports(arenas.parent, first=first)
+    grpc_port = ports.take(port)
+    http_port = ports.take(rest_port)
     nodes = tuple(
         NodePlaces(
             name=name,
             socket=_socket_path(home, arenas, name),
             arena=private_folder(arenas / name),
-            rpc_port=_free_port(first, taken),
-            data_port=_free_port(first, taken),
+            rpc_port=ports.take(),
+            data_port=ports.take(),
         )
         for name in names
     )
     return Layout(
-        home=home, arenas=arenas, store=store, port=grpc_port, rest_port=http_port, nodes=nodes
+        home=home,
+        arenas=arenas,
+        store=store,
+        port=grpc_port,
+        rest_port=http_port,
+        nodes=nodes,
+        ports=ports,
     )
 
 
@@ -206,32 +209,3 @@ def _socket_path(home: Path, arenas: Path, name: str) -> Path:
         if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
             return path
     raise InvalidRequestError(f"{home} is too long for a socket; choose a shorter --dir")
-
-
-def _port(asked: int, first: int, taken: set[int]) -> int:
-    if not asked:
-        return _free_port(first, taken)
-    if asked in taken or not _is_free(asked):
-        raise InvalidRequestError(f"port {asked} is in use; choose another, or 0 for any")
-    taken.add(asked)
-    return asked
-
-
-def _free_port(first: int, taken: set[int]) -> int:
-    span = PORT_MAX - PORT_MIN + 1
-    for offset in range(span):
-        port = PORT_MIN + (first - PORT_MIN + offset) % span
-        if port not in taken and _is_free(port):
-            taken.add(port)
-            return port
-    raise InvalidRequestError(f"no free port in {PORT_MIN}..{PORT_MAX}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True

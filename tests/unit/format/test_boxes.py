@@ -51,6 +51,20 @@ def test_a_fine_grid_is_looked_at_in_no_time():
     assert not covers(whole((64, 64)), [*grid[:777], *grid[778:]])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_every_other_piece_of_many_missing_is_noticed_in_no_time(axis):
+    place = ((0, 1), (1, 0))[axis]
+    pieces = [Box(tuple(at * n for n in place), (1, 1)) for at in range(0, 20_000, 2)]
+    shape = tuple(1 + 19_999 * n for n in place)
+
+    assert not covers(whole(shape), pieces)
+
+
+def test_an_overlap_hides_no_hole():
+    """As many elements as are asked for, but some of them twice."""
+    assert not covers(whole((4,)), [Box((0,), (2,)), Box((1,), (2,)), Box((0,), (1,))])
+
+
 def test_a_missing_row_is_noticed():
     assert not covers(whole((4, 4)), [Box((0, 0), (2, 4)), Box((3, 0), (1, 4))])
 

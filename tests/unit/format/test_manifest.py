@@ -135,7 +135,8 @@ def test_a_tensor_tells_which_bytes_of_which_segment_hold_a_region():
     parsed = list(headers([[spec] for spec in rows], 3))
     built = index.build(parsed)
     region = Box((1, 0), (2, 4))
-    found = list(built.holders("w", region))
+    tensor = built.tensor("w")
+    found = [tensor.boxes[number] for number, _ in tensor.overlaps.of(region)]
 
     assert [0, 1] == [held.rank for held in found]
     assert [(h.data_begin, h.length_bytes) for h in parsed[:2]] == [

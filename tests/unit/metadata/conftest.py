@@ -282,7 +282,7 @@ class Cluster:
     # what is seen
 
     def world(self):
-        return world(self.nodes, (self.run,), self.now_s)
+        return world(self.nodes, (self.run,), self.now_s, self.limits)
 
     def view(self, node):
         return node_view(self.world(), node)

@@ -157,6 +157,18 @@ def test_nothing_is_spare_that_drains_or_is_pinned(copied):
     assert set() == spares(copied)
 
 
+def wait_until_nobody_is_awaited(cluster):
+    """Nodes report so often that no lease ends."""
+    ends_s = cluster.now_s + cluster.limits.decide_wait_s
+    while cluster.now_s < ends_s:
+        cluster.later(cluster.limits.node_lease_s / 2)
+        cluster.report(*NODES)
+
+
+def spared_steps(cluster):
+    return {(node, int(key.step)) for node in NODES for key in cluster.view(node).spares}
+
+
 @pytest.fixture
 def chosen(copied):
     """Of 20, never committed, a restore has been proposed; 15 is committed, not acknowledged."""
@@ -218,6 +230,40 @@ def test_what_is_older_than_the_chosen_step_and_nowhere_whole_is_spare_meanwhile
     chosen.report("b")
 
     assert set() == spares(chosen), "b may come back with it"
+
+
+def test_what_is_newer_than_the_chosen_step_and_nowhere_whole_is_spare_once_nobody_is_awaited(
+    chosen,
+):
+    """P8: its ranks have ended, and its parts took the restore's room; the rest of it may come."""
+    for node in "dc":
+        chosen.hold(node, 30, 1, 0, owner="d")
+        chosen.report(node)
+    assert set() == spares(chosen), "a node that is late may have what rank 1 saved"
+
+    wait_until_nobody_is_awaited(chosen)
+    assert ("PROPOSED", (20, 1)) == chosen.decided()
+    assert {("d", 30), ("c", 30)} == spared_steps(chosen)
+
+    chosen.hold("c", 30, 1, 1)
+    chosen.report("c")
+
+    assert ("PROPOSED", (30, 1)) == chosen.decided()
+    assert set() == spared_steps(chosen), "it is whole, and chosen"
+
+
+def test_a_step_of_the_attempt_that_loads_is_never_spare(chosen):
+    """P5: ranks that have loaded save already, and their mates' parts are still to come."""
+    for node, rank in (("d", 1), ("c", 0)):
+        chosen.hold(node, 20, 1, rank, owner="dc"[rank])
+    chosen.ready(("d", 0), ("c", 1))
+    chosen.status("d", 0, loaded=True)
+    wait_until_nobody_is_awaited(chosen)
+    chosen.hold("d", 30, 2, 0)
+    chosen.report("d", "c")
+    assert chosen.run.loading
+
+    assert ("d", 30) not in spared_steps(chosen)
 
 
 def test_a_few_copies_are_named_at_a_time_and_then_the_next(copied, monkeypatch):

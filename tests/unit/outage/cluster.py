@@ -224,7 +224,7 @@ class Cluster:
         self.run = advance(self.run, self.rows, self.now_s, LIMITS).run
 
     def view(self, name: str) -> NodeView:
-        return node_view(world(self.rows, (self.run,), self.now_s), name)
+        return node_view(world(self.rows, (self.run,), self.now_s, LIMITS), name)
 
     def commit(self, step: int) -> None:
         """All save ``step`` and every agent hears of it."""

@@ -198,7 +198,7 @@ def test_the_gate_holds_the_step_until_the_copy_has_ended(tmp_path):
     index = [p.entry.spec.fqn for p in plan.deferred].index("m.0.weight")
 
     assert snapshot.copied
-    assert torch.equal(before, buffer.tensors(plan).deferred[index])
+    assert torch.equal(before, buffer.deferred(plan)[index])
     assert not torch.equal(before, model[0].weight)
 
 
@@ -284,8 +284,8 @@ def test_a_tensor_swapped_for_another_shape_gives_the_save_up(tmp_path, defer):
 
 def saved(plan, buffer, fqn):
     """Return what the slot holds of a deferred or eager tensor."""
-    views = buffer.tensors(plan)
-    for pieces, held in ((plan.deferred, views.deferred), (plan.eager, views.eager)):
+    eager = buffer.views(plan).eager
+    for pieces, held in ((plan.deferred, buffer.deferred(plan)), (plan.eager, eager)):
         for piece, view in zip(pieces, held, strict=True):
             if piece.entry.spec.fqn == fqn:
                 return view.clone()

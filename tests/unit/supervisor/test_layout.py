@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.errors import AccessError, AlreadyExistsError, InvalidRequestError
 from holdfast_services.supervisor import layout as places
+from holdfast_services.supervisor.ports import HOST, Ports
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_all_ports_of_a_stack_differ_and_are_the_same_at_the_next_start(home):
 
 def test_a_port_in_use_is_refused_when_asked_for_and_avoided_otherwise(home):
     with socket.socket() as taken:
-        taken.bind((places.HOST, make(home).port))
+        taken.bind((HOST, make(home).port))
         taken.listen()
         port = taken.getsockname()[1]
 
@@ -93,6 +94,25 @@ def test_the_stack_file_is_whole_or_absent(home):
     assert set(record) == {"pid", "address", "rest_url", "log", "store", "nodes"}
     assert set(record["nodes"][0]) == {"name", "agent", "arena"}
     assert list(home.iterdir()) == []
+
+
+def test_ports_that_another_stack_has_chosen_are_avoided_though_it_does_not_listen_yet(home):
+    layout = make(home)
+    mine = [layout.port, layout.rest_port]
+    hold = "import sys; from pathlib import Path; from holdfast_services.supervisor.ports import *"
+    hold += "; ports = Ports(Path(sys.argv[1]), first=int(sys.argv[2])); print(ports.take())"
+    hold += "; print(ports.take(), flush=True); sys.stdin.read()"
+    folder, first = str(layout.arenas.parent), str(min(mine) + 10)
+    command = [sys.executable, "-c", hold, folder, first]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
+        theirs = [int(process.stdout.readline()) for _ in range(2)]
+        again = Ports(layout.arenas.parent, first=theirs[0])
+        chosen = [again.take(), again.take()]
+        with pytest.raises(InvalidRequestError, match=f"port {theirs[0]} is in use"):
+            again.take(theirs[0])
+        process.stdin.close()
+
+    assert not {*theirs} & {*chosen}
 
 
 def test_only_one_process_gets_the_lock_of_a_home(home):

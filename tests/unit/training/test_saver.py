@@ -255,7 +255,7 @@ def test_whatever_a_save_raises_costs_that_save_and_names_the_value(leased, erro
     assert handle.abandoned
     assert "boom" in str(handle.error)
     assert "'scheduler'" in str(handle.error)
-    assert 2 not in leased.session._outbox.report.saving, "nobody waits for it"
+    assert 2 not in leased.session._outbox.saving, "nobody waits for it"
     leased.value.error = None
     leased.save(3).wait("staged", timeout_s=20)
 
@@ -317,10 +317,10 @@ def test_a_step_without_a_slot_is_dropped_by_all_once_training_goes_on(leased):
     """4.1, X0: until then it is still claimed, since the end of training may save it."""
     box = leased.session._outbox
     leased.save(2)
-    assert (2 in box.report.saving, [a.step for a in box.abandoned if a.step == 2]) == (True, [])
+    assert (2 in box.saving, [a.step for a in box.abandoned if a.step == 2]) == (True, [])
 
     leased.note_step(3)
-    assert (2 in box.report.saving, [a.step for a in box.abandoned if a.step == 2]) == (False, [2])
+    assert (2 in box.saving, [a.step for a in box.abandoned if a.step == 2]) == (False, [2])
 
 
 def test_closing_saves_the_last_step_that_found_no_slot(leased):

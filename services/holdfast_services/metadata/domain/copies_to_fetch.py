@@ -67,14 +67,17 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
     return found
 
 
-def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) -> Sequence[ShardId]:
+def spares(
+    run: Run, evidence: Evidence, live: Mapping[str, Node], host: str, *, awaits: bool
+) -> Sequence[ShardId]:
     """Return copies on ``host`` beyond those that the policy asks for, in the order to drop them.
 
     Restores and repairs make them, and until a later step is acknowledged none of them is let go:
     what comes next might find no room. Those that are placed by the rule stay, so that what a node
     must keep is within its sum (P8). Nor is, once a restore is proposed, what is older than the
     newest acknowledged step, though that would have gone otherwise; or older than the chosen one
-    and nowhere whole, so that nobody can go back to it. What can be is kept until the chosen one
+    and nowhere whole, so that nobody can go back to it; or newer and nowhere whole, unless
+    ``awaits``: a node may bring the rest yet. What can be gone back to is kept until the chosen one
     was read; but once that lies as the policy asks, one copy of each shard is enough, since a ring
     that has turned leaves more on one node, and less on others, than the sum has. So it is of a
     step that was never more than ``local``: no node may be lost with it anyway. None before all
@@ -92,7 +95,7 @@ def spares(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) ->
         return ()
     chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
     kept = acknowledged(run) if chosen else None
-    parts = _in_parts(evidence, chosen) if chosen else frozenset[CheckpointId]()
+    parts = _in_parts(run, evidence, chosen, awaits) if chosen else frozenset[CheckpointId]()
     safe = chosen is not None and _lies_as_allowed(evidence, chosen, attempt, live)
     local = {row.id for row in run.checkpoints if not (row.replicated_at_s or row.copied_at_s)}
     spared = {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
@@ -134,12 +137,21 @@ def _is_behind(key: CheckpointId, chosen: CheckpointId | None) -> bool:
     return chosen is not None and key < chosen and key.generation <= chosen.generation
 
 
-def _in_parts(evidence: Evidence, chosen: CheckpointId) -> frozenset[CheckpointId]:
-    """Return what is older than ``chosen`` and whole nowhere, by the last word of any node."""
-    older = (key for key in evidence.known if _is_behind(key, chosen))
+def _in_parts(
+    run: Run, evidence: Evidence, chosen: CheckpointId, awaits: bool
+) -> frozenset[CheckpointId]:
+    """Return what attempts before left whole nowhere, by the last word of any node.
+
+    What is newer than ``chosen`` only once no node is awaited any more: one may bring the rest.
+    """
+    left = (
+        key
+        for key in evidence.known
+        if _is_behind(key, chosen) or (key.generation < run.generation and not awaits)
+    )
     sources = evidence.sources
     return frozenset(
-        key for key in older if not whole(evidence.known[key]) and not whole(sources.get(key, {}))
+        key for key in left if not whole(evidence.known[key]) and not whole(sources.get(key, {}))
     )
 
 

@@ -82,6 +82,10 @@ class Attempt:
         """The copies that the attempt asks for against the loss of nodes."""
         return self.spec.protection
 
+    def awaits_nodes(self, now_s: float, limits: Limits) -> bool:
+        """Tell whether nodes that have not reported since it began may still do."""
+        return now_s < self.started_at_s + limits.decide_wait_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:

@@ -23,7 +23,7 @@ from holdfast_services.metadata.domain.copies_to_fetch import (
     restores,
     spares,
 )
-from holdfast_services.metadata.domain.model import Node, Run
+from holdfast_services.metadata.domain.model import Limits, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage
 
@@ -42,6 +42,7 @@ class World:
     now_s: float
     nodes: Mapping[str, Node]
     runs: tuple[Run, ...]
+    limits: Limits = field(default_factory=Limits)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     repairs: Mapping[str, Wants] = field(default_factory=dict)
     shortages: Mapping[str, str] = field(default_factory=dict)
@@ -51,10 +52,14 @@ class World:
         """The nodes with a lease, by name."""
         return {name: node for name, node in self.nodes.items() if node.live(self.now_s)}
 
+    def awaits_nodes(self, run: Run) -> bool:
+        """Tell whether nodes that have not reported since the run's attempt began may still do."""
+        return run.attempt is not None and run.attempt.awaits_nodes(self.now_s, self.limits)
 
-def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float) -> World:
+
+def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float, limits: Limits) -> World:
     """Return the snapshot with evidence and repairs worked out once for all nodes."""
-    bare = World(now_s=now_s, nodes=nodes, runs=runs)
+    bare = World(now_s=now_s, nodes=nodes, runs=runs, limits=limits)
     everybody = tuple(nodes.values())
     evidence = {run.id: gather(run.id, everybody, now_s, run.stored) for run in runs}
     live = bare.live
@@ -83,7 +88,8 @@ def node_view(all_of_it: World, name: str) -> NodeView:
             runs.append(replace(view, decision=_decision(run, name, mine)))
             wanted.extend(own)
         if run.id in held:
-            spared.extend(spares(run, all_of_it.evidence[run.id], live, name))
+            awaits, evidence = all_of_it.awaits_nodes(run), all_of_it.evidence[run.id]
+            spared.extend(spares(run, evidence, live, name, awaits=awaits))
     return NodeView(
         version="",
         nodes=peers(live),

@@ -100,7 +100,7 @@ def settled(run: Run, facts: Facts) -> bool:
         or (attempt.start_due and len(run.ranks) < attempt.spec.world_size)
     ):
         return False
-    if facts.now_s >= attempt.started_at_s + facts.limits.decide_wait_s:
+    if not attempt.awaits_nodes(facts.now_s, facts.limits):
         return True
     hosts = {rank.node for rank in run.ranks}
     if not _heard(attempt, {*facts.live(), *hosts}, facts):
@@ -256,7 +256,7 @@ def _unheard_of(run: Run, attempt: Attempt, facts: Facts) -> bool:
         if _restorable(run, key)
         for item in copies.values()
     }
-    awaited = facts.now_s < attempt.started_at_s + facts.limits.decide_wait_s
+    awaited = attempt.awaits_nodes(facts.now_s, facts.limits)
     return awaited and not owners <= {"", *facts.nodes}
 
 

@@ -352,4 +352,4 @@ def snapshot(catalogue: Catalogue, limits: Limits) -> World:
     runs = tuple(run for run in loaded if run)
     if not limits.object_tier:
         runs = tuple(replace(run, stored=()) for run in runs)
-    return world(nodes, runs, now_s)
+    return world(nodes, runs, now_s, limits)

@@ -1,0 +1,193 @@
+"""Which boxes share elements with a region, and what is planned from it: against all pairs."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.ids import ShardId
+from holdfast.errors import NotReadyError
+from holdfast.format import overlaps
+from holdfast.format.boxes import Box, intersect, span
+from holdfast.format.byte_ranges import needs
+from holdfast.format.index import of_some
+from holdfast.format.overlaps import UNSORTED_COUNT_MAX, Overlaps, SharedOverlaps
+from holdfast.format.segment import SegmentHeader, SegmentIdentity, TensorEntry, TensorSpec
+from holdfast.reading.pieces import Pieces
+
+SIDE_MAX = 6
+
+
+def by_all_pairs(boxes, region):
+    shared = [(number, intersect(box, region)) for number, box in enumerate(boxes)]
+    return [(number, box) for number, box in shared if box is not None]
+
+
+@st.composite
+def any_boxes(draw, dims):
+    """A box anywhere: it may be empty, and lie in or over others."""
+    numbers = st.lists(st.integers(0, SIDE_MAX), min_size=dims, max_size=dims).map(tuple)
+    return Box(draw(numbers), draw(numbers))
+
+
+@st.composite
+def grids(draw, dims):
+    """A tensor cut along some of its axes, unevenly; what one rank has may be empty."""
+    edges = [
+        [0, *sorted(draw(st.lists(st.integers(0, SIDE_MAX), max_size=6))), SIDE_MAX]
+        for _ in range(dims)
+    ]
+    places = itertools.product(*(list(itertools.pairwise(axis)) for axis in edges))
+    return [Box(tuple(a for a, _ in at), tuple(b - a for a, b in at)) for at in places]
+
+
+@st.composite
+def asked(draw):
+    """Boxes in any order, and regions that are asked for one after the other."""
+    dims = draw(st.integers(0, 3))
+    loose = draw(st.lists(any_boxes(dims), max_size=3 * UNSORTED_COUNT_MAX))
+    cut = draw(grids(dims)) if draw(st.booleans()) else []
+    boxes = [*cut, *loose]
+    if draw(st.booleans()):
+        boxes.sort(key=lambda box: box.offsets)
+    return boxes, draw(st.lists(any_boxes(dims), min_size=1, max_size=4))
+
+
+@given(asked())
+def test_those_that_share_elements_with_a_region_are_found_in_their_order(drawn):
+    boxes, regions = drawn
+    found = Overlaps(boxes)
+
+    for region in regions:
+        assert by_all_pairs(boxes, region) == list(found.of(region))
+
+
+@given(asked())
+def test_each_box_is_found_where_it_is(drawn):
+    boxes, _ = drawn
+    found = Overlaps(boxes)
+
+    for number, box in enumerate(boxes):
+        assert ((number, box) in found.of(box)) is (box.elements_count > 0)
+
+
+@pytest.mark.parametrize("count", [1, UNSORTED_COUNT_MAX + 1])
+def test_a_region_of_other_dims_is_refused(count):
+    for box, region in itertools.permutations(
+        [Box((0, 0), (1, 4)), Box((0,), (4,)), Box((), ())], 2
+    ):
+        with pytest.raises(ValueError, match=f"dims differ: {len(box.offsets)} and"):
+            list(Overlaps([box] * count).of(region))
+
+
+def test_of_a_tensor_cut_along_one_axis_only_those_that_are_hit_are_looked_at(monkeypatch):
+    """Whichever axis it is, and whatever the order: no pass over all of them for each region."""
+    looked_at = []
+
+    def intersected(box, region):
+        looked_at.append(box)
+        return intersect(box, region)
+
+    monkeypatch.setattr(overlaps, "intersect", intersected)
+    boxes = [Box((0, 3 * column), (5, 3)) for column in reversed(range(1000))]
+    region = Box((1, 1501), (2, 5))
+
+    assert [498, 499] == [number for number, _ in Overlaps(boxes).of(region)]
+    assert 2 == len(looked_at)
+
+
+@given(asked())
+def test_tensors_share_what_finds_their_boxes_only_if_these_are_the_same(drawn):
+    boxes, [region, *_] = drawn
+    shared = SharedOverlaps()
+    found = shared.of(boxes)
+
+    assert found is shared.of([*boxes])
+    for other in (boxes[1:], [*boxes, region], [*boxes[1:], region]):
+        assert by_all_pairs(other, region) == list(shared.of(other).of(region))
+    assert by_all_pairs(boxes, region) == list(found.of(region))
+
+
+def header(boxes, *, rank):
+    """A header whose segment holds all of these boxes of ``w``, which no file of ours does."""
+    begins = itertools.accumulate((4 * box.elements_count for box in boxes), initial=64)
+    entries = [
+        TensorEntry(
+            spec=TensorSpec(
+                fqn="w", dtype="F32", shape=(2 * SIDE_MAX,) * len(box.offsets), box=box
+            ),
+            begin=begin,
+            end=begin + 4 * box.elements_count,
+        )
+        for box, begin in zip(boxes, begins, strict=False)
+    ]
+    return SegmentHeader(
+        identity=SegmentIdentity(
+            id=ShardId("r1", 1, 1, rank), job="j", world_size=2, plan_hash="p"
+        ),
+        entries=tuple(entries),
+        data_begin=64,
+        length_bytes=entries[-1].end if entries else 64,
+    )
+
+
+def all_of(box):
+    return set(
+        itertools.product(*(range(o, s) for o, s in zip(box.offsets, box.stops, strict=True)))
+    )
+
+
+@given(asked(), st.integers(0, 20))
+def test_parts_are_chosen_as_by_a_look_at_all(drawn, cut):
+    """One that holds it all if there is one, else all that share elements; none is made up."""
+    boxes, regions = drawn
+    pieces = Pieces([header(boxes[:cut], rank=0), header(boxes[cut:], rank=1)])
+    for region in regions:
+        shared = by_all_pairs(boxes, region)
+        found = set().union(*(all_of(box) for _, box in shared))
+        if not boxes or not all_of(region) <= found:
+            with pytest.raises(NotReadyError, match="'w'"):
+                pieces.choose("w", region)
+            continue
+        chosen = pieces.choose("w", region)
+        enough = [boxes[number] for number, box in shared if box == region]
+
+        if enough:
+            assert [region] == [part.box for part in chosen]
+            assert (region if region in boxes else enough[0]) == chosen[0].entry.spec.box
+        elif not region.elements_count:
+            assert not any(part.box.elements_count for part in chosen)
+        else:
+            assert [box for _, box in shared] == [part.box for part in chosen]
+        for part in chosen:
+            assert part.entry.spec.box in boxes[cut * part.number :]
+
+
+@given(asked(), st.integers(0, 20))
+def test_bytes_are_named_as_by_a_look_at_all(drawn, cut):
+    """Of each box that holds elements which none before it does, from the first to the last."""
+    boxes, regions = drawn
+    index = of_some([header(boxes[:cut], rank=0), header(boxes[cut:], rank=1)])
+    tensor = index.tensor("w")
+    expected = {0: set(), 1: set()}
+    for region in regions:
+        left = all_of(region)
+        for held in tensor.boxes if tensor else ():
+            shared = intersect(held.box, region)
+            if shared is not None and left & all_of(shared):
+                left -= all_of(shared)
+                first, last = (held.begin + 4 * n for n in span(held.box, shared))
+                expected[held.rank] |= set(range(first, last))
+        if left:
+            with pytest.raises(NotReadyError, match="'w'"):
+                needs(index, [("w", region) for region in regions])
+            return
+    named = needs(index, [("w", region) for region in regions])
+
+    assert {rank for rank, found in expected.items() if found} == {need.rank for need in named}
+    for need in named:
+        found = {byte for part in need.ranges for byte in range(part.begin, part.end)}
+        assert expected[need.rank] | set(range(64)) == found
