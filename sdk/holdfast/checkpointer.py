@@ -181,7 +181,7 @@ class Checkpointer:
                 self._session,
                 timeout_s=timeout_s,
                 lost_is_fresh=self._on_failure == "warn",
-                naming=Naming.of(scope, self._capture.boxes),
+                naming=Naming.of(scope, self._capture.boxes, self._admit_whole),
             )
         except (CheckpointError, KeyboardInterrupt):
             self._end(FAILED_CLOSE_S_MAX)
@@ -239,6 +239,7 @@ class Checkpointer:
                 lost_is_fresh=self._on_failure == "warn",
                 scope=scope,
                 expected=expected,
+                admit_whole=self._admit_whole,
             )
         except CheckpointError:
             self._end(FAILED_CLOSE_S_MAX)
@@ -410,6 +411,15 @@ class Checkpointer:
         """Return the node's arena, after checking that the job fits its budget (P8)."""
         named = self._saver is None or self._session.spec.names_needs
         return self._terms.admit(self._session, self._capture.estimate(), named=named)
+
+    def _admit_whole(self) -> None:
+        """Check that a whole checkpoint fits, as a rank needs it that else names a part (P8).
+
+        Of tensors that ranks hold together the sum is the same whoever saved them; of each rank's
+        own it is not known here.
+        """
+        if self._capture.boxes is not None:
+            self._terms.admit(self._session, self._capture.estimate(), named=False)
 
     def _require_open(self) -> None:
         """Refuse to restore what no session holds: its bytes could be replaced while read."""

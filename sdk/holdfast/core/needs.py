@@ -15,8 +15,11 @@ from holdfast.errors import InvalidRequestError
 SHARDS_COUNT_MAX = 100_000
 RANGES_COUNT_MAX = 10_000
 """Over all shards that one rank names; its agent looks at them at each turn."""
-HEADS_BYTES_MAX = 32 << 20
-"""Of the heads in one answer; who wants more asks for the others again."""
+HEADS_BYTES_MAX = 60 << 20
+"""Of the heads in one answer; who wants more asks for the others again.
+
+As much as a message holds: a head that is longer is never told, and a rank of a mesh fetches all.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
 from holdfast.format.boxes import Box, span, without
+from holdfast.format.digest import PART_BYTES
 from holdfast.format.index import Index, IndexedBox, IndexedTensor
 from holdfast.format.segment import ITEM_BYTES
 
@@ -15,7 +16,8 @@ from holdfast.format.segment import ITEM_BYTES
 def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, ...]:
     """Return what a rank must have of a checkpoint to read these regions, by rank and volume.
 
-    Of each shard named the header is among the ranges: whoever reads a tensor looks it up there.
+    Of each shard named the header is among the ranges: whoever reads a tensor looks it up there,
+    also one of which it wants nothing.
     Of a box that is wanted in part, the bytes from its first wanted element to its last are: for
     a tensor cut along its first dim nothing else lies between. What several shards hold is read
     from the first of them.
@@ -29,12 +31,20 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
     """
     tensors = {tensor.fqn: tensor for tensor in index.tensors}
     spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    empty: list[IndexedTensor] = []
     for fqn, region in wanted:
-        for item_bytes, held, shared in _sources(tensors.get(fqn), fqn, region):
+        tensor = tensors.get(fqn)
+        for item_bytes, held, shared in _sources(tensor, fqn, region):
             first, last = span(held.box, shared)
             spans[held.rank, held.volume].append(
                 (held.begin + first * item_bytes, held.begin + last * item_bytes)
             )
+        if tensor and not region.elements_count:
+            empty.append(tensor)
+    for tensor in empty:
+        places = [(held.rank, held.volume) for held in tensor.boxes]
+        if spans.keys().isdisjoint(places):
+            spans[min(places)] = []
     heads = {(s.rank, s.volume): (0, s.data_begin) for s in index.segments}
     return tuple(
         ShardNeed(rank=rank, volume=volume, ranges=_joined([heads[rank, volume], *found]))
@@ -61,10 +71,13 @@ def _sources(
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> tuple[ByteRange, ...]:
-    """Return the same bytes in as few ranges as can be, sorted."""
+    """Return ranges that lie in the same parts, sorted; one for what begins where another ends.
+
+    Bytes are fetched in parts, so what lies between two ranges of one part comes anyway.
+    """
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
-        if joined and begin <= joined[-1][1]:
+        if joined and begin // PART_BYTES <= joined[-1][1] // PART_BYTES:
             joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
             joined.append((begin, end))

@@ -9,6 +9,8 @@ from collections.abc import Collection
 
 BLOB_PREFIX = "holdfast.rank."
 OWN_PREFIX = "rank."
+EXTRA_PREFIX = "holdfast.extra."
+"""Before a module's name: what it says beside its tables."""
 RESERVED = frozenset({"holdfast", "rank"})
 """First parts of names that no state of the user's may have."""
 
@@ -68,7 +70,10 @@ def is_under(name: str, keys: Collection[str]) -> bool:
 
     >>> is_under("model.weight", ["model"]), is_under("model2", ["model"])
     (True, False)
+    >>> is_under("holdfast.extra.model.0.scale", ["model"])
+    True
     """
+    name = name.removeprefix(EXTRA_PREFIX)
     return any(name == key or name.startswith(f"{key}.") for key in keys)
 
 

@@ -42,6 +42,8 @@ class Segments(Protocol):
     """What a restore loads from: the tensors of one checkpoint, whoever has its bytes."""
 
     world_size: int
+    is_whole: bool
+    """Whether a segment of every rank is here: what no rank's header names, nobody has saved."""
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return dtype and shape of every tensor of which a part is here, by name."""
@@ -98,6 +100,8 @@ class Reader:
         with ExitStack() as undo:
             undo.callback(source.close)
             self._pieces = Pieces(source.headers)
+            ranks = {header.identity.id.rank for header in source.headers}
+            self.is_whole = len(ranks) == world_size
             undo.pop_all()
 
     def __enter__(self) -> Self:

@@ -13,6 +13,7 @@ another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import (
     Callable,
@@ -32,7 +33,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format import blob as blobs
-from holdfast.format.names import RESERVED
+from holdfast.format.names import EXTRA_PREFIX, RESERVED
 from holdfast.format.tree import Json, encode
 from holdfast.reading.reader import Segments
 from holdfast.state import State, kinds, modules, optimizers, rng
@@ -84,10 +85,16 @@ class LocalBoxes:
         """Yield what is held of tensors that several ranks hold; not of scalars."""
         return (t for t in self.tensors.values() if t.mesh and t.shape)
 
+    @property
+    def beside_shared(self) -> bool:
+        """Whether there are tensors of DDP beside them, of which any rank may have saved some."""
+        return any(t.home in (Home.SHARED, Home.FIRST) for t in self.tensors.values())
+
     def find(self, name: str) -> CapturedTensor | None:
         """Return what is held of a tensor; of an optimizer's state, what is of its parameter."""
-        _, _, of_parameter = name.partition(".state.")
-        for fqn in (name, of_parameter.rpartition(".")[0]):
+        after = name.split(".state.")  # the optimizer's place and the parameter's may have one too
+        of_state = (".state.".join(after[at:]) for at in range(1, len(after)))
+        for fqn in (name, *(of_key.rpartition(".")[0] for of_key in of_state)):
             held = self.tensors.get(self.aliases.get(fqn, fqn))
             if held is not None:
                 return held
@@ -273,7 +280,7 @@ class Capture:
         extra: dict[str, Json] = {}
         for name, module in survey.extras:
             with named("taking", name):
-                extra[name] = walk.encode(module.get_extra_state(), f"holdfast.extra.{name}")
+                extra[name] = walk.encode(module.get_extra_state(), f"{EXTRA_PREFIX}{name}")
         at = Taking(
             survey=survey, encode=walk.encode, loaders=self._loaders,
             groups=groups, loose=loose, objects=saved,
@@ -305,32 +312,38 @@ class Capture:
     def estimate(self) -> Estimate:
         """Return the bytes to reserve: state as known, else as its optimizer's class makes it."""
         survey = self.survey()
-        shared = own = loaded = 0
+        shared = own = loaded = everywhere = 0
 
-        def count(length_bytes: int, home: Home, holders: int) -> None:
-            nonlocal shared, own, loaded
-            loaded += length_bytes
+        def count(here: int, home: Home, holders: int, mesh: Sequence[int], of_mesh: int) -> None:
+            nonlocal shared, own, loaded, everywhere
+            loaded += here
             if home in (Home.SHARED, Home.FIRST):
-                shared += length_bytes
+                shared += here
+                everywhere += here
             else:
-                own += -(-length_bytes // holders)
+                own += -(-here // holders)
+                # Not this rank's times the others: of a tensor of few rows it may have none.
+                everywhere += of_mesh * (self.world_size // max(1, len(mesh)))
 
         for t in survey.tensors:
-            count(t.tensor.nbytes, t.home, max(1, len(t.holders)) if t.shape else 1)
+            here, whole = t.tensor.nbytes, math.prod(t.shape) * t.tensor.element_size()
+            each = t.home is not Home.HOLDERS or not t.shape
+            count(here, t.home, 1 if each else len(t.holders), () if each else t.mesh, whole)
         for optimizer in self.optimizers:
             if not optimizer.state:
-                expected = optimizers.estimate_state_bytes(optimizer)
-                params = list(map(id, optimizers.parameters(optimizer)))
-                homes = {survey.home_of.get(p) for p in params}
+                homes = {survey.home_of.get(id(p)) for p in optimizers.parameters(optimizer)}
                 home = Home.SHARED if homes == {Home.SHARED} else Home.RANK
-                count(expected, home, min((survey.holders_of.get(p, 1) for p in params), default=1))
+                for p, here, whole in optimizers.expected_state(optimizer):
+                    mesh = survey.mesh_of.get(id(p), ())
+                    count(here, home, survey.holders_of.get(id(p), 1), mesh, whole)
         walk = self._walk()
         rest = sum(tensor.nbytes for tensor in walk.tensors.values()) + _BLOB_BYTES_MIN
-        count(rest + _HEADER_BYTES_PER_TENSOR * len(survey.tensors), Home.RANK, 1)
+        rest += _HEADER_BYTES_PER_TENSOR * len(survey.tensors)
+        count(rest, Home.RANK, 1, (), rest)
         return Estimate(
             own_bytes=own + -(-shared // self.world_size),
             loaded_bytes=loaded,
-            whole_bytes=own * self.world_size + shared,
+            whole_bytes=everywhere,
             names_needs=self._names_needs(survey),
         )
 

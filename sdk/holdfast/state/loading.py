@@ -172,22 +172,40 @@ class Loading:
         else:
             self._wants.fill(fqn, target, stored)
 
-    def _stored(self, fqn: str, parameter: torch.Tensor) -> str:
-        own = self._ranked(fqn)
-        if self._wants.has(own) and self._wants.spec(own).shape != tuple(parameter.shape):
-            # No piece of a tensor of the mesh, but what that rank alone had for its piece.
-            shape, here = self._wants.spec(own).shape, tuple(local(parameter).shape)
-            if shape not in ((), here):
+    def _stored(
+        self, fqn: str, parameter: torch.Tensor, *, of_torch: bool
+    ) -> tuple[str, torch.Tensor]:
+        """Return what a tensor of an optimizer is called there, and what it is made like here.
+
+        Not a piece of a tensor of the mesh, but what that rank alone had for its piece, is a tensor
+        of another shape than the parameter; and one of its shape, if all ranks have that and each
+        its own of this: an optimizer that is not ``of_torch`` may keep such.
+        """
+        own, here = self._ranked(fqn), local(parameter)
+        if self._wants.has(own):
+            shape = self._wants.spec(own).shape
+            if shape == tuple(parameter.shape):
+                alone = shape == tuple(here.shape) and not of_torch and self._is_of_all(parameter)
+            elif shape in ((), tuple(here.shape)):
+                alone = True
+            else:
                 raise InvalidRequestError(
                     f"{fqn!r} was saved as {shape}, by a rank with another piece of the parameter, "
-                    f"of which this one has {here}: restore it on the mesh that saved it",
+                    f"of which this one has {tuple(here.shape)}: restore it on the mesh that saved "
+                    f"it",
                     key=fqn,
                 )
-            return own
+            if alone:
+                return own, here
         stored = self._find(fqn, self._survey.mesh_of.get(id(parameter)))
         if stored is None:
             raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
-        return stored
+        return stored, parameter
+
+    def _is_of_all(self, parameter: torch.Tensor) -> bool:
+        """Tell whether a parameter was saved as one that all ranks hold together."""
+        fqn = self._survey.fqn_of.get(id(parameter), "")
+        return self._wants.has(fqn) or self._wants.has(self._aliases.get(fqn, fqn))
 
     def _find(self, fqn: str, mesh: tuple[int, ...] | None) -> str | None:
         """Return what a tensor is called in the checkpoint: everybody's, or the source rank's.
@@ -202,6 +220,12 @@ class Loading:
                 if self._wants.has(stored):
                     return stored
         others = self._owned.get(alias, []) if mesh else []
+        if others and not self._segments.is_whole:
+            raise NotReadyError(
+                f"a part of the checkpoint does not tell which groups of ranks saved tensor "
+                f"{fqn!r}",
+                fqn=fqn,
+            )
         if len(others) > 1:
             raise InvalidRequestError(
                 f"tensor {fqn!r} was saved by several groups of ranks, each its own "
@@ -245,7 +269,7 @@ class Loading:
             groups,
             loose,
             fqn_of=self._survey.fqn_of,
-            find=self._stored,
+            find=partial(self._stored, of_torch=optimizers.is_of_torch(optimizer)),
             wants=self._wants,
         )
 

@@ -8,7 +8,7 @@ through the blob and are copied before ``save()`` returns.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import cast
 
@@ -59,6 +59,11 @@ def is_strict(optimizer: Optimizer) -> bool:
     )
 
 
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Tell whether torch wrote the class: what it keeps is like the parameter, or counts steps."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     """Return the parameters of all groups, in order."""
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -82,7 +87,7 @@ def survey_optimizer(
         survey.home_of.get(id(p)) is Home.SHARED for p in parameters(optimizer)
     )
     # Numbers of torch's own count steps; another's may be of the piece that its rank has.
-    alike = type(optimizer).__module__.startswith("torch.optim.")
+    alike = is_of_torch(optimizer)
     if strict:
         for name, p in zip(chain.from_iterable(names), parameters(optimizer), strict=True):
             state = cast("dict[str, torch.Tensor]", optimizer.state.get(p, {}))
@@ -127,7 +132,7 @@ def load_optimizer(
     loose: Mapping[str, dict[str, object]] | None,
     *,
     fqn_of: Mapping[int, str],
-    find: Callable[[str, torch.Tensor], str],
+    find: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]],
     wants: Wants,
 ) -> None:
     """Have ``wants`` read state and groups and then put them back; what fits is filled in place.
@@ -140,7 +145,8 @@ def load_optimizer(
         groups: Its groups without their parameters.
         loose: State that is not only tensors, by parameter; None: all of it is.
         fqn_of: Names of parameters by identity.
-        find: Gives a tensor's name in the checkpoint, by its name here and its parameter.
+        find: Gives a tensor's name in the checkpoint, and what it is made like if it is new, by its
+            name here and its parameter.
         wants: What this restore reads.
 
     Raises:
@@ -164,31 +170,30 @@ def load_optimizer(
                 for key in keys:
                     fqn = f"{path}.state.{name}.{key}"
                     device = _device_of(key, p, on_device)
-                    state[key] = _target(fqn, before.get(key), find(fqn, p), device, p, wants)
+                    stored, like = find(fqn, p)
+                    state[key] = _target(fqn, before.get(key), stored, device, like, wants)
     wants.then(lambda: _put_state(optimizer, by_name, wanted, loose))
     wants.then(lambda: _put_groups(optimizer, groups))
 
 
-def estimate_state_bytes(optimizer: Optimizer) -> int:
-    """Return the bytes of state that exist, or are to be expected once it has stepped."""
-    have = sum(
-        local(value).nbytes
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    )
-    if optimizer.state:
-        return have
+def expected_state(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Yield each parameter, with the bytes of the state that its optimizer will make of it.
+
+    First those here, then those on all ranks that hold any of the parameter.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            yield p, _state_bytes(optimizer, group, local(p)), _state_bytes(optimizer, group, p)
+
+
+def _state_bytes(optimizer: Optimizer, group: Mapping[str, object], p: torch.Tensor) -> int:
     kind = type(optimizer).__name__
     copies = _STATE_COPIES.get(kind)
-    total = 0
-    for group in optimizer.param_groups:
-        for p in map(local, group["params"]):
-            if copies is None:
-                total += 2 * _FP32_BYTES * p.numel()
-            elif kind != "SGD" or group.get("momentum"):
-                total += (copies + bool(group.get("amsgrad"))) * p.nbytes + _FP32_BYTES
-    return total
+    if copies is None:
+        return 2 * _FP32_BYTES * p.numel()
+    if kind == "SGD" and not group.get("momentum"):
+        return 0
+    return (copies + bool(group.get("amsgrad"))) * p.nbytes + _FP32_BYTES
 
 
 def _identities(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:

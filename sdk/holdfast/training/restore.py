@@ -65,29 +65,57 @@ class Naming:
     """How a rank names what it needs of a checkpoint.
 
     ``whole``: all of it. ``only``: what is under these names of the state. ``boxes``: what this
-    rank has of tensors that others hold, too; None: all that it loads is in one segment.
+    rank has of tensors that others hold, too; None: all that it loads is in one segment. ``far``:
+    these may lie in anybody's segment. ``after``: the number of the needs that did not suffice.
+    ``admit_whole`` is called before all of it is named, and raises if that does not fit (P8).
     """
 
     whole: bool = False
     only: tuple[str, ...] | None = None
     boxes: LocalBoxes | None = None
+    far: bool = False
+    after: int = 0
+    admit_whole: Callable[[], object] = lambda: None
 
     @classmethod
-    def of(cls, scope: Scope, boxes: LocalBoxes | None) -> Naming:
+    def of(
+        cls,
+        scope: Scope,
+        boxes: LocalBoxes | None,
+        admit_whole: Callable[[], object] = lambda: None,
+    ) -> Naming:
         """Return how it is named for what ``scope`` asks for: what may be missing, everywhere."""
-        return cls(whole=not scope.strict, only=scope.only, boxes=boxes)
+        return cls(whole=not scope.strict, only=scope.only, boxes=boxes, admit_whole=admit_whole)
 
     def wider(self, needs: Needs) -> Naming:
-        """Return how it is named if ``needs`` did not suffice: its own segment, then all."""
-        return Naming(whole=self.boxes is not None or not needs.in_parts)
+        """Return how it is named if ``needs`` did not suffice: more by ranges, whole, then all.
+
+        Of boxes it is what anybody's header tells; of the rest all of its own segment.
+        """
+        if self.boxes is not None and not self.far:
+            return replace(self, far=True, after=needs.number)
+        whole = self.boxes is not None or not needs.in_parts
+        return Naming(whole=whole, admit_whole=self.admit_whole)
 
     def suffices(self, needs: Needs) -> bool:
         """Tell whether what was named is what this would name."""
         in_parts = self.only is not None or self.boxes is not None
-        return needs.whole or not (self.whole or (needs.in_parts and not in_parts))
+        if needs.whole or needs.number <= self.after:
+            return needs.whole
+        return not (self.whole or (needs.in_parts and not in_parts))
 
     def needs(self, decision: Decision, session: AgentSession) -> Needs:
-        """Return what is needed of the decision's checkpoint; may ask the agent for heads."""
+        """Return what is needed of the decision's checkpoint; may ask the agent for heads.
+
+        Raises:
+            ExhaustedError: all of it is, and this node has no room for that.
+        """
+        found = self._needs(decision, session)
+        if found.whole:
+            self.admit_whole()
+        return found
+
+    def _needs(self, decision: Decision, session: AgentSession) -> Needs:
         from holdfast.training import restore_needs  # noqa: PLC0415 - few ask, and it takes 6 ms
 
         number = session.needs.number + 1 if session.needs else 1
@@ -96,7 +124,7 @@ class Naming:
         if self.boxes is not None:
             return restore_needs.of_boxes(
                 own, source, self.boxes, self.only, session.heads,
-                saved=decision.world_size, world_size=session.spec.world_size,
+                saved=decision.world_size, world_size=session.spec.world_size, far=self.far,
             )  # fmt: skip
         if self.only is not None:
             return restore_needs.of_names(own, source, self.only, session.heads)
@@ -176,6 +204,7 @@ def restore(
     lost_is_fresh: bool,
     scope: Scope,
     expected: Decided | None,
+    admit_whole: Callable[[], object] = lambda: None,
 ) -> Restored | None:
     """Return what was restored into ``capture``, or None: there is no checkpoint of the job.
 
@@ -183,7 +212,7 @@ def restore(
         StaleGenerationError: something else than ``expected`` is decided by now.
         CheckpointError: as ``_chosen`` says, or what is loaded does not fit the state.
     """
-    naming = Naming.of(scope, capture.boxes)
+    naming = Naming.of(scope, capture.boxes, admit_whole)
     chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming)
     decision = chosen.decision
     found = None if _begins_anew(decision) else decision.checkpoint

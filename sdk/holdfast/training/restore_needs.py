@@ -82,11 +82,13 @@ def of_boxes(
     *,
     saved: int,
     world_size: int,
+    far: bool = False,
 ) -> Needs:
     """Return by byte ranges what a rank loads that has boxes of tensors which others hold, too.
 
-    Where as many ranks saved it, each its own boxes, that is all in one segment; else the heads of
-    all tell in which. All of the checkpoint, if that cannot be told.
+    Where as many ranks saved it, that may all be in its own segment and those of the ranks that
+    hold the same boxes; else the heads of all tell in which. All of the checkpoint, if that cannot
+    be told.
 
     Args:
         needs: What is known without a header.
@@ -96,13 +98,18 @@ def of_boxes(
         find: Asks for heads.
         saved: How many ranks saved the checkpoint.
         world_size: How many there are now.
+        far: The heads of all are asked for: those of the ranks near did not tell everything.
     """
     if needs.whole:
         return needs
-    texts = {blob_name(source)} | ({blob_name(0)} if saved != world_size else set())
-    own = saved == world_size and all(len(t.holders) == 1 for t in boxes.cut())
-    every = [range(saved)] if saved <= RANKS_COUNT_MAX else []
-    for ranks in [*([[source]] if own else []), *every]:
+    # Rank 0's has the seed of the random streams, and the order in which DDP adds gradients up.
+    first = saved != world_size or boxes.beside_shared
+    texts = {blob_name(source)} | ({blob_name(0)} if first else set())
+    near = sorted({source, *(rank for tensor in boxes.cut() for rank in tensor.holders)})
+    far = far or first or len(near) == saved
+    for ranks in [range(saved)] if far else [near, range(saved)]:
+        if len(ranks) > RANKS_COUNT_MAX:
+            continue
         try:
             index = of_some(_headers(needs.checkpoint, ranks, find))
             wanted = list(_wanted(index, source, texts, boxes, only))
@@ -132,9 +139,10 @@ def _wanted(
                 yield tensor.fqn, whole(tensor.shape)
         elif only is None or is_under(name, only):
             held = boxes.find(name)
-            of_mesh = held.mesh[:1] if held else ()
-            if tensor.fqn in {name, *(own_name(name, rank) for rank in (source, *of_mesh))}:
+            first = held.mesh[0] if held and held.mesh else source
+            if tensor.fqn in {name, own_name(name, first)}:
                 seen.add(name)
+            if tensor.fqn in {name, *(own_name(name, rank) for rank in (source, first))}:
                 fits = held is not None and held.shape == tensor.shape
                 yield tensor.fqn, held.box if held and fits else whole(tensor.shape)
     for held in boxes.cut():

@@ -19,7 +19,7 @@ from holdfast_services.agent.domain import Content, Slot, handle
 from holdfast_services.agent.segment_heads import HeadFinder
 
 KEY = ShardId("r1", 5, 1, 0).checkpoint
-LENGTH = 40 << 20
+LENGTH = HEADS_BYTES_MAX + (8 << 20)
 
 
 def segment(header_bytes):

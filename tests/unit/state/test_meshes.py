@@ -9,9 +9,8 @@ from tests.unit.state import worlds
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format import index
@@ -23,19 +22,6 @@ from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture
 
 WORLD = 4
-
-
-@pytest.fixture
-def world():
-    """Make this process one rank of four; the others are not there, so nothing is computed."""
-
-    def become(rank, world_size=WORLD):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-
-    yield become
-    dist.destroy_process_group()
 
 
 def built(kind, wide=1):
@@ -109,6 +95,32 @@ def test_what_is_reserved_before_an_optimizer_has_stepped_is_what_is_saved_then(
     assert 0.9 < expected.loaded_bytes / known.loaded_bytes < 1.1
     held = tensors_bytes - tensors_bytes // holders
     assert 0.9 * held <= known.loaded_bytes - known.own_bytes <= 1.1 * held
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("sizes", [(WORLD,), (2, 2)], ids=["fsdp", "hsdp"])
+def test_a_rank_without_rows_knows_what_all_ranks_save_together(world, sizes, stepped):
+    """P8: what is reserved for a whole checkpoint is not as many times what this rank has of it."""
+    known, saved_bytes = set(), 0
+    for rank in range(WORLD):
+        world(rank)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=(f"a{rank}", f"b{rank}")[: len(sizes)])
+        model = nn.Sequential(nn.Linear(50_000, 1), nn.Linear(1, 8))
+        for layer in (*model, model):
+            fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        known.add(Capture({"m": model, "o": optimizer}, rank=rank, world_size=WORLD).estimate())
+        for p in model.parameters():
+            moments = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[p] = {"step": torch.tensor(1.0), **moments}
+        capture = Capture({"m": model, "o": optimizer}, rank=rank, world_size=WORLD)
+        if stepped:
+            known.add(capture.estimate())
+        plan = make_plan(capture, job="j", run="r", generation=1, rank=rank, world_size=WORLD)
+        saved_bytes += plan.length_bytes
+
+    for estimate in known:
+        assert 0.9 * saved_bytes < estimate.whole_bytes < 1.1 * saved_bytes
 
 
 def test_a_layer_beside_the_plan_of_tensor_parallelism_is_saved_by_each_row_as_its_own(world):
@@ -207,6 +219,33 @@ def test_what_an_optimizer_keeps_of_one_ranks_piece_stays_that_ranks(world, tmp_
             [kept] = state["optimizer"].state.values()
             assert (kept["row"] == rank + 1.0).all()
             assert kept["scale"] == rank + 1.0
+
+
+def residual(rank):
+    """A tensor that all ranks have whole, and what each rank's optimizer keeps of it, its own."""
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=(f"r{rank}",))
+    model = nn.Module()
+    weight = distribute_tensor(torch.zeros(WORLD, 3), mesh, [Replicate()], src_data_rank=None)
+    model.weight = nn.Parameter(weight)
+    optimizer = Scaled(model.parameters(), lr=0.1)
+    optimizer.state[model.weight] = {"residual": torch.full((WORLD, 3), rank + 1.0)}
+    return {"model": model, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_what_an_optimizer_keeps_of_a_whole_parameter_stays_its_ranks_too(world, tmp_path, stepped):
+    """Defect of an attack: in the shape of its parameter it was the first rank's for all."""
+    with saved(tmp_path, world, residual) as segments:
+        for rank in range(WORLD):
+            world(rank)
+            state = residual(rank)
+            if not stepped:
+                state["optimizer"].state.clear()
+            Capture(state, rank=rank, world_size=WORLD).load(segments, step=1)
+
+            [kept] = state["optimizer"].state.values()
+            assert type(kept["residual"]) is torch.Tensor
+            assert (kept["residual"] == rank + 1.0).all()
 
 
 def stage(rank, ranks):

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.needs import Head, Needs, ShardNeed
+from holdfast.core.needs import HEADS_BYTES_MAX, Head, Needs, ShardNeed
 from holdfast.errors import UnavailableError
+from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
+from holdfast.rpc.channel import MESSAGE_BYTES_MAX
 from holdfast.state.capture import LocalBoxes
 from holdfast.state.survey import CapturedTensor, Home
 from holdfast.training import restore_needs
@@ -22,6 +24,12 @@ ROWS, COLUMNS = 8, 3
 KEY = ShardId(RunId("r"), Step(7), Generation(1), Rank(0)).checkpoint
 STATE = "optimizer.state.model.w."
 WHOLE = Needs(checkpoint=KEY, whole=True)
+
+
+@pytest.fixture(autouse=True)
+def parts_of_a_byte(monkeypatch):
+    """What is named is told to the byte."""
+    monkeypatch.setattr(byte_ranges, "PART_BYTES", 1)
 
 
 def rows(begin: int, end: int) -> Box:
@@ -41,15 +49,26 @@ def template(
         TensorSpec(fqn=f"holdfast.rank.{rank}", dtype="U8", shape=(64,), box=whole((64,))),
     ]
     specs = [*(spec for spec in specs if spec.fqn != lacking), *more]
-    identity = SegmentIdentity(
+    return header_template(identity(rank, world_size), specs)
+
+
+def identity(rank: int, world_size: int = SAVED) -> SegmentIdentity:
+    return SegmentIdentity(
         id=ShardId(KEY.run, KEY.step, KEY.generation, Rank(rank)), job="j",
         world_size=world_size, plan_hash="0" * 32,
     )  # fmt: skip
-    return header_template(identity, specs)
 
 
 def head(rank: int, of: int | None = None, **fields) -> Head:
     made = template(rank if of is None else of, **fields)
+    data = made.fill(step=KEY.step, generation=KEY.generation, parent=None)
+    return Head(rank=rank, length_bytes=made.length_bytes, data=data)
+
+
+def mate(rank: int, saved: TensorSpec) -> Head:
+    """The head of a rank that has saved this, and its text, and nothing else."""
+    text = TensorSpec(fqn=f"holdfast.rank.{rank}", dtype="U8", shape=(64,), box=whole((64,)))
+    made = header_template(identity(rank), [saved, text])
     data = made.fill(step=KEY.step, generation=KEY.generation, parent=None)
     return Head(rank=rank, length_bytes=made.length_bytes, data=data)
 
@@ -142,7 +161,37 @@ def test_a_box_that_others_hold_too_may_be_in_their_segments_and_so_may_its_stat
 
     named(agent, held(0, 2, holders=(0, 2)), world_size=SAVED)
 
-    assert [[0, 1, 2, 3]] == agent.asked
+    assert [[0, 2], [0, 1, 2, 3]] == agent.asked
+
+
+def test_on_the_same_mesh_of_copies_the_heads_of_its_mates_are_enough(monkeypatch):
+    """Defect of an attack: HSDP over 513 ranks fetched whole checkpoints on its own mesh."""
+    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    moment = TensorSpec(fqn=f"{STATE}exp_avg", dtype="F32", shape=(ROWS, COLUMNS), box=rows(0, 2))
+    agent = Agent(head(0, lacking=f"{STATE}exp_avg"), mate(2, moment))
+
+    needs = named(agent, held(0, 2, holders=(0, 2)), world_size=SAVED)
+
+    assert [[0, 2]] == agent.asked
+    assert not needs.whole
+
+
+def test_what_all_ranks_share_is_looked_for_in_all_heads_and_the_order_of_ddp_with_rank_0():
+    """Defect of an attack: DDP beside FSDP2 fetched the whole checkpoint on the same ranks."""
+    boxes = held(2, 4, holders=(1,))
+    shared = CapturedTensor(
+        "disc.b", torch.zeros(2), Home.SHARED, False, shape=(2,), box=whole((2,))
+    )
+    saved = TensorSpec(fqn="disc.b", dtype="F32", shape=(2,), box=whole((2,)))
+    heads = [head(0), head(1), head(2), head(3, more=(saved,))]
+
+    needs = named(
+        Agent(*heads), LocalBoxes({**boxes.tensors, "disc.b": shared}, {}), source=1,
+        world_size=SAVED,
+    )  # fmt: skip
+
+    assert [0, 1, 3] == [need.rank for need in needs.shards]
+    assert "holdfast.rank.0" in spans(needs, 0)
 
 
 def test_in_another_world_size_the_text_of_rank_0_is_elsewhere():
@@ -192,6 +241,16 @@ def test_only_what_is_under_the_names_asked_for_is_named(only, names):
     assert names | {"holdfast.rank.0"} == spans(needs, 0)
 
 
+@pytest.mark.parametrize("optimizer", ["o", "train.state.o"])
+@pytest.mark.parametrize("parameter", ["model.w", "model.state.w", "train.state.model.w"])
+def test_state_to_come_has_the_box_of_its_parameter_whatever_both_are_called(optimizer, parameter):
+    """Defect of an attack: below a key "state" the state of all ranks was named."""
+    captured = held(2, 4).tensors["model.w"]
+    boxes = LocalBoxes({parameter: captured}, {})
+
+    assert boxes.find(f"{optimizer}.state.{parameter}.exp_avg") is captured
+
+
 def test_what_no_rank_here_has_is_named_whole_so_that_a_strict_restore_sees_it():
     boxes = held(0, 2)
     agent = everybody()
@@ -199,6 +258,19 @@ def test_what_no_rank_here_has_is_named_whole_so_that_a_strict_restore_sees_it()
     needs = named(agent, LocalBoxes({"other": boxes.tensors["model.w"]}, {}))
 
     assert all("model.w" in spans(needs, rank) for rank in range(SAVED))
+
+
+def test_the_head_of_as_many_tensors_as_a_rank_may_have_fits_into_an_answer():
+    """Defect of an attack: 10^5 names of 150 letters did not, and all of it was named."""
+    specs = [
+        TensorSpec(
+            fqn=f"{at:0150}", dtype="F32", shape=(8192, 8192), box=Box((1024, 0), (64, 8192))
+        )
+        for at in range(1000)
+    ]
+    made = header_template(identity(0), specs)
+
+    assert 32 << 20 < 100 * len(made.data) <= HEADS_BYTES_MAX < MESSAGE_BYTES_MAX - (1 << 20)
 
 
 def unavailable(checkpoint, ranks):

@@ -13,12 +13,14 @@ from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.core.session import LocalSegment, RestoreView, SessionView
 from holdfast.core.shard import Shard
 from holdfast.errors import (
+    ExhaustedError,
     InvalidRequestError,
     NotFoundError,
     NotReadyError,
     StaleGenerationError,
     UnavailableError,
 )
+from holdfast.state.capture import LocalBoxes
 from holdfast.state.loading import Differences
 from holdfast.training.restore import Decided, Naming, Scope, decide, restore
 from holdfast.training.restore_needs import own_needs
@@ -361,6 +363,25 @@ def test_what_its_own_segment_lacks_is_named_if_the_others_do_not_come(no_files)
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_all_of_a_checkpoint_is_named_only_where_it_fits(no_files, strict):
+    """P8: refused with the sum, where it waited for room until its time was over."""
+    agent = Agent(names_needs=True)
+    agent.view = view = proposed()
+    agent.answers = [confirmed(view, needs=1), confirmed(view, needs=2)]
+
+    def refuse():
+        raise ExhaustedError("8 GiB to restore, but the budget is 2 GiB")
+
+    with pytest.raises(ExhaustedError, match="8 GiB to restore"):
+        restore(
+            agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False,
+            scope=Scope(strict=strict), admit_whole=refuse,
+            expected=Decided(step=7, attempt=1, notes={}, sources={}),
+        )  # fmt: skip
+    assert agent.needs is None or not agent.needs.whole
+
+
 def test_what_is_nowhere_is_refused_once_all_was_looked_at(no_files, monkeypatch):
     agent = Agent(names_needs=True)
     agent.view = proposed()
@@ -408,6 +429,38 @@ def test_where_parts_do_not_suffice_its_own_segment_comes_before_all_the_others(
     assert [(needs.number, needs.in_parts) for needs in tries] == [(1, True), (2, False)]
     assert tries[-1].shards == (ShardNeed(rank=1),)
     assert not tries[-1].whole
+
+
+def test_of_boxes_more_is_named_by_the_heads_of_all_before_everything_is(no_files, monkeypatch):
+    """A state that its own header does not tell of is in a mate's; all may be more than fits."""
+    agent = Agent(names_needs=True)
+    agent.view = view = proposed()
+    agent.heads = agent.report = lambda *_: ()
+    agent.answers = [confirmed(view, needs=number) for number in (1, 2, 3)]
+    part = ShardNeed(rank=1, ranges=(ByteRange(begin=0, end=5),))
+    named, loads = [], []
+
+    def of_boxes(needs, *_, far, **how):
+        named.append(far)
+        return needs if needs.whole else replace(needs, shards=(part,))
+
+    def load(self, segments, **how):
+        loads.append(agent.needs.number)
+        if not agent.needs.whole:
+            raise NotReadyError("the checkpoint has no tensor 'w'")
+        return FOUND
+
+    monkeypatch.setattr("holdfast.training.restore_needs.of_boxes", of_boxes)
+    monkeypatch.setattr(State, "load", load)
+    monkeypatch.setattr(State, "boxes", LocalBoxes({}, {}))
+    restore(
+        agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(),
+        expected=Decided(step=7, attempt=1, notes={}, sources={}),
+    )  # fmt: skip
+
+    assert named == [False, True]
+    assert loads == [1, 2, 3]
+    assert agent.needs.whole
 
 
 def test_what_of_a_segment_is_here_is_told_to_whoever_reads_it(no_files, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.needs import RANGES_COUNT_MAX, Head, Needs, ShardNeed
 from holdfast.errors import UnavailableError
+from holdfast.format import byte_ranges
 from holdfast.format.boxes import whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.training.restore_needs import of_names
@@ -40,6 +41,12 @@ def head(shard=OWN, **fields):
 
 def named(only, *heads):
     return of_names(ALL, 1, only, lambda checkpoint, ranks: heads)
+
+
+@pytest.fixture(autouse=True)
+def parts_of_a_byte(monkeypatch):
+    """What is named is told to the byte."""
+    monkeypatch.setattr(byte_ranges, "PART_BYTES", 1)
 
 
 @pytest.mark.parametrize(
