@@ -71,6 +71,12 @@ MUTANTS = (
         ("metadata/domain/restore_decision.py", "if not decision.shards:", "if False:"),
     ),
     mutant(
+        "restored-again",
+        "what a training attempt has restored is known again to a catalogue that was lost",
+        ("metadata/domain/restore_decision.py", "return _watch_loading(_known_again(run, decision, facts), decision, facts)",
+         "return _watch_loading(run, decision, facts)"),
+    ),
+    mutant(
         "N19 slot: quarantined",
         "a copy that is bad takes none of the slots of its rank",
         ("agent/domain/slot_rules.py",

@@ -41,7 +41,7 @@ def test_steps_of_an_attempt_that_trains_are_committed_again(training):
     assert [again(training, rank, node) for rank, node in enumerate("ab")] == [2, 2]
     training.report("a", "b")
 
-    assert training.levels() == {(20, 2): "replicated"}
+    assert training.levels() == {(20, 2): "replicated", (10, 1): "replicated"}
     assert training.view("a").runs[0].attempt == 2
     assert training.view("a").runs[0].free_before.step == 20
     assert "attempt_readmitted" in training.kinds()
@@ -108,6 +108,33 @@ def test_a_catalogue_that_has_just_come_lists_no_shards_yet(training):
     assert listed(training.now_s) == 2
 
 
+def test_what_was_restored_is_acknowledged_again(training):
+    """P5, P6: else nothing older is let go, and without a slot nothing is saved any more."""
+    training.forget()
+    again(training, 0, "a")
+    again(training, 1, "b")
+
+    training.report("a", "b")
+
+    assert training.levels() == {(10, 1): "replicated"}
+    assert training.view("a").runs[0].free_before == training.restored
+
+
+def test_a_catalogue_that_has_just_come_acknowledges_nothing_yet(training):
+    """P5: by the copies that the few nodes allow which have reported, others free what is older."""
+    training.forget()
+    again(training, 0, "a")
+    before = training.run
+    training.report("a", "b")
+
+    def rows(listens_until_s):
+        after = advance(before, training.nodes, training.now_s, training.limits, listens_until_s)
+        return [row.id for row in after.run.checkpoints]
+
+    assert rows(training.now_s + 1.0) == []
+    assert rows(training.now_s) == [training.restored]
+
+
 def test_of_two_attempts_that_live_the_higher_one_wins(training):
     """P2, M1: whoever comes first."""
     training.forget()
@@ -136,7 +163,7 @@ def test_a_catalogue_from_a_backup_goes_on_with_the_attempt_that_is_newer(traini
 
     assert again(training, 0, "a") == 2
     training.commit(20, 2, "a", "b")
-    assert training.levels() == {(20, 2): "replicated"}
+    assert training.levels()[20, 2] == "replicated"
 
 
 def test_a_start_that_it_has_made_is_not_made_again(training):

@@ -76,7 +76,7 @@ def decide(run: Run, facts: Facts) -> Outcome:
         # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
         return Outcome(run=left_behind(run, 0, attempt))
     if decision.state is DecisionState.CONFIRMED:
-        return _watch_loading(run, decision, facts)
+        return _watch_loading(_known_again(run, decision, facts), decision, facts)
     return Outcome(run=run)
 
 
@@ -304,6 +304,19 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
         text = f"{len(behind)} later checkpoints of {run.job} are left behind: steps {steps}"
         news.append(_event(run, "checkpoint_superseded", text, confirmed, "warning"))
     return Outcome(run=changed, events=tuple(news))
+
+
+def _known_again(run: Run, decision: Decision, facts: Facts) -> Run:
+    """Return the run with a row of what its attempt has restored: a lost catalogue had it.
+
+    Without one it is never acknowledged, and nothing older is let go: ranks whose slots that takes
+    save nothing any more. Not before nodes had time to report: few nodes allow few copies.
+    """
+    chosen = decision.checkpoint
+    copies = facts.evidence.live.get(chosen, {}) if chosen else {}
+    if facts.now_s < facts.listens_until_s or not copies or not whole(copies):
+        return run
+    return _with_row(run, shards_of(copies), facts.now_s)
 
 
 def _watch_loading(run: Run, decision: Decision, facts: Facts) -> Outcome:
