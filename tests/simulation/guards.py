@@ -71,6 +71,13 @@ MUTANTS = (
         ("metadata/domain/restore_decision.py", "if not decision.shards:", "if False:"),
     ),
     mutant(
+        "loaded-undecided",
+        "what ranks have loaded stands in a catalogue from before it was confirmed",
+        ("metadata/domain/restore_decision.py", "if any(rank.loaded for rank in run.ranks):\n        return Outcome(run=run)\n    if decision.state is DecisionState.PROPOSED",
+         "if decision.state is DecisionState.PROPOSED"),
+        ("agent/domain/slot_rules.py", " or (session.loaded and _undecided(view))", ""),
+    ),
+    mutant(
         "restored-again",
         "what a training attempt has restored is known again to a catalogue that was lost",
         ("metadata/domain/restore_decision.py", "return _watch_loading(_known_again(run, decision, facts), decision, facts)",

@@ -68,16 +68,27 @@ def decide(run: Run, facts: Facts) -> Outcome:
     attempt, decision = run.current, run.decision
     if attempt is None or decision is None or decision.generation != attempt.generation:
         return Outcome(run=run)
-    if decision.state is DecisionState.PENDING:
-        return _choose(run, attempt, decision, facts) if settled(run, facts) else Outcome(run=run)
-    if decision.state is DecisionState.PROPOSED:
-        return _follow(run, attempt, decision, facts)
+    if run.deciding:
+        return _choose_or_follow(run, attempt, decision, facts)
     if decision.state is DecisionState.LOST and any(rank.loaded for rank in run.ranks):
         # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
         return Outcome(run=left_behind(run, 0, attempt))
     if decision.state is DecisionState.CONFIRMED:
         return _watch_loading(_known_again(run, decision, facts), decision, facts)
     return Outcome(run=run)
+
+
+def _choose_or_follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
+    """Go on with a restore that is not confirmed yet, unless a rank says that it has loaded.
+
+    A catalogue that is lost by now had confirmed that: the rank brings it back itself, see
+    ``readmitted_attempt``, and its mates must begin with nothing else.
+    """
+    if any(rank.loaded for rank in run.ranks):
+        return Outcome(run=run)
+    if decision.state is DecisionState.PROPOSED:
+        return _follow(run, attempt, decision, facts)
+    return _choose(run, attempt, decision, facts) if settled(run, facts) else Outcome(run=run)
 
 
 def settled(run: Run, facts: Facts) -> bool:
