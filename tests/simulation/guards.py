@@ -53,6 +53,11 @@ MUTANTS = (
         ("metadata/domain/copies_to_fetch.py", "(safe or shard.checkpoint in local)", "safe"),
     ),
     mutant(
+        "room: lying",
+        "where nothing is known as acknowledged, what is older than a step that lies as asked makes room",
+        ("metadata/domain/copies_to_fetch.py", "(acknowledged(run) or _lying(run, evidence, chosen, live))", "acknowledged(run)"),
+    ),
+    mutant(
         "repair-newest",
         "copies of the newest step are made up before those of the one that is kept",
         ("metadata/domain/copies_to_fetch.py", "(newest, free_before(run)) if key",

@@ -101,6 +101,27 @@ def test_what_is_older_than_the_acknowledged_step_is_spare_while_a_restore_goes_
     assert {("d", 0), ("d", 1), ("c", 0), ("c", 1)} == spares(cluster)
 
 
+def test_a_catalogue_that_knows_of_none_goes_by_the_step_that_lies_as_the_policy_asks(copied):
+    """P5, P8: it was lost, and what the last one had acknowledged made older ones spare."""
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 15, 1, rank)
+        copied.hold(node, 20, 1, rank)
+    copied.report("d", "c")
+    copied.forget()
+    for rank, node in enumerate("dc"):
+        copied.register(rank, node, nonce=b"second", generation_min=1)
+    copied.report(*NODES)
+    assert copied.decided() == ("PROPOSED", (20, 1))
+    assert set() == spares(copied), "20 and 15 lie only once"
+
+    copied.hold("c", 15, 1, 0, owner="d")
+    copied.hold("d", 15, 1, 1, owner="c")
+    copied.report("d", "c")
+
+    assert {key.step for node in "dc" for key in copied.view(node).spares} == {10}
+    assert {("d", 0), ("d", 1), ("c", 0), ("c", 1)} == spares(copied)
+
+
 def test_copies_that_lie_apart_are_kept_where_the_policy_asks_for_domains(cluster):
     """4.4: the next of the ring shares the owner's domain, so it keeps none for it."""
     for node, domain in (("d", "x"), ("c", "x"), ("b", "y")):
