@@ -122,6 +122,20 @@ def test_what_was_restored_is_acknowledged_again(training):
     assert training.view("a").runs[0].free_before == training.restored
 
 
+def test_of_what_is_not_whole_no_row_is_made_and_no_list(training):
+    """P1: a rank would begin with the shards that happen to have been reported."""
+    training.forget()
+    for node in "ab":
+        training.drop(node, 10, 1, 1)
+    training.status("b", 1, loaded=False)
+    again(training, 0, "a")
+    training.register(1, "b", nonce=b"second")
+    training.report("a", "b")
+
+    assert training.levels() == {}
+    assert training.run.decision.shards == ()
+
+
 def test_a_catalogue_that_has_just_come_acknowledges_nothing_yet(training):
     """P5: by the copies that the few nodes allow which have reported, others free what is older."""
     training.forget()
@@ -174,6 +188,14 @@ def test_what_ranks_have_loaded_stands_in_a_catalogue_from_before_it_was_confirm
     assert backup.run.superseded(replace(backup.restored, step=11))
     assert again(backup, 0, "a") == 2
     assert backup.kinds().count("attempt_readmitted") == 1
+
+
+def test_what_was_tried_in_vain_before_does_not_count_for_what_a_rank_has_loaded(backup):
+    """P5: its mates would never be told the shards."""
+    backup.run = replace(backup.run, rejected=(backup.restored,))
+    again(backup, 1, "b")
+
+    assert backup.run.rejected == ()
 
 
 def test_what_ranks_that_train_have_saved_does_not_fence_them(backup):
