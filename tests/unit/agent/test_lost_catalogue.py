@@ -21,7 +21,14 @@ from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.node_view import Want, WantReason
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
-from holdfast_services.agent.domain import Slot, handle, inventory, session_view, slot_rules
+from holdfast_services.agent.domain import (
+    Slot,
+    handle,
+    inventory,
+    session_view,
+    shows_alike,
+    slot_rules,
+)
 from holdfast_services.agent.domain import events as ev
 
 
@@ -60,6 +67,8 @@ def test_a_rank_that_waits_for_its_restore_learns_after_a_while_that_it_waits_in
             later, _ = handle(seen, ev.Tick(10.0 + wait_s), now_s=10.0 + wait_s)
             forgotten = session_view(later, later.sessions[session(2).id]).forgotten
             shown[name, wait_s > 0.0] = forgotten
+            # Only time has passed, and the rank has to be told all the same.
+            assert shows_alike(seen, later) != forgotten
 
     assert {key for key, forgotten in shown.items() if forgotten} == {
         ("none", True),
