@@ -116,8 +116,7 @@ MUTANTS = (
         "N9 seat forgotten",
         "a rank whose mates brought the attempt back hears that it has no seat",
         ("agent/domain/slot_rules.py",
-         "return view.attempt == session.generation and session.spec.rank not in view.seats",
-         "return False"),
+         "return session.spec.rank not in view.seats or (", "return ("),
     ),
     mutant(
         "N7 kept of an older attempt",
