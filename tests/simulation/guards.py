@@ -65,6 +65,11 @@ MUTANTS = (
          "key.generation < run.generation"),
     ),
     mutant(
+        "room: lying",
+        "where nothing is known as acknowledged, what is older than a step that lies as asked makes room",
+        ("metadata/domain/copies_to_fetch.py", "(acknowledged(run) or _lying(run, evidence, chosen, live))", "acknowledged(run)"),
+    ),
+    mutant(
         "repair-newest",
         "copies of the newest step are made up before those of the one that is kept",
         ("metadata/domain/copies_to_fetch.py", "(newest, free_before(run)) if key",
@@ -94,6 +99,19 @@ MUTANTS = (
         ("metadata/domain/restore_decision.py", "if not decision.shards:", "if False:"),
     ),
     mutant(
+        "loaded-undecided",
+        "what ranks have loaded stands in a catalogue from before it was confirmed",
+        ("metadata/domain/restore_decision.py", "if any(rank.loaded for rank in run.ranks):\n        return Outcome(run=run)\n    if decision.state is DecisionState.PROPOSED",
+         "if decision.state is DecisionState.PROPOSED"),
+        ("agent/domain/slot_rules.py", " or (session.loaded and _undecided(view))", ""),
+    ),
+    mutant(
+        "restored-again",
+        "what a training attempt has restored is known again to a catalogue that was lost",
+        ("metadata/domain/restore_decision.py", "return _watch_loading(_known_again(run, decision, facts), decision, facts)",
+         "return _watch_loading(run, decision, facts)"),
+    ),
+    mutant(
         "N19 slot: quarantined",
         "a copy that is bad takes none of the slots of its rank",
         ("agent/domain/slot_rules.py",
@@ -121,8 +139,7 @@ MUTANTS = (
         "N9 seat forgotten",
         "a rank whose mates brought the attempt back hears that it has no seat",
         ("agent/domain/slot_rules.py",
-         "return view.attempt == session.generation and session.spec.rank not in view.seats",
-         "return False"),
+         "return session.spec.rank not in view.seats or (", "return ("),
     ),
     mutant(
         "N7 kept of an older attempt",

@@ -17,11 +17,38 @@ from tests.unit.agent.test_machine import (
     view,
 )
 
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.node_view import Want, WantReason
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory
-from holdfast_services.agent.domain import Slot, handle, inventory, session_view, slot_rules
+from holdfast_services.agent.domain import (
+    Slot,
+    handle,
+    inventory,
+    session_view,
+    shows_alike,
+    slot_rules,
+)
 from holdfast_services.agent.domain import events as ev
+
+
+@pytest.mark.parametrize(
+    ("stage", "loaded", "told"),
+    [
+        (DecisionState.PENDING, True, True),
+        (DecisionState.PROPOSED, True, True),
+        (DecisionState.CONFIRMED, True, False),
+        (DecisionState.LOST, True, False),  # it was told to start over all the same
+        (DecisionState.PROPOSED, False, False),
+    ],
+)
+def test_who_has_loaded_learns_that_the_catalogue_is_from_before_it_had(stage, loaded, told):
+    """P2, P4: else the catalogue waits for it, or chooses something else."""
+    now, _ = handle(state(), ev.SessionOpened(session(2, loaded=loaded)), now_s=10.0)
+    decided = Decision(number=1, state=stage, generation=2)
+    seen, _ = handle(now, view(run_view(attempt=2, seats=(0,), decision=decided)))
+
+    assert session_view(seen, seen.sessions[session(2).id]).forgotten == told
 
 
 def test_a_rank_that_waits_for_its_restore_learns_after_a_while_that_it_waits_in_vain():
@@ -40,6 +67,8 @@ def test_a_rank_that_waits_for_its_restore_learns_after_a_while_that_it_waits_in
             later, _ = handle(seen, ev.Tick(10.0 + wait_s), now_s=10.0 + wait_s)
             forgotten = session_view(later, later.sessions[session(2).id]).forgotten
             shown[name, wait_s > 0.0] = forgotten
+            # Only time has passed, and the rank has to be told all the same.
+            assert shows_alike(seen, later) != forgotten
 
     assert {key for key, forgotten in shown.items() if forgotten} == {
         ("none", True),

@@ -243,6 +243,20 @@ def test_the_newest_step_is_repaired_before_the_one_that_is_kept(cluster):
     assert [want.shard.id.step for want in cluster.view("b").wants] == [6, 6, 5, 5]
 
 
+def test_a_step_that_was_left_behind_is_not_repaired(cluster):
+    """4.5: nobody goes back to it, and it would take the room of what is kept."""
+    generation = start(cluster, "a", "b")
+    cluster.commit(5, generation, "a", "b")
+    cluster.commit(6, generation, "a", "b")
+    rule = SupersedeRule(after_step=5, below_generation=generation + 1)
+    cluster.run = replace(cluster.run, rules=(rule,))
+
+    cluster.wipe("b")
+    cluster.report("b")
+
+    assert {want.shard.id.step for want in cluster.view("b").wants} == {5}
+
+
 def test_a_heartbeat_that_says_nothing_new_leaves_the_view_alone(cluster):
     generation = start(cluster, "a", "b")
     cluster.hold("a", 5, generation, 0)

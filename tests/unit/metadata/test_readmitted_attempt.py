@@ -1,8 +1,10 @@
 """An attempt that trains while the catalogue is lost is taken in again (P6)."""
 
+from dataclasses import replace
+
 import pytest
 
-from holdfast.core.decision import Start
+from holdfast.core.decision import DecisionState, Start
 from holdfast.errors import InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain.advance_run import advance
 
@@ -41,7 +43,7 @@ def test_steps_of_an_attempt_that_trains_are_committed_again(training):
     assert [again(training, rank, node) for rank, node in enumerate("ab")] == [2, 2]
     training.report("a", "b")
 
-    assert training.levels() == {(20, 2): "replicated"}
+    assert training.levels() == {(20, 2): "replicated", (10, 1): "replicated"}
     assert training.view("a").runs[0].attempt == 2
     assert training.view("a").runs[0].free_before.step == 20
     assert "attempt_readmitted" in training.kinds()
@@ -108,6 +110,120 @@ def test_a_catalogue_that_has_just_come_lists_no_shards_yet(training):
     assert listed(training.now_s) == 2
 
 
+def test_what_was_restored_is_acknowledged_again(training):
+    """P5, P6: else nothing older is let go, and without a slot nothing is saved any more."""
+    training.forget()
+    again(training, 0, "a")
+    again(training, 1, "b")
+
+    training.report("a", "b")
+
+    assert training.levels() == {(10, 1): "replicated"}
+    assert training.view("a").runs[0].free_before == training.restored
+
+
+def test_of_what_is_not_whole_no_row_is_made_and_no_list(training):
+    """P1: a rank would begin with the shards that happen to have been reported."""
+    training.forget()
+    for node in "ab":
+        training.drop(node, 10, 1, 1)
+    training.status("b", 1, loaded=False)
+    again(training, 0, "a")
+    training.register(1, "b", nonce=b"second")
+    training.report("a", "b")
+
+    assert training.levels() == {}
+    assert training.run.decision.shards == ()
+
+
+def test_a_catalogue_that_has_just_come_acknowledges_nothing_yet(training):
+    """P5: by the copies that the few nodes allow which have reported, others free what is older."""
+    training.forget()
+    again(training, 0, "a")
+    before = training.run
+    training.report("a", "b")
+
+    def rows(listens_until_s):
+        after = advance(before, training.nodes, training.now_s, training.limits, listens_until_s)
+        return [row.id for row in after.run.checkpoints]
+
+    assert rows(training.now_s + 1.0) == []
+    assert rows(training.now_s) == [training.restored]
+
+
+@pytest.fixture
+def backup(training):
+    """The catalogue is from before the restore was confirmed; step 11 has come back since."""
+    undecided = replace(training.run.decision, state=DecisionState.PENDING, checkpoint=None)
+    bare = [replace(rank, ready_decision=0, loaded=False) for rank in training.run.ranks]
+    nonces = training.nonces
+    training.forget(
+        replace(training.run, decision=replace(undecided, shards=()), ranks=tuple(bare), rules=())
+    )
+    training.nonces = nonces
+    for rank, owner in enumerate("ab"):
+        training.hold("c", 11, 1, rank, owner=owner)
+        training.status(owner, rank, nonce=b"second")
+    training.report("c", "a", "b")
+    return training
+
+
+def test_for_ranks_that_have_loaded_nothing_else_is_chosen(backup):
+    """P2: their mates would begin with another step, and the catalogue believe in it."""
+    backup.later(20.0)
+    backup.report("c", "a", "b")
+
+    assert backup.decided() == ("PENDING", None)
+
+
+def test_what_ranks_have_loaded_stands_in_a_catalogue_from_before_it_was_confirmed(backup):
+    """4.0, P4: they train on, and what their restore had left behind is left behind."""
+    number = backup.run.decision.number
+
+    assert again(backup, 1, "b") == 2
+    backup.report("a", "b")
+
+    assert backup.decided() == ("CONFIRMED", (10, 1))
+    assert backup.run.decision.number > number
+    assert backup.run.superseded(replace(backup.restored, step=11))
+    assert again(backup, 0, "a") == 2
+    assert backup.kinds().count("attempt_readmitted") == 1
+
+
+def test_what_was_tried_in_vain_before_does_not_count_for_what_a_rank_has_loaded(backup):
+    """P5: its mates would never be told the shards."""
+    backup.run = replace(backup.run, rejected=(backup.restored,))
+    again(backup, 1, "b")
+
+    assert backup.run.rejected == ()
+
+
+def test_what_ranks_that_train_have_saved_does_not_fence_them(backup):
+    """P4: it is their own number, though the catalogue does not know that they began."""
+    backup.commit(20, 2, "a", "b")
+    assert backup.run.generation == 2
+
+    again(backup, 0, "a")
+    backup.report("a", "b")
+
+    assert backup.levels()[20, 2] == "replicated"
+
+
+def test_what_a_namesake_has_saved_fences_ranks_that_wait(backup):
+    """P2: shards of both would be of one generation."""
+    for rank, node in enumerate("ab"):
+        backup.status(node, rank, nonce=b"other")
+    backup.commit(20, 2, "a", "b")
+
+    assert backup.run.generation == 3
+
+
+def test_who_has_not_begun_takes_no_attempt_in_again(backup):
+    """S3: it knows of no restore."""
+    assert again(backup, 0, "a", generation=0, restored=None) == 2
+    assert backup.decided() == ("PENDING", None)
+
+
 def test_of_two_attempts_that_live_the_higher_one_wins(training):
     """P2, M1: whoever comes first."""
     training.forget()
@@ -136,7 +252,7 @@ def test_a_catalogue_from_a_backup_goes_on_with_the_attempt_that_is_newer(traini
 
     assert again(training, 0, "a") == 2
     training.commit(20, 2, "a", "b")
-    assert training.levels() == {(20, 2): "replicated"}
+    assert training.levels()[20, 2] == "replicated"
 
 
 def test_a_start_that_it_has_made_is_not_made_again(training):

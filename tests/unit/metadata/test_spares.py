@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.unit.metadata.conftest import JOB, RUN
 
 from holdfast.core.decision import DecisionState
+from holdfast.core.node_view import SupersedeRule
 from holdfast_services.metadata.domain import copies_to_fetch
+from holdfast_services.metadata.domain.model import Run
 
 NODES = "dcab"
 """As they stand in the ring: first those of the ranks, so not as in the alphabet."""
@@ -99,6 +102,56 @@ def test_what_is_older_than_the_acknowledged_step_is_spare_while_a_restore_goes_
 
     assert cluster.decided() == ("PROPOSED", (20, 1))
     assert {("d", 0), ("d", 1), ("c", 0), ("c", 1)} == spares(cluster)
+
+
+def test_a_catalogue_that_knows_of_none_goes_by_the_step_that_lies_as_the_policy_asks(copied):
+    """P5, P8: it was lost, and what the last one had acknowledged made older ones spare."""
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 15, 1, rank)
+        copied.hold(node, 20, 1, rank)
+    copied.report("d", "c")
+    copied.forget()
+    for rank, node in enumerate("dc"):
+        copied.register(rank, node, nonce=b"second", generation_min=1)
+    copied.report(*NODES)
+    assert copied.decided() == ("PROPOSED", (20, 1))
+    assert set() == spares(copied), "20 and 15 lie only once"
+
+    copied.hold("c", 15, 1, 0, owner="d")
+    copied.hold("d", 15, 1, 1, owner="c")
+    copied.report("d", "c")
+
+    assert {key.step for node in "dc" for key in copied.view(node).spares} == {10}
+    assert {("d", 0), ("d", 1), ("c", 0), ("c", 1)} == spares(copied)
+
+
+def test_a_step_that_was_left_behind_makes_no_older_one_spare(copied):
+    """P5: nobody goes back to it, however well it lies."""
+    for rank, owner in enumerate("dc"):
+        for node in "dc":
+            copied.hold(node, 15, 1, rank, owner=owner)
+        copied.hold(owner, 20, 2, rank)
+    copied.forget(Run(id=RUN, job=JOB, rules=(SupersedeRule(after_step=12, below_generation=2),)))
+    for rank, node in enumerate("dc"):
+        copied.register(rank, node, nonce=b"second", generation_min=2)
+    copied.report(*NODES)
+
+    assert copied.decided() == ("PROPOSED", (20, 2))
+    assert set() == spares(copied)
+
+
+def test_parts_of_a_later_attempt_are_not_spare_for_a_step_of_an_older_one(copied):
+    """P5: a catalogue from a backup may choose what the later one went back behind."""
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 20, 1, rank)
+    copied.hold("a", 15, 2, 0, owner="b")
+    copied.forget()
+    for rank, node in enumerate("dc"):
+        copied.register(rank, node, nonce=b"third", generation_min=2)
+    copied.report(*NODES)
+
+    assert copied.decided() == ("PROPOSED", (20, 1))
+    assert set() == spares(copied)
 
 
 def test_copies_that_lie_apart_are_kept_where_the_policy_asks_for_domains(cluster):
@@ -215,6 +268,22 @@ def test_of_an_older_step_that_was_only_local_one_copy_is_enough_at_once(copied)
 
     assert copied.decided() == ("PROPOSED", (20, 1))
     assert {("a", 0)} == spares(copied), "10 was replicated: a node may be lost with it"
+
+
+def test_what_was_acknowledged_with_fewer_copies_than_asked_for_was_not_only_local(copied):
+    """P5: older steps went for it."""
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 15, 1, rank)
+    copied.hold("a", 15, 1, 0, owner="d")
+    copied.report(*"dca")
+    copied.change(15, 1, copied_at_s=1.0)
+    for rank, node in enumerate("dc"):
+        copied.hold(node, 20, 1, rank)
+        copied.register(rank, node, nonce=b"second")
+    copied.report("d", "c")
+
+    assert copied.decided() == ("PROPOSED", (20, 1))
+    assert ("a", 0) not in spares(copied)
 
 
 def test_what_is_older_than_the_chosen_step_and_nowhere_whole_is_spare_meanwhile(chosen):

@@ -224,8 +224,19 @@ def forgotten(state: State, session: Session) -> bool:
     view = state.run(session.run)
     if view is None or view.attempt < session.generation or not _same_attempt(view, session):
         return True
+    if view.attempt != session.generation:
+        return False
     # Its mates may have brought the attempt back already, and it has no seat there.
-    return view.attempt == session.generation and session.spec.rank not in view.seats
+    return session.spec.rank not in view.seats or (session.loaded and _undecided(view))
+
+
+def _undecided(view: RunView) -> bool:
+    """Tell whether a restore is still to be confirmed: to whom has loaded, it is once more."""
+    decision = view.decision
+    return decision is not None and decision.state in (
+        DecisionState.PENDING,
+        DecisionState.PROPOSED,
+    )
 
 
 def quota_left(state: State, session: Session) -> int:

@@ -34,7 +34,7 @@ def advance(
     live = tuple(node for node in everybody if node.live(now_s))
     stored = run.stored if limits.object_tier else ()
     evidence = gather(run.id, everybody, now_s, stored)
-    run = replace(run, generation=counter(run, evidence.generation_max))
+    run = replace(run, generation=counter(run, evidence.generation_max, nodes))
     run = absorb(run, nodes, limits)
     events: list[Event] = []
     outcome = abandon(run, nodes, evidence)
@@ -55,12 +55,23 @@ def advance(
     return Outcome(run=outcome.run, events=(*events, *outcome.events))
 
 
-def counter(run: Run, seen: int) -> int:
+def counter(run: Run, seen: int, nodes: Mapping[str, Node]) -> int:
     """Return the newest generation there is, after one of ``seen`` was found in memory.
 
     A higher one means that the catalogue was lost, and so does the attempt's own while its
-    restore is undecided: it has saved nothing yet. The counter goes above what others have used
-    (P2, P6); an attempt that it passes is fenced, and its launcher starts another.
+    restore is undecided: it has saved nothing yet, unless its ranks say that they train, which a
+    backup may not know. The counter goes above what others have used (P2, P6); an attempt that it
+    passes is fenced, and its launcher starts another.
     """
     used = run.deciding and run.current is not None and seen == run.generation
-    return seen + 1 if used else max(run.generation, seen)
+    return seen + 1 if used and not _trains(run, nodes) else max(run.generation, seen)
+
+
+def _trains(run: Run, nodes: Mapping[str, Node]) -> bool:
+    """Tell whether a rank of the newest attempt, and of no namesake, says that it has loaded."""
+    mine = (run.id, run.generation, run.attempt.spec.nonce) if run.attempt else ()
+    return any(
+        status.report.loaded and (status.run, status.generation, status.nonce) == mine
+        for node in nodes.values()
+        for status in node.inventory.ranks
+    )

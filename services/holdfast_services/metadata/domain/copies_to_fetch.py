@@ -75,7 +75,8 @@ def spares(
     Restores and repairs make them, and until a later step is acknowledged none of them is let go:
     what comes next might find no room. Those that are placed by the rule stay, so that what a node
     must keep is within its sum (P8). Nor is, once a restore is proposed, what is older than the
-    newest acknowledged step, though that would have gone otherwise; or older than the chosen one
+    newest acknowledged step, though that would have gone otherwise, or than the newest that lies
+    as the policy asks where the catalogue knows of none; or older than the chosen one
     and nowhere whole, so that nobody can go back to it; or newer and nowhere whole, unless
     ``awaits``: a node may bring the rest yet. What can be gone back to is kept until the chosen one
     was read; but once that lies as the policy asks, one copy of each shard is enough, since a ring
@@ -94,7 +95,7 @@ def spares(
     ):
         return ()
     chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
-    kept = acknowledged(run) if chosen else None
+    kept = (acknowledged(run) or _lying(run, evidence, chosen, live)) if chosen else None
     parts = _in_parts(run, evidence, chosen, awaits) if chosen else frozenset[CheckpointId]()
     safe = chosen is not None and _lies_as_allowed(evidence, chosen, attempt, live)
     local = {row.id for row in run.checkpoints if not (row.replicated_at_s or row.copied_at_s)}
@@ -122,6 +123,24 @@ def spares(
         if len(redundant) >= SPARES_IN_VIEW_MAX:
             break
     return (*redundant, *old, *second)[:SPARES_IN_VIEW_MAX]
+
+
+def _lying(
+    run: Run, evidence: Evidence, chosen: CheckpointId, live: Mapping[str, Node]
+) -> CheckpointId | None:
+    """Return the newest checkpoint up to ``chosen`` that lies as the policy asks.
+
+    A catalogue that was lost does not know what was acknowledged: nodes may be lost with this one.
+    """
+    asked = run.attempt.protection if run.attempt else NO_COPIES
+    domains = domains_of(live.values())
+    lying = (
+        key
+        for key, copies in evidence.live.items()
+        if (key == chosen or _is_behind(key, chosen)) and run.usable(key)
+        if whole(copies) and spread(asked, copies, domains)
+    )
+    return max(lying, default=None)
 
 
 def _lies_as_allowed(

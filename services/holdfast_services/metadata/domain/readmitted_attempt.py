@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.core.decision import DecisionState
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.user_events import Event
 from holdfast.errors import InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain.attempt_start import made
@@ -21,15 +21,20 @@ from holdfast_services.metadata.domain.restore_decision import left_behind
 def seat(run: Run, wish: Registration, known: int | None, now_s: float, limits: Limits) -> Outcome:
     """Register a rank as ``attempts.register`` does, after taking a forgotten attempt in again.
 
+    So is one of which the catalogue does not know any more what it had restored: it is from a
+    backup that was taken before.
+
     Raises:
         AlreadyExistsError: as ``attempts.register`` does.
         StaleGenerationError: as ``readmit`` and ``attempts.register`` do.
         InvalidRequestError: so too.
     """
-    if known is not None or not wish.spec.generation:
+    trains = wish.spec.generation
+    undecided = run.current is not None and run.deciding and known == run.generation
+    if not trains or not (known is None or (undecided and known == trains)):
         return register(run, wish, known, now_s, limits)
-    back = readmit(run, wish, now_s, limits)
-    seated = register(back.run, wish, wish.spec.generation, now_s, limits)
+    back = readmit(run, wish, now_s, limits) if known is None else _resume(run, wish)
+    seated = register(back.run, wish, trains, now_s, limits)
     return replace(seated, events=back.events)
 
 
@@ -42,9 +47,7 @@ def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outco
         StaleGenerationError: a higher generation is known, or another attempt has this one.
         InvalidRequestError: what it had restored is not of this run and before it.
     """
-    past, generation = wish.spec.restored, wish.spec.generation
-    if past and (past.run != run.id or past.generation >= generation):
-        raise InvalidRequestError(f"attempt {generation} cannot have restored {past}", job=run.job)
+    generation = wish.spec.generation
     if generation < run.generation or (run.current and run.generation == generation):
         raise StaleGenerationError(
             f"attempt {generation} is not known to this catalogue, but attempt "
@@ -54,12 +57,29 @@ def readmit(run: Run, wish: Registration, now_s: float, limits: Limits) -> Outco
             run=run.id,
             rank=wish.spec.rank,
         )
-    changed = begin(run, wish, generation, now_s, limits)
-    attempt, decision = changed.attempt, changed.decision
+    return _resume(begin(run, wish, generation, now_s, limits), wish)
+
+
+def _resume(run: Run, wish: Registration) -> Outcome:
+    """Return the run with what the rank had restored confirmed, whatever was to be chosen.
+
+    Raises:
+        InvalidRequestError: it is not of this run and before the attempt.
+    """
+    past, generation = wish.spec.restored, wish.spec.generation
+    if past and (past.run != run.id or past.generation >= generation):
+        raise InvalidRequestError(f"attempt {generation} cannot have restored {past}", job=run.job)
+    attempt, before = run.attempt, run.decision
     assert attempt is not None
-    assert decision is not None
-    decided = replace(decision, state=DecisionState.CONFIRMED, checkpoint=past, fresh=past is None)
-    changed = made(replace(changed, decision=decided), attempt)
+    assert before is not None
+    decided = Decision(
+        number=before.number + 1,
+        state=DecisionState.CONFIRMED,
+        generation=generation,
+        checkpoint=past,
+        fresh=past is None,
+    )
+    changed = made(replace(run, decision=decided, rejected=(), pins=()), attempt)
     changed = left_behind(changed, past.step if past else 0, attempt)
     event = Event(
         kind="attempt_readmitted",

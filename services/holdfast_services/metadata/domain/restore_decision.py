@@ -68,16 +68,27 @@ def decide(run: Run, facts: Facts) -> Outcome:
     attempt, decision = run.current, run.decision
     if attempt is None or decision is None or decision.generation != attempt.generation:
         return Outcome(run=run)
-    if decision.state is DecisionState.PENDING:
-        return _choose(run, attempt, decision, facts) if settled(run, facts) else Outcome(run=run)
-    if decision.state is DecisionState.PROPOSED:
-        return _follow(run, attempt, decision, facts)
+    if run.deciding:
+        return _choose_or_follow(run, attempt, decision, facts)
     if decision.state is DecisionState.LOST and any(rank.loaded for rank in run.ranks):
         # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
         return Outcome(run=left_behind(run, 0, attempt))
     if decision.state is DecisionState.CONFIRMED:
-        return _watch_loading(run, decision, facts)
+        return _watch_loading(_known_again(run, decision, facts), decision, facts)
     return Outcome(run=run)
+
+
+def _choose_or_follow(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Outcome:
+    """Go on with a restore that is not confirmed yet, unless a rank says that it has loaded.
+
+    A catalogue that is lost by now had confirmed that: the rank brings it back itself, see
+    ``readmitted_attempt``, and its mates must begin with nothing else.
+    """
+    if any(rank.loaded for rank in run.ranks):
+        return Outcome(run=run)
+    if decision.state is DecisionState.PROPOSED:
+        return _follow(run, attempt, decision, facts)
+    return _choose(run, attempt, decision, facts) if settled(run, facts) else Outcome(run=run)
 
 
 def settled(run: Run, facts: Facts) -> bool:
@@ -304,6 +315,19 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
         text = f"{len(behind)} later checkpoints of {run.job} are left behind: steps {steps}"
         news.append(_event(run, "checkpoint_superseded", text, confirmed, "warning"))
     return Outcome(run=changed, events=tuple(news))
+
+
+def _known_again(run: Run, decision: Decision, facts: Facts) -> Run:
+    """Return the run with a row of what its attempt has restored: a lost catalogue had it.
+
+    Without one it is never acknowledged, and nothing older is let go: ranks whose slots that takes
+    save nothing any more. Not before nodes had time to report: few nodes allow few copies.
+    """
+    chosen = decision.checkpoint
+    copies = facts.evidence.live.get(chosen, {}) if chosen else {}
+    if facts.now_s < facts.listens_until_s or not copies or not whole(copies):
+        return run
+    return _with_row(run, shards_of(copies), facts.now_s)
 
 
 def _watch_loading(run: Run, decision: Decision, facts: Facts) -> Outcome:
