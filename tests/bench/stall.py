@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +15,7 @@ from tests.bench.harness import Record, faster, in_turn
 from tests.bench.subject import Saving, Stepping, Subject, agent
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
-NAMES = (
-    "stall/dcp_async",
-    "stall/torch_save_disk",
-    "stall/busy_thread",
-    "stall/10k_tensors",
-    "stall/step_everything",
-)
+NAMES = ("stall/dcp_async", "stall/torch_save_disk", "stall/10k_tensors", "stall/step_everything")
 STEP_S = 0.3
 RUNS = 5
 STALL_MS_MAX = 5.0
@@ -70,17 +62,6 @@ def _measure(folder: Path, scale: int) -> Iterator[Record]:
         times_min=100,
         value_ms_max=STALL_MS_MAX,
     )
-    with _busy_thread():
-        busy_s, dcp_busy_s = _compare(saving, lambda: _dcp_async(saving.subject, folder / "dcp"))
-    yield faster(
-        "stall/busy_thread",
-        busy_s,
-        dcp_busy_s,
-        peer="dcp.async_save: the call alone",
-        length_bytes=saving.subject.length_bytes,
-        note="200 tensors, beside a thread that runs Python without a pause, as a loader's may",
-        times_min=10,
-    )
     saving.ck.close()
     many = Saving(Subject(tensors_count=10_002, length_bytes=(1 << 28) // scale), job="many")
     ours_s, many_s = _compare(many, lambda: _dcp_async(many.subject, folder / "many"))
@@ -122,23 +103,6 @@ def _everything(scale: int) -> Record:
         target=f"<= {STALL_MS_MAX:g} ms",
         met=value_ms <= STALL_MS_MAX,
     )
-
-
-@contextlib.contextmanager
-def _busy_thread() -> Iterator[None]:
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            pass
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _compare(saving: Saving, peer: Callable[[], float]) -> tuple[list[float], list[float]]:
