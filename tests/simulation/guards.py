@@ -81,6 +81,11 @@ MUTANTS = (
         ("metadata/domain/copies_to_fetch.py", "reason=reason, owner=item.owner)", "reason=reason)"),
     ),
     mutant(
+        "N26 seat: trains",
+        "a rank that trains is given no other number, though its mates were",
+        ("metadata/domain/attempts.py", "mine = wish.spec.generation or known", "mine = known"),
+    ),
+    mutant(
         "repair-placed",
         "a copy is brought to where the rule places it though others hold as many as asked",
         ("metadata/domain/copies_to_fetch.py", "if item.owner in where.live and node not in held]",
@@ -165,7 +170,7 @@ MUTANTS = (
         "fence-seat",
         "a rank of a replaced attempt gets no seat in the new one",
         ("metadata/domain/attempts.py",
-         "attempt is None or (known is not None and known != attempt.generation)",
+         "attempt is None or (mine is not None and mine != attempt.generation)",
          "attempt is None"),
     ),
     mutant(

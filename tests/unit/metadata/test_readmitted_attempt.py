@@ -245,6 +245,15 @@ def test_a_number_that_another_attempt_has_is_not_taken(training):
         again(training, 1, "b")
 
 
+def test_who_trains_is_given_no_other_number(training):
+    """M1: a mate that had not begun came first to an empty catalogue, and was numbered anew."""
+    training.forget()
+    assert training.register(1, "b", nonce=b"second", generation_min=2) == 3
+
+    with pytest.raises(StaleGenerationError, match="attempt 2 was replaced by attempt 3"):
+        again(training, 0, "a")
+
+
 def test_a_catalogue_from_a_backup_goes_on_with_the_attempt_that_is_newer(training):
     """P6: the lease of an older attempt, which the backup still shows, is no hindrance."""
     training.forget()

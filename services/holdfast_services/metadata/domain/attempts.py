@@ -77,9 +77,11 @@ def register(
     if known is None:
         run, events = _begin(run, wish, now_s, limits)
     attempt = run.current
-    if attempt is None or (known is not None and known != attempt.generation):
+    # What trains keeps its number; a catalogue that was lost may have given its mates another one.
+    mine = wish.spec.generation or known
+    if attempt is None or (mine is not None and mine != attempt.generation):
         raise StaleGenerationError(
-            f"attempt {known} was replaced by attempt {run.generation}: stop this one",
+            f"attempt {mine} was replaced by attempt {run.generation}: stop this one",
             job=run.job,
             run=run.id,
             rank=wish.spec.rank,
