@@ -291,6 +291,8 @@ MUTANTS = (
     mutant(
         "M2",
         "a confirmed decision never changes",
+        ("metadata/domain/restore_decision.py", "if run.deciding:\n        return _choose_or",
+         "if run.deciding or decision.checkpoint:\n        return _choose_or"),
         ("metadata/domain/restore_decision.py", "if decision.state is DecisionState.PROPOSED:",
          "if decision.state in (DecisionState.PROPOSED, DecisionState.CONFIRMED):"),
     ),
