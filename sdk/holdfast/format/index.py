@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from holdfast.core.ids import WORLD_SIZE_MAX
 from holdfast.errors import ExhaustedError, InvalidRequestError, ManifestError
+from holdfast.format.box_index import Overlaps, SharedOverlaps
 from holdfast.format.boxes import Box, addressable
 from holdfast.format.canonical import check_digest, number_of, strict_object, text_of, with_digest
 from holdfast.format.digest import ALGORITHM
@@ -27,7 +28,6 @@ from holdfast.format.manifest import (
     check_format,
     segments_plan,
 )
-from holdfast.format.overlaps import Overlaps, SharedOverlaps
 from holdfast.format.segment import (
     ALIGNMENT_BYTES,
     DIMS_COUNT_MAX,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from holdfast.errors import ManifestError, NotReadyError
+from holdfast.format.box_index import Overlaps, SharedOverlaps
 from holdfast.format.boxes import Box, covers, whole
-from holdfast.format.overlaps import Overlaps, SharedOverlaps
 from holdfast.format.segment import SegmentHeader, TensorEntry, TensorSpec
 from holdfast.garbage import no_collection
 

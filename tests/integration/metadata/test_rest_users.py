@@ -196,9 +196,10 @@ def test_only_what_is_in_the_object_store_is_listed_when_asked_for(kit, tmp_path
         async with serving(kit, tmp_path, MemoryStore()) as (service, http):
             await shelf.shelve(service, manifest(3))
             seat = await kit.launch(service, agents)
-            for rank, agent in enumerate(agents):
-                agent.serve(seat, rank, ready_decision=1, loaded=True)
-                await service.report(agent.inventory())
+            for loaded in (False, True):
+                for rank, agent in enumerate(agents):
+                    agent.serve(seat, rank, ready_decision=1, loaded=loaded)
+                    await service.report(agent.inventory())
             for rank, agent in enumerate(agents):
                 agent.hold(seat.run, 5, seat.generation, rank)
                 await service.report(agent.inventory())

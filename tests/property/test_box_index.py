@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from holdfast.core.ids import ShardId
 from holdfast.errors import NotReadyError
-from holdfast.format import overlaps
+from holdfast.format import box_index
+from holdfast.format.box_index import UNSORTED_COUNT_MAX, Overlaps, SharedOverlaps
 from holdfast.format.boxes import Box, intersect, span
 from holdfast.format.byte_ranges import needs
 from holdfast.format.index import of_some
-from holdfast.format.overlaps import UNSORTED_COUNT_MAX, Overlaps, SharedOverlaps
 from holdfast.format.segment import SegmentHeader, SegmentIdentity, TensorEntry, TensorSpec
 from holdfast.reading.pieces import Pieces
 
@@ -91,7 +91,7 @@ def test_of_a_tensor_cut_along_one_axis_only_those_that_are_hit_are_looked_at(mo
         looked_at.append(box)
         return intersect(box, region)
 
-    monkeypatch.setattr(overlaps, "intersect", intersected)
+    monkeypatch.setattr(box_index, "intersect", intersected)
     boxes = [Box((0, 3 * column), (5, 3)) for column in reversed(range(1000))]
     region = Box((1, 1501), (2, 5))
 
