@@ -8,7 +8,8 @@ no kind: ``capture`` walks through them to whatever they hold.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -286,19 +287,12 @@ def kind_of(path: str, value: object) -> Kind | None:
     return _TREE if all(map(callable, methods)) else None
 
 
-class named:  # noqa: N801 - reads as a `with` of the standard library does
+@contextmanager
+def named(doing: str, path: str) -> Iterator[None]:
     """Have whatever the user's own code raises say of which value it is."""
-
-    __slots__ = ("_doing", "_path")
-
-    def __init__(self, doing: str, path: str) -> None:
-        self._doing = doing
-        self._path = path
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Add the note to what was raised."""
-        if isinstance(error, Exception) and not isinstance(error, CheckpointError):
-            error.add_note(f"while {self._doing} state {self._path!r}")
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, CheckpointError):
+            error.add_note(f"while {doing} state {path!r}")
+        raise

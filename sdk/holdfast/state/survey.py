@@ -103,7 +103,7 @@ class Identity:
 
     def _lie_as_seen(self) -> bool:
         # At each save. None of it lets go of the interpreter's lock, as `is_set_to` does for each
-        # tensor: where other threads want the lock, getting it back takes the training thread 5 ms.
+        # tensor: where others want it, getting it back takes the training thread up to 5 ms.
         turned, turns = self._turned
         return all(_looks(part) == seen for part, seen in self._parts) and _turns(turned) == turns
 
