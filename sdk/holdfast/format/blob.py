@@ -164,8 +164,11 @@ def decode(data: bytes) -> StateBlob:
     return blob
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # made once: `dumps` makes one at each save
+
+
 def _text(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def _saved(value: Saved) -> dict[str, object]:

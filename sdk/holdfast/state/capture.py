@@ -43,7 +43,7 @@ from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loading import Differences, Loading
-from holdfast.state.local_boxes import local_box
+from holdfast.state.local_boxes import check_kind, is_sharded
 from holdfast.state.survey import CapturedTensor, Home, Identity, Survey
 
 _HEADER_BYTES_PER_TENSOR = 320
@@ -443,7 +443,8 @@ class Capture:
 
 def _check_plain(path: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor beside modules and optimizers that is not all here."""
-    if local_box(path, tensor).holders is not None:
+    check_kind(path, tensor)
+    if is_sharded(tensor):
         raise InvalidRequestError(
             f"not supported yet: {path} is a DTensor of its own; a module's or an optimizer's can "
             f"be saved, so register it as a buffer",

@@ -52,6 +52,18 @@ def local_box(fqn: str, tensor: torch.Tensor) -> LocalBox:
         InvalidRequestError: its values are not here (summands of a Partial, an uninitialized
             parameter), or are no box (nested, rows that lie apart); names tensor and mesh.
     """
+    check_kind(fqn, tensor)
+    if not is_sharded(tensor):
+        return LocalBox(tensor, tuple(tensor.shape), whole(tensor.shape))
+    return _of_mesh(fqn, tensor)
+
+
+def check_kind(fqn: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor of which no rank can have a box, as ``local_box`` does; makes nothing.
+
+    Raises:
+        InvalidRequestError: it is of such a kind; names it.
+    """
     if nn.parameter.is_lazy(tensor):
         raise InvalidRequestError(
             f"parameter {fqn!r} is not initialized yet: run one forward pass first", key=fqn
@@ -64,9 +76,6 @@ def local_box(fqn: str, tensor: torch.Tensor) -> LocalBox:
         )
     if _is_a(tensor, _REFUSED):
         raise InvalidRequestError(f"not supported yet: {fqn} is a {_REFUSED}", key=fqn)
-    if not is_sharded(tensor):
-        return LocalBox(tensor, tuple(tensor.shape), whole(tensor.shape))
-    return _of_mesh(fqn, tensor)
 
 
 def _of_mesh(fqn: str, tensor: Any) -> LocalBox:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
@@ -109,7 +110,8 @@ def _raw() -> _Raw:
 
 def _stream(raw: _Raw) -> Stream:
     (version, words, gauss), state, numpy_state = raw
-    stream: Stream = {"python": [version, torch.tensor(words), gauss], "torch": state}
+    drawn = torch.frombuffer(array("q", words), dtype=torch.int64)  # not a look at each in turn
+    stream: Stream = {"python": [version, drawn, gauss], "torch": state}
     if numpy_state is not None:
         kind, keys, *rest = numpy_state
         stream["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), *rest]

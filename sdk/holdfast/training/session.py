@@ -86,7 +86,7 @@ class AgentSession:
         self._register_after_s = 0.0
         self._reopened = threading.Event()
         self._changed = threading.Condition()
-        self._wake = threading.Event()
+        self._unsent = False
         self._urgent = threading.Event()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -155,9 +155,9 @@ class AgentSession:
         with self._guard:
             before = self._outbox.report
             now = self._outbox.report = change(before)
+            self._unsent = True
         if now.wants_save or now.loaded > before.loaded:
             self._urgent.set()
-        self._wake.set()
 
     def post(
         self,
@@ -183,9 +183,9 @@ class AgentSession:
                 box.closed_slots.append(closed_slot)
             if event is not None:
                 box.events.append(replace(event, message=tellable(event.message)))
+            self._unsent = True
         if wants_slot or note or abandoned or closed_slot or event:
             self._urgent.set()
-        self._wake.set()
 
     @property
     def spec(self) -> AttemptSpec:
@@ -202,8 +202,8 @@ class AgentSession:
         """Say what of a checkpoint this rank needs; it counts until something else is named."""
         with self._guard:
             self._outbox.needs = needs
+            self._unsent = True
         self._urgent.set()
-        self._wake.set()
 
     def heads(self, checkpoint: CheckpointId, ranks: Collection[int]) -> tuple[Head, ...]:
         """Return the heads of the segments of ``ranks``, of those that are found soon.
@@ -244,7 +244,6 @@ class AgentSession:
         deadline = time.monotonic() + timeout_s
         self._stopping.set()
         self._urgent.set()
-        self._wake.set()
         updating = [thread for thread in self._threads if thread.name.endswith("update")]
         for thread in updating:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -346,7 +345,7 @@ class AgentSession:
             if self._reservation is not None:
                 self._reserve(self._reservation)
         self._reopened.set()
-        self._wake.set()  # the agent knows no level of ours any more
+        self._unsent = True  # the agent knows no level of ours any more
 
     def _watch(self, on_view: Callable[[SessionView], None]) -> None:
         while not self._stopping.is_set() and not self.view.fenced:
@@ -442,17 +441,18 @@ class AgentSession:
         return True
 
     def _update(self) -> None:
-        while True:
-            self._wake.wait()
-            self._urgent.wait(PROGRESS_S)  # progress is coalesced, everything else goes at once
-            self._wake.clear()
+        stopping = False
+        while not stopping:
+            # Progress waits for the next look, so that a step wakes no thread; the rest goes now.
+            self._urgent.wait(PROGRESS_S)
             self._urgent.clear()
-            sent = self._send()
-            if self._stopping.is_set():
-                return
-            if not sent and not self.view.fenced:
+            stopping = self._stopping.is_set()
+            if not self._unsent and not stopping:
+                continue
+            self._unsent = False
+            if not self._send() and not self.view.fenced:
                 self._stopping.wait(RETRY_S)
-                self._wake.set()
+                self._unsent = True
 
     def _send(self) -> bool:
         with self._guard:
