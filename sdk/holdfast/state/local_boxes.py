@@ -166,9 +166,12 @@ def _row(mesh: Any, rank: int, axis: int) -> list[int]:
 
 
 def _is_a(tensor: torch.Tensor, name: str) -> bool:
-    return type(tensor) is not torch.Tensor and any(
-        cls.__name__ == name for cls in type(tensor).__mro__
-    )
+    return name in _class_names(type(tensor))
+
+
+@lru_cache(maxsize=256)
+def _class_names(kind: type) -> frozenset[str]:
+    return frozenset(cls.__name__ for cls in kind.__mro__)
 
 
 def _named(mesh: Any) -> str:
