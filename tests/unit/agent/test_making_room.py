@@ -22,6 +22,7 @@ from tests.unit.agent.test_machine import (
     writing,
 )
 
+from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId
 from holdfast.core.inventory import HeldState
 from holdfast.core.node_view import Committed, Want, WantReason
@@ -194,6 +195,29 @@ def test_a_lease_that_nobody_has_written_is_taken_back_for_a_restore_without_roo
 
     assert ["s1"] == [fetch.name.slot for fetch in kinds(actions, ev.Fetch)]
     assert () == session_view(now, now.sessions[session().id]).leases
+
+
+@pytest.mark.parametrize(
+    ("stage", "loaded", "taken"),
+    [
+        (DecisionState.PENDING, False, False),
+        (DecisionState.PROPOSED, False, True),
+        (DecisionState.CONFIRMED, False, True),
+        (DecisionState.CONFIRMED, True, False),
+    ],
+)
+def test_so_it_is_for_a_repair_until_ranks_have_loaded(stage, loaded, taken):
+    """P5: it makes room for a restore on another node, or lets what is older go."""
+    chosen = Decision(
+        number=1, state=stage, generation=1, checkpoint=shard(9).id.checkpoint, shards_count=1
+    )
+    before = begun(writing("s1"), loaded=loaded)
+    told_so = view(run_view(decision=chosen), wanted(8, WantReason.REPAIR))
+
+    now, _ = handle(before, told_so)
+    _, actions = handle(now, ev.Tick(1.0))
+
+    assert taken == bool(kinds(actions, ev.ReclaimSlot))
 
 
 def closed(name):

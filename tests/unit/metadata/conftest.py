@@ -36,6 +36,7 @@ class Machine:
     bad_sources: tuple = ()
     leaving: bool = False
     seen: tuple = ()
+    budget_bytes: int = 1 << 20
 
 
 class Cluster:
@@ -194,7 +195,10 @@ class Cluster:
     def wipe(self, node):
         """The node comes back as a new agent with an empty arena."""
         old = self.machines[node]
-        self.machines[node] = Machine(name=node, incarnation=old.incarnation + 1, domain=old.domain)
+        self.machines[node] = replace(
+            Machine(name=node, incarnation=old.incarnation + 1, domain=old.domain),
+            budget_bytes=old.budget_bytes,
+        )
 
     def abandon(self, node, step, generation, reason="busy"):
         machine = self.machine(node)
@@ -238,6 +242,7 @@ class Cluster:
             node=peer,
             incarnation=machine.incarnation,
             sequence=machine.sequence,
+            budget_bytes=machine.budget_bytes,
             shards=tuple(machine.shards.values()),
             ranks=tuple(machine.ranks.values()),
             abandoned=machine.abandoned,

@@ -243,6 +243,27 @@ def test_the_newest_step_is_repaired_before_the_one_that_is_kept(cluster):
     assert [want.shard.id.step for want in cluster.view("b").wants] == [6, 6, 5, 5]
 
 
+def test_what_was_restored_is_repaired_until_something_newer_is_kept(cluster):
+    """P5: it lets what is older go, where a newer step lacks the room of that."""
+    start(cluster, "a", "b")
+    for rank, node in enumerate("ab"):
+        cluster.hold(node, 5, 1, rank)
+    cluster.report("a", "b")
+    second = cluster.launch(b"second", "a", "b")
+    cluster.ready(("a", 0), ("b", 1))
+    for rank, node in enumerate("ab"):
+        cluster.status(node, rank, loaded=True)
+    cluster.deaf = {"a", "b"}
+    cluster.commit(6, second, "a", "b")
+    assert cluster.levels() == {(5, 1): "local", (6, 2): "replicated"}
+    assert [want.shard.id.step for want in cluster.view("a").wants] == [5]
+
+    cluster.deaf = set()
+    cluster.report("a", "b")
+    assert cluster.view("a").runs[0].free_before.step == 6
+    assert () == cluster.view("a").wants
+
+
 def test_a_step_that_was_left_behind_is_not_repaired(cluster):
     """4.5: nobody goes back to it, and it would take the room of what is kept."""
     generation = start(cluster, "a", "b")

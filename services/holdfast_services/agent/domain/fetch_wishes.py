@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from holdfast.core.decision import DecisionState
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import Peer
 from holdfast.core.node_view import RunView, Want, WantReason
 from holdfast.core.shard import Shard
 from holdfast.core.sources import Memory
+from holdfast_services.agent.domain import slot_rules
 from holdfast_services.agent.domain.state import Giver, State
 from holdfast_services.agent.domain.wanted_parts import WantedParts, has_parts, length_of
 
@@ -18,8 +20,8 @@ class Wish:
     """A copy that should be fetched, and who gives it, in the order to ask them.
 
     ``owner`` is the node whose trainer wrote it, empty: whoever gives it; ``asked``: it asks for
-    this copy. ``restore``: a restore waits for it. With ``parts`` they are all that ranks here
-    wait for, and what is fetched is a copy to nobody else.
+    this copy. ``restore``: it comes before the leases of ranks that have not begun. With ``parts``
+    they are all that ranks here wait for, and what is fetched is a copy to nobody else.
     """
 
     shard: Shard
@@ -71,8 +73,25 @@ def _listed(state: State, want: Want, wanted: WantedParts) -> Wish | None:
         shard=want.shard,
         sources=_givers(state, want),
         owner=want.owner,
-        restore=restore,
+        restore=restore or _is_restoring(state, want.shard.id.run),
         parts=parts or frozenset(),
+    )
+
+
+def _is_restoring(state: State, run: str) -> bool:
+    """Tell whether a restore goes on: is proposed, or ranks here have yet to load it.
+
+    A repair makes room for it then, on another node too, or makes safe what is restored.
+    """
+    view = state.run(run)
+    decision = view.decision if view else None
+    if decision is None or not slot_rules.restoring(decision):
+        return False
+    return decision.state is DecisionState.PROPOSED or any(
+        session.active
+        and not session.loaded
+        and slot_rules.decision_for(state, session) is decision
+        for session in state.sessions.values()
     )
 
 

@@ -5,11 +5,12 @@ Deterministic, so that every metadata process tells every node the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.inventory import HeldState
 from holdfast.core.node_view import Want, WantReason
 from holdfast.core.placement import ring
 from holdfast.core.protection import NO_COPIES, Copies
@@ -194,37 +195,101 @@ def _keepers(item: ShardCopies, asked: Copies, where: Places) -> Sequence[str]:
     return apart[: 1 + asked.n]
 
 
-def repairs(run: Run, evidence: Evidence, live: Mapping[str, Node]) -> Wants:
-    """Return node -> copies it should fetch because some were lost; empty while deciding."""
+def repairs(run: Run, evidence: Evidence, live: Mapping[str, Node], *, awaits: bool) -> Wants:
+    """Return node -> copies it should fetch because some were lost.
+
+    While a restore is decided none, but what must move before it has room.
+    """
     where = places(run, live)
     found: dict[str, list[Want]] = {}
-    for node, want in _repairs(run, evidence, where):
+    for node, want in (*_for_room(run, evidence, where, awaits), *_lost(run, evidence, where)):
         found.setdefault(node, []).append(want)
     return {node: tuple(items) for node, items in found.items()}
 
 
-def _repairs(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str, Want]]:
+def _for_room(
+    run: Run, evidence: Evidence, where: Places, awaits: bool
+) -> Sequence[tuple[str, Want]]:
+    """Return the copies that must come elsewhere before what is proposed finds room.
+
+    A ring that has turned leaves on one node more of an older step than the rule places there.
+    None of it is more than the policy asks for, so a restore that needs its room would wait for
+    ever. It is brought to where the rule places it, and what is left behind is spare then.
+    """
+    attempt, decision = run.attempt, run.decision
+    chosen = decision.checkpoint if decision and run.deciding else None
+    if chosen is None or attempt is None or len(run.ranks) < attempt.spec.world_size:
+        return ()
+    found: dict[ShardId, Sequence[tuple[str, Want]]] = {}
+    for host in sorted(where.live):
+        moved = [*_misplaced(run, evidence, where, host, attempt.allowed, chosen)]
+        spared = spares(run, evidence, where.live, host, awaits=awaits) if moved else ()
+        if moved and _lacks_room(run, evidence, where.live, host, spared):
+            for item in moved:
+                if item.shard.id not in spared:
+                    found[item.shard.id] = _brought(run, item, where)
+    return [want for wants in found.values() for want in wants]
+
+
+def _misplaced(
+    run: Run, evidence: Evidence, where: Places, host: str, asked: Copies, chosen: CheckpointId
+) -> Iterable[ShardCopies]:
+    """Yield what ``host`` holds of steps to go back to, and the rule places on others."""
+    for held in where.live[host].inventory.shards:
+        key = held.shard.id.checkpoint
+        item = evidence.live.get(key, {}).get(held.shard.id)
+        if item is None or not _is_behind(key, chosen) or not run.usable(key):
+            continue
+        if host not in (item.owner, *asked.targets(item.owner, where.ring, where.domains)):
+            yield item
+
+
+def _lacks_room(
+    run: Run,
+    evidence: Evidence,
+    live: Mapping[str, Node],
+    host: str,
+    spared: Collection[ShardId],
+) -> bool:
+    """Tell whether what ``host`` must fetch for its ranks does not fit beside what it keeps."""
+    inventory = live[host].inventory
+    missing = [want.shard for want in restores(run, evidence, live, host)]
+    kept = [
+        held.shard
+        for held in inventory.shards
+        if held.state is HeldState.SEALED and held.shard.id not in spared
+    ]
+    wanted_bytes = sum(shard.length_bytes for shard in (*kept, *missing))
+    return bool(missing) and wanted_bytes > inventory.budget_bytes
+
+
+def _brought(run: Run, item: ShardCopies, where: Places) -> Sequence[tuple[str, Want]]:
+    fetchers = enumerate(_fetchers(run, item, where), item.shard.id.rank)
+    return [(node, _want(item, WantReason.REPAIR, turn)) for turn, node in fetchers]
+
+
+def _lost(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str, Want]]:
     if run.attempt is None or run.deciding:
         return ()
     found: list[tuple[str, Want]] = []
     for key in _protected(run):
         for _, item in sorted(evidence.live.get(key, {}).items()):
-            found.extend(
-                (node, _want(item, WantReason.REPAIR, turn))
-                for turn, node in enumerate(_fetchers(run, item, where), item.shard.id.rank)
-            )
+            found.extend(_brought(run, item, where))
     return found
 
 
 def _protected(run: Run) -> tuple[CheckpointId, ...]:
-    """Return the checkpoints whose copies are made up: the newest one, and then the one kept.
+    """Return the checkpoints whose copies are made up: the newest, what was restored, the one kept.
 
-    Where there is no room for both the newest lets the kept one go, once all its copies lie there.
+    Where there is no room for both the newest lets the kept one go, once all its copies lie there;
+    so does what was restored, for a newest one that has no room either.
     Its owners replicate the newest too, but ask once for each copy: one that a backup, or its
     owner, has replaced before it heard of the commit is nobody else's to bring back (ADR 0021).
     """
     newest = max((row.id for row in run.checkpoints if run.usable(row.id)), default=None)
-    return tuple(dict.fromkeys(key for key in (newest, free_before(run)) if key))
+    kept = free_before(run)
+    named = (key for key in (newest, run.parent, kept) if key)
+    return tuple(dict.fromkeys(key for key in named if kept is None or key >= kept))
 
 
 def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:

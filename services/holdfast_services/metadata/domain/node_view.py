@@ -67,7 +67,10 @@ def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float, limits
     return replace(
         bare,
         evidence=evidence,
-        repairs={run.id: repairs(run, evidence[run.id], live) for run in runs},
+        repairs={
+            run.id: repairs(run, evidence[run.id], live, awaits=bare.awaits_nodes(run))
+            for run in runs
+        },
         shortages={run.id: shortage(run, expected) for run in runs},
     )
 
