@@ -45,7 +45,7 @@ def train_one_step(model, optimizer, batch):
     optimizer.zero_grad()
 """
 PAGES = [
-    "docs/howto/export.md", "docs/howto/one-shot.md", "docs/howto/persist.md",
+    "docs/howto/dcp.md", "docs/howto/export.md", "docs/howto/one-shot.md", "docs/howto/persist.md",
     "docs/howto/torch-save.md",
 ]  # fmt: skip
 

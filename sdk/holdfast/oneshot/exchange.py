@@ -92,7 +92,7 @@ def write_manifest(
     manifest = Manifest(
         checkpoint=shards[0].id.checkpoint,
         job=JOB,
-        world_size=len(shards),
+        world_size=shards[0].world_size,
         shards=shards,
         write_id=token_hex(16),
         created_at_s=time.time(),
