@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import holdfast
 from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter
@@ -48,7 +48,21 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     """Return what people give to DCP, values that are no tensors among it."""
     of_model, of_optimizer = get_state_dict(model, optimizer)
     extra = {"step": 3, "names": ["a", "b"], "plain": torch.arange(5.0), "when": {"epoch": 1}}
-    return {"model": of_model, "optimizer": of_optimizer, **extra}
+    return {"model": of_model, "optimizer": of_optimizer, "grids": grids(1.0), **extra}
+
+
+def grids(value: float) -> dict[str, torch.Tensor]:
+    """Return tensors over two axes if there are four ranks, else over one axis, or plain."""
+    full = value * torch.arange(42.0).view(6, 7)
+    if not dist.is_initialized():
+        return {"cut": full, "copied": full.clone()}
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (2, 2) if ranks == 4 else (ranks,))
+    cuts = {"cut": [Shard(0), Shard(1)], "copied": [Replicate(), Shard(1)]}
+    return {
+        name: distribute_tensor(full, mesh, placements[-mesh.ndim :])
+        for name, placements in cuts.items()
+    }
 
 
 def whole(state: object) -> object:
@@ -122,7 +136,13 @@ def load(folder: Path) -> None:
     model, optimizer = build(2)
     state = state_of(model, optimizer)
     assert not same(whole(state), expected)
-    state |= {"step": 0, "names": None, "plain": torch.zeros(5), "when": {"epoch": 0}}
+    state |= {
+        "grids": grids(0.0),
+        "step": 0,
+        "names": None,
+        "plain": torch.zeros(5),
+        "when": {"epoch": 0},
+    }
     dcp.load(state, storage_reader=HoldfastReader(folder / SHRUNK))
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]

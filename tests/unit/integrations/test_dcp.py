@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 import holdfast
 from holdfast.errors import InvalidRequestError
 from holdfast.format.segment import header_length
-from holdfast.integrations import dcp as integration
-from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter
+from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter, reader, writer
 from holdfast.objectstore.memory import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -272,7 +271,8 @@ class Faulty(MemoryStore):
 def test_a_save_that_fails_anywhere_leaves_one_of_both_or_nothing_torn(monkeypatch):
     """P1: until the exchange it is the old one; the next save goes through."""
     store = Faulty()
-    monkeypatch.setattr(integration, "open_store", lambda path, *, make=False: store)
+    for module in (reader, writer):
+        monkeypatch.setattr(module, "open_store", lambda path, *, make=False: store)
     save({"n": 0, "t": torch.zeros(2)}, "memory:")
     seen = []
     for at in range(1, 100):

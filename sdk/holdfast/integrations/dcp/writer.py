@@ -1,10 +1,6 @@
-"""Storage for ``torch.distributed.checkpoint`` (DCP): its saves become Holdfast checkpoints.
+"""Writes what DCP saves: each rank sends its segment, the coordinator lets all of them appear.
 
-A checkpoint of DCP belongs to no rank: values of one name are one value, whoever saves it. So it is
-written as that of one rank, with a volume for what each rank of DCP has sent and a last one for the
-text, and lies in a folder of its own like one of ``holdfast.save``. Nothing is visible there until
-the coordinator has heard of all ranks. Nothing in a store is pickled (P9): metadata are made of
-headers and text, values that are no tensors are typed JSON.
+Nothing is visible in the folder until the coordinator has heard of all ranks.
 """
 
 from __future__ import annotations
@@ -17,23 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint import metadata as of_dcp
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
     SavePlan,
     SavePlanner,
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from holdfast.bucket.folder import CheckpointFolder
@@ -43,27 +35,20 @@ from holdfast.errors import ConflictError, InvalidRequestError, ManifestError, N
 from holdfast.format import blob as blobs
 from holdfast.format.boxes import Box
 from holdfast.format.manifest import check_notes
-from holdfast.format.names import RESERVED, blob_name, blob_rank, name_for
+from holdfast.format.names import RESERVED, blob_name
 from holdfast.format.segment import SegmentIdentity, TensorSpec, blob_spec, header_template
-from holdfast.format.tree import Json, decode, encode
+from holdfast.format.tree import Json, encode
+from holdfast.integrations.dcp.places import Path, is_place, place_of
 from holdfast.objectstore import ObjectStore, open_store
 from holdfast.oneshot.exchange import JOB, forget, make_room, sweep, write_manifest
 from holdfast.oneshot.sending import THREADS_COUNT, SentSegment, filler, send
 from holdfast.oneshot.world import find_world
-from holdfast.reading.dtypes import TORCH, dtype_name
-from holdfast.reading.folder import open_folder
-from holdfast.reading.reader import Reader, Want
+from holdfast.reading.dtypes import dtype_name
 from holdfast.snapshot.plan import hash_of
-from holdfast.state.values import make_numpy
-
-__all__ = ["HoldfastReader", "HoldfastWriter"]
-
-Path: TypeAlias = str | os.PathLike[str]
 
 SAVE = "dcp-save.json"
 """The object by which the coordinator tells the ranks which save this is; gone when it ends."""
 _SAVE_BYTES_MAX = 4096
-_STORES = ("file", "memory", "s3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +97,7 @@ class HoldfastWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
         """Tell whether this names a folder or a store."""
-        return _is_place(checkpoint_id)
+        return is_place(checkpoint_id)
 
     def storage_meta(self) -> of_dcp.StorageMeta:
         """Return where the checkpoint goes."""
@@ -127,7 +112,7 @@ class HoldfastWriter(StorageWriter):
         del args
         if not kwargs.get("use_collectives", True):
             raise InvalidRequestError("use_collectives=False would write a checkpoint of each rank")
-        _place(self.checkpoint_id)
+        place_of(self.checkpoint_id)
         rank = kwargs.get("rank")
         self._rank = 0 if is_coordinator else find_world().rank if rank is None else int(rank)
         self._run = ""
@@ -156,7 +141,7 @@ class HoldfastWriter(StorageWriter):
             AlreadyExistsError: there is a checkpoint, and it is not to be replaced.
         """
         self._run = token_hex(16)
-        with closing(open_store(_place(self.checkpoint_id), make=True)) as store:
+        with closing(open_store(place_of(self.checkpoint_id), make=True)) as store:
             sweep(store, overwrite=self._overwrite)
             store.put(SAVE, json.dumps({"run": self._run}).encode())
         return plans
@@ -177,7 +162,7 @@ class HoldfastWriter(StorageWriter):
         specs = [_spec(item, tensor) for item, tensor in zip(items, tensors, strict=True)]
         by_name = {spec.fqn: tensor for spec, tensor in zip(specs, tensors, strict=True)}
         with ExitStack() as stack:
-            store = stack.enter_context(closing(open_store(_place(self.checkpoint_id))))
+            store = stack.enter_context(closing(open_store(place_of(self.checkpoint_id))))
             undo = stack.enter_context(ExitStack())
             sent = _send(store, _told_run(store), self._rank, specs, by_name, undo)
             undo.pop_all()
@@ -202,7 +187,7 @@ class HoldfastWriter(StorageWriter):
             r.index.fqn: r.storage_data.value for r in told if isinstance(r.storage_data, _Value)
         }
         with ExitStack() as stack:
-            store = stack.enter_context(closing(open_store(_place(self.checkpoint_id))))
+            store = stack.enter_context(closing(open_store(place_of(self.checkpoint_id))))
             undo = stack.enter_context(ExitStack())
             for segment in sent:
                 undo.callback(store.abort, segment.upload)
@@ -232,189 +217,6 @@ class HoldfastWriter(StorageWriter):
             except ConflictError:
                 forget(folder, RunId(self._run))
                 raise
-
-
-class HoldfastReader(StorageReader):
-    """Has ``dcp.load`` read Holdfast checkpoints, on any mesh: those of DCP and all others.
-
-    Every part is verified before its bytes are used. Of a tensor each rank reads the boxes that it
-    holds, and its dtype is converted if the state has another one. Values of ranks are loaded by
-    the rank of the same number, modulo the number that saved.
-
-    Args:
-        path: Where the checkpoint is; the ``checkpoint_id`` of a load takes its place.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        super().__init__()
-        self.checkpoint_id = None if path is None else os.fspath(path)
-        self._opened = ExitStack()
-        self._reader: Reader | None = None
-        self._stored: dict[str, str] = {}
-        self._values: dict[str, object] = {}
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"checkpoint_id": self.checkpoint_id}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["checkpoint_id"])  # type: ignore[misc]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give back what a load that failed before it read has left open; idempotent."""
-        self._reader = None
-        self._opened.close()
-
-    def reset(self, checkpoint_id: Path | None = None) -> None:
-        """Have the next load read ``checkpoint_id``; None: what the last one read."""
-        self.close()
-        if checkpoint_id is not None:
-            self.checkpoint_id = os.fspath(checkpoint_id)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
-        """Tell whether this names a folder or a store."""
-        return _is_place(checkpoint_id)
-
-    def read_metadata(self, *args: Any, **named: Any) -> of_dcp.Metadata:
-        """Return what is in the checkpoint: each tensor as one chunk, since any box can be read.
-
-        Not called ``kwargs``: torch would try again, without the other ranks, after an error.
-
-        Raises:
-            NotFoundError: there is no checkpoint.
-            CorruptionError: what is there breaks a rule of the format.
-        """
-        del args, named
-        self.close()
-        with ExitStack() as stack:
-            store = stack.enter_context(closing(open_store(_place(self.checkpoint_id))))
-            folder = CheckpointFolder(store)
-            manifest = folder.manifest()
-            reader = stack.enter_context(open_folder(folder, manifest))
-            rank = find_world(alone=True).rank % manifest.world_size
-            names = [name for name in reader.specs() if blob_rank(name) is None]
-            pairs = [(name_for(stored, rank), stored) for stored in sorted(names, reverse=True)]
-            self._stored = {name: stored for name, stored in pairs if name is not None}
-            found = self._described(reader, rank)
-            self._reader = reader
-            self._opened = stack.pop_all()
-        return found
-
-    def _described(self, reader: Reader, rank: int) -> of_dcp.Metadata:
-        specs = reader.specs()
-        described: dict[str, Any] = {}
-        for name, stored in self._stored.items():
-            spec = specs[stored]
-            described[name] = of_dcp.TensorStorageMetadata(
-                of_dcp.TensorProperties(dtype=TORCH[spec.dtype]),
-                torch.Size(spec.shape),
-                [of_dcp.ChunkStorageMetadata(torch.Size(spec.box.offsets), torch.Size(spec.shape))],
-            )
-        marks = {name: torch.empty(0, device="meta") for name in self._stored}
-        tree = {
-            key: decode(
-                value, leaf=lambda name: marks.get(name, _ABSENT), numpy=make_numpy, size=torch.Size
-            )
-            for key, value in blobs.decode(reader.blob(rank)).live.tree.items()
-        }
-        flat, paths = flatten_state_dict(tree)
-        self._values = {
-            fqn: value
-            for fqn, value in flat.items()
-            if not isinstance(value, torch.Tensor) and _is_all_there(value)
-        }
-        described |= {fqn: of_dcp.BytesStorageMetadata() for fqn in self._values}
-        return of_dcp.Metadata(
-            described,
-            planner_data={fqn: paths.get(fqn, (fqn,)) for fqn in described},
-            storage_meta=of_dcp.StorageMeta(checkpoint_id=self.checkpoint_id),
-        )
-
-    def set_up_storage_reader(
-        self, metadata: of_dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Do nothing: ``read_metadata`` has opened the checkpoint."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read all that the plan asks for, then close the checkpoint.
-
-        Raises:
-            NotReadyError: pieces of a tensor are missing.
-            DigestMismatchError: bytes differ from those that were saved.
-        """
-        reader = self._reader
-        if reader is None:
-            raise NotFoundError("read_metadata opens the checkpoint: call it first")
-        wants, after = [], []
-        for item in plan.items:
-            if item.type is LoadItemType.BYTE_IO:
-                continue
-            stored = self._stored[item.storage_index.fqn]
-            target = planner.resolve_tensor(item).detach()
-            dtype = TORCH[reader.specs()[stored].dtype]
-            read = target if target.dtype == dtype else torch.empty(item.lengths, dtype=dtype)
-            wants.append(Want(read, stored, Box(tuple(item.storage_offsets), tuple(item.lengths))))
-            after.append((item, target, read))
-        try:
-            reader.read(wants)
-        finally:
-            self.close()
-        for item, target, read in after:
-            if read is not target:
-                target.copy_(read)
-            planner.commit_tensor(item, target)
-        for item in plan.items:
-            if item.type is LoadItemType.BYTE_IO:
-                planner.load_bytes(item, _as_planners_expect(self._values[item.storage_index.fqn]))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-
-_ABSENT = object()
-"""Stands for an object that is no plain value, such as a module: its tensors are there by name."""
-
-
-def _is_all_there(value: object) -> bool:
-    """Tell whether a value is plain through and through, without tensors or objects inside."""
-    try:
-        encode(value, path="", leaf=lambda _value, _path: None)
-    except InvalidRequestError:
-        return False
-    return True
-
-
-def _as_planners_expect(value: object) -> io.BytesIO:
-    """Return a value as planners of DCP read it; it is pickled here and comes from no store."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return buffer
-
-
-def _is_place(checkpoint_id: Path) -> bool:
-    scheme, colon, _ = os.fspath(checkpoint_id).partition("://")
-    return not colon or scheme in _STORES
-
-
-def _place(path: str | None) -> str:
-    if path is None:
-        raise InvalidRequestError("give the writer or reader a path, or the call a checkpoint_id")
-    return path
 
 
 def _told_run(store: ObjectStore) -> str:
