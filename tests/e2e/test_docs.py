@@ -44,7 +44,10 @@ def train_one_step(model, optimizer, batch):
     optimizer.step()
     optimizer.zero_grad()
 """
-PAGES = ["docs/howto/export.md", "docs/howto/one-shot.md", "docs/howto/persist.md"]
+PAGES = [
+    "docs/howto/dcp.md", "docs/howto/export.md", "docs/howto/one-shot.md", "docs/howto/persist.md",
+    "docs/howto/torch-save.md",
+]  # fmt: skip
 
 pytestmark = pytest.mark.timeout(2 * RUN_S_MAX)
 

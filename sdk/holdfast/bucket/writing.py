@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.format.digest import PART_BYTES, part_digests, parts_count
-from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX, ObjectStore, UploadedPart
+from holdfast.objectstore import UPLOAD_PARTS_COUNT_MAX, ObjectStore, Upload, UploadedPart
 
 IN_FLIGHT_COUNT_MAX = 3
 
@@ -48,9 +48,9 @@ class SegmentWriter:
             self.abort()
 
     @property
-    def upload_id(self) -> str:
-        """The store's name for the upload."""
-        return self._upload.id
+    def upload(self) -> Upload:
+        """The upload, which any process may finish or abort."""
+        return self._upload
 
     def range(self, number: int) -> tuple[int, int]:
         """Return ``(begin, end)`` of part ``number``."""
@@ -69,6 +69,10 @@ class SegmentWriter:
         assert len(self._sent) == self.count, "fewer parts than were announced"
         return tuple(digest for number in sorted(self._sent) for digest in self._sent[number][1])
 
+    def parts(self) -> list[UploadedPart]:
+        """Return what the store has, in order."""
+        return [self._sent[at][0] for at in sorted(self._sent)]
+
     def finish(self) -> None:
         """Make the object appear.
 
@@ -77,7 +81,7 @@ class SegmentWriter:
             PreconditionError: somebody else sent a part of it again.
         """
         assert len(self._sent) == self.count, "fewer parts than were announced"
-        self._store.finish(self._upload, [self._sent[at][0] for at in sorted(self._sent)])
+        self._store.finish(self._upload, self.parts())
 
     def abort(self) -> None:
         """Forget the upload; one that has ended is no error."""

@@ -207,7 +207,7 @@ def make_plan(
     specs = [_spec(t, rank, world_size) for t in _own_tensors(survey, rank, world_size)]
     specs += [_live_spec(name, tensor, rank) for name, tensor in live.tensors.items()]
     specs.append(blob_spec(blob_name(rank), capacity))
-    plan_hash = _plan_hash(specs, rank, world_size)
+    plan_hash = hash_of(specs, rank, world_size)
     identity = SegmentIdentity(
         id=ShardId(run_id(run), Step(0), Generation(generation), Rank(rank)),
         job=job_name(job),
@@ -296,7 +296,8 @@ def _live_spec(name: str, tensor: torch.Tensor, rank: int) -> TensorSpec:
     )
 
 
-def _plan_hash(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
+def hash_of(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
+    """Return the plan hash of a segment that holds ``specs``: equal for equal boxes."""
     table = [
         (spec.fqn, spec.dtype, spec.shape, spec.box.offsets, spec.box.lengths) for spec in specs
     ]

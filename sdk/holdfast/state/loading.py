@@ -287,7 +287,10 @@ class Loading:
             return held
         if name in self._static or name in self._live.objects:
             return ABSENT
-        return self._wants.new(self._ranked(name), (self._live.layouts or {}).get(name))
+        # A writer that keeps no state for each rank has the tensors of its tree in common.
+        own = self._ranked(name)
+        stored = name if self._wants.has(name) and not self._wants.has(own) else own
+        return self._wants.new(stored, (self._live.layouts or {}).get(name))
 
     def _check_kind(self, path: str, value: object, kind: Kind) -> None:
         """Refuse a value that was saved in another way."""

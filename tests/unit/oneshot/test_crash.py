@@ -22,7 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore.memory import MemoryStore
-from holdfast.oneshot import writing
+from holdfast.oneshot import sending, writing
 from holdfast.reading import verified_parts as parts
 
 WAIT_S = 30.0
@@ -320,7 +320,7 @@ def test_a_part_of_a_tensor_that_lies_otherwise_costs_no_copy_of_all_of_it(view)
     for first, last in [(0, 5), (60, 190), (300, 301), (source.numel() - 3, source.numel())]:
         target = torch.zeros(8 * (last - first), dtype=torch.uint8)
         with Copied() as copied:
-            writing._copy(target, source, 8 * first, 8 * last)
+            sending._copy(target, source, 8 * first, 8 * last)
 
         assert torch.equal(wanted[first:last], target.view(torch.complex64))
         assert copied.most <= 600

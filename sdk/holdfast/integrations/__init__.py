@@ -1,0 +1,1 @@
+"""Plug points of other frameworks, filled with Holdfast's own writer and reader."""
