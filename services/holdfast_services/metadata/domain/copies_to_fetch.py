@@ -137,8 +137,8 @@ def _lying(
     lying = (
         key
         for key, copies in evidence.live.items()
-        if (key == chosen or _is_behind(key, chosen)) and run.usable(key)
-        if whole(copies) and spread(asked, copies, domains)
+        if (key == chosen or _is_behind(key, chosen)) and key not in run.rejected
+        if run.usable(key) and whole(copies) and spread(asked, copies, domains)
     )
     return max(lying, default=None)
 

@@ -325,7 +325,7 @@ def _known_again(run: Run, decision: Decision, facts: Facts) -> Run:
     """
     chosen = decision.checkpoint
     copies = facts.evidence.live.get(chosen, {}) if chosen else {}
-    if facts.now_s < facts.listens_until_s or not copies or not whole(copies):
+    if facts.now_s < facts.listens_until_s or not whole(copies):
         return run
     return _with_row(run, shards_of(copies), facts.now_s)
 
