@@ -55,8 +55,7 @@ MUTANTS = (
     mutant(
         "N24 room: later",
         "what is newer than what is chosen and nowhere whole makes room once nobody is awaited",
-        ("metadata/domain/copies_to_fetch.py", "(key.generation < run.generation and not awaits)",
-         "False"),
+        ("metadata/domain/copies_to_fetch.py", "(key.generation < run.generation and not awaits)", "False"),
     ),
     mutant(
         "room-awaited",
@@ -70,10 +69,14 @@ MUTANTS = (
         ("metadata/domain/copies_to_fetch.py", "(acknowledged(run) or _lying(run, evidence, chosen, live))", "acknowledged(run)"),
     ),
     mutant(
+        "room: lying once",
+        "where no copies are asked for nothing is older than a step that nobody has acknowledged, nor read",
+        ("metadata/domain/copies_to_fetch.py", "if not asked.n:", "if False:"),
+    ),
+    mutant(
         "repair-newest",
         "copies of the newest step are made up before those of the one that is kept",
-        ("metadata/domain/copies_to_fetch.py", "(newest, free_before(run)) if key",
-         "(free_before(run), newest) if key"),
+        ("metadata/domain/copies_to_fetch.py", "(newest, free_before(run)) if key", "(free_before(run), newest) if key"),
     ),
     mutant(
         "N25 owner: again",
@@ -88,8 +91,7 @@ MUTANTS = (
     mutant(
         "repair-placed",
         "a copy is brought to where the rule places it though others hold as many as asked",
-        ("metadata/domain/copies_to_fetch.py", "if item.owner in where.live and node not in held]",
-         "if False]"),
+        ("metadata/domain/copies_to_fetch.py", "if item.owner in where.live and node not in held]", "if False]"),
     ),
     mutant(
         "N23 parts: repair",

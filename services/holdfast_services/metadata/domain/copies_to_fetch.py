@@ -131,8 +131,11 @@ def _lying(
     """Return the newest checkpoint up to ``chosen`` that lies as the policy asks.
 
     A catalogue that was lost does not know what was acknowledged: nodes may be lost with this one.
+    Where no copies are asked for none does: the only one may be bad, and nobody has read it yet.
     """
     asked = run.attempt.protection if run.attempt else NO_COPIES
+    if not asked.n:
+        return None
     domains = domains_of(live.values())
     lying = (
         key
