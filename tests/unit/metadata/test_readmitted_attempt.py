@@ -122,6 +122,17 @@ def test_what_was_restored_is_acknowledged_again(training):
     assert training.view("a").runs[0].free_before == training.restored
 
 
+def test_what_was_restored_and_has_expired_since_gets_no_row_of_what_a_late_node_has(training):
+    """M5: the row was deleted with the objects, and its notes with it."""
+    training.commit(20, 2, "a", "b")
+    rows = tuple(row for row in training.run.checkpoints if row.id != training.restored)
+    training.run = replace(training.run, checkpoints=rows)
+
+    training.report("a", "b")
+
+    assert training.levels() == {(20, 2): "replicated"}
+
+
 def test_of_what_is_not_whole_no_row_is_made_and_no_list(training):
     """P1: a rank would begin with the shards that happen to have been reported."""
     training.forget()
