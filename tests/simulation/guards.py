@@ -89,7 +89,7 @@ MUTANTS = (
     mutant(
         "repair-placed",
         "a copy is brought to where the rule places it though others hold as many as asked",
-        ("metadata/domain/copies_to_fetch.py", "if item.owner in where.live:", "if False:"),
+        ("metadata/domain/copies_to_fetch.py", "in placed if node not in item.nodes)", "in placed if node not in item.nodes)[: asked.missing(item.nodes, domains)]"),
     ),
     mutant(
         "N23 parts: repair",
