@@ -37,6 +37,11 @@ MUTANTS = (
          "return _watch_loading(run, decision, facts)"),
     ),
     mutant(
+        "restored-expired",
+        "once a later step is acknowledged what was restored gets no row of what a late node has",
+        ("metadata/domain/restore_decision.py", "(kept and kept > chosen) or", ""),
+    ),
+    mutant(
         "N19 slot: quarantined",
         "a copy that is bad takes none of the slots of its rank",
         ("agent/domain/slot_rules.py",
@@ -58,8 +63,7 @@ MUTANTS = (
     mutant(
         "N7 kept of an older attempt",
         "what is kept of an older attempt frees nothing of a newer one",
-        ("agent/domain/slot_rules.py", "if keep is None or shard.generation > keep.generation:",
-         "if keep is None:"),
+        ("agent/domain/slot_rules.py", "if keep is None or shard.generation > keep.generation:", "if keep is None:"),
     ),
     mutant(
         "N8 decisions numbered again",
@@ -382,8 +386,7 @@ MUTANTS = (
     mutant(
         "M7-read",
         "what somebody reads is not expired by the policy, nor by the statement",
-        ("metadata/domain/holds.py", 'found = [f"read by {reader}" for reader in item.readers]',
-         "found = []"),
+        ("metadata/domain/holds.py", 'found = [f"read by {reader}" for reader in item.readers]', "found = []"),
         ("metadata/storage/holds.py", "t.reads.c.until_s > now_s", "t.reads.c.until_s < 0"),
     ),
     mutant(
@@ -396,8 +399,7 @@ MUTANTS = (
     mutant(
         "M7-behind",
         "what was left behind is none of the newest that retention keeps",
-        ("metadata/domain/retention.py", "return not self.superseded and not self.bad",
-         "return not self.bad"),
+        ("metadata/domain/retention.py", "return not self.superseded and not self.bad", "return not self.bad"),
     ),
     mutant(
         "M7-remove",

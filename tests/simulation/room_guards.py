@@ -67,6 +67,11 @@ OF_ROOM = (
         ("metadata/domain/copies_to_fetch.py", "(acknowledged(run) or _lying(run, evidence, chosen, live))", "acknowledged(run)"),
     ),
     mutant(
+        "room: lying once",
+        "where no copies are asked for nothing is older than a step that nobody has acknowledged, nor read",
+        ("metadata/domain/copies_to_fetch.py", "if not asked.n:", "if False:"),
+    ),
+    mutant(
         "repair-newest",
         "copies of the newest step are made up before those of the one that is kept",
         ("metadata/domain/copies_to_fetch.py", "(newest, run.parent, kept) if key",
@@ -95,8 +100,7 @@ OF_ROOM = (
     mutant(
         "repair-placed",
         "a copy is brought to where the rule places it though others hold as many as asked",
-        ("metadata/domain/copies_to_fetch.py", "if item.owner in where.live and node not in held]",
-         "if False]"),
+        ("metadata/domain/copies_to_fetch.py", "in placed if node not in item.nodes)", "in placed if node not in item.nodes)[: asked.missing(item.nodes, domains)]"),
     ),
     mutant(
         "N23 parts: repair",

@@ -144,9 +144,11 @@ def restart(a: Node, catalogue: Catalogue) -> None:
     until(lambda: catalogue.inventories[a.name].incarnation > before, "reported again")
 
 
-def want(shard, *nodes: str, reason=WantReason.RESTORE, stored: bool = False) -> Want:
+def want(
+    shard, *nodes: str, reason=WantReason.RESTORE, stored: bool = False, owner: str = ""
+) -> Want:
     stores = [Object()] if stored else []
-    return Want(shard=shard, sources=(*map(Memory, nodes), *stores), reason=reason)
+    return Want(shard=shard, sources=(*map(Memory, nodes), *stores), reason=reason, owner=owner)
 
 
 class Node:

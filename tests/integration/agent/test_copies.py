@@ -255,10 +255,12 @@ def test_a_source_whose_slot_changed_is_left_without_blame(node, catalogue, save
             path.unlink()
     restart(a, catalogue)
     until(lambda: not catalogue.held("a"), "a is empty")
-    catalogue.set_run(wants={"c": (want(shard, "a", "b", reason=WantReason.REPAIR),)})
+    wanted = want(shard, "a", "b", reason=WantReason.REPAIR, owner="a")
+    catalogue.set_run(wants={"c": (wanted,)})
 
     until(lambda: shard.id in catalogue.held("c"), "taken from b")
     assert () == catalogue.inventories["c"].bad_sources
+    assert "a" == catalogue.held("c")[shard.id].owner
 
 
 def test_an_agent_restarted_serves_what_it_held(node, catalogue, saved):

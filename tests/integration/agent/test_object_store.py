@@ -107,10 +107,11 @@ def test_a_node_whose_memory_is_gone_restores_from_the_object_store(
     shard = stored(length=40 * MIB)
     a = node("a")
     restore = restoring(a)
-    restore.propose(want(shard, stored=True))
+    restore.propose(want(shard, stored=True, owner="b"))
 
     segment = restore.segments()[0]
     assert ("object", shard) == (segment.source, segment.shard)
+    assert "b" == catalogue.held("a")[shard.id].owner
     data = store.get(segment_key(shard), length_bytes_max=1 << 30)
     assert data == (a.arena / segment.file_name).read_bytes()
     assert [] == restore.bad()

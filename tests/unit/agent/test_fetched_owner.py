@@ -1,7 +1,9 @@
 """Whose copy it is that a node fetches because the catalogue asks for it."""
 
+from tests.said import tcp
 from tests.unit.agent.test_machine import KIB, kinds, run_view, shard, state, view
 
+from holdfast.core.inventory import Peer
 from holdfast.core.node_view import Want, WantReason
 from holdfast.core.protection import Copies
 from holdfast.core.slot_names import SlotName, SlotState
@@ -23,3 +25,15 @@ def test_an_owner_that_gets_its_shard_back_asks_its_backups_as_before():
     _, actions = handle(held, ev.FetchDone(fetch.name, content))
 
     assert [(5, "c")] == [(a.shard.id.step, a.peer.node) for a in kinds(actions, ev.AskHold)]
+
+
+def test_a_copy_that_its_owner_asks_for_is_the_owners():
+    """4.5: and to a restore it is memory, since it was here before anything failed."""
+    free = Slot(name=SlotName("s1", 0, SlotState.FREE), length_bytes=KIB)
+    owner = Peer(node="b", rpc_address="b:1", endpoints=tcp("b:2"))
+    held, _ = handle(state(free), view(run_view(ring=("a", "b"), copies=Copies(1))))
+
+    _, actions = handle(held, ev.HoldAsked(shard(5), owner))
+
+    [fetch] = kinds(actions, ev.Fetch)
+    assert ("b", True) == (fetch.owner, fetch.asked)

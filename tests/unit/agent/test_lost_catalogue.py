@@ -46,7 +46,7 @@ def test_who_has_loaded_learns_that_the_catalogue_is_from_before_it_had(stage, l
     """P2, P4: else the catalogue waits for it, or chooses something else."""
     now, _ = handle(state(), ev.SessionOpened(session(2, loaded=loaded)), now_s=10.0)
     decided = Decision(number=1, state=stage, generation=2)
-    seen, _ = handle(now, view(run_view(attempt=2, seats=(0,), decision=decided)))
+    seen, _ = handle(now, view(run_view(attempt=2, seats=(0,), decision=decided)), now_s=20.0)
 
     assert session_view(seen, seen.sessions[session(2).id]).forgotten == told
 

@@ -221,12 +221,30 @@ def test_who_came_back_empty_gets_its_part_though_others_hold_as_many_as_asked(c
     for node, rank in (("c", 0), ("a", 1)):
         cluster.hold(node, 5, generation, rank, world=3, owner="abc"[rank])
     cluster.report("a", "c")
+    assert not any(cluster.view(node).wants for node in "abc"), "all have all"
 
     cluster.wipe("b")
     cluster.report("b")
 
     back = [(want.shard.id.rank, want.owner) for want in cluster.view("b").wants]
     assert back == [(0, "a"), (1, "b")]
+
+
+def test_what_a_lost_owner_has_left_is_copied_into_the_next_domain_that_has_none(cluster):
+    """F55: two copies in one domain go together."""
+    for node, domain in zip("abcde", "xyyzw", strict=True):
+        cluster.machine(node, domain)
+    cluster.join(*"abcde")
+    generation = cluster.launch(b"first", "a", "b", replica_domain="rack")
+    for rank, owner in enumerate("ab"):
+        for node in "ab":
+            cluster.hold(node, 5, generation, rank, owner=owner)
+    cluster.report("a", "b")
+    cluster.machines["a"].leaving = True
+    cluster.report("a")
+
+    wanted = {node: [w.shard.id.rank for w in cluster.view(node).wants] for node in "bcde"}
+    assert wanted == {"b": [], "c": [], "d": [0, 1], "e": []}
 
 
 def test_the_newest_step_is_repaired_before_the_one_that_is_kept(cluster):

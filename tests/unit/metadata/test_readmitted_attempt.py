@@ -122,6 +122,17 @@ def test_what_was_restored_is_acknowledged_again(training):
     assert training.view("a").runs[0].free_before == training.restored
 
 
+def test_what_was_restored_and_has_expired_since_gets_no_row_of_what_a_late_node_has(training):
+    """M5: the row was deleted with the objects, and its notes with it."""
+    training.commit(20, 2, "a", "b")
+    rows = tuple(row for row in training.run.checkpoints if row.id != training.restored)
+    training.run = replace(training.run, checkpoints=rows)
+
+    training.report("a", "b")
+
+    assert training.levels() == {(20, 2): "replicated"}
+
+
 def test_of_what_is_not_whole_no_row_is_made_and_no_list(training):
     """P1: a rank would begin with the shards that happen to have been reported."""
     training.forget()
@@ -134,6 +145,23 @@ def test_of_what_is_not_whole_no_row_is_made_and_no_list(training):
 
     assert training.levels() == {}
     assert training.run.decision.shards == ()
+
+
+def test_of_what_only_a_lost_node_had_no_row_is_made(training):
+    """4.4: a step is local where it lies on nodes that live."""
+    training.forget()
+    again(training, 0, "a")
+    before = training.run
+    training.report("a", "b")
+    training.drop("a", 10, 1, 1)
+    training.machines["b"].leaving = True
+    for name in "ab":
+        training.nodes[name] = replace(training.nodes[name], inventory=training.inventory(name))
+    training.nodes["b"] = replace(training.nodes["b"], lease_until_s=0.0)
+
+    after = advance(before, training.nodes, training.now_s, training.limits).run
+
+    assert after.checkpoints == ()
 
 
 def test_a_catalogue_that_has_just_come_acknowledges_nothing_yet(training):
@@ -198,6 +226,24 @@ def test_what_was_tried_in_vain_before_does_not_count_for_what_a_rank_has_loaded
     assert backup.run.rejected == ()
 
 
+def test_what_was_chosen_before_a_rank_said_what_it_has_loaded_is_held_no_more(backup, checkpoint):
+    """4.8: it is not being restored."""
+    other = checkpoint(11, 1)
+    proposed = replace(backup.run.decision, state=DecisionState.PROPOSED, checkpoint=other)
+    backup.status("b", 1, loaded=False)
+    backup.report("b")
+    ranks = tuple(replace(rank, loaded=rank.rank == 0) for rank in backup.run.ranks)
+    backup.run = replace(backup.run, decision=proposed, pins=(other,), ranks=ranks)
+    for node in "ab":
+        backup.drop(node, 10, 1, 1)
+        backup.report(node)
+
+    again(backup, 0, "a")
+
+    assert backup.decided() == ("CONFIRMED", (10, 1))
+    assert other not in backup.run.pins
+
+
 def test_what_ranks_that_train_have_saved_does_not_fence_them(backup):
     """P4: it is their own number, though the catalogue does not know that they began."""
     backup.commit(20, 2, "a", "b")
@@ -209,13 +255,26 @@ def test_what_ranks_that_train_have_saved_does_not_fence_them(backup):
     assert backup.levels()[20, 2] == "replicated"
 
 
-def test_what_a_namesake_has_saved_fences_ranks_that_wait(backup):
-    """P2: shards of both would be of one generation."""
+@pytest.mark.parametrize(
+    "ranks",
+    [{"nonce": b"other"}, {"loaded": False}, {"generation": 1, "nonce": b"second", "loaded": True}],
+)
+def test_what_a_namesake_has_saved_fences_ranks_that_wait(backup, ranks):
+    """P2: shards of both would be of one generation. Who trained as another is none of them."""
     for rank, node in enumerate("ab"):
-        backup.status(node, rank, nonce=b"other")
+        backup.status(node, rank, loaded=True)
+        backup.status(node, rank, **ranks)
     backup.commit(20, 2, "a", "b")
 
     assert backup.run.generation == 3
+
+
+def test_a_number_that_was_used_elsewhere_fences_ranks_that_wait_once(backup):
+    """M1: the counter goes on from there, though the restore that it ended is undecided."""
+    backup.commit(20, 5, "a", "b")
+    backup.report("a", "b")
+
+    assert backup.run.generation == 5
 
 
 def test_who_has_not_begun_takes_no_attempt_in_again(backup):
@@ -280,5 +339,6 @@ def test_a_start_that_it_has_made_is_not_made_again(training):
 def test_what_cannot_have_been_restored_is_refused(training, checkpoint):
     training.forget()
 
-    with pytest.raises(InvalidRequestError, match="cannot have restored"):
-        again(training, 0, "a", restored=checkpoint(30, 2))
+    for past in (checkpoint(30, 2), replace(checkpoint(10, 1), run="fedcba987654")):
+        with pytest.raises(InvalidRequestError, match="cannot have restored"):
+            again(training, 0, "a", restored=past)

@@ -71,6 +71,8 @@ def test_nothing_is_spare_of_what_is_restored_until_all_ranks_have_loaded(copied
     copied.status("b", 0, loaded=True)
     copied.report("b")
     assert set() == spares(copied)
+    copied.run = replace(copied.run, pins=())
+    assert set() == spares(copied), "as a catalogue that was lost is told of the restore"
 
     copied.status("a", 1, loaded=True, generation=second)
     copied.report("a")
@@ -123,6 +125,28 @@ def test_a_catalogue_that_knows_of_none_goes_by_the_step_that_lies_as_the_policy
 
     assert {key.step for node in "dc" for key in copied.view(node).spares} == {10}
     assert {("d", 0), ("d", 1), ("c", 0), ("c", 1)} == spares(copied)
+
+    copied.hold("c", 20, 1, 0, owner="d")
+    copied.hold("d", 20, 1, 1, owner="c")
+    copied.report("d", "c")
+
+    both = [(node, int(key.step)) for node in "dc" for key in copied.view(node).spares]
+    assert [2] * 4 == [both.count((node, step)) for node in "dc" for step in (10, 15)], "20 lies so"
+
+
+def test_parts_of_a_step_that_the_object_store_has_are_not_spare(chosen):
+    """P5: it can be gone back to, and what memory has of it need not be fetched."""
+    for node in "dc":
+        chosen.drop(node, 15, 1, 1)
+        chosen.report(node)
+    assert {15} == {step for _, step in spared_steps(chosen)}
+
+    chosen.object_tier()
+    chosen.put_object(15, 1)
+    chosen.change(15, 1, durable_at_s=1.0)
+    chosen.settle()
+
+    assert set() == spared_steps(chosen)
 
 
 def test_a_step_that_was_left_behind_makes_no_older_one_spare(copied):

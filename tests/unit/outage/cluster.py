@@ -8,12 +8,13 @@ from __future__ import annotations
 from tests.said import agent_session, registration, session_update, tcp
 
 from holdfast.core.abandoned_step import AbandonedStep
-from holdfast.core.budget import SLOTS_PER_RANK, Reservation
+from holdfast.core.budget import SLOTS_PER_RANK, Reservation, memory_need
 from holdfast.core.decision import Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.inventory import Peer
 from holdfast.core.node_view import NodeView
 from holdfast.core.persistence_rules import PersistRule
+from holdfast.core.protection import Copies
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
 from holdfast.errors import CheckpointError
@@ -45,7 +46,11 @@ class Node:
         self, name: str, rank: int, world: int, replicas: int, slots: int, spare: int
     ) -> None:
         me = Peer(node=name, rpc_address=f"{name}:1", endpoints=tcp(f"{name}:2"))
-        self.state = State(me=me, budget_bytes=(slots + 2 * replicas + spare) * LENGTH)
+        need = memory_need(
+            own_bytes=LENGTH, restored_bytes=LENGTH, protection=Copies(replicas),
+            nodes_count=world, slots=slots,
+        )  # fmt: skip
+        self.state = State(me=me, budget_bytes=need.total_bytes + spare * LENGTH)
         self.name, self.rank, self.world, self.replicas, self.slots = (
             name, rank, world, replicas, slots,
         )  # fmt: skip

@@ -132,14 +132,17 @@ def _lying(
     """Return the newest checkpoint up to ``chosen`` that lies as the policy asks.
 
     A catalogue that was lost does not know what was acknowledged: nodes may be lost with this one.
+    Where no copies are asked for none does: the only one may be bad, and nobody has read it yet.
     """
     asked = run.attempt.protection if run.attempt else NO_COPIES
+    if not asked.n:
+        return None
     domains = domains_of(live.values())
     lying = (
         key
         for key, copies in evidence.live.items()
-        if (key == chosen or _is_behind(key, chosen)) and run.usable(key)
-        if whole(copies) and spread(asked, copies, domains)
+        if (key == chosen or _is_behind(key, chosen)) and key not in run.rejected
+        if run.usable(key) and whole(copies) and spread(asked, copies, domains)
     )
     return max(lying, default=None)
 
@@ -293,28 +296,25 @@ def _protected(run: Run) -> tuple[CheckpointId, ...]:
 
 
 def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
-    """Return the nodes that should get a copy: where the rule places it, then what is missing.
+    """Return the nodes that should get a copy: where the rule places it, or what is missing.
 
     What lies elsewhere does not count while the owner lives: else one node is left with more than
-    its share, and another, that came back empty, with room. With failure domains, what is missing
-    then goes into none that has a copy.
+    its share, and another, that came back empty, with room. Without it the next nodes of the ring
+    get what is missing; with failure domains, none in one that has a copy.
     """
     attempt = run.attempt
     if attempt is None:
         return ()
     asked, domains = attempt.allowed, where.domains
-    placed = (item.owner, *asked.targets(item.owner, where.ring, domains))
-    held = [node for node in item.nodes if node in where.live]
-    chosen = [node for node in placed if item.owner in where.live and node not in held]
-    missing = len(chosen) + asked.missing([*held, *chosen], domains)
-    used = {asked.place(node, domains) for node in (*held, *chosen)}
-    for node in dict.fromkeys((*placed, *where.ring)):
-        if len(chosen) >= missing:
-            break
-        if node not in where.live or node in held or asked.place(node, domains) in used:
-            continue
-        chosen.append(node)
-        used.add(asked.place(node, domains))
+    if item.owner in where.live:
+        placed = (item.owner, *asked.targets(item.owner, where.ring, domains))
+        return tuple(node for node in placed if node not in item.nodes)
+    chosen: list[str] = []
+    for node in where.ring:
+        holders = [*item.nodes, *chosen]
+        used = {asked.place(holder, domains) for holder in holders}
+        if asked.missing(holders, domains) and asked.place(node, domains) not in used:
+            chosen.append(node)
     return tuple(chosen)
 
 

@@ -30,8 +30,7 @@ def seat(run: Run, wish: Registration, known: int | None, now_s: float, limits: 
         InvalidRequestError: so too.
     """
     trains = wish.spec.generation
-    undecided = run.current is not None and run.deciding and known == run.generation
-    if not trains or not (known is None or (undecided and known == trains)):
+    if not trains or not (known is None or run.deciding):
         return register(run, wish, known, now_s, limits)
     back = readmit(run, wish, now_s, limits) if known is None else _resume(run, wish)
     seated = register(back.run, wish, trains, now_s, limits)

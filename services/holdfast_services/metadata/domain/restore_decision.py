@@ -24,7 +24,7 @@ from holdfast_services.metadata.domain.believed_copies import (
     shards_of,
     whole,
 )
-from holdfast_services.metadata.domain.commit_rule import new_row
+from holdfast_services.metadata.domain.commit_rule import acknowledged, new_row
 from holdfast_services.metadata.domain.drains import rewind
 from holdfast_services.metadata.domain.model import (
     SUPERSEDE_RULES_PER_RUN_MAX,
@@ -321,13 +321,14 @@ def _known_again(run: Run, decision: Decision, facts: Facts) -> Run:
     """Return the run with a row of what its attempt has restored: a lost catalogue had it.
 
     Without one it is never acknowledged, and nothing older is let go: ranks whose slots that takes
-    save nothing any more. Not before nodes had time to report: few nodes allow few copies.
+    save nothing any more. Not before nodes had time to report: few nodes allow few copies. Nor for
+    a late node that has it yet, once a later step is acknowledged: it may have expired since.
     """
-    chosen = decision.checkpoint
-    copies = facts.evidence.live.get(chosen, {}) if chosen else {}
-    if facts.now_s < facts.listens_until_s or not copies or not whole(copies):
+    chosen, kept = decision.checkpoint, acknowledged(run)
+    if chosen is None or (kept and kept > chosen) or facts.now_s < facts.listens_until_s:
         return run
-    return _with_row(run, shards_of(copies), facts.now_s)
+    copies = facts.evidence.live.get(chosen, {})
+    return _with_row(run, shards_of(copies), facts.now_s) if whole(copies) else run
 
 
 def _watch_loading(run: Run, decision: Decision, facts: Facts) -> Outcome:
