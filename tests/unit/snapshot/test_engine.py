@@ -152,7 +152,7 @@ def test_two_cuts_of_one_tensor_are_two_plans():
     def plan_hash(offset: int, length: int) -> str:
         box = Box((offset, 0), (length, 4))
         spec = TensorSpec(fqn="w", dtype="F32", shape=(4, 4), box=box)
-        return plan_rules._plan_hash([spec], 0, 2)
+        return plan_rules.hash_of([spec], 0, 2)
 
     assert len({plan_hash(0, 2), plan_hash(0, 3), plan_hash(1, 2)}) == 3
 
