@@ -264,13 +264,14 @@ class Ghosts:
     def _is_there(self, key: CheckpointId) -> bool:
         """P1: what is committed is somewhere, unless something was destroyed since it was told.
 
-        What is older than the acknowledged may have been freed: an inventory that was on its way
-        while the catalogue was lost tells an empty one of it. So may what is older than a step that
-        is proposed and lies as the policy asks: it was spare, and not all have said that it went.
+        What is older than the acknowledged, or left behind, may have been freed: an inventory that
+        was on its way while the catalogue was lost, or is in its backup, tells an older one of it.
+        So may what is older than a step that is proposed and lies as the policy asks: it was spare,
+        and not all have said that it went.
         """
         there = self.whole(key)
         freed = self.floor is not None and _age(key) < _age(self.floor)
-        freed = freed or self.whole_from(key)
+        freed = freed or not self.in_line(key) or self.whole_from(key)
         if not (there or freed or self._destroyed_count or key in self._replaced):
             raise Broken(f"P1: {name(key)} is committed, and not all of it is anywhere")
         return there

@@ -149,7 +149,7 @@ MUTANTS = (
         "unacknowledged",
         "copies count as safe only with holders that know of the commit",
         ("metadata/domain/commit_rule.py", "if not spread(run.attempt.allowed, firm_copies(copies, seen),",
-         "if not spread(run.attempt, copies,"),
+         "if not spread(run.attempt.allowed, copies,"),
     ),
     mutant(
         "M9",
