@@ -304,10 +304,13 @@ def test_a_number_that_another_attempt_has_is_not_taken(training):
         again(training, 1, "b")
 
 
-def test_who_trains_is_given_no_other_number(training):
+@pytest.mark.parametrize("state", [DecisionState.PENDING, DecisionState.CONFIRMED])
+def test_who_trains_is_given_no_other_number(training, state):
     """M1: a mate that had not begun came first to an empty catalogue, and was numbered anew."""
     training.forget()
     assert training.register(1, "b", nonce=b"second", generation_min=2) == 3
+    decision = replace(training.run.decision, state=state)
+    training.run = replace(training.run, decision=decision)
 
     with pytest.raises(StaleGenerationError, match="attempt 2 was replaced by attempt 3"):
         again(training, 0, "a")
