@@ -83,6 +83,17 @@ OF_ROOM = (
         ("metadata/domain/copies_to_fetch.py", "if decision and run.deciding else None", "if False else None"),
     ),
     mutant(
+        "room: misplaced newer",
+        "so is what is newer than what is proposed",
+        ("metadata/domain/copies_to_fetch.py", "item is None or key == chosen or", "item is None or not _is_behind(key, chosen) or"),
+    ),
+    mutant(
+        "room: misplaced chain",
+        "so is, once one node lacks room, what is misplaced on the others",
+        ("metadata/domain/copies_to_fetch.py", "        for host, items in moved.items()\n",
+         "        for host, items in moved.items()\n        if _lacks_room(run, evidence, where.live, host, spared[host])\n"),
+    ),
+    mutant(
         "room: repair-leases",
         "copies that are made up while a restore goes on take back idle leases, as it does itself",
         ("agent/domain/fetch_wishes.py", "restore or _is_restoring(state, want.shard.id.run)", "restore"),

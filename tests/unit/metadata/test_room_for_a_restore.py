@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.core.decision import Start
 from holdfast.core.node_view import WantReason
 
 SEGMENT = 100
@@ -11,12 +12,12 @@ OWNERS = "acb"
 """Of ranks 0, 1 and 2 in the first attempt; in the second they are on b, a and c."""
 
 
-def save(cluster, step, *, at):
+def save(cluster, step, *, at, owners=OWNERS):
     """``at``: the nodes that hold the shard of each rank."""
     for rank, nodes in enumerate(at):
         for node in nodes:
-            cluster.hold(node, step, 1, rank, owner=OWNERS[rank], world=3)
-    cluster.report(*OWNERS)
+            cluster.hold(node, step, 1, rank, owner=owners[rank], world=3)
+    cluster.report(*owners)
 
 
 @pytest.fixture
@@ -114,3 +115,33 @@ def test_a_spare_is_given_back_and_not_brought_anywhere(turned):
 
     assert {("c", 5, 0), ("c", 5, 1), ("c", 5, 2)} <= spares(turned)
     assert set() == brought(turned)
+
+
+def go_back(cluster, owners, *, of_10, of_20):
+    """Save 10 and 20 on ``owners``, then go back to 10 with the ranks on a, b and c."""
+    cluster.join(*"abc")
+    for machine in cluster.machines.values():
+        machine.budget_bytes = 5 * SEGMENT
+    cluster.launch(b"first", *owners)
+    save(cluster, 10, at=of_10, owners=owners)
+    save(cluster, 20, at=of_20, owners=owners)
+    cluster.launch(b"second", *"abc", start=Start(name="back", step=10))
+    assert cluster.decided() == ("PROPOSED", (10, 1))
+
+
+def test_what_is_newer_than_the_proposed_step_comes_to_where_the_rule_places_it_too(cluster):
+    """P5: the user goes back to 10, and may yet go back to 20: a lacks a shard, c has room."""
+    go_back(cluster, "cba", of_10=("bc", "abc", "abc"), of_20=("ac", "ab", "ab"))
+
+    assert {("c", 20, 1)} == brought(cluster)
+
+    cluster.hold("c", 20, 1, 1, owner="b", world=3)
+    cluster.report("c")
+    assert ("a", 20, 1) in spares(cluster)
+
+
+def test_where_a_copy_comes_what_belongs_elsewhere_gives_its_room(cluster):
+    """P5: c lacks a shard; what is too much there belongs on b, where another belongs on a."""
+    go_back(cluster, "bac", of_10=("abc", "abc", "ab"), of_20=("bc", "ac", "bc"))
+
+    assert {("b", 20, 1), ("a", 20, 2)} == brought(cluster)

@@ -215,33 +215,44 @@ def _for_room(
 ) -> Sequence[tuple[str, Want]]:
     """Return the copies that must come elsewhere before what is proposed finds room.
 
-    A ring that has turned leaves on one node more of an older step than the rule places there.
+    A ring that has turned leaves on one node more of another step than the rule places there.
     None of it is more than the policy asks for, so a restore that needs its room would wait for
-    ever. It is brought to where the rule places it, and what is left behind is spare then.
+    ever. Once any node lacks room all of it is brought to where the rule places it, since where it
+    comes there may be more of that kind; what is left behind is spare then.
     """
     attempt, decision = run.attempt, run.decision
     chosen = decision.checkpoint if decision and run.deciding else None
     if chosen is None or attempt is None or len(run.ranks) < attempt.spec.world_size:
         return ()
-    found: dict[ShardId, Sequence[tuple[str, Want]]] = {}
-    for host in sorted(where.live):
-        moved = [*_misplaced(run, evidence, where, host, attempt.allowed, chosen)]
-        spared = spares(run, evidence, where.live, host, awaits=awaits) if moved else ()
-        if moved and _lacks_room(run, evidence, where.live, host, spared):
-            for item in moved:
-                if item.shard.id not in spared:
-                    found[item.shard.id] = _brought(run, item, where)
+    moved = {
+        host: [*_misplaced(run, evidence, where, host, attempt.allowed, chosen)]
+        for host in sorted(where.live)
+    }
+    if not any(moved.values()):
+        return ()
+    spared = {host: spares(run, evidence, where.live, host, awaits=awaits) for host in moved}
+    if not any(_lacks_room(run, evidence, where.live, host, spared[host]) for host in moved):
+        return ()
+    found = {
+        item.shard.id: _brought(run, item, where)
+        for host, items in moved.items()
+        for item in items
+        if item.shard.id not in spared[host]
+    }
     return [want for wants in found.values() for want in wants]
 
 
 def _misplaced(
     run: Run, evidence: Evidence, where: Places, host: str, asked: Copies, chosen: CheckpointId
 ) -> Iterable[ShardCopies]:
-    """Yield what ``host`` holds of steps to go back to, and the rule places on others."""
+    """Yield what ``host`` holds of other usable steps, and the rule places on other nodes.
+
+    Newer ones, too: a user has asked for an older step, or nobody knows of them yet.
+    """
     for held in where.live[host].inventory.shards:
         key = held.shard.id.checkpoint
         item = evidence.live.get(key, {}).get(held.shard.id)
-        if item is None or not _is_behind(key, chosen) or not run.usable(key):
+        if item is None or key == chosen or not run.usable(key):
             continue
         if host not in (item.owner, *asked.targets(item.owner, where.ring, where.domains)):
             yield item
