@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,32 @@ class Nursery:
         log.touch()  # who reads it may be faster than the fork
         command = {"script": str(script), "arguments": arguments, "env": dict(env)}
         return Child(self, self.ask(**command, log=str(log)))
+
+    def together(
+        self,
+        script: Path,
+        arguments: Sequence[Sequence[str]],
+        *,
+        env: Mapping[str, str],
+        folder: Path,
+        timeout_s: float,
+    ) -> None:
+        """Run ``script`` once for each list of arguments, side by side; none outlives the call.
+
+        Raises:
+            AssertionError: not all ended well; with what they said, each in a log in ``folder``.
+        """
+        logs = [folder / f"{number}.log" for number in range(len(arguments))]
+        started = [
+            self.start(script, *given, env=env, log=log)
+            for given, log in zip(arguments, logs, strict=True)
+        ]
+        try:
+            codes = {process.wait(timeout_s) for process in started}
+        finally:
+            for process in started:
+                process.kill()
+        assert codes == {0}, [log.read_text() for log in logs]
 
     def ask(self, **command: Any) -> Any:
         """Return the nursery's answer."""

@@ -447,7 +447,7 @@ class AgentSession:
             self._urgent.wait(PROGRESS_S)
             self._urgent.clear()
             stopping = self._stopping.is_set()
-            if not self._unsent and not stopping:
+            if not self._unsent:
                 continue
             self._unsent = False
             if not self._send() and not self.view.fenced:

@@ -25,16 +25,9 @@ def together(action, folder, world):
     """Run it on so many ranks; all must end well, none outlives the test."""
     (folder / "rendezvous").unlink(missing_ok=True)
     environ = {"PYTHONPATH": str(ROOT / "sdk"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    script, log = Path(__file__).parent / "ranks.py", folder / "log"
-    started = [
-        NURSERY.start(script, action, *map(str, (folder, rank, world)), env=environ, log=log)
-        for rank in range(world)
-    ]
-    try:
-        assert [process.wait(WAIT_S) for process in started] == [0] * world, log.read_text()
-    finally:
-        for process in started:
-            process.kill()
+    arguments = [[action, str(folder), str(rank), str(world)] for rank in range(world)]
+    script = Path(__file__).with_name("ranks.py")
+    NURSERY.together(script, arguments, env=environ, folder=folder, timeout_s=WAIT_S)
 
 
 @pytest.fixture(scope="module")

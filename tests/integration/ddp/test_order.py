@@ -26,17 +26,8 @@ def found(tmp_path_factory):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     script = Path(__file__).with_name("ranks.py")
-    logs = [folder / f"{rank}.log" for rank in range(RANKS_COUNT)]
-    started = [
-        NURSERY.start(script, str(folder), str(rank), str(RANKS_COUNT), env=environ, log=log)
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        codes = {process.wait(WAIT_S) for process in started}
-    finally:
-        for process in started:
-            process.kill()
-    assert codes == {0}, [log.read_text() for log in logs]
+    arguments = [[str(folder), str(rank), str(RANKS_COUNT)] for rank in range(RANKS_COUNT)]
+    NURSERY.together(script, arguments, env=environ, folder=folder, timeout_s=WAIT_S)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS_COUNT)]
 
 

@@ -47,19 +47,10 @@ def ranks(action, folder, store, world_size):
     folder.mkdir(exist_ok=True, parents=True)
     (folder / "rendezvous").unlink(missing_ok=True)
     environ = {"PYTHONPATH": str(ROOT / "sdk"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    log = folder / "log"
-    started = [
-        NURSERY.start(
-            HERE / "ranks.py", action, *map(str, (folder, store, rank, world_size)),
-            env=environ, log=log,
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    try:
-        assert [process.wait(WAIT_S) for process in started] == [0] * world_size, log.read_text()
-    finally:
-        for process in started:
-            process.kill()
+    arguments = [
+        [action, str(folder), str(store), str(rank), str(world_size)] for rank in range(world_size)
+    ]
+    NURSERY.together(HERE / "ranks.py", arguments, env=environ, folder=folder, timeout_s=WAIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -209,6 +209,14 @@ class Cluster:
             node.tell(0, loaded=True)
         self.report()
 
+    def settle_down(self, *, pauses_s: float = 0.0) -> None:
+        """Have all report until nothing is on its way; each then rests for ``pauses_s``."""
+        for _ in range(4):
+            self.report()
+            for node in self.nodes.values():
+                if pauses_s:
+                    node.feed(ev.Tick(node.state.now_s + pauses_s))
+
     def report(self, *names: str, heard: bool = True, answered: bool = True) -> None:
         """Nodes report in turn; a report or its answer may be lost on the way."""
         for name in names or tuple(self.nodes):

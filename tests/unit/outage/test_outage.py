@@ -161,14 +161,12 @@ def test_a_step_replaced_as_it_was_committed_stops_no_later_save(nodes, replicas
         cluster.nodes[name].abandon(10)
 
     for step in (11, 12, 13):
-        for _ in range(4):
-            cluster.report()
+        cluster.settle_down()
         assert {key.step for key in cluster.whole()} >= {cluster.kept}
         for node in cluster.nodes.values():
             if not node.save(step):
                 node.abandon(step)
-    for _ in range(4):
-        cluster.report()
+    cluster.settle_down()
 
     assert cluster.kept == 13
 
@@ -185,8 +183,7 @@ def test_a_copy_that_a_backup_has_replaced_is_brought_back_once_its_step_is_comm
     free = copy.name.to(SlotState.FREE)
     b.state.slots[copy.name.slot] = Slot(name=free, length_bytes=copy.length_bytes)
 
-    for _ in range(4):
-        cluster.report()
+    cluster.settle_down()
 
     assert cluster.kept == 9
 
@@ -267,10 +264,7 @@ def test_a_step_that_its_owner_has_replaced_gives_way_once_a_later_one_is_whole_
     assert a.save(11)
     assert replaced(cluster, "a", 9)
 
-    for _ in range(4):
-        cluster.report()
-        for node in cluster.nodes.values():
-            node.feed(ev.Tick(node.state.now_s + 6.0))
+    cluster.settle_down(pauses_s=6.0)
 
     assert cluster.kept == 11
     assert all(node.save(12) for node in cluster.nodes.values())
@@ -287,10 +281,7 @@ def test_steps_that_wait_in_all_slots_of_their_ranks_get_their_copies_in_the_sum
     cluster.report("b", answered=False)
     assert all(cluster.nodes[name].save(10) for name in "ba")
 
-    for _ in range(4):
-        cluster.report()
-        for node in cluster.nodes.values():
-            node.feed(ev.Tick(node.state.now_s + 6.0))
+    cluster.settle_down(pauses_s=6.0)
 
     assert cluster.kept == 10
     assert all(node.save(11) for node in cluster.nodes.values())

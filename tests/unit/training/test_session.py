@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,8 +13,9 @@ import pytest
 from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
+from holdfast.core.needs import Needs
 from holdfast.core.session import SessionView
-from holdfast.errors import NotFoundError, StaleGenerationError
+from holdfast.errors import NotFoundError, StaleGenerationError, UnavailableError
 from holdfast.rpc.channel import unix_target
 from holdfast.rpc.codec import from_message
 from holdfast.rpc.status import TRAILER, to_status
@@ -38,6 +40,13 @@ class Agent(agent_pb2_grpc.AgentServicer):
         self.generation = 1
         self.flaps = False
         self.opened = []
+        self.away = False
+        self.told = queue.SimpleQueue()
+
+    def heard(self, what):
+        """Wait for an update of which ``what`` is true."""
+        while not what(self.told.get(timeout=WAIT_S)):
+            pass
 
     def Describe(self, request, context):
         return pb.DescribeResponse(node="a", arena=str(self.arena))
@@ -53,6 +62,10 @@ class Agent(agent_pb2_grpc.AgentServicer):
         )
 
     def Update(self, request, context):
+        self.told.put(request)
+        if self.away:
+            self.away = False
+            refuse(context, UnavailableError("away"))
         if not self.known:
             refuse(context, NotFoundError("not open here"))
         return pb.UpdateResponse()
@@ -152,6 +165,77 @@ def test_a_catalogue_that_was_lost_is_told_of_the_attempt_that_trains(agent, ses
     assert second.spec.generation == 3
     assert from_message(second.spec.restored, CheckpointId) == restored
     assert all(view.leases for view in views)
+
+
+def progressed(session, step):
+    session.report(lambda report: replace(report, step=step))
+
+
+def test_progress_wakes_nobody_and_is_told_at_the_next_look(agent, session):
+    """The training thread says it at each step."""
+    progressed(session, 3)
+    session.post(saving=(3,))
+    assert not session._urgent.is_set()
+
+    session.start(lambda view: None)
+    agent.heard(lambda update: update.report.step == 3 and list(update.report.saving) == [3])
+    progressed(session, 4)
+    agent.heard(lambda update: update.report.step == 4)
+    session.post(saving=(3, 5))
+    agent.heard(lambda update: list(update.report.saving) == [3, 5])
+
+
+def test_what_a_rank_needs_is_told(agent, session):
+    session.start(lambda view: None)
+    seven = CheckpointId(RunId("r1"), Step(7), Generation(1))
+    session.name(Needs(checkpoint=seven, whole=True))
+
+    agent.heard(lambda update: update.needs.whole)
+
+
+def test_what_the_agent_could_not_take_is_told_again(agent, session):
+    """Though nothing is new since."""
+    agent.away = True
+    session.start(lambda view: None)
+    progressed(session, 3)
+
+    agent.heard(lambda update: update.report.step == 3)
+    agent.heard(lambda update: update.report.step == 3)
+
+
+def test_an_agent_that_forgot_is_told_all_again(agent, session):
+    """It knows no step that this rank saves, and nothing is new since it was told."""
+    session.start(lambda view: None)
+    session.post(saving=(5,))
+    agent.heard(lambda update: list(update.report.saving) == [5])
+    agent.forgotten.set()
+
+    agent.heard(lambda update: list(update.report.saving) == [5])
+
+
+def test_nothing_is_told_while_nothing_is_new(agent, session, monkeypatch):
+    looks, enough = [], threading.Event()
+    wait = session._urgent.wait
+
+    def look(timeout_s):
+        looks.append(timeout_s)
+        if len(looks) > 5:
+            enough.set()
+        return wait(timeout_s)
+
+    monkeypatch.setattr(session._urgent, "wait", look)
+    session.start(lambda view: None)
+
+    assert enough.wait(WAIT_S)
+    assert agent.told.empty()
+
+
+def test_what_is_posted_last_is_told_before_the_session_ends(agent, session):
+    session.start(lambda view: None)
+    progressed(session, 9)
+    session.close(timeout_s=WAIT_S)
+
+    agent.heard(lambda update: update.report.step == 9)
 
 
 @pytest.mark.parametrize("least_s", [3600.0, 0.0])
