@@ -52,13 +52,14 @@ class CapturedTensor:
 
 Source = Callable[[], Iterable[object]]
 _LOCAL = operator.attrgetter("_local_tensor")
+_DTYPE = operator.attrgetter("dtype")
 _AT_ONCE = 64
 """Tensors that are looked at together: so many are in the processor's cache at the next look."""
 
 
 def _looks(tensors: Sequence[torch.Tensor]) -> list[list[object]]:
     """Return where tensors lie, and how."""
-    looks = torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride
+    looks = torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride, _DTYPE
     return [list(map(look, tensors)) for look in looks]
 
 

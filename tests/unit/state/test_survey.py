@@ -57,10 +57,15 @@ def test_that_nothing_has_changed_is_seen_without_letting_other_threads_in():
     assert before == after
 
 
+def _read_as(tensor, dtype):
+    tensor.data = tensor.data.view(dtype)
+
+
 _CHANGES = {
     "turned": lambda tensor: tensor.t_(),
     "smaller": lambda tensor: tensor.resize_(2, 4),
     "one more axis": lambda tensor: tensor.unsqueeze_(0),
+    "other values of the same bits": lambda tensor: _read_as(tensor, torch.int32),
     "other strides": lambda tensor: tensor.as_strided_((3, 4), (1, 3)),
 }
 
