@@ -235,8 +235,11 @@ def _for_room(
     }
     if not any(moved.values()):
         return ()
-    # Spares cost a look at all that lies anywhere, for each host: most restores have room as it is.
-    if not any(_lacks_room(run, evidence, where.live, host, ()) for host in moved):
+    # What each host needs, and could spare, takes long to say: most restores have room for all.
+    stored = evidence.sources.get(chosen, {}).values()
+    whole_bytes = sum(item.shard.length_bytes for item in stored)
+    tight = [host for host in moved if _left_bytes(where.live[host], ()) < whole_bytes]
+    if not any(_lacks_room(run, evidence, where.live, host, ()) for host in tight):
         return ()
     spared = {host: spares(run, evidence, where.live, host, awaits=awaits) for host in moved}
     if not any(_lacks_room(run, evidence, where.live, host, spared[host]) for host in moved):
@@ -276,15 +279,18 @@ def _lacks_room(
     spared: Collection[ShardId],
 ) -> bool:
     """Tell whether what ``host`` must fetch for its ranks does not fit beside what it keeps."""
-    inventory = live[host].inventory
-    missing = [want.shard for want in restores(run, evidence, live, host)]
-    kept = [
-        held.shard
-        for held in inventory.shards
+    missing = [want.shard.length_bytes for want in restores(run, evidence, live, host)]
+    return bool(missing) and sum(missing) > _left_bytes(live[host], spared)
+
+
+def _left_bytes(node: Node, spared: Collection[ShardId]) -> int:
+    """Return what of a node's budget is left beside what it keeps."""
+    kept = (
+        held.shard.length_bytes
+        for held in node.inventory.shards
         if held.state is HeldState.SEALED and held.shard.id not in spared
-    ]
-    wanted_bytes = sum(shard.length_bytes for shard in (*kept, *missing))
-    return bool(missing) and wanted_bytes > inventory.budget_bytes
+    )
+    return node.inventory.budget_bytes - sum(kept)
 
 
 def _brought(run: Run, item: ShardCopies, where: Places) -> Sequence[tuple[str, Want]]:
