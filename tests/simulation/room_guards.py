@@ -85,7 +85,7 @@ OF_ROOM = (
     mutant(
         "room: misplaced newer",
         "so is what is newer than what is proposed",
-        ("metadata/domain/copies_to_fetch.py", "item is None or key == chosen or", "item is None or not _is_behind(key, chosen) or"),
+        ("metadata/domain/copies_to_fetch.py", "item is None or key in staying or", "item is None or key in staying or not _is_behind(key, chosen) or"),
     ),
     mutant(
         "room: misplaced chain",

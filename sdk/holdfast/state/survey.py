@@ -13,7 +13,6 @@ from enum import Enum
 
 import torch
 from torch import nn
-from torch._C._dynamo.guards import assert_size_stride
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import Saved
@@ -53,41 +52,15 @@ class CapturedTensor:
 
 Source = Callable[[], Iterable[object]]
 _LOCAL = operator.attrgetter("_local_tensor")
+_DTYPE = operator.attrgetter("dtype")
 _AT_ONCE = 64
 """Tensors that are looked at together: so many are in the processor's cache at the next look."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Where some tensors lay, and how."""
-
-    tensors: Sequence[torch.Tensor]
-    places: list[int]
-    sizes: list[tuple[int, ...]]
-    strides: list[tuple[int, ...]]
-
-    @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> _Part:
-        return cls(
-            tensors,
-            [tensor.data_ptr() for tensor in tensors],
-            [tuple(tensor.shape) for tensor in tensors],
-            [tensor.stride() for tensor in tensors],
-        )
-
-    def holds(self) -> bool:
-        """Tell whether they lie there still.
-
-        None of it lets go of the interpreter's lock, as `is_set_to` does for each tensor: where
-        others want it, getting it back takes the training thread up to 5 ms.
-        """
-        if list(map(torch.Tensor.data_ptr, self.tensors)) != self.places:
-            return False
-        try:
-            any(map(assert_size_stride, self.tensors, self.sizes, self.strides))
-        except AssertionError:
-            return False
-        return True
+def _looks(tensors: Sequence[torch.Tensor]) -> list[list[object]]:
+    """Return where tensors lie, and how."""
+    looks = torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride, _DTYPE
+    return [list(map(look, tensors)) for look in looks]
 
 
 def _turns(tensors: Sequence[torch.Tensor]) -> list[list[object]]:
@@ -126,12 +99,14 @@ class Identity:
         self.places = [tensor.detach() for tensor in tensors if _is_near(tensor)]
         turned = [t for t in tensors if t.is_complex() or not t.is_contiguous()]
         some = [tensors[at : at + _AT_ONCE] for at in range(0, len(tensors), _AT_ONCE)]
-        self._parts = [_Part.of(part) for part in some]
+        self._parts = [(part, _looks(part)) for part in some]
         self._turned = turned, _turns(turned)
 
     def _lie_as_seen(self) -> bool:
+        # At each save. None of it lets go of the interpreter's lock, as `is_set_to` does for each
+        # tensor: where other threads want the lock, getting it back takes the training thread 5 ms.
         turned, turns = self._turned
-        return all(part.holds() for part in self._parts) and _turns(turned) == turns
+        return all(_looks(part) == seen for part, seen in self._parts) and _turns(turned) == turns
 
     def _now(self) -> list[object]:
         found: list[object] = []

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from tests.unit.metadata.conftest import RUN
 
 from holdfast.core.decision import Start
+from holdfast.core.ids import CheckpointId
 from holdfast.core.node_view import WantReason
 
 SEGMENT = 100
@@ -88,6 +92,13 @@ def test_what_stands_where_the_rule_places_it_stays(turned):
     turned.drop("c", 10, 1, 2)
     turned.machines["c"].budget_bytes -= SEGMENT
     turned.report("c")
+
+    assert set() == brought(turned)
+
+
+def test_what_is_pinned_is_brought_nowhere(turned):
+    """No copy of it is given back, so that would take a's room and make none on c."""
+    turned.run = replace(turned.run, pins=(*turned.run.pins, CheckpointId(RUN, 10, 1)))
 
     assert set() == brought(turned)
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import pytest
 import torch
 from tests.unit.state import worlds
 from torch import nn
@@ -31,7 +32,7 @@ def test_that_nothing_has_changed_is_seen_without_letting_other_threads_in():
     """Where others want the interpreter's lock, each time it is let go costs a save 5 ms."""
     count, times = 1000, 100
     state = {"m": nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(count)])}
-    identity = Identity(Capture(state, rank=0, world_size=1).survey())
+    identity = _identity(state)
     turns, ended = [0], threading.Event()
 
     def want_the_lock():
@@ -54,3 +55,46 @@ def test_that_nothing_has_changed_is_seen_without_letting_other_threads_in():
 
     assert held
     assert before == after
+
+
+def _read_as(tensor, dtype):
+    tensor.data = tensor.data.view(dtype)
+
+
+_CHANGES = {
+    "turned": lambda tensor: tensor.t_(),
+    "smaller": lambda tensor: tensor.resize_(2, 4),
+    "one more axis": lambda tensor: tensor.unsqueeze_(0),
+    "other values of the same bits": lambda tensor: _read_as(tensor, torch.int32),
+    "other strides": lambda tensor: tensor.as_strided_((3, 4), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("name", _CHANGES)
+def test_a_tensor_that_has_changed_at_its_place_is_seen_whichever_it_is(name, at):
+    module = nn.Module()
+    for number in range(3):
+        module.register_buffer(f"b{number}", torch.zeros(3, 4))
+    identity = _identity({"m": module})
+    places = identity.places
+    assert identity.holds()
+    assert identity.places is places
+
+    _CHANGES[name](module.get_buffer(f"b{at}"))
+
+    assert not identity.holds() or identity.places is not places
+
+
+def test_an_empty_tensor_of_another_shape_is_seen():
+    module = nn.Module()
+    module.register_buffer("rows", torch.zeros(0, 4))
+    identity = _identity({"m": module})
+
+    module.rows.resize_(0, 5)
+
+    assert not identity.holds()
+
+
+def _identity(state):
+    return Identity(Capture(state, rank=0, world_size=1).survey())

@@ -100,7 +100,7 @@ def spares(
     parts = _in_parts(run, evidence, chosen, awaits) if chosen else frozenset[CheckpointId]()
     safe = chosen is not None and _lies_as_allowed(evidence, chosen, attempt, live)
     local = {row.id for row in run.checkpoints if not (row.replicated_at_s or row.copied_at_s)}
-    spared = {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
+    staying = _staying(run, chosen)
     where: Places | None = None
     redundant: list[ShardId] = []
     old: list[ShardId] = []
@@ -108,7 +108,7 @@ def spares(
     for held in live[host].inventory.shards:
         shard = held.shard.id
         item = evidence.live.get(shard.checkpoint, {}).get(shard)
-        if item is None or shard.checkpoint in spared or host not in item.nodes:
+        if item is None or shard.checkpoint in staying or host not in item.nodes:
             continue
         acked = kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept
         if acked or shard.checkpoint in parts:
@@ -124,6 +124,11 @@ def spares(
         if len(redundant) >= SPARES_IN_VIEW_MAX:
             break
     return (*redundant, *old, *second)[:SPARES_IN_VIEW_MAX]
+
+
+def _staying(run: Run, chosen: CheckpointId | None) -> Collection[CheckpointId | None]:
+    """Return the checkpoints of which no copy is given back: what is restored, pinned, drained."""
+    return {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
 
 
 def _lying(
@@ -230,6 +235,12 @@ def _for_room(
     }
     if not any(moved.values()):
         return ()
+    # What each host needs, and could spare, takes long to say: most restores have room for all.
+    stored = evidence.sources.get(chosen, {}).values()
+    whole_bytes = sum(item.shard.length_bytes for item in stored)
+    tight = [host for host in moved if _left_bytes(where.live[host], ()) < whole_bytes]
+    if not any(_lacks_room(run, evidence, where.live, host, ()) for host in tight):
+        return ()
     spared = {host: spares(run, evidence, where.live, host, awaits=awaits) for host in moved}
     if not any(_lacks_room(run, evidence, where.live, host, spared[host]) for host in moved):
         return ()
@@ -247,12 +258,14 @@ def _misplaced(
 ) -> Iterable[ShardCopies]:
     """Yield what ``host`` holds of other usable steps, and the rule places on other nodes.
 
-    Newer ones, too: a user has asked for an older step, or nobody knows of them yet.
+    Newer ones, too: a user has asked for an older step, or nobody knows of them yet. Not of those
+    that stay: a copy elsewhere would take room there, and make none here.
     """
+    staying = _staying(run, chosen)
     for held in where.live[host].inventory.shards:
         key = held.shard.id.checkpoint
         item = evidence.live.get(key, {}).get(held.shard.id)
-        if item is None or key == chosen or not run.usable(key):
+        if item is None or key in staying or not run.usable(key):
             continue
         if host not in (item.owner, *asked.targets(item.owner, where.ring, where.domains)):
             yield item
@@ -266,15 +279,18 @@ def _lacks_room(
     spared: Collection[ShardId],
 ) -> bool:
     """Tell whether what ``host`` must fetch for its ranks does not fit beside what it keeps."""
-    inventory = live[host].inventory
-    missing = [want.shard for want in restores(run, evidence, live, host)]
-    kept = [
-        held.shard
-        for held in inventory.shards
+    missing = [want.shard.length_bytes for want in restores(run, evidence, live, host)]
+    return bool(missing) and sum(missing) > _left_bytes(live[host], spared)
+
+
+def _left_bytes(node: Node, spared: Collection[ShardId]) -> int:
+    """Return what of a node's budget is left beside what it keeps."""
+    kept = (
+        held.shard.length_bytes
+        for held in node.inventory.shards
         if held.state is HeldState.SEALED and held.shard.id not in spared
-    ]
-    wanted_bytes = sum(shard.length_bytes for shard in (*kept, *missing))
-    return bool(missing) and wanted_bytes > inventory.budget_bytes
+    )
+    return node.inventory.budget_bytes - sum(kept)
 
 
 def _brought(run: Run, item: ShardCopies, where: Places) -> Sequence[tuple[str, Want]]:
