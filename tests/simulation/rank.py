@@ -112,6 +112,11 @@ class Process:
         self.world.later(TELL_S, lambda: self._register(over, refused), self.node.name)
         over(again, OPEN_S_MAX)
 
+    def _open_anew(self) -> None:
+        """Open the session with an agent that knows nothing of it: the leases were another's."""
+        self._view = replace(self._view, leases=())
+        self._open()
+
     def _register(self, over: Over, refused: Callable[[CheckpointError], None]) -> None:
         """At the agent: ask metadata for a seat."""
         agent = self.node.state
@@ -217,7 +222,7 @@ class Process:
 
         def take() -> None:
             if self.node.state is not None and not self.node.update(update):
-                self.later(TELL_S, self._open)
+                self.later(TELL_S, self._open_anew)
 
         self.world.later(TELL_S, take, self.node.name)
 
@@ -391,7 +396,7 @@ class Process:
 
     def free_slot(self) -> tuple[File, SlotName] | None:
         """Return a leased slot that nobody writes."""
-        for lease in () if self._opening else self._view.leases:
+        for lease in self._view.leases:
             name = SlotName(lease.slot, lease.incarnation, SlotState.WRITING)
             file = self.node.files.get(lease.slot)
             if file is not None and file.name == name and file.holder is None:

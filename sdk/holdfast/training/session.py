@@ -83,6 +83,7 @@ class AgentSession:
         self._outbox = Outbox()
         self._guard = threading.Lock()
         self._opening = threading.Lock()
+        self._taking = threading.Lock()
         self._register_after_s = 0.0
         self._reopened = threading.Event()
         self._changed = threading.Condition()
@@ -129,11 +130,9 @@ class AgentSession:
         )
 
     def start(self, on_view: Callable[[SessionView], None]) -> None:
-        """Start the rpc threads; ``on_view`` runs on the watch thread for each new view."""
-        for name, target in (("watch", lambda: self._watch(on_view)), ("update", self._update)):
-            thread = threading.Thread(target=target, name=f"holdfast-rpc-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        """Start the rpc threads; ``on_view`` runs on one of them at a time, for each new view."""
+        self._start("watch", lambda: self._watch(on_view))
+        self._start("update", self._update)
 
     def reserve(self, reservation: Reservation) -> None:
         """Have the agent make the slots of a plan; leases follow in the view.
@@ -325,6 +324,11 @@ class AgentSession:
         if previous >= 0:
             os.close(previous)
 
+    def _start(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=f"holdfast-rpc-{name}", daemon=True)
+        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+        thread.start()
+
     def _reserve(self, reservation: Reservation) -> None:
         request = pb.ReserveRequest(
             session=self.id,
@@ -367,35 +371,44 @@ class AgentSession:
                 self._take(view, on_view)
             if view.forgotten and time.monotonic() >= self._register_after_s:
                 self._register_after_s = time.monotonic() + REGISTER_S_MIN
-                self._register_again(on_view)
+                self._start("register", lambda: self._register_again(on_view))
 
     def _register_again(self, on_view: Callable[[SessionView], None]) -> None:
-        """Tell a catalogue that was lost of this attempt; what fails is tried at the next watch."""
+        """Tell a catalogue that was lost of this attempt; what fails is tried at the next watch.
+
+        Beside the watch: a catalogue that does not answer then would keep slots from this rank.
+        """
+        if not self._opening.acquire(blocking=False):
+            return
         assert self._arena is not None
         try:
-            with self._opening:
-                self._open(self._arena)
+            self._open(self._arena)
         except StaleGenerationError:
             self._fence(on_view)
         except CheckpointError as error:
             log.warning(
                 "the catalogue was lost and cannot register this attempt again yet: %s", error
             )
+        finally:
+            self._opening.release()
 
     def _fence(self, on_view: Callable[[SessionView], None]) -> None:
         """Take that this attempt was replaced, as if told by a view."""
         self._take(replace(self.view, fenced=True, leases=()), on_view)
 
     def _take(self, view: SessionView, on_view: Callable[[SessionView], None]) -> None:
-        try:
-            on_view(view)
-        except Exception:  # without this thread there would be no slot any more
-            log.exception("a message of the agent could not be handled; it is asked for again")
-            self._stopping.wait(RETRY_S)
-            return
-        with self._changed:
-            self.view = view
-            self._changed.notify_all()
+        with self._taking:
+            if self.view.fenced:
+                return
+            try:
+                on_view(view)
+            except Exception:  # without this thread there would be no slot any more
+                log.exception("a message of the agent could not be handled; it is asked for again")
+                self._stopping.wait(RETRY_S)
+                return
+            with self._changed:
+                self.view = view
+                self._changed.notify_all()
 
     def _recover(self, error: CheckpointError, on_view: Callable[[SessionView], None]) -> None:
         """After a failed watch: open again if forgotten, else wait before the next try."""

@@ -37,6 +37,8 @@ class Agent(agent_pb2_grpc.AgentServicer):
         self.lease = pb.SlotLease(slot="s1", incarnation=7, length_bytes=1, plan_hash="p")
         self.forgotten = threading.Event()
         self.lost = threading.Event()
+        self.answers = threading.Event()
+        self.answers.set()
         self.generation = 1
         self.flaps = False
         self.opened = []
@@ -52,6 +54,7 @@ class Agent(agent_pb2_grpc.AgentServicer):
         return pb.DescribeResponse(node="a", arena=str(self.arena))
 
     def OpenSession(self, request, context):
+        assert self.answers.wait(WAIT_S)
         if self.stale:
             refuse(context, StaleGenerationError("replaced by generation 2"))
         self.known = True
@@ -248,6 +251,31 @@ def test_a_rank_that_stays_unknown_registers_at_a_pace(agent, session, monkeypat
     assert session.wait_view(lambda view: int(view.version or 0) >= 10, timeout_s=WAIT_S)
     again = len(agent.opened) - 1
     assert again == 1 if least_s else again > 1
+
+
+def test_views_go_on_while_a_new_catalogue_does_not_answer(agent, session):
+    """P5: what the agent leases is heard of, however long the attempt takes to be told again."""
+    session.start(lambda view: None)
+    assert session.wait_view(lambda view: bool(view.leases), timeout_s=WAIT_S)
+    agent.answers.clear()
+    agent.flaps = True
+
+    assert session.wait_view(lambda view: int(view.version) >= 10, timeout_s=WAIT_S)
+    assert len(agent.opened) == 1
+    agent.answers.set()
+
+
+def test_nothing_is_heard_any_more_by_who_was_replaced(agent, session):
+    """P2: a view that was on its way when the catalogue refused the attempt counts no more."""
+    views = []
+    agent.stale = agent.flaps = True
+    session.start(views.append)
+    assert session.wait_view(lambda view: view.fenced, timeout_s=WAIT_S)
+
+    for thread in session._threads:
+        if not thread.name.endswith("update"):
+            thread.join(WAIT_S)
+    assert views[-1].fenced
 
 
 @pytest.mark.parametrize("refused", [True, False])
