@@ -45,6 +45,22 @@ def test_a_copy_more_than_the_policy_asks_for_is_spare_and_never_where_the_rule_
     assert {("a", 0), ("b", 0), ("d", 1)} == spares(copied), "after c comes a"
 
 
+def test_a_second_copy_in_a_domain_is_spare_though_a_third_domain_is_asked_for(cluster):
+    """P5, P8: what a restore has brought beside it would keep that one's room for ever."""
+    for node, domain in zip(NODES, "xxyy", strict=True):
+        cluster.machine(node, domain)
+    cluster.join(*NODES)
+    cluster.launch(b"first", "d", "c", replicas=2, replica_domain="rack")
+    cluster.commit(10, 1, "d", "c")
+    for node in "ab":
+        copy(cluster, node, 0)
+    assert {("b", 0), ("c", 0)} == spares(cluster)
+
+    cluster.machine("e", "z")
+    cluster.join("e")
+    assert {("b", 0)} == spares(cluster), "c has the third until e has"
+
+
 def test_a_copy_is_not_spare_while_one_that_should_be_there_is_gone_or_bad(copied):
     """P5: as many as are asked for lie intact on nodes that live; the next of the ring keep it."""
     for node in "ab":

@@ -115,9 +115,9 @@ def spares(
             old.append(shard)
             continue
         behind = _is_behind(shard.checkpoint, chosen) and (safe or shard.checkpoint in local)
-        if len(item.nodes) > (1 if behind else 1 + attempt.protection.n):
+        if len(item.nodes) > (1 if behind else 1 + attempt.allowed.n):
             where = where or places(run, live)
-            if host not in _keepers(item, attempt.protection, where):
+            if host not in _keepers(item, attempt.allowed, where):
                 redundant.append(shard)
             elif behind and host not in _keepers(item, NO_COPIES, where):
                 second.append(shard)
