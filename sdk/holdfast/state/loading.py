@@ -24,6 +24,7 @@ from holdfast.state import modules, optimizers
 from holdfast.state.dataloaders import Resumable
 from holdfast.state.kinds import Kind, named
 from holdfast.state.local_boxes import local
+from holdfast.state.name_differences import name_differences
 from holdfast.state.survey import Survey
 from holdfast.state.values import ABSENT, make_numpy, merge
 from holdfast.state.wants import Wants
@@ -127,10 +128,9 @@ class Loading:
         lost = [path for path in here if path not in known]
         extra = [path for path in known if path not in here]
         if self._strict and (lost or extra):
-            first = (lost + extra)[0]
-            where = "in the script" if lost else "in the checkpoint"
             raise InvalidRequestError(
-                f"state {first!r} exists only {where}; strict=False loads the rest", key=first
+                f"{name_differences('state', lost, extra)}; strict=False loads the rest",
+                key=(lost + extra)[0],
             )
         self._missing += lost
         self._unexpected += extra
@@ -143,13 +143,15 @@ class Loading:
 
     def want_module(self, path: str, module: nn.Module) -> None:
         """See ``kinds.Restoring``."""
-        lost = modules.load_module(path, module, self._fill, self._names())
-        if lost and self._strict:
-            raise InvalidRequestError(
-                f"the checkpoint has {len(lost)} tensors that {path!r} lacks, such as {lost[0]!r}; "
-                f"strict=False ignores them"
-            )
-        self._unexpected += lost
+        before = len(self._missing)
+        extra = modules.load_module(path, module, self._fill, self._names())
+        lost = self._missing[before:]
+        if self._strict and (lost or extra):
+            text = f"{name_differences('tensor', lost, extra)}; strict=False loads the rest"
+            if lost:
+                raise NotReadyError(text, fqn=lost[0])
+            raise InvalidRequestError(text, key=extra[0])
+        self._unexpected += extra
         for name, part in modules.extra_states(path, module):
             if name in self._live.extra:
                 held = self.decode(self._live.extra[name])
@@ -168,7 +170,7 @@ class Loading:
     def _fill(self, fqn: str, target: torch.Tensor) -> None:
         stored = self._find(fqn, self._survey.mesh_of.get(id(target)))
         if stored is None:
-            self._only_here(fqn)
+            self._missing.append(fqn)
         else:
             self._wants.fill(fqn, target, stored)
 

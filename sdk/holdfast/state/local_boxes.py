@@ -74,8 +74,32 @@ def check_kind(fqn: str, tensor: torch.Tensor) -> None:
             f"state",
             key=fqn,
         )
+    if tensor.layout is not torch.strided:  # of a compressed one nothing else can be asked
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is {tensor.layout}; only dense tensors can be saved", key=fqn
+        )
     if _is_a(tensor, _REFUSED):
         raise InvalidRequestError(f"not supported yet: {fqn} is a {_REFUSED}", key=fqn)
+    _check_parts(fqn, local(tensor))
+
+
+def _check_parts(fqn: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that stands for others, such as quantized values and their scales.
+
+    What is read of it are values of its dtype, and what is written into it is not what was read.
+    """
+    kind = type(tensor)
+    if not hasattr(kind, "__tensor_flatten__"):
+        return
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    inner = [getattr(tensor, name) for name in names]
+    if [(part.shape, part.dtype) for part in inner] != [(tensor.shape, tensor.dtype)]:
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is a {kind.__name__}, made of {', '.join(names)}: it cannot be saved "
+            f"as one tensor. Put {fqn}.{names[0]} and the others into the state, or save the "
+            f"weights as they were before they were converted",
+            key=fqn,
+        )
 
 
 def _of_mesh(fqn: str, tensor: Any) -> LocalBox:

@@ -1,0 +1,196 @@
+"""Tensors and modules that are not plain: what comes back is what was saved, or it is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.state import worlds
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.testing._internal.two_tensor import TwoTensor
+
+from holdfast.core.ids import ShardId
+from holdfast.core.shard import Shard
+from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.format.boxes import Box, whole
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
+from holdfast.reading.files import open_files
+from holdfast.state.capture import Capture
+
+
+class Symmetric(nn.Module):
+    def forward(self, values):
+        return values.triu() + values.triu(1).transpose(-1, -2)
+
+    def right_inverse(self, values):
+        return values.triu()
+
+
+def trained(change=None, width=3):
+    model = nn.Sequential(nn.Linear(width, width))
+    if change:
+        change(model[0])
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(2, width)).square().sum().backward()
+    optimizer.step()
+    return {"m": model, "o": optimizer}
+
+
+def two():
+    return TwoTensor(torch.ones(2, 2), torch.full((2, 2), 2.0))
+
+
+def bits(tensor):
+    return tensor.flatten().view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["value", "parameter"])
+def test_a_tensor_that_stands_for_several_is_refused(inside):
+    """torchao's quantized weights: values of the first part came back in all of them."""
+    state = {"x": two()}
+    if inside:
+        state["x"] = nn.ParameterList([nn.Parameter(two())])
+
+    with pytest.raises(InvalidRequestError, match=r"'x.*' is a TwoTensor, made of a, b"):
+        worlds.plan_of(Capture(state, rank=0, world_size=1))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("inside", [False, True], ids=["value", "parameter"])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_a_sparse_tensor_is_refused_by_name(inside, layout):
+    with torch.no_grad():
+        tensor = torch.eye(2).to_sparse(layout=layout)
+    state = {"x": tensor}
+    if inside:
+        state["x"] = nn.ParameterList([nn.Parameter(tensor, requires_grad=False)])
+
+    with pytest.raises(InvalidRequestError, match=r"'x.*' is torch.sparse.*only dense tensors"):
+        worlds.plan_of(Capture(state, rank=0, world_size=1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bfloat16", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint64"],
+)
+def test_the_bits_of_a_dtype_come_back(tmp_path, name):
+    """NaNs with a payload, and bytes that are no number of it, among them."""
+    raw = torch.arange(256, dtype=torch.int16).view(torch.uint8)
+    if name == "bool":
+        raw = raw % 2
+    saved = raw.view(getattr(torch, name))
+    target = {"x": torch.zeros_like(saved)}
+
+    worlds.there_and_back(tmp_path, {"x": saved}, target)
+
+    assert bits(saved) == bits(target["x"])
+
+
+@pytest.mark.parametrize(
+    "name", ["bits8", "complex128", "complex32", "float4_e2m1fn_x2", "int4", "uint1", "uint4"]
+)
+def test_a_dtype_that_the_format_lacks_is_named(name):
+    """Packed ones: torch cannot read their values, so nobody could tell that they came back."""
+    tensor = torch.zeros(16, dtype=torch.uint8).view(getattr(torch, name))
+
+    with pytest.raises(InvalidRequestError, match=rf"'x' is torch\.{name}, which cannot be saved"):
+        worlds.plan_of(Capture({"x": tensor}, rank=0, world_size=1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: parametrize.register_parametrization(layer, "weight", Symmetric()),
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+        parametrizations.orthogonal,
+    ],
+    ids=["symmetric", "weight_norm", "spectral_norm", "orthogonal"],
+)
+def test_a_parametrized_weight_is_what_it_was(tmp_path, change):
+    saved, target = trained(change), trained(change)
+
+    worlds.there_and_back(tmp_path, saved, target)
+
+    saved["m"].eval(), target["m"].eval()
+    assert bits(saved["m"][0].weight.detach()) == bits(target["m"][0].weight.detach())
+    for ours, theirs in zip(target["m"].parameters(), saved["m"].parameters(), strict=True):
+        kept = target["o"].state[ours], saved["o"].state[theirs]
+        assert bits(kept[0]["exp_avg_sq"]) == bits(kept[1]["exp_avg_sq"])
+
+
+def with_two_optimizers():
+    state = trained()
+    other = torch.optim.SGD(state["m"].parameters(), lr=0.1, momentum=0.9)
+    other.step()
+    return {**state, "sgd": other}
+
+
+def test_a_parameter_of_two_optimizers_has_the_state_of_each(tmp_path):
+    saved, target = with_two_optimizers(), with_two_optimizers()
+
+    worlds.there_and_back(tmp_path, saved, target)
+
+    for ours, theirs in zip(target["m"].parameters(), saved["m"].parameters(), strict=True):
+        for name, key in (("o", "exp_avg"), ("sgd", "momentum_buffer")):
+            assert bits(target[name].state[ours][key]) == bits(saved[name].state[theirs][key])
+
+
+def test_groups_that_were_added_while_training_are_added_before_the_restore(tmp_path):
+    """F5: till then the optimizer here lacks parameters, and the first of them is named."""
+    saved, target = trained(), trained()
+    for state, lr in ((saved, 0.5), (target, 0.1)):
+        state["m"].append(nn.Linear(3, 3))
+        state["o"] = torch.optim.Adam(state["m"][0].parameters())
+        if state is saved:
+            state["o"].add_param_group({"params": state["m"][1].parameters(), "lr": lr})
+    with pytest.raises(InvalidRequestError, match=r"'m\.1\.bias' exists only in the checkpoint"):
+        worlds.there_and_back(tmp_path, saved, target)
+
+    target["o"].add_param_group({"params": target["m"][1].parameters()})
+    worlds.there_and_back(tmp_path, saved, target)
+
+    assert [1e-3, 0.5] == [group["lr"] for group in target["o"].param_groups]
+
+
+def test_renamed_tensors_are_named_with_what_they_were(tmp_path):
+    saved = {"m": nn.ModuleDict({"encoder": nn.Linear(2, 2), "head": nn.Linear(2, 2)})}
+    target = {"m": nn.ModuleDict({"encoders": nn.Linear(2, 2), "head": nn.Linear(2, 2)})}
+
+    with pytest.raises(NotReadyError) as caught:
+        worlds.there_and_back(tmp_path, saved, target)
+
+    assert "'m.encoders.weight' (there: 'm.encoder.weight')" in caught.value.message
+    assert "'m.encoder.bias' exist only in the checkpoint" in caught.value.message
+    assert "head" not in caught.value.message
+
+
+def test_of_many_names_a_few_are_shown(tmp_path):
+    saved, target = {"m": nn.Sequential()}, {"m": nn.Sequential(*[nn.Linear(1, 1)] * 20)}
+
+    with pytest.raises(NotReadyError, match=r"'m\.2\.weight' and 35 more exist only in the script"):
+        worlds.there_and_back(tmp_path, saved, target)
+
+
+def test_places_beyond_what_32_bits_count_are_right(tmp_path):
+    """In a file with a hole: neither 8 GiB of memory nor of disk."""
+    shape = (2, (1 << 30) + 4)
+    identity = SegmentIdentity(id=ShardId("r", 1, 1, 0), job="j", world_size=1, plan_hash="p")
+    specs = [TensorSpec(fqn=name, dtype="F32", shape=shape, box=whole(shape)) for name in "ab"]
+    template = header_template(identity, specs)
+    path = tmp_path / "segment"
+    with path.open("wb") as file:
+        file.write(template.fill(step=1, generation=1, parent=None))
+        file.truncate(template.length_bytes - 16)
+        file.seek(0, 2)
+        file.write(torch.arange(1.0, 5.0).numpy().tobytes())
+    shard = Shard(
+        id=identity.id, job="j", world_size=1, plan_hash="p",
+        length_bytes=template.length_bytes, root_digest=b"",
+    )  # fmt: skip
+
+    with open_files([(path, shard)]) as reader:
+        last = reader.tensor("b", Box((1, shape[1] - 4), (1, 4)))
+        before = reader.tensor("a", Box((1, shape[1] - 4), (1, 4)))
+
+    assert ([[1.0, 2.0, 3.0, 4.0]], [[0.0] * 4]) == (last.tolist(), before.tolist())
