@@ -8,14 +8,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from tests.bench.harness import Record, faster, in_turn
 from tests.bench.subject import Saving, Stepping, Subject, agent
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
-NAMES = ("stall/dcp_async", "stall/torch_save_disk", "stall/10k_tensors", "stall/step_everything")
+NAMES = (
+    "stall/dcp_async", "stall/torch_save_disk", "stall/10k_tensors", "stall/step_everything",
+    "stall/fsdp2",
+)  # fmt: skip
 STEP_S = 0.3
 RUNS = 5
 STALL_MS_MAX = 5.0
@@ -34,6 +39,8 @@ def measure(*, quick: bool) -> Iterator[Record]:
             yield from _measure(folder, scale)
         with agent(nodes=2):
             yield _everything(scale)
+        with agent(), _one_rank():
+            yield _sharded(scale)
     finally:
         shutil.rmtree(folder)
 
@@ -102,6 +109,44 @@ def _everything(scale: int) -> Record:
         f"{min(timed_ms):.3g}..{max(timed_ms):.3g} ms, n={len(timed_ms)}",
         target=f"<= {STALL_MS_MAX:g} ms",
         met=value_ms <= STALL_MS_MAX,
+    )
+
+
+@contextmanager
+def _one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _sharded(scale: int) -> Record:
+    """Return the stall with tensors of FSDP2, beside that with as many plain ones."""
+    size = (1 << 28) // scale
+    plain = Saving(Subject(tensors_count=1_002, length_bytes=size), job="plain")
+    sharded = Saving(Subject(tensors_count=1_002, length_bytes=size, sharded=True), job="sharded")
+    products_count = plain.subject.products_in(STEP_S)
+
+    def stall_of(saving: Saving) -> float:
+        stall_s = saving.train_and_save(products_count)
+        saving.settle()
+        return stall_s
+
+    ours_s, plain_s = in_turn(
+        lambda: stall_of(sharded), lambda: stall_of(plain), runs=2 * RUNS, warm_up=WARM_UP_MAX
+    )
+    plain.ck.close()
+    sharded.ck.close()
+    return faster(
+        "stall/fsdp2",
+        ours_s,
+        plain_s,
+        peer="the same with plain tensors",
+        length_bytes=sharded.subject.length_bytes,
+        note="1,000 tensors; save() and the gate",
+        times_min=0.9,
+        value_ms_max=STALL_MS_MAX,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from tests.e2e.stack import Stack, running_stack
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import holdfast
@@ -25,17 +26,35 @@ PATIENCE_S = 60.0
 SAMPLES = 10_000
 
 
+class _Held(nn.Module):
+    """Parameters in a module with a forward pass, which ``fully_shard`` asks for."""
+
+    def __init__(self, parameters: nn.ParameterList) -> None:
+        super().__init__()
+        self.held = parameters
+
+    def forward(self) -> torch.Tensor:
+        return torch.stack([one.sum() for one in self.held]).sum()
+
+
 class Subject:
     """A model of ``tensors_count`` tensors, ``length_bytes`` in all, moments included.
 
-    Not ``trained``: the optimizer has no moments yet, as after the start of a process.
+    Not ``trained``: the optimizer has no moments yet, as after the start of a process. ``sharded``:
+    by FSDP2, over the ranks of the process group.
     """
 
-    def __init__(self, *, tensors_count: int, length_bytes: int, trained: bool = True) -> None:
+    model: nn.Module
+
+    def __init__(
+        self, *, tensors_count: int, length_bytes: int, trained: bool = True, sharded: bool = False
+    ) -> None:
         torch.set_num_threads(1)
         count = tensors_count // (1 + MOMENTS)
         length = length_bytes // (1 + MOMENTS) // count // 4
         self.model = nn.ParameterList([nn.Parameter(torch.randn(length)) for _ in range(count)])
+        if sharded:
+            self.model = fully_shard(_Held(self.model))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
         if trained:
             for parameter in self.model.parameters():
