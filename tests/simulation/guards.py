@@ -19,6 +19,12 @@ MUTANTS = (
         ("metadata/domain/attempts.py", "mine = wish.spec.generation or known", "mine = known"),
     ),
     mutant(
+        "N29 piled: older attempt",
+        "no step of an attempt is given up for one of an attempt before it, whatever its number",
+        ("metadata/domain/abandoned_steps.py",
+         "if run.usable(key) and key.generation == committing(run)", "if run.usable(key)"),
+    ),
+    mutant(
         "N21 readmitted: shards",
         "a rank that had not loaded when the catalogue was lost is told the shards again",
         ("metadata/domain/restore_decision.py", "if not decision.shards:", "if False:"),

@@ -120,12 +120,17 @@ def _unowned(copies: CheckpointCopies) -> bool:
 
 
 def _firm_from(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> CheckpointId | None:
-    """Return the newest committed checkpoint that is whole with holders that will keep it."""
+    """Return the newest checkpoint of the attempt that is whole with holders that will keep it.
+
+    Not of one before: this attempt may have begun at an earlier step, and a catalogue from a backup
+    not know that it has.
+    """
     seen = newest_seen(run, nodes.values())
     firm = (
         row.id for row in run.checkpoints if whole(firm_copies(evidence.live.get(row.id, {}), seen))
     )
-    return max((key for key in firm if run.usable(key)), default=None)
+    mine = (key for key in firm if run.usable(key) and key.generation == committing(run))
+    return max(mine, default=None)
 
 
 def _abandoned(run: Run, step: AbandonedStep) -> Event:
