@@ -11,7 +11,7 @@ from secrets import token_hex
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
-from holdfast.core.shard import Shard
+from holdfast.core.shard import Shard, unlike_ranks
 from holdfast.errors import (
     ConflictError,
     InvalidRequestError,
@@ -59,8 +59,11 @@ def write(
                 "plan_hash": segment.sidecar.shard.plan_hash,
                 "upload": segment.upload.id,
             }
+        shards = tuple(_shard(run, rank, world.size, told) for rank, told in enumerate(sent.values))
         with Agreement(world):
             if world.rank == 0:
+                if unlike := unlike_ranks(shards):
+                    raise InvalidRequestError(unlike)
                 ours = {str(told["upload"]) for told in sent.values}
                 make_room(store, ours, overwrite=overwrite)
         with Agreement(world):
@@ -68,9 +71,6 @@ def write(
             undo.pop_all()
         with Agreement(world):
             if world.rank == 0:
-                shards = tuple(
-                    _shard(run, rank, world.size, told) for rank, told in enumerate(sent.values)
-                )
                 write_manifest(folder, shards, notes)
         _check_alone(folder, segment, world)
 

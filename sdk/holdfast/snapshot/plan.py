@@ -38,6 +38,7 @@ BLOB_GROWTH = 1.25
 CHUNK_BYTES_MAX = 64 << 20
 CHUNK_TENSORS_MAX = 4096
 _PLAN_HASH_LENGTH = 32
+_SHARED_HASH_LENGTH = 16
 _VERSION = operator.attrgetter("_version")
 
 
@@ -208,6 +209,8 @@ def make_plan(
     specs += [_live_spec(name, tensor, rank) for name, tensor in live.tensors.items()]
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = hash_of(specs, rank, world_size)
+    if world_size > 1:
+        plan_hash += f".{_shared_hash(survey, world_size)}"
     identity = SegmentIdentity(
         id=ShardId(run_id(run), Step(0), Generation(generation), Rank(rank)),
         job=job_name(job),
@@ -303,6 +306,21 @@ def hash_of(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
     ]
     text = json.dumps([rank, world_size, table], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_PLAN_HASH_LENGTH]
+
+
+def _shared_hash(survey: Survey, world_size: int) -> str:
+    """Return the hash of the tensors of which every rank saves a part, as this rank knows them.
+
+    Ranks that know others share them out in another way, and leave some to nobody.
+    """
+    shared = sorted(
+        (t.fqn, t.shape, str(t.tensor.dtype))
+        for t in survey.tensors
+        if t.home in (Home.SHARED, Home.FIRST)
+        or (t.home is Home.HOLDERS and len(t.mesh) == world_size)
+    )
+    text = json.dumps(shared, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_SHARED_HASH_LENGTH]
 
 
 def _chunks(pieces: Sequence[Piece]) -> list[range]:

@@ -67,7 +67,8 @@ def fail(folder: Path, rank: int, state: dict[str, object]) -> None:
     place = folder / "refused"
     holdfast.save(place, {"kept": torch.arange(4)})
     bad = [{**state, "extra": {name: main}} for name in ("bad", ASTRAL)]
-    for number, cannot in enumerate([*bad, [1]]):
+    ema = DistributedDataParallel(Net())  # made on all ranks, and saved by one
+    for number, cannot in enumerate([*bad, [1], {**state, "average": ema}]):
         try:
             holdfast.save(place, cannot if rank == 1 else state, overwrite=True)
         except CheckpointError as error:

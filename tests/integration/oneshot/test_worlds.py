@@ -129,3 +129,10 @@ def test_what_fails_on_one_rank_fails_on_all_and_leaves_the_checkpoint_that_was_
     assert said in errors[1][1]
     assert "rank 1 failed: InvalidRequestError: " in errors[0][1]
     assert said in errors[0][1]
+
+
+def test_ranks_that_do_not_have_the_same_tensors_in_common_are_named(saved):
+    """F38: each rank shares out what it has; a checkpoint would lack what none of them saved."""
+    errors = [json.loads((saved / f"error-3-{rank}.json").read_text()) for rank in range(2)]
+
+    assert all("ranks 0 and 1 do not have the same tensors in common" in said for _, said in errors)

@@ -178,8 +178,20 @@ class Cluster:
             known = rank_status(job=JOB, run=RUN, generation=generation, rank=rank)
         ranks[rank] = changed_status(known, **changes)
 
-    def hold(self, node, step, generation, rank, *, world=2, owner=None, digest=None, state=1):
-        item = shard(step, generation, rank, world=world, digest=digest)
+    def hold(
+        self,
+        node,
+        step,
+        generation,
+        rank,
+        *,
+        world=2,
+        owner=None,
+        digest=None,
+        state=1,
+        plan="plan",
+    ):
+        item = shard(step, generation, rank, world=world, digest=digest, plan=plan)
         self.machine(node).shards[item.id] = HeldShard(
             shard=item, state=HeldState(state), owner=owner or node, slot_incarnation=1
         )
@@ -325,12 +337,12 @@ class Cluster:
         return [event.kind for event in self.events]
 
 
-def shard(step, generation, rank, *, world=2, digest=None):
+def shard(step, generation, rank, *, world=2, digest=None, plan="plan"):
     return Shard(
         id=ShardId(RUN, step, generation, rank),
         job=JOB,
         world_size=world,
-        plan_hash="plan",
+        plan_hash=plan,
         length_bytes=100,
         root_digest=digest or bytes([rank]) * 16,
     )

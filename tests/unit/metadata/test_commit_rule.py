@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from holdfast.core.node_view import SupersedeRule
 from holdfast.core.sources import Memory
 from holdfast_services.metadata.domain.believed_copies import gather, whole
@@ -163,6 +165,30 @@ def test_rows_of_a_run_are_bounded_and_the_pin_wins(cluster):
 
     assert oldest in {row.id for row in after.checkpoints}
     assert 999 in {row.id.step for row in after.checkpoints}
+
+
+@pytest.mark.parametrize(
+    ("plans", "told"),
+    [
+        (("one.all", "two.all"), False),
+        (("one.all", "two.less"), True),
+        (("one.all", "two"), False),
+        (("one", "two"), False),
+    ],
+)
+def test_a_step_whose_ranks_shared_out_other_tensors_is_given_up_and_they_are_named(
+    cluster, plans, told
+):
+    """F38: each of them leaves to the other what that does not have; nobody could restore it."""
+    generation = start(cluster, "a", "b")
+    for rank, (node, plan) in enumerate(zip("ab", plans, strict=True)):
+        cluster.hold(node, 5, generation, rank, plan=plan)
+    cluster.report("a", "b")
+
+    assert told == ((5, generation) not in cluster.levels())
+    reasons = [step.reason for step in cluster.view("a").runs[0].abandoned]
+    assert told == bool(reasons)
+    assert all("ranks 0 and 1 do not have the same tensors" in reason for reason in reasons)
 
 
 def test_abandoned_steps_are_bounded(cluster):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.budget import slots_per_rank
 from holdfast.core.ids import CheckpointId
+from holdfast.core.shard import unlike_ranks
 from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.believed_copies import (
@@ -41,14 +42,15 @@ def abandon(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Outcome:
     What ranks say takes no committed step away. What is there does as long as nothing was freed
     for it: a holder that had not heard of the commit has replaced it, and who has heard would
     keep its part of it, and with it the slot for all later steps (ADR 0021). So do those of which
-    more were committed than ranks have slots for (see ``_piled``).
+    more were committed than ranks have slots for (see ``_piled``), and those of which some part was
+    left to nobody (see ``_unlike``).
     """
     known = {(step.step, step.generation) for step in run.abandoned}
     committed = {row.id for row in run.checkpoints} | set(run.pins)
     safe = {row.id for row in run.checkpoints if _safe(row)} | set(run.pins)
     told = [step for node in nodes.values() for step in node.inventory.abandoned]
     fresh: dict[tuple[int, int], AbandonedStep] = {}
-    found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))
+    found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence), *_unlike(run, evidence))
     for steps, spared in ((told, committed), (found, safe)):
         for step in steps:
             key = CheckpointId(run.id, step.step, step.generation)  # type: ignore[arg-type]
@@ -91,6 +93,17 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
                     run=run.id, step=key.step, generation=key.generation, reason=reason
                 )
                 break
+
+
+def _unlike(run: Run, evidence: Evidence) -> Iterable[AbandonedStep]:
+    """Return the steps of the running attempt whose ranks did not share out the same tensors."""
+    committed = {row.id for row in run.checkpoints}
+    for key, copies in evidence.known.items():
+        if key.generation != committing(run) or key in committed:
+            continue
+        reason = unlike_ranks(item.shard for _, item in sorted(copies.items()))
+        if reason:
+            yield AbandonedStep(run=run.id, step=key.step, generation=key.generation, reason=reason)
 
 
 def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[AbandonedStep]:
