@@ -16,10 +16,17 @@ def stack():
 
 
 def test_training_goes_on_from_an_exported_checkpoint_bit_for_bit(stack, tmp_path):
-    """Weights, optimizer, loader and random streams, through DCP's format and a new job."""
+    """Weights, optimizer, loader and random streams, through DCP's format and a new job.
+
+    From memory: the export brings the step into the store, and leaves no pin there.
+    """
     (expected,) = finals(stack, steps="12", world_size=1)
-    stack.ranks("--job", "j", "--steps", "6", "--persist", "6", "--wait-durable", "6").succeed()
-    stack.holdfast("export", "j", str(tmp_path / "dcp"), "--format", "dcp")
+    stack.ranks("--job", "j", "--steps", "6").succeed()
+    assert stack.rest("jobs/j/checkpoints")[0]["durable_at"] is None
+    stack.holdfast("export", "j@6", str(tmp_path / "dcp"), "--format", "dcp")
+    (made,) = (row for row in stack.rest("jobs/j/checkpoints") if row["step"] == 6)
+    assert made["durable_at"]
+    assert not made["pinned"]
     imported = stack.holdfast(
         *("import", str(tmp_path / "dcp"), "--job", "k", "--step", "6", "--json")
     )

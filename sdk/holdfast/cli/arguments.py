@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.cli import catalogue, doctor, export, importing, keep, stack, verify, where
+from holdfast.cli import argument_types as types
+from holdfast.cli import catalogue, doctor, export, importing, keep, stack, verify
 from holdfast.cli.output import Report
-from holdfast.core.ids import STEP_MAX, job_name
-from holdfast.errors import CheckpointError
-
-COUNT_MAX = 1_000_000
-ATTEMPT_MAX = 9_999_999_999
-SPAN_S_MAX = 100 * 366 * 86_400
-LINK_S_MAX = 7 * 86_400
 
 Command = Callable[[argparse.Namespace, Mapping[str, str]], Report]
 Commands = Any  # argparse does not name its type in public
-
-_SPAN = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,3})?)(s|m|h|d)?")
-_SPAN_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -68,20 +58,20 @@ def _add_stack(commands: Commands) -> None:
     )
     up.add_argument(
         "--nodes",
-        type=_nodes,
+        type=types.nodes,
         default=1,
         metavar="N",
         help="The stack runs N node agents (default 1).",
     )
     up.add_argument(
         "--port",
-        type=_port,
+        type=types.port,
         default=0,
         help="The metadata service serves gRPC on this port (default: any free one).",
     )
     up.add_argument(
         "--rest-port",
-        type=_port,
+        type=types.port,
         default=0,
         help="The dashboard and REST are served on this port (default: any free one).",
     )
@@ -165,23 +155,17 @@ def _add_conversion(commands: Commands) -> None:
     out = _add(
         commands,
         "export gpt@1200 gpt.safetensors --format safetensors",
-        "This command writes a durable checkpoint as files of other tools.",
+        "This command writes a checkpoint as files of other tools; one that is only in memory goes "
+        "to the object store first.",
         export.export,
     )
     _add_place(out)
     out.add_argument(
-        "dest",
-        metavar="DEST",
-        help="The command writes this file, for hf and dcp this folder.",
-    )
-    out.add_argument(
-        "--format",
-        choices=export.FORMATS,
-        required=True,
-        help="The files have this format.",
-    )
-    out.add_argument(
-        "--force", action="store_true", help="The command replaces what exists at DEST."
+        "--rank",
+        type=types.rank,
+        metavar="N",
+        help="Where several groups of ranks saved tensors of one name, the command takes those of "
+        "the group that begins with rank N.",
     )
     into = _add(
         commands,
@@ -196,28 +180,74 @@ def _add_conversion(commands: Commands) -> None:
         help="The command reads this file, this folder or this object store.",
     )
     into.add_argument(
-        "--job", type=_job, metavar="NAME", help="The checkpoints belong to the job of this name."
+        "--job",
+        type=types.job,
+        metavar="NAME",
+        help="The checkpoints belong to the job of this name.",
     )
     into.add_argument(
         "--step",
-        type=_step,
+        type=types.step,
         metavar="N",
         help="The checkpoint has this step (default 0). From a store, the command takes step N "
         "only (default: all).",
     )
-    into.add_argument(
-        "--as",
-        dest="add",
-        default="",
-        metavar="PREFIX",
-        help="The command puts PREFIX and a dot before every name.",
+    over = _add(
+        commands,
+        "convert Llama-3-8B llama.dcp --format dcp",
+        "This command writes files of one other tool as files of another one.",
+        export.convert,
     )
-    for command in (out, into):
+    over.add_argument(
+        "source", metavar="FILE_OR_FOLDER", help="The command reads this file or this folder."
+    )
+    _add_files(out)
+    _add_files(over)
+    _add_names(out, into, over)
+    for command in (into, over):
         command.add_argument(
-            "--only",
+            "--as",
+            dest="add",
             default="",
             metavar="PREFIX",
-            help="The command takes only tensors whose names begin with PREFIX.",
+            help="The command puts PREFIX and a dot before every name.",
+        )
+
+
+def _add_files(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "dest",
+        metavar="DEST",
+        help="The command writes this file, for hf and dcp this folder.",
+    )
+    command.add_argument(
+        "--format",
+        choices=export.FORMATS,
+        required=True,
+        help="The files have this format.",
+    )
+    command.add_argument(
+        "--max-shard-size",
+        dest="file_bytes_max",
+        type=types.size_bytes,
+        metavar="SIZE",
+        help="With --format hf, each file holds at most SIZE, such as 500M or 2GiB, unless one "
+        "tensor is bigger (default 5 GB).",
+    )
+    command.add_argument(
+        "--force", action="store_true", help="The command replaces what exists at DEST."
+    )
+
+
+def _add_names(*commands: argparse.ArgumentParser) -> None:
+    for command in commands:
+        command.add_argument(
+            "--only",
+            action="append",
+            default=[],
+            metavar="PREFIX",
+            help="The command takes only tensors whose names begin with PREFIX; this option may "
+            "be given several times.",
         )
         command.add_argument(
             "--strip",
@@ -237,7 +267,7 @@ def _add_keeping(commands: Commands) -> None:
     )
     rm.add_argument(
         "target",
-        type=_target,
+        type=types.target,
         metavar="JOB[@STEP]",
         help="The command deletes the checkpoint of this job at this step (default: the job).",
     )
@@ -305,7 +335,7 @@ def _add_links(commands: Commands) -> None:
     links.add_argument(
         "--valid",
         dest="valid_s",
-        type=_link_s,
+        type=types.link_s,
         default=3600,
         metavar="SPAN",
         help="The URLs are valid for this span, like 90s, 30m, 1h or 7d (default 1h).",
@@ -322,22 +352,24 @@ def _add_retain(commands: Commands) -> None:
     )
     _add_job(retain)
     retain.add_argument("--all", action="store_true", help="The store keeps every checkpoint.")
-    retain.add_argument("--last", type=_count, metavar="N", help="The store keeps the newest N.")
+    retain.add_argument(
+        "--last", type=types.count, metavar="N", help="The store keeps the newest N."
+    )
     retain.add_argument(
         "--every",
-        type=_count,
+        type=types.count,
         metavar="N",
         help="The store keeps the steps that are multiples of N.",
     )
     retain.add_argument(
         "--spaced",
         dest="spaced_s",
-        type=_span_s,
+        type=types.span_s,
         metavar="SPAN",
         help="The store keeps one checkpoint per span, like 30m, 1h or 7d.",
     )
     retain.add_argument(
-        "--best", type=_count, metavar="N", help="The store keeps the N best by --metric."
+        "--best", type=types.count, metavar="N", help="The store keeps the N best by --metric."
     )
     retain.add_argument(
         "--metric", metavar="K", help="The metric is the value of K in a checkpoint's notes."
@@ -351,7 +383,7 @@ def _add_retain(commands: Commands) -> None:
     retain.add_argument(
         "--min-age",
         dest="age_s_min",
-        type=_span_s,
+        type=types.span_s,
         metavar="SPAN",
         help="The store keeps every checkpoint that is younger than this span.",
     )
@@ -371,7 +403,7 @@ def _add_doctor(commands: Commands) -> None:
     )
     check.add_argument(
         "--job",
-        type=_job,
+        type=types.job,
         metavar="JOB",
         help="With --rebuild, the command takes in the checkpoints of this job only.",
     )
@@ -400,11 +432,13 @@ def _add(
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:
-    command.add_argument("job", type=_job, metavar="JOB", help="The command is about this job.")
+    command.add_argument(
+        "job", type=types.job, metavar="JOB", help="The command is about this job."
+    )
 
 
 def _add_target(command: argparse.ArgumentParser, *, step: bool = False) -> None:
-    kind, name = (_exact, "JOB@STEP") if step else (_target, "JOB[@STEP]")
+    kind, name = (types.exact_target, "JOB@STEP") if step else (types.target, "JOB[@STEP]")
     newest = "" if step else " (default: the newest)"
     command.add_argument(
         "target",
@@ -418,7 +452,7 @@ def _add_target(command: argparse.ArgumentParser, *, step: bool = False) -> None
 def _add_place(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "place",
-        type=_place,
+        type=types.place,
         metavar="JOB[@STEP]|FOLDER_OR_URL",
         help="The command takes the checkpoint of this job at this step (default: the newest), or "
         "the one in this folder.",
@@ -429,72 +463,8 @@ def _add_place(command: argparse.ArgumentParser) -> None:
 def _add_attempt(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--attempt",
-        type=_attempt,
+        type=types.attempt,
         metavar="N",
         help="The checkpoint is the one that attempt N saved, where several attempts saved this "
         "step (default: the one that counts).",
     )
-
-
-def _refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return ``parse`` as argparse wants it: what it refuses is a wrong command line."""
-
-    def read(text: str) -> Any:
-        try:
-            return parse(text)
-        except CheckpointError as error:
-            raise argparse.ArgumentTypeError(error.message) from error
-
-    return read
-
-
-_job = _refusing(job_name)
-_target = _refusing(catalogue.parse_target)
-_place = _refusing(where.parse_place)
-
-
-def _exact(text: str) -> catalogue.Target:
-    target: catalogue.Target = _target(text)
-    if target.step is None:
-        raise argparse.ArgumentTypeError(f"say which step: {text}@STEP")
-    return target
-
-
-def _number(text: str, low: int, high: int) -> int:
-    if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
-        raise argparse.ArgumentTypeError(f"must be {low}..{high}, got {text}")
-    return int(text)
-
-
-def _nodes(text: str) -> int:
-    return _number(text, 1, stack.NODES_MAX)
-
-
-def _port(text: str) -> int:
-    return _number(text, 0, 65_535)
-
-
-def _step(text: str) -> int:
-    return _number(text, 0, STEP_MAX)
-
-
-def _attempt(text: str) -> int:
-    return _number(text, 0, ATTEMPT_MAX)
-
-
-def _count(text: str) -> int:
-    return _number(text, 0, COUNT_MAX)
-
-
-def _span_s(text: str) -> float:
-    match = _SPAN.fullmatch(text)
-    if match is None or not 0 <= float(match[1]) * _SPAN_S[match[2]] <= SPAN_S_MAX:
-        raise argparse.ArgumentTypeError(f"must be a span like 90s, 30m, 1h or 7d, got {text}")
-    return float(match[1]) * _SPAN_S[match[2]]
-
-
-def _link_s(text: str) -> int:
-    span_s = int(_span_s(text))
-    if not 1 <= span_s <= LINK_S_MAX:
-        raise argparse.ArgumentTypeError(f"must be 1s to 7d, got {text}")
-    return span_s

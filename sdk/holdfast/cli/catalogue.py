@@ -110,7 +110,7 @@ def find_checkpoint(rest: Rest, target: Target, *, durable: bool = False) -> Rec
     """
     if target.step is not None:
         named = rest.checkpoint(target.job, target.step, target.generation)
-        if durable and not _stored(named):
+        if durable and not is_stored(named):
             raise PreconditionError(
                 f"step {target.step} is not in the object store: `holdfast pin "
                 f"{target.job}@{target.step}` brings it there while it is in memory"
@@ -120,7 +120,7 @@ def find_checkpoint(rest: Rest, target: Target, *, durable: bool = False) -> Rec
     usable = [
         checkpoint
         for checkpoint in found
-        if not checkpoint["superseded"] and (not durable or _stored(checkpoint))
+        if not checkpoint["superseded"] and (not durable or is_stored(checkpoint))
     ]
     if not usable:
         where = " in the object store" if durable else ""
@@ -128,7 +128,8 @@ def find_checkpoint(rest: Rest, target: Target, *, durable: bool = False) -> Rec
     return rest.checkpoint(target.job, int(usable[0]["step"]), int(usable[0]["generation"]))
 
 
-def _stored(checkpoint: Record) -> bool:
+def is_stored(checkpoint: Record) -> bool:
+    """Tell whether a checkpoint is whole in the object store, and stays there."""
     return checkpoint["durable_at"] is not None and not checkpoint["expired_at"]
 
 

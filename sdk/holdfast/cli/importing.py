@@ -62,7 +62,7 @@ def _import_files(args: argparse.Namespace, store: ObjectStore, rest: Rest | Non
         raise InvalidRequestError("give the checkpoint a job: --job NAME")
     store.check()
     source = importing.open_source(Path(args.source).expanduser())
-    selection = Selection(only=args.only, strip=args.strip, add=args.add)
+    selection = Selection(only=tuple(args.only), strip=args.strip, add=args.add)
     chosen = Chosen(source, selection)
     checkpoint = importing.place_for(store, args.job, args.step or 0)
     _refuse_taken(rest, {(args.job, checkpoint.run)})

@@ -18,6 +18,7 @@ def export(
     form: str,
     *,
     force: bool = False,
+    file_bytes_max: int | None = None,
     advance: Callable[[int], None] = lambda _bytes: None,
 ) -> list[Path]:
     """Write ``source`` to ``dest`` in one of ``FORMATS`` and return what is there now.
@@ -29,6 +30,7 @@ def export(
         dest: A file for ``safetensors`` and ``torch``, a folder for ``hf`` and ``dcp``.
         form: The format.
         force: Replace what is at ``dest``.
+        file_bytes_max: How long a file of ``hf`` may be, unless one tensor is longer; None: 5 GB.
         advance: Called with the bytes of each tensor that has been written.
 
     Raises:
@@ -40,7 +42,9 @@ def export(
         return _safetensors(source, dest, force, advance)
     with staged(dest, force=force) as path:
         if form == "hf":
-            safetensors_files.write_folder(source, path, advance)
+            safetensors_files.write_folder(
+                source, path, advance, file_bytes_max or safetensors_files.SHARD_BYTES_MAX
+            )
         elif form == "dcp":
             dcp_files.write_folder(source, path, advance)
         else:

@@ -21,7 +21,7 @@ class TensorSource(Protocol):
         ...
 
     def tensors(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield these tensors in this order; each is valid until the next one is taken."""
+        """Yield these tensors in this order; nobody else writes into their memory."""
         ...
 
     def state(self) -> Mapping[int, Any]:
@@ -40,7 +40,7 @@ class Selection:
     ``only`` and ``strip`` end at a dot: ``model`` means ``model.*``. ``add`` goes before.
     """
 
-    only: str = ""
+    only: tuple[str, ...] = ()
     strip: str = ""
     add: str = ""
 
@@ -56,14 +56,13 @@ class Selection:
             NotFoundError: none is wanted.
             InvalidRequestError: two would have one name.
 
-        >>> Selection(only="model", strip="model").names(["model.w", "optimizer.w"])
+        >>> Selection(only=("model",), strip="model").names(["model.w", "optimizer.w"])
         {'model.w': 'w'}
         """
         chosen = {name: self._rename(name) for name in names if _under(name, self.only)}
         if not chosen:
-            raise NotFoundError(
-                "the source has no tensor" + (f" below {self.only!r}" if self.only else "")
-            )
+            below = " or ".join(map(repr, self.only))
+            raise NotFoundError(f"the source has no tensor{f' below {below}' if below else ''}")
         taken: dict[str, str] = {}
         for old, new in chosen.items():
             if taken.setdefault(new, old) != old:
@@ -124,5 +123,5 @@ def raw(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _under(name: str, prefix: str) -> bool:
-    return not prefix or name.startswith(f"{prefix.rstrip('.')}.")
+def _under(name: str, prefixes: Sequence[str]) -> bool:
+    return not prefixes or name.startswith(tuple(f"{one.rstrip('.')}." for one in prefixes))

@@ -29,9 +29,7 @@ def blob_rank(name: str) -> int | None:
     3
     """
     rank = name.removeprefix(BLOB_PREFIX)
-    if rank == name or not (rank.isascii() and rank.isdigit()) or len(rank) > _DIGITS_MAX:
-        return None
-    return int(rank)
+    return int(rank) if rank != name and _is_rank(rank) else None
 
 
 def own_name(name: str, rank: int) -> str:
@@ -62,7 +60,17 @@ def unranked(stored: str) -> str:
     ('model.weight', 'model.weight')
     """
     rank, _, name = stored.removeprefix(OWN_PREFIX).partition(".")
-    return name if stored.startswith(OWN_PREFIX) and rank.isdigit() else stored
+    return name if stored.startswith(OWN_PREFIX) and _is_rank(rank) else stored
+
+
+def own_rank(stored: str) -> int | None:
+    """Return whose own the tensor ``stored`` is, by its name; None: everybody's.
+
+    >>> own_rank("rank.3.model.weight"), own_rank("model.weight")
+    (3, None)
+    """
+    rank, _, _ = stored.removeprefix(OWN_PREFIX).partition(".")
+    return None if unranked(stored) == stored else int(rank)
 
 
 def is_under(name: str, keys: Collection[str]) -> bool:
@@ -84,3 +92,7 @@ def is_shared(stored: str) -> bool:
     (True, False, False)
     """
     return not stored.startswith((OWN_PREFIX, BLOB_PREFIX))
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX

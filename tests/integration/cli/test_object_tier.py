@@ -244,7 +244,7 @@ def test_a_pin_keeps_a_checkpoint_from_rm(run, imported):
     assert 0 == run("rm", f"{JOB}@4.g1")[0]
     code, gone = run("export", f"{JOB}@4", "x", "--format", "hf")
     assert code == 1
-    assert "is not in the object store" in gone["error"]["message"]
+    assert "has expired and is being deleted" in gone["error"]["message"]
 
 
 def test_links_need_a_store_that_has_them(run, imported):
@@ -276,6 +276,9 @@ def test_weights_come_in_under_a_name_and_out_again(run, imported, tmp_path):
         (("export", "gpt", "s3://bucket/x", "--format", "hf"), "invalid_request"),
         (("export", "nobody", "x", "--format", "hf"), "not_found"),
         (("export", "/nowhere", "x", "--format", "hf"), "not_found"),
+        (("export", "gpt", "x", "--format", "dcp", "--max-shard-size", "1G"), "invalid_request"),
+        (("convert", "/nowhere", "x", "--format", "hf"), "not_found"),
+        (("convert", __file__, "x", "--format", "hf"), "unsupported_format"),
         (("import", "/nowhere", "--job", "j"), "not_found"),
         (("import", __file__), "invalid_request"),
         (("verify", "/nowhere", "--tier", "memory"), "invalid_request"),
@@ -285,6 +288,21 @@ def test_what_cannot_be_is_one_error(run, arguments, kind):
     code, found = run(*arguments)
 
     assert (1, kind) == (code, found["error"]["kind"])
+
+
+def test_tensors_of_one_group_of_ranks_are_told_and_get_their_plain_names(run, tmp_path):
+    norm = torch.ones(3)
+    held = [{0: [(f"rank.{rank}.model.norm", norm, None)]} for rank in range(2)]
+    store = open_store(str(tmp_path / "store"), make=True)
+    where = tmp_path / "store" / made.put(store, held, job="groups", run="r7").prefix
+    code, every = run("export", where, tmp_path / "a.pt", "--format", "torch")
+    plain = run("export", where, tmp_path / "b.pt", "--format", "torch", "--only", "model")[1]
+    none = run("export", where, tmp_path / "c.pt", "--format", "torch", "--rank", 2)[1]
+
+    assert (0, 2, 1) == (code, every["tensors"], plain["tensors"])
+    assert ["rank.0.model.norm", "rank.1.model.norm"] == every["of_groups"]
+    assert ["model.norm"] == list(torch.load(tmp_path / "b.pt", weights_only=True))
+    assert "not_found" == none["error"]["kind"]
 
 
 def test_doctor_sees_the_store_and_rebuilds_the_catalogue(run, imported, environ, elsewhere):
@@ -315,6 +333,27 @@ def test_a_folder_is_verified_and_exported_without_any_service(
     assert "all 3 objects match" in capsys.readouterr().out
     assert 0 == main(["export", folder.as_uri(), str(tmp_path / "o.pt"), "--format", "torch"])
     assert "model.BF16" in torch.load(tmp_path / "o.pt", weights_only=True)
+
+
+def test_files_of_other_tools_become_each_other_without_any_service(
+    elsewhere, tmp_path, monkeypatch, capsys
+):
+    """A file of torch with a model and a number becomes a folder of two files."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    model = {"w": torch.arange(300_000.0), "v": torch.ones(300_000)}
+    torch.save({"model": model, "epoch": 3}, tmp_path / "x.pt")
+    order = ["convert", str(tmp_path / "x.pt"), str(tmp_path / "hf"), "--format", "hf"]
+
+    assert 1 == main(order)
+    assert "'epoch'" in capsys.readouterr().err
+    names = ["--only", "model", "--strip", "model", "--as", "net"]
+    assert 0 == main([*order, *names, "--max-shard-size", "1.2M"])
+    index = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())
+    assert ["net.v", "net.w"] == sorted(index["weight_map"])
+    assert 2 == len(set(index["weight_map"].values()))
+    order[1] = str(elsewhere / JOB / "r1/step-8.g1")
+    assert 1 == main([*order, "--force"])
+    assert "use `holdfast export`" in capsys.readouterr().err
 
 
 def test_without_a_service_an_import_waits_in_the_store(elsewhere, tmp_path, monkeypatch, capsys):

@@ -294,4 +294,4 @@ def test_an_import_never_mixes_with_what_was_trained_here(folder, store, tensors
 
 def test_a_selection_of_nothing_is_refused(reader):
     with pytest.raises(NotFoundError, match="'mod'"):
-        Chosen(reader, Selection(only="mod"))
+        Chosen(reader, Selection(only=("mod",)))

@@ -77,7 +77,7 @@ def test_a_hugging_face_folder_says_where_each_tensor_is(reader, tensors, tmp_pa
 
 def test_names_can_be_those_that_a_model_expects(reader, tensors, tmp_path):
     """``--only model --strip model``: no state beside, nothing of the optimizer."""
-    chosen = Chosen(reader, Selection(only="model", strip="model"))
+    chosen = Chosen(reader, Selection(only=("model",), strip="model"))
     export(chosen, tmp_path / "hf", "hf")
     with safetensors.safe_open(tmp_path / "hf/model.safetensors", "pt") as file:
         names = sorted(file.keys())

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.publish import publish as publish_manifest
+from holdfast.bucket.publish import put_sidecar
+from holdfast.bucket.writing import SegmentStream
 from holdfast.core.session import SlotLease
 from holdfast.core.shard import Shard
+from holdfast.format import keys
+from holdfast.format.digest import root_digest
+from holdfast.format.manifest import Manifest
 from holdfast.format.segment import header_length, parse_header
+from holdfast.format.sidecar import Sidecar
+from holdfast.objectstore import ObjectStore
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Reader
 from holdfast.snapshot.buffer import SlotBuffer
@@ -16,6 +31,22 @@ from holdfast.snapshot.plan import SavePlan, make_plan
 from holdfast.state.capture import Capture
 
 WAIT_S = 30.0
+
+
+@contextmanager
+def becoming() -> Iterator[Callable[..., None]]:
+    """Yield what makes this process one rank of several; nobody else is there."""
+
+    def become(rank: int, world_size: int = 4) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+    try:
+        yield become
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def make_slot(folder: Path, slot: str, length_bytes: int, incarnation: int = 1) -> SlotLease:
@@ -81,6 +112,31 @@ def save_all(folder: Path, captures: list[Capture], *, step: int = 1) -> Reader:
     files = [saver.save(capture, step=step) for capture in captures]
     assert saver.engine.close(WAIT_S)
     return open_files(files)
+
+
+def publish(store: ObjectStore, located: Sequence[tuple[Path, Shard]]) -> CheckpointFolder:
+    """Return the folder of a checkpoint whose segments are these files."""
+    first = located[0][1]
+    checkpoint = first.id.checkpoint
+    folder = CheckpointFolder(store, keys.folder(first.job, checkpoint))
+    shards = []
+    for path, shard in located:
+        with SegmentStream(store, folder.segment_key(shard), shard.length_bytes) as stream:
+            stream.write(path.read_bytes())
+            digests = stream.finish()
+        proven = replace(shard, root_digest=root_digest(shard.length_bytes, digests))
+        put_sidecar(folder, Sidecar(shard=proven, digests=digests))
+        shards.append(proven)
+    made = Manifest(
+        checkpoint=checkpoint,
+        job=first.job,
+        world_size=first.world_size,
+        shards=tuple(shards),
+        write_id="ab" * 16,
+        created_at_s=1.5,
+    )
+    publish_manifest(folder, made, headers=None)
+    return folder
 
 
 def there_and_back(folder: Path, saved: dict, target: dict) -> None:

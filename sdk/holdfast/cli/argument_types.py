@@ -1,0 +1,99 @@
+"""The types of the command line's arguments, as argparse takes them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.cli import catalogue, stack, where
+from holdfast.core.byte_sizes import parse_bytes
+from holdfast.core.ids import STEP_MAX, WORLD_SIZE_MAX, job_name
+from holdfast.errors import CheckpointError
+
+COUNT_MAX = 1_000_000
+ATTEMPT_MAX = 9_999_999_999
+SPAN_S_MAX = 100 * 366 * 86_400
+LINK_S_MAX = 7 * 86_400
+
+_SPAN = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,3})?)(s|m|h|d)?")
+_SPAN_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def _refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return ``parse`` as argparse wants it: what it refuses is a wrong command line."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except CheckpointError as error:
+            raise argparse.ArgumentTypeError(error.message) from error
+
+    return read
+
+
+job = _refusing(job_name)
+target = _refusing(catalogue.parse_target)
+place = _refusing(where.parse_place)
+size_bytes = _refusing(parse_bytes)
+
+
+def exact_target(text: str) -> catalogue.Target:
+    """Return the checkpoint that ``text`` names, with its step."""
+    named: catalogue.Target = target(text)
+    if named.step is None:
+        raise argparse.ArgumentTypeError(f"say which step: {text}@STEP")
+    return named
+
+
+def _number(text: str, low: int, high: int) -> int:
+    if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
+        raise argparse.ArgumentTypeError(f"must be {low}..{high}, got {text}")
+    return int(text)
+
+
+def nodes(text: str) -> int:
+    """Return a number of nodes."""
+    return _number(text, 1, stack.NODES_MAX)
+
+
+def port(text: str) -> int:
+    """Return a port."""
+    return _number(text, 0, 65_535)
+
+
+def step(text: str) -> int:
+    """Return a step."""
+    return _number(text, 0, STEP_MAX)
+
+
+def attempt(text: str) -> int:
+    """Return the number of an attempt."""
+    return _number(text, 0, ATTEMPT_MAX)
+
+
+def count(text: str) -> int:
+    """Return how many of something."""
+    return _number(text, 0, COUNT_MAX)
+
+
+def span_s(text: str) -> float:
+    """Return a span of time in seconds."""
+    match = _SPAN.fullmatch(text)
+    if match is None or not 0 <= float(match[1]) * _SPAN_S[match[2]] <= SPAN_S_MAX:
+        raise argparse.ArgumentTypeError(f"must be a span like 90s, 30m, 1h or 7d, got {text}")
+    return float(match[1]) * _SPAN_S[match[2]]
+
+
+def link_s(text: str) -> int:
+    """Return how long a link may hold, in seconds."""
+    valid_s = int(span_s(text))
+    if not 1 <= valid_s <= LINK_S_MAX:
+        raise argparse.ArgumentTypeError(f"must be 1s to 7d, got {text}")
+    return valid_s
+
+
+def rank(text: str) -> int:
+    """Return a rank."""
+    return _number(text, 0, WORLD_SIZE_MAX - 1)
