@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,17 +73,29 @@ def test_a_job_goes_on_on_one_mesh_after_the_other(stack):
         [before] = {digests(text, "step")[steps] for text in outputs}
 
 
-def test_the_example_is_killed_and_goes_on_on_another_mesh(stack):
-    """As its docstring says it is run, but for torchrun."""
-    example = Path(__file__).parents[2] / "examples" / "meshes.py"
-    places = {"nodes": (0, 1), "script": example}
-    ranks = stack.ranks("--mesh", "fsdp+tp", world_size=4, **places)
-    until(lambda: newest_step(stack, "meshes") >= 20, "step 20 to be safe")
-    ranks.trainers[1].process.kill()
-    ranks.wait()
+def test_each_example_is_killed_and_the_next_one_goes_on_on_its_mesh(stack):
+    """As their docstrings say they are run, but for torchrun; 4 -> 2 -> 3 ranks at the end."""
+    safe = 0
+    for name, world_size in (("hsdp", 4), ("fsdp2_tp", 4), ("fsdp2", 4), ("fsdp2", 2)):
+        ranks = example(stack, name, world_size)
+        until(partial(reaches, stack, safe + 10), f"{name} to have saved step {safe + 10}")
+        ranks.trainers[1].process.kill()
+        ranks.wait()
+        [begun] = {int(told("begins at step", text)) for text in ranks.outputs}
+        assert begun >= safe, name
+        safe = newest_step(stack, "meshes")
 
-    outputs = stack.ranks("--mesh", "fsdp", "--steps", "30", world_size=2, **places).succeed()
-
+    outputs = example(stack, "fsdp2", 3, "--steps", str(safe + 20)).succeed()
     [begun] = {int(told("begins at step", text)) for text in outputs}
-    assert begun >= 20
-    assert begun % 10 == 0
+    assert begun >= safe
+    assert told(f"step {begun + 10}:", outputs[0]).startswith("loss")
+
+
+def example(stack: Stack, name: str, world_size: int, *more: str):
+    """Run one of the examples, its ranks on two nodes in turn."""
+    script = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    return stack.ranks(*more, world_size=world_size, nodes=(0, 1), script=script)
+
+
+def reaches(stack: Stack, step: int) -> bool:
+    return newest_step(stack, "meshes") >= step
