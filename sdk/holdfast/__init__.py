@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.state import State
     from holdfast.state.dataloaders import ResumableLoader
     from holdfast.state.kinds import register_handler
+    from holdfast.state.sections import Section
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "ResumableLoader",
     "Retention",
     "SaveHandle",
+    "Section",
     "State",
     "load",
     "register_handler",
@@ -55,6 +57,7 @@ _HOME = {
     "Restored": "holdfast.checkpointer",
     "SaveHandle": "holdfast.checkpointer",
     "ResumableLoader": "holdfast.state.dataloaders",
+    "Section": "holdfast.state.sections",
     "State": "holdfast.state",
     "Loaded": "holdfast.oneshot",
     "load": "holdfast.oneshot",

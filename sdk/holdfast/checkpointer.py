@@ -36,9 +36,10 @@ from holdfast.policy import (
 from holdfast.state.capture import Capture
 from holdfast.training import launch
 from holdfast.training.job_terms import Terms
+from holdfast.training.naming import Naming, Scope
 from holdfast.training.preemption import Preemption
 from holdfast.training.progress import Progress
-from holdfast.training.restore import Decided, Naming, Restored, Scope, decide, restore, timeout
+from holdfast.training.restore import Decided, Restored, decide, restore, timeout
 from holdfast.training.save_handle import SaveHandle
 from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession

@@ -29,9 +29,13 @@ Trees: TypeAlias = Mapping[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class SavedModule:
-    """A module: its tensors are named by its path, and the text says no more of it."""
+    """A module: its tensors are named by its path.
+
+    ``section``: it is a section of a model, and a name in it means the same tensor on every rank.
+    """
 
     kind: ClassVar[str] = "module"
+    section: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ class SavedOptimizer:
     state: Sequence[Sequence[Sequence[str]]]
 
 
+def is_section(saved: Saved | None) -> bool:
+    """Tell whether what was saved is a section of a model."""
+    return isinstance(saved, SavedModule) and saved.section
+
+
 Saved: TypeAlias = SavedModule | SavedOptimizer
 """An object whose tensors are named one by one; all others are in ``Live.objects``."""
 
@@ -57,13 +66,15 @@ class Static:
     """The part of a state blob that stays the same for a plan.
 
     ``objects`` are modules and optimizers by path, ``aliases`` second names of tensors,
-    ``buckets`` the order of each DDP wrapper; None: not said.
+    ``buckets`` the order of each DDP wrapper, ``meshes`` the groups of ranks, other than all, that
+    have tensors in common with this one; None: not said.
     """
 
     objects: Mapping[str, Saved]
     aliases: Mapping[str, str]
     world_size: int
     buckets: Trees | None = None
+    meshes: Sequence[Sequence[int]] | None = None
 
     def encode(self) -> bytes:
         """Return the text of this part."""
@@ -73,6 +84,7 @@ class Static:
                 "aliases": self.aliases,
                 "world_size": self.world_size,
                 **({} if self.buckets is None else {"buckets": self.buckets}),
+                **({} if self.meshes is None else {"meshes": self.meshes}),
             }
         )
 
@@ -173,7 +185,7 @@ def _text(value: object) -> bytes:
 
 def _saved(value: Saved) -> dict[str, object]:
     if isinstance(value, SavedModule):
-        return {"kind": value.kind}
+        return {"kind": value.kind, **({"section": True} if value.section else {})}
     return {
         "kind": value.kind,
         "strict": value.strict,
@@ -195,7 +207,17 @@ def _read_static(value: object) -> Static:
         aliases=cast("dict[str, str]", aliases),
         world_size=size,
         buckets=_trees(raw, "static", "buckets") if "buckets" in raw else None,
+        meshes=_read_meshes(raw["meshes"]) if "meshes" in raw else None,
     )
+
+
+def _read_meshes(value: object) -> list[list[int]]:
+    meshes = _lists(value, "static.meshes")
+    if len(meshes) > ENTRIES_MAX or any(len(ranks) > WORLD_SIZE_MAX for ranks in meshes):
+        raise ManifestError("static.meshes has more groups or ranks than there can be")
+    if not set(map(type, chain.from_iterable(meshes))) <= {int}:
+        raise ManifestError("static.meshes is not of numbers")
+    return cast("list[list[int]]", meshes)
 
 
 def _read_saved(path: str, value: object) -> Saved:
@@ -203,7 +225,7 @@ def _read_saved(path: str, value: object) -> Saved:
     raw = _object(value, what)
     kind = raw.get("kind")
     if kind == SavedModule.kind:
-        return SavedModule()
+        return SavedModule(section=raw.get("section") is True)
     if kind != SavedOptimizer.kind:
         raise ManifestError(f"{what} is of the unknown kind {str(kind)[:40]!r}")
     strict = raw.get("strict")

@@ -19,7 +19,6 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Mapping,
     MutableMapping,
     Sequence,
@@ -38,13 +37,15 @@ from holdfast.format.tree import Json, encode
 from holdfast.reading.reader import Segments
 from holdfast.state import State, kinds, modules, optimizers, rng
 from holdfast.state import ddp_buckets as buckets
+from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loading import Differences, Loading
 from holdfast.state.local_boxes import check_kind, is_sharded
-from holdfast.state.survey import CapturedTensor, Home, Identity, Survey
+from holdfast.state.owners import Owners
+from holdfast.state.survey import Home, Identity, Survey
 
 _HEADER_BYTES_PER_TENSOR = 320
 _BLOB_BYTES_MIN = 16 << 10
@@ -72,33 +73,6 @@ class Estimate:
         """
         part = (self.loaded_bytes + self.own_bytes * (replicas + 1)) * local_world_size
         return min(self.whole_bytes, part) if named and self.names_needs else self.whole_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LocalBoxes:
-    """Which boxes of which tensors this rank holds, by name; ``aliases``: other names of them."""
-
-    tensors: Mapping[str, CapturedTensor]
-    aliases: Mapping[str, str]
-
-    def cut(self) -> Iterator[CapturedTensor]:
-        """Yield what is held of tensors that several ranks hold; not of scalars."""
-        return (t for t in self.tensors.values() if t.mesh and t.shape)
-
-    @property
-    def beside_shared(self) -> bool:
-        """Whether there are tensors of DDP beside them, of which any rank may have saved some."""
-        return any(t.home in (Home.SHARED, Home.FIRST) for t in self.tensors.values())
-
-    def find(self, name: str) -> CapturedTensor | None:
-        """Return what is held of a tensor; of an optimizer's state, what is of its parameter."""
-        after = name.split(".state.")  # the optimizer's place and the parameter's may have one too
-        of_state = (".state.".join(after[at:]) for at in range(1, len(after)))
-        for fqn in (name, *(of_key.rpartition(".")[0] for of_key in of_state)):
-            held = self.tensors.get(self.aliases.get(fqn, fqn))
-            if held is not None:
-                return held
-        return None
 
 
 @dataclass(slots=True)
@@ -205,7 +179,8 @@ class Capture:
         if not survey.mesh_of or self.world_size == 1:
             return None
         tensors = {tensor.fqn: tensor for tensor in survey.tensors}
-        return LocalBoxes(tensors, dict(survey.aliases))
+        sections = [path for path, saved in survey.static.items() if blobs.is_section(saved)]
+        return LocalBoxes(tensors, dict(survey.aliases), sections)
 
     def survey(self) -> Survey:
         """Walk modules and optimizers anew and name their tensors."""
@@ -216,6 +191,7 @@ class Capture:
         self._known = {id(objects[path]): (objects[path], k) for path, k in found.items() if k}
         at = Surveying(
             survey=survey,
+            rank=self.rank,
             replicated=self.world_size == 1,
             deferred=lambda fqn, tensor: (
                 id(tensor) in stepped and tensor.requires_grad and fqn not in self._written
@@ -300,6 +276,7 @@ class Capture:
     def static_text(self, survey: Survey) -> bytes:
         """Return the part of the blob that stays the same while the survey holds."""
         speaks = self.rank == 0 and self._orders
+        meshes = {t.mesh for t in survey.tensors if t.mesh and len(t.mesh) < self.world_size}
         return blobs.Static(
             objects=survey.static,
             aliases=survey.aliases,
@@ -307,6 +284,7 @@ class Capture:
             buckets={name: order.known() for name, order in self._orders.items()}
             if speaks
             else None,
+            meshes=sorted(meshes) if self.world_size > 1 else None,
         ).encode()
 
     def estimate(self) -> Estimate:
@@ -355,6 +333,7 @@ class Capture:
         strict: bool = True,
         only: Collection[str] | None = None,
         streams: bool = True,
+        knows_all: bool = False,
     ) -> Differences:
         """Put the checkpoint into the mapping, in place; then the random streams.
 
@@ -364,6 +343,7 @@ class Capture:
             strict: Refuse what is only here, or only there; else load the rest (F20).
             only: Names of the mapping to load; what is under others is left alone.
             streams: Put the random streams in place too, if they are captured.
+            knows_all: What is here was chosen by the headers of all ranks.
 
         Returns:
             What was only here, and only there; nothing if ``strict``.
@@ -374,7 +354,8 @@ class Capture:
         """
         source = self.rank if self.rank < segments.world_size else self.rank % segments.world_size
         blob = blobs.decode(segments.blob(source))
-        loading = Loading(self.state, segments, blob, source, strict=strict, only=only)
+        owners = Owners(segments, blob, source, world_size=self.world_size, knows_all=knows_all)
+        loading = Loading(self.state, segments, blob, owners, strict=strict, only=only)
         survey = self.survey()
         restored = None
         if streams and self._rng and blob.live.rng is not None:

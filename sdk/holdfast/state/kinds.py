@@ -23,6 +23,7 @@ from holdfast.format.blob import SavedModule, SavedOptimizer
 from holdfast.format.tree import PLAIN, Json
 from holdfast.state import State, modules, optimizers
 from holdfast.state.dataloaders import Resumable, ResumableLoader, is_stateful_loader
+from holdfast.state.sections import Section, section_of
 from holdfast.state.survey import Survey
 
 T = TypeVar("T")
@@ -32,11 +33,12 @@ T = TypeVar("T")
 class Surveying:
     """A survey in the making.
 
-    ``replicated``: all ranks are known to hold the same. ``deferred`` tells which parameters only
-    an optimizer's step writes, ``found_module`` is called for every module.
+    ``rank`` is this one. ``replicated``: all ranks are known to hold the same. ``deferred`` tells
+    which parameters only an optimizer's step writes, ``found_module`` is called for every module.
     """
 
     survey: Survey
+    rank: int
     replicated: bool
     deferred: Callable[[str, torch.Tensor], bool]
     found_module: Callable[[str, nn.Module], None]
@@ -62,8 +64,8 @@ class Restoring(Protocol):
         """The captured data loaders by identity."""
         ...
 
-    def want_module(self, path: str, module: nn.Module) -> None:
-        """Have the tensors and extra states of a module put back in place."""
+    def want_module(self, path: str, module: nn.Module, section: Section | None) -> None:
+        """Have the tensors and extra states of a module, or a section's, put back in place."""
         ...
 
     def want_optimizer(self, path: str, optimizer: Optimizer) -> None:
@@ -103,13 +105,22 @@ class _Module(Kind):
     saved = SavedModule
 
     def survey(self, at: Surveying, path: str, value: Any) -> None:
+        section = section_of(value)
+        root = value.module if isinstance(value, Section) else value
         modules.survey_module(
-            at.survey, path, value, replicated=at.replicated, deferred=at.deferred
+            at.survey,
+            path,
+            root,
+            replicated=at.replicated,
+            deferred=at.deferred,
+            rename=section.name if section else str,
+            alone=(at.rank,) if section else (),
         )
-        at.found_module(path, value)
+        at.found_module(path, root)
 
     def load(self, at: Restoring, path: str, value: Any) -> None:
-        at.want_module(path, value)
+        root = value.module if isinstance(value, Section) else value
+        at.want_module(path, root, section_of(value))
 
 
 class _Optimizer(Kind):
@@ -203,6 +214,18 @@ def _module(_path: str, value: Any) -> Kind:
     return _TREE if modules.has_own_saving(value) else _MODULE
 
 
+def _section(path: str, value: Any) -> Kind:
+    if modules.has_own_saving(value.module):
+        name = type(value.module).__name__
+        raise InvalidRequestError(
+            f"section {path!r} is a {name}, which saves itself in its own way: its tensors have no "
+            f"names of the model",
+            key=path,
+        )
+    value.check_fits(path, [n[len(path) :].lstrip(".") for n in modules.names(path, value.module)])
+    return _MODULE
+
+
 def _optimizer(path: str, value: Any) -> Kind:
     optimizers.check_optimizer(path, value)
     return _TREE if optimizers.has_own_saving(value) else _OPTIMIZER
@@ -220,6 +243,7 @@ def _data_loader(path: str, value: Any) -> Kind:
 
 _BUILT_IN: dict[type, Callable[[str, Any], Kind]] = {
     nn.Module: _module,
+    Section: _section,
     Optimizer: _optimizer,
     State: lambda _path, _value: _STATE,
     ResumableLoader: lambda _path, _value: _LOADER,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -22,9 +23,12 @@ from holdfast.format.tree import Json, decode
 from holdfast.reading.reader import Segments
 from holdfast.state import modules, optimizers
 from holdfast.state.dataloaders import Resumable
+from holdfast.state.gathered import GatheredOptimizer, gather
 from holdfast.state.kinds import Kind, named
 from holdfast.state.local_boxes import local
 from holdfast.state.name_differences import name_differences
+from holdfast.state.owners import Owners, told
+from holdfast.state.sections import Section
 from holdfast.state.survey import Survey
 from holdfast.state.values import ABSENT, make_numpy, merge
 from holdfast.state.wants import Wants
@@ -50,23 +54,23 @@ class Loading:
         state: MutableMapping[str, object],
         segments: Segments,
         blob: StateBlob,
-        source: int,
+        owners: Owners,
         *,
         strict: bool,
         only: Collection[str] | None,
     ) -> None:
         self._state = state
-        self._segments = segments
+        self._specs = segments.specs()
         self._wants = Wants(segments)
-        self._source = source
+        self._owners = owners
         self._strict = strict
         self._only = only
         self._static = blob.static.objects
-        self._aliases = blob.static.aliases
         self._live = blob.live
         self._objects: Mapping[str, Any] = {}
         self._loaders: Mapping[int, Resumable] = {}
         self._survey = Survey()
+        self._filled: dict[int, tuple[str, str]] = {}
         self._missing: list[str] = []
         self._unexpected: list[str] = []
         self._passed_over: set[int] = set()
@@ -141,10 +145,12 @@ class Loading:
         """See ``kinds.Restoring``."""
         return self._loaders
 
-    def want_module(self, path: str, module: nn.Module) -> None:
+    def want_module(self, path: str, module: nn.Module, section: Section | None) -> None:
         """See ``kinds.Restoring``."""
         before = len(self._missing)
-        extra = modules.load_module(path, module, self._fill, self._names())
+        rename = section.name if section else str
+        names = self._names(path) if section is None else []  # the others' are on other ranks
+        extra = modules.load_module(path, module, self._fill, names, rename)
         lost = self._missing[before:]
         if self._strict and (lost or extra):
             text = f"{name_differences('tensor', lost, extra)}; strict=False loads the rest"
@@ -152,10 +158,14 @@ class Loading:
                 raise NotReadyError(text, fqn=lost[0])
             raise InvalidRequestError(text, key=extra[0])
         self._unexpected += extra
-        for name, part in modules.extra_states(path, module):
-            if name in self._live.extra:
-                held = self.decode(self._live.extra[name])
-                self._wants.then(partial(part.set_extra_state, held))
+        shared = section is not None or self._owners.is_of_section(path)
+        for inner, part in modules.extra_states(path, module):
+            name = modules.named_in_model(path, inner, rename)
+            for rank, blob in self._owners.texts() if shared else self._owners.nearest():
+                if name in blob.live.extra:
+                    held = self.decode(blob.live.extra[name], rank)
+                    self._wants.then(partial(part.set_extra_state, held))
+                    break
             else:
                 self._only_here(f"{name}.extra_state")
 
@@ -168,11 +178,20 @@ class Loading:
         self._wants.then(partial(_put, path, put, tree))
 
     def _fill(self, fqn: str, target: torch.Tensor) -> None:
-        stored = self._find(fqn, self._survey.mesh_of.get(id(target)))
+        stored = self._find(fqn, target)
+        before = self._filled.get(id(target))
         if stored is None:
-            self._missing.append(fqn)
-        else:
+            if before is None:
+                self._missing.append(fqn)
+        elif before is None:
+            self._filled[id(target)] = fqn, stored
             self._wants.fill(fqn, target, stored)
+        elif stored != before[1]:
+            why = (
+                f"tensors {before[0]!r} and {fqn!r} are one tensor here and were saved with other "
+                f"values each: tie them, or keep both equal, before you save"
+            )
+            self._wants.equal(fqn, target, (before[1], stored), why)
 
     def _stored(
         self, fqn: str, parameter: torch.Tensor, *, of_torch: bool
@@ -183,7 +202,7 @@ class Loading:
         of another shape than the parameter; and one of its shape, if all ranks have that and each
         its own of this: an optimizer that is not ``of_torch`` may keep such.
         """
-        own, here = self._ranked(fqn), local(parameter)
+        own, here = self._owners.own(fqn), local(parameter)
         if self._wants.has(own):
             shape = self._wants.spec(own).shape
             if shape == tuple(parameter.shape):
@@ -199,7 +218,7 @@ class Loading:
                 )
             if alone:
                 return own, here
-        stored = self._find(fqn, self._survey.mesh_of.get(id(parameter)))
+        stored = self._find(fqn, parameter)
         if stored is None:
             raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
         return stored, parameter
@@ -207,44 +226,25 @@ class Loading:
     def _is_of_all(self, parameter: torch.Tensor) -> bool:
         """Tell whether a parameter was saved as one that all ranks hold together."""
         fqn = self._survey.fqn_of.get(id(parameter), "")
-        return self._wants.has(fqn) or self._wants.has(self._aliases.get(fqn, fqn))
+        return self._wants.has(fqn) or self._wants.has(self._owners.aliases.get(fqn, fqn))
 
-    def _find(self, fqn: str, mesh: tuple[int, ...] | None) -> str | None:
-        """Return what a tensor is called in the checkpoint: everybody's, or the source rank's.
+    def _find(self, fqn: str, target: torch.Tensor) -> str | None:
+        """Return what a tensor is called in the checkpoint, None: it is not there.
 
-        One that several ranks hold may also be that of the same ranks, by the first of them, or
-        else of the only ranks that have saved one of this name.
+        ``target`` is what will hold it, or the parameter that it is state of.
         """
-        alias = self._aliases.get(fqn, fqn)
-        for name in (fqn, alias):
-            # Not each rank's own: pieces of one tensor would come from several.
-            for stored in (name, own_name(name, mesh[0]) if mesh else self._ranked(name)):
-                if self._wants.has(stored):
-                    return stored
-        others = self._owned.get(alias, []) if mesh else []
-        if others and not self._segments.is_whole:
-            raise NotReadyError(
-                f"a part of the checkpoint does not tell which groups of ranks saved tensor "
-                f"{fqn!r}",
-                fqn=fqn,
+        mesh = self._survey.mesh_of.get(id(target))
+        of_model = self._owners.is_of_section(self._survey.fqn_of.get(id(target), fqn))
+        stored = self._owners.find(fqn, mesh, of_model=of_model)
+        if len(stored) > 1:
+            why = (
+                f"tensor {fqn!r} was saved by several groups of ranks, each its own: "
+                f"{told(stored)}; they differ, and which is meant here cannot be known. If these "
+                f"are stages of a pipeline or experts, restore on the ranks that saved them, with "
+                f"holdfast.Section, which says what each is called in the whole model; save then"
             )
-        if len(others) > 1:
-            raise InvalidRequestError(
-                f"tensor {fqn!r} was saved by several groups of ranks, each its own "
-                f"({', '.join(others[:3])}): which of them is meant here cannot be known",
-                key=fqn,
-            )
-        return others[0] if others else None
-
-    @cached_property
-    def _owned(self) -> Mapping[str, list[str]]:
-        """Names in the checkpoint of what some ranks have saved as their own, by its name."""
-        found: dict[str, list[str]] = {}
-        for stored in self._segments.specs():
-            name = unranked(stored)
-            if name != stored:
-                found.setdefault(name, []).append(stored)
-        return found
+            self._wants.equal(fqn, target, stored, why)
+        return stored[0] if stored else None
 
     def _only_here(self, fqn: str) -> None:
         if self._strict:
@@ -256,41 +256,74 @@ class Loading:
         saved = self._static[path]
         assert isinstance(saved, SavedOptimizer), "objects of another kind were refused"
         names = optimizers.parameter_names(optimizer, self._survey.fqn_of)
-        if not self._strict and names != saved.params:
+        found = self._gathered(path, names, saved, optimizer) if names != saved.params else None
+        if not self._strict and names != saved.params and found is None:
             self._pass_over(path)
             self._passed_over.add(id(optimizer))
             return
-        loose = None
+        loose, called = None, found.called if found else {}
+        if found is not None:
+            saved = found.saved
+            groups = [self.decode(group.tree, group.rank) for group in found.groups]
+        else:
+            groups = cast("list[object]", self.decode(self._live.groups[path]))
         if not saved.strict:
             loose = cast("dict[str, dict[str, object]]", self.decode(self._live.loose[path]))
-        groups = cast("list[dict[str, object]]", self.decode(self._live.groups[path]))
         optimizers.load_optimizer(
             path,
             optimizer,
             saved,
-            groups,
+            cast("list[dict[str, object]]", groups),
             loose,
             fqn_of=self._survey.fqn_of,
-            find=partial(self._stored, of_torch=optimizers.is_of_torch(optimizer)),
+            find=lambda name, key, p: self._stored(
+                f"{path}.state.{called.get(name, name)}.{key}",
+                p,
+                of_torch=optimizers.is_of_torch(optimizer),
+            ),
             wants=self._wants,
         )
+
+    def _gathered(
+        self, path: str, names: list[list[str]], saved: SavedOptimizer, optimizer: Optimizer
+    ) -> GatheredOptimizer | None:
+        """Return what several ranks have saved of an optimizer's parameters; None: not of all.
+
+        Raises:
+            NotReadyError: others may have saved it, of whom nothing is here.
+        """
+        if not saved.strict or set(chain(*names)) == set(chain(*saved.params)):
+            return None
+        mesh_of, world_size = self._survey.mesh_of, self._owners.world_size
+        meshes = (mesh_of.get(id(p), ()) for p in optimizers.parameters(optimizer))
+        some = any(mesh and len(mesh) < world_size for mesh in meshes)
+        found = gather(
+            path, names, self._owners.texts(), aliases_here=self._survey.aliases, some=some
+        )
+        if found is None:
+            self._owners.require_all(path)
+        return found
 
     def _pass_over(self, path: str) -> None:
         self._missing.append(path)
         self._unexpected.append(path)
 
-    def decode(self, saved: Json) -> object:
-        """Return a saved tree; its tensors are new memory that ``run`` fills."""
-        return decode(saved, leaf=self._leaf, numpy=make_numpy, size=torch.Size)
+    def decode(self, saved: Json, rank: int | None = None) -> object:
+        """Return a saved tree; its tensors are new memory that ``run`` fills.
 
-    def _leaf(self, name: str) -> object:
+        ``rank`` is whose text it is of; None: the source's.
+        """
+        leaf = partial(self._leaf, rank=rank)
+        return decode(saved, leaf=leaf, numpy=make_numpy, size=torch.Size)
+
+    def _leaf(self, name: str, rank: int | None = None) -> object:
         held = self._objects.get(name)
         if held is not None:
             return held
         if name in self._static or name in self._live.objects:
             return ABSENT
         # A writer that keeps no state for each rank has the tensors of its tree in common.
-        own = self._ranked(name)
+        own = self._owners.own(name) if rank is None else own_name(name, rank)
         stored = name if self._wants.has(name) and not self._wants.has(own) else own
         return self._wants.new(stored, (self._live.layouts or {}).get(name))
 
@@ -304,12 +337,12 @@ class Loading:
                 key=path,
             )
 
-    def _names(self) -> list[str]:
-        named = (name_for(stored, self._source) for stored in self._segments.specs())
+    def _names(self, path: str) -> list[str]:
+        """Return the names of all that was saved and could be a module's, called ``path``."""
+        if self._owners.is_of_section(path):
+            return list(dict.fromkeys(map(unranked, self._specs)))
+        named = (name_for(stored, self._owners.source) for stored in self._specs)
         return [name for name in named if name is not None]
-
-    def _ranked(self, name: str) -> str:
-        return own_name(name, self._source)
 
 
 def _put(path: str, put: Callable[[Any], None], tree: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -24,6 +24,17 @@ _INNER = {
     "OptimizedModule": "_orig_mod", "ActivationWrapper": "_checkpoint_wrapped_module",
 }  # fmt: skip
 """Of each class that wraps a module: where it keeps it. Names do not show the wrapper."""
+Rename = Callable[[str], str]
+
+
+class _Place(NamedTuple):
+    """Whose segment a tensor belongs to; see ``Survey.add``."""
+
+    home: Home
+    mesh: tuple[int, ...] = ()
+    holders: tuple[int, ...] | None = None
+
+
 _REFUSED_MODULES = frozenset({"FullyShardedDataParallel"})
 _SHARDED_MODULE = "FSDPModule"
 
@@ -70,6 +81,8 @@ def survey_module(
     *,
     replicated: bool,
     deferred: Callable[[str, torch.Tensor], bool],
+    rename: Rename = str,
+    alone: tuple[int, ...] = (),
 ) -> None:
     """Add the tensors of ``root`` to the survey, under names that begin with ``path``.
 
@@ -79,6 +92,9 @@ def survey_module(
         root: The module, wrapped or not.
         replicated: All ranks are known to hold the same (there is one rank).
         deferred: Tells which parameters only an optimizer's step writes.
+        rename: Returns what a name is called in the whole model.
+        alone: This rank, if ``root`` is a section of a model: what is not known to be on others is
+            on this rank alone.
     """
     sharded = [module for module in root.modules() if _is_fsdp(module)]
     if sharded:
@@ -86,26 +102,39 @@ def survey_module(
         # parameters, which their owner throws away.
         survey.sources.append(lambda: _reshard(sharded))
         _reshard(sharded)
-    homes = _ddp_homes(root)
-    default = Home.SHARED if replicated else Home.RANK
+    places = {} if replicated else _ddp_places(root)
+    default = _Place(Home.HOLDERS, alone) if alone else _Place(Home.RANK)
+    if replicated:
+        default = _Place(Home.SHARED)
     for base, module in parts(path, root, remove_duplicate=False):
         refused = {cls.__name__ for cls in type(module).__mro__} & _REFUSED_MODULES
         if refused:
             raise InvalidRequestError(f"not supported yet: {base} is a {refused.pop()}", key=base)
         for name, tensor in _persistent(module):
-            fqn = f"{base}.{name}"
+            fqn = named_in_model(path, f"{base}.{name}", rename)
+            place = places.get(id(tensor), default)
             survey.add(
                 fqn,
                 tensor,
-                home=default if replicated else homes.get(id(tensor), default),
+                home=place.home,
                 deferred=isinstance(tensor, nn.Parameter) and deferred(fqn, tensor),
+                mesh=place.mesh,
+                holders=place.holders,
             )
     tables: list[dict[str, Any]] = []
     for module in root.modules():
         tables += (module._parameters, module._buffers, module._modules)  # noqa: SLF001
     survey.sources.append(lambda: chain.from_iterable(map(dict.values, tables)))
-    survey.static[path] = SavedModule()
-    survey.extras += extra_states(path, root)
+    survey.static[path] = SavedModule(section=bool(alone))
+    for name, module in extra_states(path, root):
+        survey.extras.append((named_in_model(path, name, rename), module))
+
+
+def names(path: str, root: nn.Module) -> Iterator[str]:
+    """Yield the names of all tensors that are saved of ``root``, called ``path``."""
+    for base, module in parts(path, root, remove_duplicate=False):
+        for name, _ in _persistent(module):
+            yield f"{base}.{name}"
 
 
 def wrappers(path: str, root: nn.Module) -> Iterator[tuple[str, DistributedDataParallel]]:
@@ -127,8 +156,11 @@ def load_module(
     root: nn.Module,
     want: Callable[[str, torch.Tensor], None],
     saved: Iterable[str],
+    rename: Rename = str,
 ) -> list[str]:
     """Call ``want`` with name and tensor for all that is to be filled in place in ``root``.
+
+    ``rename`` returns what a name is called in the whole model.
 
     Returns:
         Names below ``path`` that were saved and that the module lacks.
@@ -136,7 +168,7 @@ def load_module(
     names: set[str] = set()
     for base, module in parts(path, root, remove_duplicate=False):
         for name, tensor in _persistent(module):
-            fqn = f"{base}.{name}"
+            fqn = named_in_model(path, f"{base}.{name}", rename)
             names.add(fqn)
             want(fqn, tensor)
     return [fqn for fqn in saved if fqn.startswith(f"{path}.") and fqn not in names]
@@ -161,18 +193,35 @@ def _reshard(sharded: Iterable[Any]) -> tuple[()]:
     return ()
 
 
-def _ddp_homes(root: nn.Module) -> dict[int, Home]:
+def _ddp_places(root: nn.Module) -> dict[int, _Place]:
     """Return where the tensors of every DDP wrapper below ``root`` belong, by identity."""
-    homes: dict[int, Home] = {}
+    places: dict[int, _Place] = {}
     for _, module in wrappers("", root):
         ignored = cast("set[str]", module.parameters_to_ignore)
-        if module.process_group.size() != torch.distributed.get_world_size():
-            continue
+        parameters, buffers = _ddp_group(module)
         for name, parameter in module.module.named_parameters():
             if name not in ignored:
-                homes[id(parameter)] = Home.SHARED
+                places[id(parameter)] = parameters
         if module.broadcast_buffers:
             for name, buffer in module.module.named_buffers():
                 if name not in ignored:
-                    homes[id(buffer)] = Home.FIRST
-    return homes
+                    places[id(buffer)] = buffers
+    return places
+
+
+def _ddp_group(module: DistributedDataParallel) -> tuple[_Place, _Place]:
+    """Return where a wrapper's parameters belong, and its buffers: the first rank's count."""
+    if module.process_group.size() == torch.distributed.get_world_size():
+        return _Place(Home.SHARED), _Place(Home.FIRST)
+    ranks = torch.distributed.get_process_group_ranks(module.process_group)
+    mesh = tuple(sorted(ranks))
+    return _Place(Home.HOLDERS, mesh), _Place(Home.HOLDERS, mesh, (ranks[0],))
+
+
+def named_in_model(path: str, fqn: str, rename: Rename) -> str:
+    """Return what ``fqn``, which is ``path`` or inside it, is called in the whole model.
+
+    >>> named_in_model("m", "m.0.weight", lambda name: f"body.{name}")
+    'm.body.0.weight'
+    """
+    return ".".join(filter(None, (path, rename(fqn[len(path) :].removeprefix(".")))))

@@ -96,7 +96,9 @@ def survey_optimizer(
                 survey.mesh_of.setdefault(id(p), local_box(name, p).mesh)
             for key, tensor in state.items():
                 fqn = f"{path}.state.{name}.{key}"
-                mesh = survey.mesh_of.get(id(p), ()) if alike and not tensor.dim() else ()
+                # A group of ranks that has a plain parameter has all of its state alike, too.
+                common = (alike and not tensor.dim()) or not is_sharded(p)
+                mesh = survey.mesh_of.get(id(p), ()) if common else ()
                 home = Home.HOLDERS if mesh else Home.SHARED if shared else Home.RANK
                 survey.add(fqn, tensor, home=home, deferred=True, mesh=mesh)
     if not strict:
@@ -132,7 +134,7 @@ def load_optimizer(
     loose: Mapping[str, dict[str, object]] | None,
     *,
     fqn_of: Mapping[int, str],
-    find: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]],
+    find: Callable[[str, str, torch.Tensor], tuple[str, torch.Tensor]],
     wants: Wants,
 ) -> None:
     """Have ``wants`` read state and groups and then put them back; what fits is filled in place.
@@ -145,8 +147,8 @@ def load_optimizer(
         groups: Its groups without their parameters.
         loose: State that is not only tensors, by parameter; None: all of it is.
         fqn_of: Names of parameters by identity.
-        find: Gives a tensor's name in the checkpoint, and what it is made like if it is new, by its
-            name here and its parameter.
+        find: Gives a tensor's name in the checkpoint, and what it is made like if it is new, by the
+            name of its parameter here, its key, and the parameter.
         wants: What this restore reads.
 
     Raises:
@@ -170,7 +172,7 @@ def load_optimizer(
                 for key in keys:
                     fqn = f"{path}.state.{name}.{key}"
                     device = _device_of(key, p, on_device)
-                    stored, like = find(fqn, p)
+                    stored, like = find(name, key, p)
                     state[key] = _target(fqn, before.get(key), stored, device, like, wants)
     wants.then(lambda: _put_state(optimizer, by_name, wanted, loose))
     wants.then(lambda: _put_groups(optimizer, groups))

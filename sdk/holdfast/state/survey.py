@@ -34,8 +34,8 @@ class CapturedTensor:
     """One tensor under its global name, or the box of it that this rank holds.
 
     ``tensor`` is the memory to copy, ``shape`` that of the whole tensor. If ``home`` says so,
-    ``holders`` are the ranks that have the same box, and ``mesh`` those that have any of it: other
-    ranks may have another tensor of this name. ``deferred``: only an optimizer's step writes it;
+    ``holders`` are the ranks that have the same box, and ``mesh`` those that have any of it: others
+    may have another tensor of this name. ``deferred``: only an optimizer's step writes it;
     ``parameter``: autograd counts how often it was written.
     """
 
@@ -150,6 +150,7 @@ class Survey:
         home: Home,
         deferred: bool,
         mesh: tuple[int, ...] = (),
+        holders: tuple[int, ...] | None = None,
     ) -> None:
         """Take ``tensor`` in under ``fqn``; the second name of one tensor becomes an alias.
 
@@ -158,13 +159,14 @@ class Survey:
             tensor: A plain one, or a DTensor: then where it belongs is known, whatever ``home`` is.
             home: Whose segment holds it.
             deferred: Only an optimizer's step writes it.
-            mesh: The ranks that hold it alike, if ``home`` is ``HOLDERS``.
+            mesh: The ranks that hold it, if ``home`` is ``HOLDERS``.
+            holders: Those of them of which one saves it; None: any may.
 
         Raises:
             InvalidRequestError: its name is taken, or it cannot be saved; see ``local_box``.
         """
         here = local_box(fqn, tensor)
-        holders = mesh
+        holders = mesh if holders is None else holders
         if here.holders is not None:
             home, holders, mesh = Home.HOLDERS, here.holders, here.mesh
         if fqn in self._names:
@@ -178,8 +180,9 @@ class Survey:
             return
         self.fqn_of[id(tensor)] = fqn
         self.home_of[id(tensor)] = home
-        if is_sharded(tensor):
+        if mesh:
             self.mesh_of[id(tensor)], self.holders_of[id(tensor)] = mesh, len(holders)
+        if is_sharded(tensor):
             self._sharded.append(tensor)
             if len(self._sharded) == 1:
                 # What a module's ``to()`` replaces is not the DTensor but what is in it.

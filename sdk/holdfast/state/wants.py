@@ -6,16 +6,27 @@ the user's nor the state of an optimizer has been touched by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from holdfast.errors import InvalidRequestError, NotReadyError
+from holdfast.format.boxes import Box
 from holdfast.format.segment import TensorSpec
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.reader import Segments, Want
 from holdfast.state.layouts import empty_in_layout, is_expanded
 from holdfast.state.local_boxes import local_box
+
+
+class _Equal(NamedTuple):
+    """The region ``box`` must be the same in all ``stored``; ``why`` it is refused if not."""
+
+    fqn: str
+    box: Box
+    stored: tuple[str, ...]
+    why: str
 
 
 class Wants:
@@ -25,6 +36,7 @@ class Wants:
         self._segments = segments
         self._specs = segments.specs()
         self._wants: list[Want] = []
+        self._equals: list[_Equal] = []
         self._after: list[Callable[[], None]] = []
 
     def has(self, stored: str) -> bool:
@@ -60,6 +72,23 @@ class Wants:
             )
         self._wants.append(Want(here.tensor.detach(), stored, here.box))
 
+    def equal(self, fqn: str, target: torch.Tensor, stored: Sequence[str], why: str) -> None:
+        """Have the restore refused unless what ``target`` is filled with is the same in all.
+
+        Args:
+            fqn: What it is called here.
+            target: Its region is what is compared.
+            stored: Names of the tensors in the checkpoint.
+            why: The error's text, should they differ.
+
+        Raises:
+            InvalidRequestError: shapes or dtypes differ.
+        """
+        kinds = {(spec.shape, spec.dtype) for spec in map(self.spec, stored)}
+        if len(kinds) > 1:
+            raise InvalidRequestError(why, key=fqn)
+        self._equals.append(_Equal(fqn, local_box(fqn, target).box, tuple(stored), why))
+
     def new(self, stored: str, dims: object = None) -> torch.Tensor:
         """Return new memory on the CPU that will hold the tensor ``stored``.
 
@@ -77,10 +106,30 @@ class Wants:
         self._after.append(put)
 
     def run(self) -> None:
-        """Read everything, then put it in place."""
+        """Read everything, then put it in place.
+
+        Raises:
+            InvalidRequestError: tensors that must be equal differ; nothing has changed.
+        """
+        for equal in self._equals:
+            self._check(equal)
         self._segments.read(self._wants)
         for put in self._after:
             put()
+
+    def _check(self, equal: _Equal) -> None:
+        dtype = TORCH[self.spec(equal.stored[0]).dtype]
+        first, other = (torch.empty(equal.box.lengths, dtype=dtype) for _ in range(2))
+        self._segments.read([Want(first, equal.stored[0], equal.box)])
+        for name in equal.stored[1:]:
+            self._segments.read([Want(other, name, equal.box)])
+            # By bits: a NaN is equal to itself.
+            if not torch.equal(_bits(first), _bits(other)):
+                raise InvalidRequestError(equal.why, key=equal.fqn)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def fits(target: torch.Tensor, spec: TensorSpec) -> bool:

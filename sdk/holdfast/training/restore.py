@@ -15,14 +15,12 @@ from pathlib import Path
 
 from holdfast.core import env
 from holdfast.core.decision import Decision, DecisionState
-from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.core.user_events import Event
 from holdfast.errors import (
     CheckpointError,
     CorruptionError,
-    InvalidRequestError,
     NotFoundError,
     NotReadyError,
     StaleGenerationError,
@@ -33,102 +31,13 @@ from holdfast.format.names import is_shared, is_under
 from holdfast.format.notes import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Segments
-from holdfast.state.capture import Capture, LocalBoxes
+from holdfast.state.capture import Capture
+from holdfast.training.naming import Naming, Scope
 from holdfast.training.session import AgentSession
 
 RESTORE_S_MAX = 600.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """What of a checkpoint is loaded: names of the state (None: all), and how they must match."""
-
-    strict: bool = True
-    only: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(cls, names: Collection[str], *, strict: bool, only: Collection[str] | None) -> Scope:
-        """Return the scope that a user asks for, of a state that has ``names``.
-
-        Raises:
-            InvalidRequestError: ``only`` names something else, or is one text.
-        """
-        if isinstance(only, str) or not set(only or ()) <= set(names):
-            raise InvalidRequestError(f"only={only!r}: pass names of state, {sorted(names)}")
-        return cls(strict=strict, only=None if only is None else tuple(only))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Naming:
-    """How a rank names what it needs of a checkpoint.
-
-    ``whole``: all of it. ``only``: what is under these names of the state. ``boxes``: what this
-    rank has of tensors that others hold, too; None: all that it loads is in one segment. ``far``:
-    these may lie in anybody's segment. ``after``: the number of the needs that did not suffice.
-    ``admit_whole`` is called before all of it is named, and raises if that does not fit (P8).
-    """
-
-    whole: bool = False
-    only: tuple[str, ...] | None = None
-    boxes: LocalBoxes | None = None
-    far: bool = False
-    after: int = 0
-    admit_whole: Callable[[], object] = lambda: None
-
-    @classmethod
-    def of(
-        cls,
-        scope: Scope,
-        boxes: LocalBoxes | None,
-        admit_whole: Callable[[], object] = lambda: None,
-    ) -> Naming:
-        """Return how it is named for what ``scope`` asks for: what may be missing, everywhere."""
-        return cls(whole=not scope.strict, only=scope.only, boxes=boxes, admit_whole=admit_whole)
-
-    def wider(self, needs: Needs) -> Naming:
-        """Return how it is named if ``needs`` did not suffice: more by ranges, whole, then all.
-
-        Of boxes it is what anybody's header tells; of the rest all of its own segment.
-        """
-        if self.boxes is not None and not self.far:
-            return replace(self, far=True, after=needs.number)
-        whole = self.boxes is not None or not needs.in_parts
-        return Naming(whole=whole, admit_whole=self.admit_whole)
-
-    def suffices(self, needs: Needs) -> bool:
-        """Tell whether what was named is what this would name."""
-        in_parts = self.only is not None or self.boxes is not None
-        if needs.whole or needs.number <= self.after:
-            return needs.whole
-        return not (self.whole or (needs.in_parts and not in_parts))
-
-    def needs(self, decision: Decision, session: AgentSession) -> Needs:
-        """Return what is needed of the decision's checkpoint; may ask the agent for heads.
-
-        Raises:
-            ExhaustedError: all of it is, and this node has no room for that.
-        """
-        found = self._needs(decision, session)
-        if found.whole:
-            self.admit_whole()
-        return found
-
-    def _needs(self, decision: Decision, session: AgentSession) -> Needs:
-        from holdfast.training import restore_needs  # noqa: PLC0415 - few ask, and it takes 6 ms
-
-        number = session.needs.number + 1 if session.needs else 1
-        own = restore_needs.own_needs(decision, session.spec, number, whole=self.whole)
-        source = session.spec.rank % decision.world_size
-        if self.boxes is not None:
-            return restore_needs.of_boxes(
-                own, source, self.boxes, self.only, session.heads,
-                saved=decision.world_size, world_size=session.spec.world_size, far=self.far,
-            )  # fmt: skip
-        if self.only is not None:
-            return restore_needs.of_names(own, source, self.only, session.heads)
-        return own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +160,7 @@ def _loaded(
     lacking: CheckpointError
     while True:
         try:
-            return _load(session, capture, arena, chosen.decision, chosen, scope)
+            return _load(session, capture, arena, chosen.decision, chosen, scope, naming)
         except NotReadyError as error:
             if session.needs is None or session.needs.whole:
                 raise
@@ -379,6 +288,7 @@ def _load(
     decision: Decision,
     chosen: RestoreView,
     scope: Scope,
+    naming: Naming,
 ) -> Restored:
     assert decision.checkpoint is not None
     step = decision.checkpoint.step
@@ -390,7 +300,12 @@ def _load(
         if scope.strict and part and capture.boxes is None:
             _check_apart(segments, scope.only)
         found = capture.load(
-            segments, step=step, strict=scope.strict, only=scope.only, streams=scope.only is None
+            segments,
+            step=step,
+            strict=scope.strict,
+            only=scope.only,
+            streams=scope.only is None,
+            knows_all=naming.tells_all(session, decision),
         )
         for reason in capture.put_orders(segments) if scope.only is None else ():
             _say_order(session, located[0][1].job, reason)

@@ -17,10 +17,19 @@ from holdfast.core.needs import Head, Needs, ShardNeed, checked
 from holdfast.errors import CheckpointError, ManifestError, NotReadyError
 from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
-from holdfast.format.index import Index, of_some
-from holdfast.format.names import blob_name, blob_rank, is_under, name_for, own_name, unranked
+from holdfast.format.index import Index, IndexedTensor, of_some
+from holdfast.format.names import (
+    blob_name,
+    blob_rank,
+    is_under,
+    name_for,
+    own_name,
+    own_rank,
+    unranked,
+)
 from holdfast.format.segment import SegmentHeader, parse_header
-from holdfast.state.capture import LocalBoxes
+from holdfast.state.boxes_here import LocalBoxes
+from holdfast.state.survey import CapturedTensor
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +114,7 @@ def of_boxes(
     # Rank 0's has the seed of the random streams, and the order in which DDP adds gradients up.
     first = saved != world_size or boxes.beside_shared
     texts = {blob_name(source)} | ({blob_name(0)} if first else set())
+    everyone = far or saved != world_size
     near = sorted({source, *(rank for tensor in boxes.cut() for rank in tensor.holders)})
     far = far or first or len(near) == saved
     for ranks in [range(saved)] if far else [near, range(saved)]:
@@ -112,7 +122,7 @@ def of_boxes(
             continue
         try:
             index = of_some(_headers(needs.checkpoint, ranks, find))
-            wanted = list(_wanted(index, source, texts, boxes, only))
+            wanted = list(_wanted(index, source, texts, boxes, only, everyone=everyone))
             return checked(replace(needs, shards=byte_ranges.needs(index, wanted)))
         except CheckpointError as error:
             log.info("not only the segments of %s: %s", ranks, error)
@@ -125,29 +135,59 @@ def _wanted(
     texts: Collection[str],
     boxes: LocalBoxes,
     only: Collection[str] | None,
+    *,
+    everyone: bool,
 ) -> Iterator[tuple[str, Box]]:
     """Yield what is to be loaded, by its name in the checkpoint, with its region.
+
+    ``everyone``: also what any group of ranks has saved under a name, where that may be meant, with
+    the texts of these groups. Otherwise the mesh is taken for that which saved.
 
     Raises:
         NotReadyError: a tensor of which this rank has a box is not in the index.
     """
-    seen = set()
-    for tensor in index.tensors:
-        name = unranked(tensor.fqn)
-        if blob_rank(tensor.fqn) is not None:
-            if tensor.fqn in texts:
-                yield tensor.fqn, whole(tensor.shape)
-        elif only is None or is_under(name, only):
-            held = boxes.find(name)
-            first = held.mesh[0] if held and held.mesh else source
-            if tensor.fqn in {name, own_name(name, first)}:
-                seen.add(name)
-            if tensor.fqn in {name, *(own_name(name, rank) for rank in (source, first))}:
-                fits = held is not None and held.shape == tensor.shape
-                yield tensor.fqn, held.box if held and fits else whole(tensor.shape)
+    seen: set[str] = set()
+    texts = set(texts)
+    for name, stored in _by_name(index).items():
+        held = boxes.find(name)
+        chosen = blob_rank(name) is None and (only is None or is_under(name, only))
+        if not chosen or (held is None and boxes.is_elsewhere(name)):
+            continue
+        meant, others = _meant(name, stored, held, source, everyone=everyone)
+        seen |= {name} if others or not meant.isdisjoint(stored) else set()
+        texts.update(blob_name(own_rank(one)) for one in others)
+        for one in sorted({*meant, *others, own_name(name, source)} & stored.keys()):
+            shape = stored[one].shape
+            yield one, held.box if held and held.shape == shape else whole(shape)
+    found = filter(None, map(index.tensor, sorted(texts)))
+    yield from ((text.fqn, whole(text.shape)) for text in found)
     for held in boxes.cut():
         if held.fqn not in seen and (only is None or is_under(held.fqn, only)):
             raise NotReadyError(f"no header has tensor {held.fqn!r}", fqn=held.fqn)
+
+
+def _meant(
+    name: str,
+    stored: Collection[str],
+    held: CapturedTensor | None,
+    source: int,
+    *,
+    everyone: bool,
+) -> tuple[set[str], Collection[str]]:
+    """Return under which names a tensor is looked for, then all of groups of which one is meant."""
+    first = held.mesh[0] if held and held.mesh else source
+    meant = {name, own_name(name, first)}
+    if name in stored or held is None or not everyone:
+        return meant, ()
+    return meant, stored if held.mesh or meant.isdisjoint(stored) else ()
+
+
+def _by_name(index: Index) -> dict[str, dict[str, IndexedTensor]]:
+    """Return all tensors by the names that their ranks have for them, then by those stored."""
+    found: dict[str, dict[str, IndexedTensor]] = {}
+    for tensor in index.tensors:
+        found.setdefault(unranked(tensor.fqn), {})[tensor.fqn] = tensor
+    return found
 
 
 def _headers(

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from holdfast.core.needs import Head, Needs
 from holdfast.errors import InvalidRequestError, NotReadyError
-from holdfast.format.segment import header_length
+from holdfast.format.segment import header_length, parse_header
 from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
 from holdfast.training.restore_needs import of_boxes
@@ -43,15 +43,28 @@ class Saved:
             capture.boxes, only, self.heads, saved=self.world_size, world_size=capture.world_size,
         )  # fmt: skip
 
+    def names(self, needs):
+        """Return the names of all tensors, as they are stored, of which any byte is named."""
+        found = []
+        for need in needs.shards:
+            data = self._located[need.rank][0].read_bytes()
+            header = parse_header(data[: header_length(data)], len(data))
+            found += [
+                entry.spec.fqn
+                for entry in header.entries
+                if any(part.begin < entry.end and entry.begin < part.end for part in need.ranges)
+            ]
+        return found
+
     def segments(self, ranks, held=None):
         return open_files([self._located[rank] for rank in ranks], held)
 
-    def load(self, capture, needs, only=None):
+    def load(self, capture, needs, only=None, *, knows_all=False):
         """Load from what was named alone, to the byte; it has to be a part."""
         assert not needs.whole
         held = {self._located[need.rank][1].id: need.ranges for need in needs.shards}
         with self.segments([need.rank for need in needs.shards], held) as segments:
-            capture.load(segments, step=1, only=only, streams=only is None)
+            capture.load(segments, step=1, only=only, streams=only is None, knows_all=knows_all)
 
 
 def test_a_stage_is_not_given_what_another_one_saved_since_it_sees_no_third(world, tmp_path):
@@ -60,8 +73,11 @@ def test_a_stage_is_not_given_what_another_one_saved_since_it_sees_no_third(worl
     world(2, 3)
     capture = Capture(stage(2, [2]), rank=2, world_size=3)
 
-    assert saved.needs(capture).whole
+    needs = saved.needs(capture)
 
+    assert [0, 1] == [need.rank for need in needs.shards]
+    with pytest.raises(InvalidRequestError, match="by several groups of ranks"):
+        saved.load(capture, needs, knows_all=True)
     found = {1: NotReadyError, 2: InvalidRequestError}
     for segments_count, refusal in found.items():
         with saved.segments(range(segments_count)) as segments, pytest.raises(refusal):

@@ -14,7 +14,7 @@ from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.rpc.channel import MESSAGE_BYTES_MAX
-from holdfast.state.capture import LocalBoxes
+from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.survey import CapturedTensor, Home
 from holdfast.training import restore_needs
 from holdfast.training.restore_needs import of_boxes

@@ -20,9 +20,10 @@ from holdfast.errors import (
     StaleGenerationError,
     UnavailableError,
 )
-from holdfast.state.capture import LocalBoxes
+from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.loading import Differences
-from holdfast.training.restore import Decided, Naming, Scope, decide, restore
+from holdfast.training.naming import Naming, Scope
+from holdfast.training.restore import Decided, decide, restore
 from holdfast.training.restore_needs import own_needs
 
 NAMES = ("model", "optimizer")

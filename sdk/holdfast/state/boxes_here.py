@@ -1,0 +1,53 @@
+"""What this rank has of which tensors, by their names: what a restore asks a checkpoint for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from holdfast.format.names import is_under
+from holdfast.state.survey import CapturedTensor, Home
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBoxes:
+    """Which boxes of which tensors this rank holds, by name; ``aliases``: other names of them.
+
+    Of what is in ``sections``, by their names, other ranks hold the rest.
+    """
+
+    tensors: Mapping[str, CapturedTensor]
+    aliases: Mapping[str, str]
+    sections: Collection[str] = ()
+
+    def cut(self) -> Iterator[CapturedTensor]:
+        """Yield what is held of tensors that several ranks hold; not of scalars."""
+        return (t for t in self.tensors.values() if t.mesh and t.shape)
+
+    @property
+    def beside_shared(self) -> bool:
+        """Whether there are tensors of DDP beside them, of which any rank may have saved some."""
+        return any(t.home in (Home.SHARED, Home.FIRST) for t in self.tensors.values())
+
+    def find(self, name: str) -> CapturedTensor | None:
+        """Return what is held of a tensor; of an optimizer's state, what is of its parameter."""
+        for fqn in _names_of(name):
+            held = self.tensors.get(self.aliases.get(fqn, fqn))
+            if held is not None:
+                return held
+        return None
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Tell whether a tensor is one of a section that other ranks hold, or state of such."""
+        return any(is_under(fqn, self.sections) for fqn in _names_of(name)) and not self.find(name)
+
+
+def _names_of(name: str) -> list[str]:
+    """Return what a name may stand for: a tensor, and of optimizer's state its parameter.
+
+    >>> _names_of("o.state.m.state.w.step")
+    ['o.state.m.state.w.step', 'm.state.w', 'w']
+    """
+    after = name.split(".state.")  # the optimizer's place and the parameter's may have one too
+    of_state = (".state.".join(after[at:]) for at in range(1, len(after)))
+    return [name, *(of_key.rpartition(".")[0] for of_key in of_state)]
