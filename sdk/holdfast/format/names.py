@@ -73,15 +73,6 @@ def own_rank(stored: str) -> int | None:
     return None if unranked(stored) == stored else int(rank)
 
 
-def own_rank(stored: str) -> int:
-    """Return for which rank the tensor ``stored`` was saved, which is not everybody's.
-
-    >>> own_rank("rank.3.model.weight")
-    3
-    """
-    return int(stored.removeprefix(OWN_PREFIX).partition(".")[0])
-
-
 def is_under(name: str, keys: Collection[str]) -> bool:
     """Tell whether a name of the state is one of ``keys``, or of something inside one.
 

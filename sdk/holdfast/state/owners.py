@@ -91,7 +91,7 @@ class Owners:
             name = unranked(stored)
             if name != stored:
                 found.setdefault(name, []).append(stored)
-        return {name: sorted(stored, key=own_rank) for name, stored in found.items()}
+        return found
 
     def texts(self) -> Iterator[tuple[int, StateBlob]]:
         """Yield rank and text of the source, then of each other rank of which it is here."""

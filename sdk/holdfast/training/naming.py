@@ -75,18 +75,20 @@ class Naming:
             return needs.whole
         return not (self.whole or (needs.in_parts and not in_parts))
 
-    def needs(self, decision: Decision, session: AgentSession) -> Needs:
+    def needs(self, decision: Decision, session: AgentSession) -> tuple[Needs, bool]:
         """Return what is needed of the decision's checkpoint; may ask the agent for heads.
+
+        Beside it: whether what any group of ranks has saved of what this rank has is among it.
 
         Raises:
             ExhaustedError: all of it is, and this node has no room for that.
         """
-        found = self._needs(decision, session)
+        found, of_all = self._needs(decision, session)
         if found.whole:
             self.admit_whole()
-        return found
+        return found, of_all
 
-    def _needs(self, decision: Decision, session: AgentSession) -> Needs:
+    def _needs(self, decision: Decision, session: AgentSession) -> tuple[Needs, bool]:
         from holdfast.training import restore_needs  # noqa: PLC0415 - few ask, and it takes 6 ms
 
         number = session.needs.number + 1 if session.needs else 1
@@ -98,14 +100,5 @@ class Naming:
                 saved=decision.world_size, world_size=session.spec.world_size, far=self.far,
             )  # fmt: skip
         if self.only is not None:
-            return restore_needs.of_names(own, source, self.only, session.heads)
-        return own
-
-    def tells_all(self, session: AgentSession, decision: Decision) -> bool:
-        """Tell whether byte ranges were named by the headers of all ranks.
-
-        As ``restore_needs.of_boxes`` names them where groups of ranks may not be those that saved.
-        """
-        needs = session.needs
-        in_parts = self.boxes is not None and needs is not None and needs.in_parts
-        return in_parts and (self.far or decision.world_size != session.spec.world_size)
+            return restore_needs.of_names(own, source, self.only, session.heads), False
+        return own, own.whole

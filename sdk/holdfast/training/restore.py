@@ -160,7 +160,7 @@ def _loaded(
     lacking: CheckpointError
     while True:
         try:
-            return _load(session, capture, arena, chosen.decision, chosen, scope, naming)
+            return _load(session, capture, arena, chosen.decision, chosen, scope)
         except NotReadyError as error:
             if session.needs is None or session.needs.whole:
                 raise
@@ -245,7 +245,8 @@ def _wait(session: AgentSession, *, timeout_s: float, naming: Naming) -> Session
         decision = _unnamed(view, session, naming) if view is not None else None
         if decision is None:
             return view
-        session.name(naming.needs(decision, session))
+        needs, of_all = naming.needs(decision, session)
+        session.name(needs, of_all=of_all)
 
 
 def _unnamed(view: SessionView, session: AgentSession, naming: Naming) -> Decision | None:
@@ -288,7 +289,6 @@ def _load(
     decision: Decision,
     chosen: RestoreView,
     scope: Scope,
-    naming: Naming,
 ) -> Restored:
     assert decision.checkpoint is not None
     step = decision.checkpoint.step
@@ -305,7 +305,7 @@ def _load(
             strict=scope.strict,
             only=scope.only,
             streams=scope.only is None,
-            knows_all=naming.tells_all(session, decision),
+            knows_all=session.needs_of_all,
         )
         for reason in capture.put_orders(segments) if scope.only is None else ():
             _say_order(session, located[0][1].job, reason)

@@ -92,12 +92,12 @@ def of_boxes(
     saved: int,
     world_size: int,
     far: bool = False,
-) -> Needs:
+) -> tuple[Needs, bool]:
     """Return by byte ranges what a rank loads that has boxes of tensors which others hold, too.
 
     Where as many ranks saved it, that may all be in its own segment and those of the ranks that
     hold the same boxes; else the heads of all tell in which. All of the checkpoint, if that cannot
-    be told.
+    be told. Beside it: whether what any group of ranks has saved under a name is among it.
 
     Args:
         needs: What is known without a header.
@@ -110,7 +110,7 @@ def of_boxes(
         far: The heads of all are asked for: those of the ranks near did not tell everything.
     """
     if needs.whole:
-        return needs
+        return needs, True
     # Rank 0's has the seed of the random streams, and the order in which DDP adds gradients up.
     first = saved != world_size or boxes.beside_shared
     texts = {blob_name(source)} | ({blob_name(0)} if first else set())
@@ -118,15 +118,16 @@ def of_boxes(
     near = sorted({source, *(rank for tensor in boxes.cut() for rank in tensor.holders)})
     far = far or first or len(near) == saved
     for ranks in [range(saved)] if far else [near, range(saved)]:
+        everyone = everyone or (not far and len(ranks) == saved)
         if len(ranks) > RANKS_COUNT_MAX:
             continue
         try:
             index = of_some(_headers(needs.checkpoint, ranks, find))
             wanted = list(_wanted(index, source, texts, boxes, only, everyone=everyone))
-            return checked(replace(needs, shards=byte_ranges.needs(index, wanted)))
+            return checked(replace(needs, shards=byte_ranges.needs(index, wanted))), everyone
         except CheckpointError as error:
             log.info("not only the segments of %s: %s", ranks, error)
-    return replace(needs, whole=True)
+    return replace(needs, whole=True), True
 
 
 def _wanted(
@@ -155,7 +156,7 @@ def _wanted(
             continue
         meant, others = _meant(name, stored, held, source, everyone=everyone)
         seen |= {name} if others or not meant.isdisjoint(stored) else set()
-        texts.update(blob_name(own_rank(one)) for one in others)
+        texts.update(blob_name(rank) for rank in map(own_rank, others) if rank is not None)
         for one in sorted({*meant, *others, own_name(name, source)} & stored.keys()):
             shape = stored[one].shape
             yield one, held.box if held and held.shape == shape else whole(shape)

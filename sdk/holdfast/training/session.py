@@ -81,6 +81,7 @@ class AgentSession:
         self._reservation: Reservation | None = None
         self._lock_descriptor = -1
         self._outbox = Outbox()
+        self.needs_of_all = False
         self._guard = threading.Lock()
         self._opening = threading.Lock()
         self._taking = threading.Lock()
@@ -197,10 +198,14 @@ class AgentSession:
         """The needs that this rank has named last; None: it has named none yet."""
         return self._outbox.needs
 
-    def name(self, needs: Needs) -> None:
-        """Say what of a checkpoint this rank needs; it counts until something else is named."""
+    def name(self, needs: Needs, *, of_all: bool = False) -> None:
+        """Say what of a checkpoint this rank needs; it counts until something else is named.
+
+        ``of_all``, kept as ``needs_of_all``: what any group of ranks has of it is named.
+        """
         with self._guard:
             self._outbox.needs = needs
+            self.needs_of_all = of_all
             self._unsent = True
         self._urgent.set()
 

@@ -38,10 +38,11 @@ class Saved:
         return found
 
     def needs(self, capture, only=None):
-        return of_boxes(
+        needs, self.of_all = of_boxes(
             Needs(checkpoint=self._located[0][1].id.checkpoint), capture.rank % self.world_size,
             capture.boxes, only, self.heads, saved=self.world_size, world_size=capture.world_size,
         )  # fmt: skip
+        return needs
 
     def names(self, needs):
         """Return the names of all tensors, as they are stored, of which any byte is named."""
@@ -59,12 +60,12 @@ class Saved:
     def segments(self, ranks, held=None):
         return open_files([self._located[rank] for rank in ranks], held)
 
-    def load(self, capture, needs, only=None, *, knows_all=False):
+    def load(self, capture, needs, only=None):
         """Load from what was named alone, to the byte; it has to be a part."""
         assert not needs.whole
         held = {self._located[need.rank][1].id: need.ranges for need in needs.shards}
         with self.segments([need.rank for need in needs.shards], held) as segments:
-            capture.load(segments, step=1, only=only, streams=only is None, knows_all=knows_all)
+            capture.load(segments, step=1, only=only, streams=only is None, knows_all=self.of_all)
 
 
 def test_a_stage_is_not_given_what_another_one_saved_since_it_sees_no_third(world, tmp_path):
@@ -77,7 +78,7 @@ def test_a_stage_is_not_given_what_another_one_saved_since_it_sees_no_third(worl
 
     assert [0, 1] == [need.rank for need in needs.shards]
     with pytest.raises(InvalidRequestError, match="by several groups of ranks"):
-        saved.load(capture, needs, knows_all=True)
+        saved.load(capture, needs)
     found = {1: NotReadyError, 2: InvalidRequestError}
     for segments_count, refusal in found.items():
         with saved.segments(range(segments_count)) as segments, pytest.raises(refusal):

@@ -387,7 +387,7 @@ def test_a_stage_asks_only_for_the_bytes_of_its_own_layers(world, tmp_path, monk
     capture = Capture(state, rank=1, world_size=2)
 
     needs = saved.needs(capture)
-    saved.load(capture, needs, knows_all=True)
+    saved.load(capture, needs)
 
     check(state)
     names = saved.names(needs)

@@ -100,9 +100,10 @@ def held(begin: int, end: int, holders=(0,), mesh=(0, 1), shape=(ROWS, COLUMNS))
 
 
 def named(find, boxes, *, source=0, world_size=2, only=None) -> Needs:
-    return of_boxes(
+    needs, _ = of_boxes(
         replace(WHOLE, whole=False), source, boxes, only, find, saved=SAVED, world_size=world_size
     )
+    return needs
 
 
 def spans(needs: Needs, rank: int) -> set[str]:
@@ -314,7 +315,7 @@ def test_of_as_many_ranks_on_the_same_mesh_one_head_is_enough(monkeypatch):
 def test_what_is_needed_whole_stays_so():
     agent = everybody()
 
-    needs = of_boxes(WHOLE, 0, held(0, 4), None, agent, saved=SAVED, world_size=2)
+    needs, _ = of_boxes(WHOLE, 0, held(0, 4), None, agent, saved=SAVED, world_size=2)
 
     assert (needs, []) == (WHOLE, agent.asked)
     assert ShardNeed(rank=0).ranges == ()

@@ -56,14 +56,15 @@ class Agent:
     def __init__(self, *, generation=2, names_needs=False, answers=()):
         self.spec = attempt_spec(rank=1, world_size=2, names_needs=names_needs)
         self.needs, self.answers = None, list(answers)
+        self.needs_of_all = False
         decision = Decision(
             number=1, state=DecisionState.CONFIRMED, generation=generation, fresh=True
         )
         self.view = SessionView(version="1", restore=RestoreView(decision=decision))
         self.began = []
 
-    def name(self, needs):
-        self.needs = needs
+    def name(self, needs, *, of_all=False):
+        self.needs, self.needs_of_all = needs, of_all
         if self.answers:
             self.view = self.answers.pop(0)
 
@@ -443,9 +444,10 @@ def test_of_boxes_more_is_named_by_the_heads_of_all_before_everything_is(no_file
 
     def of_boxes(needs, *_, far, **how):
         named.append(far)
-        return needs if needs.whole else replace(needs, shards=(part,))
+        return needs if needs.whole else replace(needs, shards=(part,)), far
 
     def load(self, segments, **how):
+        assert how["knows_all"] == agent.needs_of_all
         loads.append(agent.needs.number)
         if not agent.needs.whole:
             raise NotReadyError("the checkpoint has no tensor 'w'")
