@@ -246,7 +246,8 @@ class Ghosts:
             if row.id not in known and row.id.generation == after.generation:
                 self.committed.add(row.id)
                 self.commits_count += 1
-                if row.id not in self._replaced and self._is_there(row.id):
+                kept = row.id not in self._replaced and not self._is_spent(row.id)
+                if kept and self._is_there(row.id):
                     self.hope = self._later(self.hope, row.id)
             if row.copied_at_s is not None and row.id not in copied:
                 self.acknowledged.add(row.id)
@@ -275,6 +276,13 @@ class Ghosts:
         if not (there or freed or self._destroyed_count or key in self._replaced):
             raise Broken(f"P1: {name(key)} is committed, and not all of it is anywhere")
         return there
+
+    def _is_spent(self, key: CheckpointId) -> bool:
+        """Tell whether a later step was acknowledged: whoever comes late with ``key`` may free it.
+
+        That step need not be there any more; a bit may have flipped in it.
+        """
+        return any(_age(o) > _age(key) and self.in_line(o) for o in self.acknowledged)
 
     def _later(self, one: CheckpointId | None, other: CheckpointId) -> CheckpointId:
         return other if one is None else max(one, other, key=_age)

@@ -172,7 +172,12 @@ MUTANTS = (
     mutant(
         "given-up",
         "steps that can never be whole, or never be acknowledged, give their slots up",
-        ("metadata/domain/abandoned_steps.py", "found = (*_lost(run, nodes, evidence), *_piled(run, nodes, evidence))", "found = ()"),
+        ("metadata/domain/abandoned_steps.py", "*_lost(run, nodes, evidence), *_piled(run, nodes, evidence),", "*(),"),
+    ),
+    mutant(
+        "given-up: unlike",
+        "a step whose ranks shared out other tensors is given up",
+        ("metadata/domain/abandoned_steps.py", ", *_unlike(run, evidence))", ")"),
     ),
     mutant(
         "kept-freed",
