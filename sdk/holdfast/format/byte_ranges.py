@@ -9,6 +9,7 @@ from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
 from holdfast.format.boxes import Box, span, without
 from holdfast.format.digest import PART_BYTES
+from holdfast.format.flat_ranges import boxes_of
 from holdfast.format.index import Index, IndexedBox, IndexedTensor
 from holdfast.format.segment import ITEM_BYTES
 
@@ -24,7 +25,7 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
 
     Args:
         index: The index of the checkpoint's plan.
-        wanted: Tensors by name and the region of each, in elements of the whole tensor.
+        wanted: Tensors by name and the region of each; see ``flat_ranges``.
 
     Raises:
         NotReadyError: no shard holds some of it; names the tensor and the first missing box.
@@ -57,15 +58,19 @@ def _sources(
 ) -> Iterator[tuple[int, IndexedBox, Box]]:
     """Yield the bytes of an element, a box that the region is read from, what is read of it."""
     left = [region] if region.elements_count else []
-    if tensor is not None:
+    if tensor is not None and left:
         item_bytes = ITEM_BYTES[tensor.dtype]
-        for number, shared in tensor.overlaps.of(region):
-            if not left:
+        for box in boxes_of(tensor.shape, region):
+            left = [box]
+            for number, shared in tensor.overlaps.of(box):
+                rest = [part for hole in left for part in without(hole, shared)]
+                if rest != left:
+                    left = rest
+                    yield item_bytes, tensor.pieces[number], shared
+                if not left:
+                    break
+            if left:
                 break
-            rest = [part for hole in left for part in without(hole, shared)]
-            if rest != left:
-                left = rest
-                yield item_bytes, tensor.boxes[number], shared
     if left:
         raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
 

@@ -20,6 +20,7 @@ from holdfast.format.box_index import Overlaps, SharedOverlaps
 from holdfast.format.boxes import Box, addressable
 from holdfast.format.canonical import check_digest, number_of, strict_object, text_of, with_digest
 from holdfast.format.digest import ALGORITHM
+from holdfast.format.flat_ranges import boxes_of, is_inside, is_range
 from holdfast.format.manifest import (
     LENGTH_BYTES_MAX,
     SHARDS_COUNT_MAX,
@@ -59,7 +60,7 @@ class IndexedSegment:
 
 
 class IndexedBox(NamedTuple):
-    """One box of one tensor: bytes ``[begin, end)`` of the segment of (rank, volume)."""
+    """One region of one tensor: bytes ``[begin, end)`` of the segment of (rank, volume)."""
 
     rank: int
     volume: int
@@ -70,12 +71,16 @@ class IndexedBox(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedTensor:
-    """One tensor and all its boxes, by offsets; ``overlaps`` finds them by place."""
+    """One tensor and all its regions, by offsets; each segment has at most one of them.
+
+    ``pieces`` are the same with ranges taken apart into boxes; ``overlaps`` finds them by place.
+    """
 
     fqn: str
     dtype: str
     shape: tuple[int, ...]
     boxes: tuple[IndexedBox, ...]
+    pieces: tuple[IndexedBox, ...] = field(compare=False, repr=False)
     overlaps: Overlaps = field(compare=False, repr=False)
 
 
@@ -228,13 +233,30 @@ def _segment(header: SegmentHeader) -> IndexedSegment:
 def _tensor(spec: TensorSpec, found: list[IndexedBox], shared: SharedOverlaps) -> IndexedTensor:
     """Return a tensor whose boxes were ``found`` in the order of segments, as ``_order`` has it."""
     boxes = tuple(sorted(found, key=lambda held: held.box.offsets))
+    pieces = _pieces(spec.dtype, spec.shape, boxes)
     return IndexedTensor(
         fqn=spec.fqn,
         dtype=spec.dtype,
         shape=spec.shape,
         boxes=boxes,
-        overlaps=shared.of([held.box for held in boxes]),
+        pieces=pieces,
+        overlaps=shared.of([held.box for held in pieces]),
     )
+
+
+def _pieces(
+    dtype: str, shape: tuple[int, ...], boxes: tuple[IndexedBox, ...]
+) -> tuple[IndexedBox, ...]:
+    if not any(is_range(shape, held.box) for held in boxes):
+        return boxes
+    item_bytes, pieces = ITEM_BYTES[dtype], []
+    for held in boxes:
+        begin = held.begin
+        for box in boxes_of(shape, held.box):
+            end = begin + item_bytes * box.elements_count
+            pieces.append(IndexedBox(held.rank, held.volume, box, begin, end))
+            begin = end
+    return tuple(pieces)
 
 
 def _order(box: IndexedBox) -> tuple[object, ...]:
@@ -351,9 +373,11 @@ def _read_tensors(
             dtype=dtype,
             shape=shape,
             boxes=tuple(held),
-            overlaps=Overlaps([each.box for each in held]),
+            pieces=pieces,
+            overlaps=Overlaps([each.box for each in pieces]),
         )
         for fqn, dtype, shape, held in zip(fqns, dtypes, shapes, boxes, strict=True)
+        for pieces in [_pieces(dtype, shape, tuple(held))]
     )
 
 
@@ -376,10 +400,7 @@ def _read_boxes(
     for at, owner, begin, *place in zip(tensors, owners, begins, *columns[3:], strict=True):
         offsets, lengths = (_dims(row, "boxes") for row in place)
         shape, item_bytes, segment = shapes[at], ITEM_BYTES[dtypes[at]], segments[owner]
-        if not len(offsets) == len(lengths) == len(shape) or any(
-            offset + length > total
-            for offset, length, total in zip(offsets, lengths, shape, strict=True)
-        ):
+        if len(offsets) != len(lengths) or not is_inside(shape, Box(offsets, lengths)):
             raise ManifestError(f"a box of tensor {at} lies outside its shape {shape}")
         end = begin + item_bytes * math.prod(lengths)
         if begin % item_bytes or end > segment.length_bytes:

@@ -24,6 +24,7 @@ from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.boxes import Box, addressable, whole
+from holdfast.format.flat_ranges import flat_shape, is_inside, is_range
 from holdfast.garbage import no_collection
 
 FORMAT_VERSION = 1
@@ -43,7 +44,7 @@ ITEM_BYTES: dict[str, int] = {
 """Item size of every dtype of the format, by its safetensors name."""
 
 _Dims = tuple[int, ...]
-_Place = tuple[str, _Dims, _Dims, _Dims]
+_Place = tuple[str, _Dims, _Dims, _Dims, _Dims | None]
 _Sized = tuple[Box, _Dims, int]
 _STEP_DIGITS = 15
 _GENERATION_DIGITS = 10
@@ -56,12 +57,17 @@ _VERSION, _JOB, _RUN, _STEP, _GENERATION, _RANK, _WORLD, _VOLUME, _PLAN, _PARENT
     )
 )
 _SHARDING = "DCP_SHARDING_INFO"
+_SHAPES = "holdfast.shapes"
 _METADATA_KEY = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One box of one tensor, before it has a position."""
+    """One region of one tensor, before it has a position.
+
+    ``shape`` is that of the whole tensor, and ``box`` a box of it or, if it has one dim, a range of
+    its elements in row-major order; see ``flat_ranges``.
+    """
 
     fqn: str
     dtype: str
@@ -224,9 +230,9 @@ def parse_header(data: bytes | memoryview, length_bytes: int) -> SegmentHeader:
     metadata = _string_map(table.pop(_METADATA_KEY, None))
     if len(table) > TENSORS_COUNT_MAX:
         raise ManifestError(f"{len(table)} tensors exceed {TENSORS_COUNT_MAX}")
-    sharding = _sharding(metadata)
+    sharding, shapes = _sharding(metadata), _shapes(metadata, table)
     places: dict[_Place, _Sized] = {}
-    entries = [_entry(fqn, raw, sharding, data_begin, places) for fqn, raw in table.items()]
+    entries = [_entry(fqn, raw, sharding, shapes, data_begin, places) for fqn, raw in table.items()]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     _check_filled(entries, data_begin, length_bytes)
     return SegmentHeader(
@@ -250,16 +256,21 @@ def _check_specs(specs: Sequence[TensorSpec]) -> None:
             raise InvalidRequestError(f"tensor {spec.fqn!r} has the unknown dtype {spec.dtype!r}")
         if len(spec.shape) > DIMS_COUNT_MAX:
             raise InvalidRequestError(f"tensor {spec.fqn!r} has {len(spec.shape)} dims")
-        if not _inside(spec.box.offsets, spec.box.lengths, spec.shape):
+        if not is_inside(spec.shape, spec.box):
             raise InvalidRequestError(f"tensor {spec.fqn!r} has a box outside its shape")
         seen.add(spec.fqn)
 
 
 def _metadata(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> dict[str, str]:
+    flat = {spec.fqn: spec.shape for spec in specs if is_range(spec.shape, spec.box)}
     sharding = {
-        spec.fqn: {"saved_offsets": list(spec.box.offsets), "global_shape": list(spec.shape)}
+        spec.fqn: {
+            "saved_offsets": list(spec.box.offsets),
+            "global_shape": list(flat_shape(spec.shape) if spec.fqn in flat else spec.shape),
+        }
         for spec in specs
     }
+    shapes = {_SHAPES: json.dumps(flat, separators=(",", ":"))} if flat else {}
     return {
         "format": "pt",
         "DCP_VERSION": "1.0",
@@ -273,6 +284,7 @@ def _metadata(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> dict[st
         _VOLUME: str(identity.id.volume),
         _PLAN: identity.plan_hash,
         _PARENT: _parent_text(identity.parent),
+        **shapes,
         _SHARDING: json.dumps(sharding, separators=(",", ":")),
     }
 
@@ -322,6 +334,16 @@ def _sharding(metadata: Mapping[str, str]) -> dict[str, object]:
     return _json_object(text, _SHARDING)
 
 
+def _shapes(metadata: Mapping[str, str], table: Mapping[str, object]) -> dict[str, _Dims]:
+    """Return the shape of each tensor of which a range is here, by name."""
+    text = metadata.get(_SHAPES, "{}").encode(errors="replace")
+    raw = _json_object(text, _SHAPES)
+    unknown = next((fqn for fqn in raw if fqn not in table), None)
+    if unknown is not None:
+        raise ManifestError(f"{_SHAPES} has a shape of {unknown[:80]!r}, which is not here")
+    return {fqn: _integers(fqn, shape) for fqn, shape in raw.items()}
+
+
 def _json_object(text: bytes, what: str) -> dict[str, object]:
     if text[:1] != b"{":
         raise ManifestError(f"{what} is not a JSON object")
@@ -336,7 +358,7 @@ def _usable(fqn: str) -> bool:
     return 0 < len(fqn) <= NAME_LENGTH_MAX and fqn.isprintable()
 
 
-def _inside(offsets: Sequence[int], lengths: Sequence[int], shape: Sequence[int]) -> bool:
+def _inside(offsets: _Dims, lengths: _Dims, shape: _Dims) -> bool:
     return len(offsets) == len(lengths) == len(shape) and all(
         offset + length <= total
         for offset, length, total in zip(offsets, lengths, shape, strict=True)
@@ -355,24 +377,30 @@ def checked_plan_hash(text: str) -> str:
 
 
 def _entry(
-    fqn: str, raw: object, sharding: Mapping[str, object], base: int, places: dict[_Place, _Sized]
+    fqn: str,
+    raw: object,
+    sharding: Mapping[str, object],
+    shapes: Mapping[str, _Dims],
+    base: int,
+    places: dict[_Place, _Sized],
 ) -> TensorEntry:
-    place = sharding.get(fqn)
+    sharded = sharding.get(fqn)
     if not _usable(fqn):
         raise ManifestError(f"tensor name {fqn[:80]!r} of {len(fqn)} characters is not usable")
-    if not isinstance(raw, dict) or not isinstance(place, dict):
+    if not isinstance(raw, dict) or not isinstance(sharded, dict):
         raise ManifestError(f"tensor {fqn!r} has no description or no place")
     dtype = raw.get("dtype")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ManifestError(f"tensor {fqn!r} has the unknown dtype {str(dtype)[:40]!r}")
     lengths = _integers(fqn, raw.get("shape"))
-    offsets = _integers(fqn, place.get("saved_offsets"))
-    shape = _integers(fqn, place["global_shape"]) if "global_shape" in place else lengths
+    offsets = _integers(fqn, sharded.get("saved_offsets"))
+    shape = _integers(fqn, sharded["global_shape"]) if "global_shape" in sharded else lengths
     span = _integers(fqn, raw.get("data_offsets"))
     # Most tensors of a model are as big as others and cut as they are.
-    sized = places.get((dtype, offsets, lengths, shape))
+    place = dtype, offsets, lengths, shape, shapes.get(fqn)
+    sized = places.get(place)
     if sized is None:
-        sized = places[dtype, offsets, lengths, shape] = _sized(fqn, dtype, offsets, lengths, shape)
+        sized = places[place] = _sized(fqn, *place)
     box, shape, length_bytes = sized
     if len(span) != 2:
         raise ManifestError(f"tensor {fqn!r} has {len(span)} data offsets, not 2")
@@ -385,11 +413,18 @@ def _entry(
 
 
 def _sized(
-    fqn: str, dtype: str, offsets: _Dims, lengths: _Dims, shape: _Dims
-) -> tuple[Box, _Dims, int]:
-    """Return a box that may be one of a tensor of this shape, the shape, and its bytes."""
+    fqn: str, dtype: str, offsets: _Dims, lengths: _Dims, shape: _Dims, of: _Dims | None
+) -> _Sized:
+    """Return a region of a tensor, the shape of that, and the region's bytes.
+
+    ``shape`` is what the header says of a box, ``of`` that of the tensor if the box is a range.
+    """
     if not _inside(offsets, lengths, shape):
         raise ManifestError(f"tensor {fqn!r} has a box outside its shape {shape}")
+    if of is not None:
+        if flat_shape(of) != shape:
+            raise ManifestError(f"tensor {fqn!r} has the shape {shape} and is no range of {of}")
+        shape = of
     if not addressable(shape):
         raise ManifestError(f"tensor {fqn!r} has the shape {shape}, which no memory can have")
     return Box(offsets, lengths), shape, ITEM_BYTES[dtype] * math.prod(lengths)

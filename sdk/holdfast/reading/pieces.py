@@ -6,20 +6,23 @@ headers only, no bytes and no torch. Boxes count elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from holdfast.errors import ManifestError, NotReadyError
 from holdfast.format.box_index import Overlaps, SharedOverlaps
 from holdfast.format.boxes import Box, covers, whole
-from holdfast.format.segment import SegmentHeader, TensorEntry, TensorSpec
+from holdfast.format.flat_ranges import boxes_of, is_range
+from holdfast.format.segment import ITEM_BYTES, SegmentHeader, TensorEntry, TensorSpec
 from holdfast.garbage import no_collection
 
 
 class Part(NamedTuple):
     """The region ``box`` (of the tensor) out of one entry of the segment ``number``.
 
-    Invariants: ``box`` lies inside the box of ``entry``.
+    Invariants: ``box`` lies inside the box of ``entry``; both have the tensor's dims: an entry
+    that is a range in the file is one of the boxes it is made of.
     """
 
     number: int
@@ -66,8 +69,9 @@ class Pieces:
                         f"segments disagree about tensor {spec.fqn!r}", fqn=spec.fqn
                     )
                 held = self._held[spec.fqn]
-                held.places.append((number, entry))
-                held.boxes.append(spec.box)
+                for piece in _boxes(entry) if is_range(spec.shape, spec.box) else (entry,):
+                    held.places.append((number, piece))
+                    held.boxes.append(piece.spec.box)
         self.specs = specs
 
     def choose(self, name: str, box: Box) -> list[Part]:
@@ -80,7 +84,7 @@ class Pieces:
         if held is None:
             raise NotReadyError(f"no segment has the tensor {name!r}", fqn=name)
         places, boxes = held
-        if boxes[0] == box:
+        if boxes and boxes[0] == box:
             number, entry = places[0]
             return [Part(number, entry, boxes[0])]
         overlaps = self._overlaps.get(name)
@@ -94,3 +98,12 @@ class Pieces:
             place = f"{list(box.offsets)} + {list(box.lengths)}"
             raise NotReadyError(f"pieces of tensor {name!r} are missing at {place}", fqn=name)
         return shared
+
+
+def _boxes(entry: TensorEntry) -> Iterator[TensorEntry]:
+    """Yield the boxes that the range of an entry is made of, as if each were an entry."""
+    spec, begin = entry.spec, entry.begin
+    for box in boxes_of(spec.shape, spec.box):
+        end = begin + ITEM_BYTES[spec.dtype] * box.elements_count
+        yield TensorEntry(spec=replace(spec, box=box), begin=begin, end=end)
+        begin = end

@@ -17,6 +17,7 @@ import torch
 from holdfast.errors import InvalidRequestError, ManifestError
 from holdfast.format.blob import BLOB_BYTES_MAX
 from holdfast.format.boxes import Box, whole
+from holdfast.format.flat_ranges import boxes_of, is_range
 from holdfast.format.names import blob_name
 from holdfast.format.segment import SegmentHeader, TensorSpec
 from holdfast.reading.dtypes import TORCH
@@ -24,7 +25,10 @@ from holdfast.reading.pieces import Part, Pieces
 
 
 class Want(NamedTuple):
-    """``target`` is to hold the region ``box`` of the tensor ``name``; shape and dtype fit."""
+    """``target`` is to hold the region ``box`` of the tensor ``name``; shape and dtype fit.
+
+    A box of it or, if that has one dim, a range of its elements; see ``format.flat_ranges``.
+    """
 
     target: torch.Tensor
     name: str
@@ -127,9 +131,10 @@ class Reader:
         """See ``Segments.read``."""
         copies: list[Copy] = []
         for want in wants:
-            _check(want, self._pieces.specs.get(want.name))
-            parts = self._pieces.choose(want.name, want.box)
-            copies += _copies(want.target.detach(), want.box, parts)
+            spec = self._pieces.specs.get(want.name)
+            _check(want, spec)
+            for target, box in _boxes(want, spec):
+                copies += _copies(target, box, self._pieces.choose(want.name, box))
         with torch.no_grad():
             self._source.copy(copies)
 
@@ -198,6 +203,19 @@ def _check(want: Want, spec: TensorSpec | None) -> None:
             f"fill {tuple(target.shape)} {target.dtype}",
             key=name,
         )
+
+
+def _boxes(want: Want, spec: TensorSpec | None) -> Iterator[tuple[torch.Tensor, Box]]:
+    """Yield the boxes that are wanted, each with the part of the target that is to hold it."""
+    target, _, region = want
+    if spec is None or not is_range(spec.shape, region):
+        yield target.detach(), region
+        return
+    begin = 0
+    for box in boxes_of(spec.shape, region):
+        end = begin + box.elements_count
+        yield target.detach()[begin:end].view(box.lengths), box
+        begin = end
 
 
 def _copies(target: torch.Tensor, box: Box, parts: Sequence[Part]) -> list[Copy]:

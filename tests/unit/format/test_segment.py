@@ -110,7 +110,8 @@ def test_data_begin_aligned():
         ([spec(dtype="C128")], "unknown dtype"),
         ([spec(shape=(1,) * 65)], "65 dims"),
         ([spec(box=Box((3, 0), (2, 6)))], "outside its shape"),
-        ([spec(box=Box((0,), (2,)))], "outside its shape"),
+        ([spec(box=Box((0, 0, 0), (2, 1, 1)))], "outside its shape"),
+        ([spec(box=Box((23,), (2,)))], "outside its shape"),
     ],
 )
 def test_what_no_reader_would_take_is_not_written(specs, message):
