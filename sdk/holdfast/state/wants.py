@@ -77,7 +77,7 @@ class Wants:
 
         Args:
             fqn: What it is called here.
-            target: Its region is what is compared.
+            target: Its region is what is compared; all, of a number beside it, such as its steps.
             stored: Names of the tensors in the checkpoint.
             why: The error's text, should they differ.
 
@@ -87,7 +87,9 @@ class Wants:
         kinds = {(spec.shape, spec.dtype) for spec in map(self.spec, stored)}
         if len(kinds) > 1:
             raise InvalidRequestError(why, key=fqn)
-        self._equals.append(_Equal(fqn, local_box(fqn, target).box, tuple(stored), why))
+        spec = self.spec(stored[0])
+        box = local_box(fqn, target).box if spec.shape == tuple(target.shape) else spec.box
+        self._equals.append(_Equal(fqn, box, tuple(stored), why))
 
     def new(self, stored: str, dims: object = None) -> torch.Tensor:
         """Return new memory on the CPU that will hold the tensor ``stored``.

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import holdfast
 from holdfast.convert.exporting import export
 from holdfast.convert.importing import open_source
 from holdfast.convert.plain_names import PlainNames, of_groups
@@ -179,6 +180,28 @@ def test_plain_dcp_loads_it_on_another_mesh(mesh, tmp_path, there):
             here, then = (v._local_tensor if isinstance(v, DTensor) else v
                           for v in (value.detach(), before[name]))  # fmt: skip
             assert torch.equal(here, then), name
+
+
+def test_a_rank_of_a_mesh_of_three_axes_takes_its_boxes(mesh):
+    """F18: what each mesh has saved, by path, into HSDP with tensor parallelism."""
+    with worlds.becoming() as become:
+        become(5, 8)
+        state, wanted = on_mesh("3d"), on_mesh("3d")
+        optimizer = state["optimizer"]
+        for parameter in state["model"].parameters():
+            parameter.detach().zero_()
+            optimizer.state[parameter] = {}
+        optimizer.state.clear()
+        holdfast.load(f"{mesh.store.url}/{mesh.prefix}", state, rng=False)
+
+        found, expected = (
+            [p.to_local() for p in s["model"].parameters()]
+            + [v.to_local() if isinstance(v, DTensor) else v
+               for p in s["model"].parameters() for v in s["optimizer"].state[p].values()]
+            for s in (state, wanted)
+        )  # fmt: skip
+        assert len(found) == len(expected)
+        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("form", ["dcp", "torch", "safetensors"])
