@@ -32,6 +32,7 @@ MODULES = (
     "catalogue",
     "needs",
     "planner",
+    "dcp",
 )
 MODULE_S_MAX = 600.0
 

@@ -10,14 +10,26 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from holdfast.snapshot.engine import CopyEngine
-
 GATE_S_MAX = 30.0
+
+
+class Copying(Protocol):
+    """What copies behind the trainer's back; ``busy``: a copy has not ended or been given up."""
+
+    busy: bool
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until nothing is being copied; False if it still is."""
+        ...
+
+    def abandon(self, reason: str) -> None:
+        """Give up the copy that goes on."""
+        ...
 
 
 class Gate:
@@ -29,7 +41,7 @@ class Gate:
     was waited.
     """
 
-    def __init__(self, engine: CopyEngine, *, gate_s_max: float = GATE_S_MAX) -> None:
+    def __init__(self, engine: Copying, *, gate_s_max: float = GATE_S_MAX) -> None:
         self.waited_s = 0.0
         self.steps_count = 0
         self.updates_count = 0

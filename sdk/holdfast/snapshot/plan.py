@@ -11,10 +11,12 @@ import heapq
 import json
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch.optim import Optimizer
 
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.errors import PreconditionError
@@ -30,8 +32,8 @@ from holdfast.format.segment import (
     header_template,
 )
 from holdfast.reading.dtypes import dtype_name
-from holdfast.state.capture import Capture, LiveState
-from holdfast.state.survey import CapturedTensor, Home, Survey
+from holdfast.state.capture import Estimate, LiveState
+from holdfast.state.survey import CapturedTensor, Home, Identity, Survey
 
 BLOB_BYTES_MIN = 16 << 10
 BLOB_GROWTH = 1.25
@@ -40,6 +42,46 @@ CHUNK_TENSORS_MAX = 4096
 _PLAN_HASH_LENGTH = 32
 _SHARED_HASH_LENGTH = 16
 _VERSION = operator.attrgetter("_version")
+
+
+class Source(Protocol):
+    """What is saved: a user's mapping (``Capture``), or what a framework planned (``Given``)."""
+
+    rank: int
+    world_size: int
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers that write what is deferred."""
+        ...
+
+    def survey(self) -> Survey:
+        """Return the tensors that stay the same objects from save to save."""
+        ...
+
+    def identity(self, survey: Survey) -> Identity:
+        """Return what must stay the same for ``survey`` to hold."""
+        ...
+
+    def same_objects(self, live: LiveState) -> bool:
+        """Tell whether ``live`` was taken of the objects of the last survey."""
+        ...
+
+    def live(self, survey: Survey) -> LiveState:
+        """Take everything that is not in the survey, as of now."""
+        ...
+
+    def static_text(self, survey: Survey) -> bytes:
+        """Return the part of the text that stays the same while the survey holds."""
+        ...
+
+    def never_defer(self, fqns: Iterable[str]) -> None:
+        """Copy these tensors before a save returns from now on."""
+        ...
+
+    def estimate(self) -> Estimate:
+        """Return the bytes to reserve."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +111,7 @@ class SavePlan:
 
     def __init__(
         self,
-        capture: Capture,
+        capture: Source,
         survey: Survey,
         live: LiveState,
         template: HeaderTemplate,
@@ -90,7 +132,12 @@ class SavePlan:
         later = [t for t in mine if _is_deferred(t)]
         self.deferred = self._pieces(later, entries)
         self.eager = self._pieces([t for t in mine if not _is_deferred(t)], entries)
-        self.live_entries = {name: entries[own_name(name, capture.rank)] for name in live.tensors}
+        self.live_entries = {
+            name: entries[
+                live.specs[name].fqn if name in live.specs else own_name(name, capture.rank)
+            ]
+            for name in live.tensors
+        }
         self.chunks = _chunks(self.deferred)
         self._parameters = {t.fqn: t.tensor for t in later if t.parameter}
         self._places: list[torch.Tensor] = []
@@ -179,18 +226,18 @@ class SavePlan:
         if length_bytes > self.blob_capacity_bytes or len(live.tensors) != len(self.live_entries):
             return False
         for name, tensor in live.tensors.items():
-            entry = self.live_entries.get(name)
-            if (
-                entry is None
-                or entry.spec.shape != tuple(tensor.shape)
-                or entry.spec.dtype != dtype_name(name, tensor)
-            ):
+            entry, spec = self.live_entries.get(name), live.specs.get(name)
+            if entry is None or (spec is not None and entry.spec != spec):
+                return False
+            if entry.spec.box.lengths != tuple(tensor.shape):
+                return False
+            if entry.spec.dtype != dtype_name(name, tensor):
                 return False
         return True
 
 
 def make_plan(
-    capture: Capture, *, job: str, run: str, generation: int, rank: int, world_size: int
+    capture: Source, *, job: str, run: str, generation: int, rank: int, world_size: int
 ) -> SavePlan:
     """Return the plan of ``capture`` as its state is now.
 
@@ -206,7 +253,10 @@ def make_plan(
     capacity = max(BLOB_BYTES_MIN, int(text_bytes * BLOB_GROWTH))
     capacity += -capacity % 4096
     specs = [_spec(t, rank, world_size) for t in _own_tensors(survey, rank, world_size)]
-    specs += [_live_spec(name, tensor, rank) for name, tensor in live.tensors.items()]
+    specs += [
+        live.specs.get(name) or _live_spec(name, tensor, rank)
+        for name, tensor in live.tensors.items()
+    ]
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = hash_of(specs, rank, world_size)
     if world_size > 1:

@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 from holdfast.errors import InvalidRequestError
 from holdfast.format import blob as blobs
 from holdfast.format.names import EXTRA_PREFIX, RESERVED
+from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json, encode
 from holdfast.reading.reader import Segments
 from holdfast.state import State, kinds, modules, optimizers, rng
@@ -77,11 +78,15 @@ class Estimate:
 
 @dataclass(slots=True)
 class LiveState:
-    """What one save takes besides the surveyed tensors, by global name."""
+    """What one save takes besides the surveyed tensors, by global name.
+
+    ``specs`` say how those of ``tensors`` are stored that are not whole ones of this rank's own.
+    """
 
     text: bytes
     tensors: dict[str, torch.Tensor]
     objects: dict[str, Any]
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

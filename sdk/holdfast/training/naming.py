@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from holdfast.core.decision import Decision
 from holdfast.core.needs import Needs
@@ -29,6 +30,18 @@ class Scope:
         if isinstance(only, str) or not set(only or ()) <= set(names):
             raise InvalidRequestError(f"only={only!r}: pass names of state, {sorted(names)}")
         return cls(strict=strict, only=None if only is None else tuple(only))
+
+
+class Namer(Protocol):
+    """Says what a rank needs of a checkpoint that is proposed."""
+
+    def suffices(self, needs: Needs) -> bool:
+        """Tell whether what was named is enough."""
+        ...
+
+    def needs(self, decision: Decision, session: AgentSession) -> tuple[Needs, bool]:
+        """Return what is needed of the decision's checkpoint, and whether that is of all groups."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from holdfast.format.notes import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Segments
 from holdfast.state.capture import Capture
-from holdfast.training.naming import Naming, Scope
+from holdfast.training.naming import Namer, Naming, Scope
 from holdfast.training.session import AgentSession
 
 RESTORE_S_MAX = 600.0
@@ -85,14 +85,14 @@ def timeout(environ: Mapping[str, str]) -> float:
 
 
 def decide(
-    session: AgentSession, *, timeout_s: float, lost_is_fresh: bool, naming: Naming
+    session: AgentSession, *, timeout_s: float, lost_is_fresh: bool, naming: Namer
 ) -> Decided | None:
     """Return what will be restored, once it is confirmed and here; None: begin at step 0.
 
     Raises:
         CheckpointError: as ``restore`` does.
     """
-    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming)
+    chosen = choose(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming)
     checkpoint = chosen.decision.checkpoint
     if _begins_anew(chosen.decision) or checkpoint is None:
         return None
@@ -119,10 +119,10 @@ def restore(
 
     Raises:
         StaleGenerationError: something else than ``expected`` is decided by now.
-        CheckpointError: as ``_chosen`` says, or what is loaded does not fit the state.
+        CheckpointError: as ``choose`` says, or what is loaded does not fit the state.
     """
     naming = Naming.of(scope, capture.boxes, admit_whole)
-    chosen = _chosen(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming)
+    chosen = choose(session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming)
     decision = chosen.decision
     found = None if _begins_anew(decision) else decision.checkpoint
     if (expected and (expected.step, expected.attempt)) != (
@@ -178,7 +178,7 @@ def _loaded(
             what = (own, "the others")
         log.warning("%s may not have all (%s): fetching %s", what[0], lacking, what[1])
         try:
-            chosen = _chosen(
+            chosen = choose(
                 session, timeout_s=timeout_s, lost_is_fresh=lost_is_fresh, naming=naming
             )
         except UnavailableError as late:
@@ -190,12 +190,12 @@ def _begins_anew(decision: Decision) -> bool:
     return decision.fresh or decision.state is DecisionState.LOST
 
 
-def _chosen(
+def choose(
     session: AgentSession,
     *,
     timeout_s: float,
     lost_is_fresh: bool,
-    naming: Naming,
+    naming: Namer,
 ) -> RestoreView:
     """Return what was decided, once it is confirmed and all that is needed of it is here.
 
@@ -234,7 +234,7 @@ def _chosen(
     return chosen
 
 
-def _wait(session: AgentSession, *, timeout_s: float, naming: Naming) -> SessionView | None:
+def _wait(session: AgentSession, *, timeout_s: float, naming: Namer) -> SessionView | None:
     """Return the view that ends the wait, None: not within ``timeout_s``; name needs meanwhile."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -249,7 +249,7 @@ def _wait(session: AgentSession, *, timeout_s: float, naming: Naming) -> Session
         session.name(needs, of_all=of_all)
 
 
-def _unnamed(view: SessionView, session: AgentSession, naming: Naming) -> Decision | None:
+def _unnamed(view: SessionView, session: AgentSession, naming: Namer) -> Decision | None:
     """Return a decision of which this rank has yet to say what it needs."""
     chosen = view.restore
     if view.fenced or not session.spec.names_needs or chosen is None:

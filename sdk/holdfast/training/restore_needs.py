@@ -67,7 +67,7 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
     if needs.whole:
         return needs
     try:
-        index = of_some(_headers(needs.checkpoint, [source], find))
+        index = of_some(headers(needs.checkpoint, [source], find))
         if index.tensor(blob_name(source)) is None:
             return needs
         own = ((tensor, name_for(tensor.fqn, source)) for tensor in index.tensors)
@@ -122,7 +122,7 @@ def of_boxes(
         if len(ranks) > RANKS_COUNT_MAX:
             continue
         try:
-            index = of_some(_headers(needs.checkpoint, ranks, find))
+            index = of_some(headers(needs.checkpoint, ranks, find))
             wanted = list(_wanted(index, source, texts, boxes, only, everyone=everyone))
             return checked(replace(needs, shards=byte_ranges.needs(index, wanted))), everyone
         except CheckpointError as error:
@@ -191,7 +191,7 @@ def _by_name(index: Index) -> dict[str, dict[str, IndexedTensor]]:
     return found
 
 
-def _headers(
+def headers(
     checkpoint: CheckpointId, ranks: Collection[int], find: FindHeads
 ) -> list[SegmentHeader]:
     """Return the headers of the segments of all ``ranks``.

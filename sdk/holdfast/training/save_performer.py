@@ -21,9 +21,8 @@ from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
 from holdfast.snapshot.optimizer_gate import Gate
-from holdfast.snapshot.plan import Moment, SavePlan, make_plan
+from holdfast.snapshot.plan import Moment, SavePlan, Source, make_plan
 from holdfast.snapshot.pool import SlotPool
-from holdfast.state.capture import Capture
 from holdfast.training.save_machine import events as ev
 from holdfast.training.save_machine.state import Claim
 from holdfast.training.session import AgentSession
@@ -53,7 +52,7 @@ class SavePerformer:
     def __init__(
         self,
         *,
-        capture: Capture,
+        capture: Source,
         session: AgentSession,
         spec: AttemptSpec,
         seat: Seat,

@@ -21,7 +21,7 @@ from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.format.notes import step_note
-from holdfast.state.capture import Capture
+from holdfast.snapshot.plan import Source
 from holdfast.training.handles_by_step import Handles
 from holdfast.training.save_handle import SaveHandle
 from holdfast.training.save_machine import events as ev
@@ -39,7 +39,7 @@ class Saver:
     """
 
     def __init__(
-        self, *, capture: Capture, session: AgentSession, spec: AttemptSpec, seat: Seat, arena: Path
+        self, *, capture: Source, session: AgentSession, spec: AttemptSpec, seat: Seat, arena: Path
     ) -> None:
         self.stall_s = 0.0
         self.arena = arena
@@ -165,6 +165,10 @@ class Saver:
             agent_lost=bool(self._session.lost_agent),
         )
         self._try(step, awaited)
+
+    def give_up(self, step: int, error: CheckpointError) -> None:
+        """Have all ranks give ``step`` up, because this one does not save it."""
+        self._handle(ev.Failed(step, reason_text(error), error))
 
     def before_update(self) -> None:
         """Wait until nothing is being copied; the explicit gate."""

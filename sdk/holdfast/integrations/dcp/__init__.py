@@ -6,7 +6,9 @@ text, and lies in a folder of its own like one of ``holdfast.save``. Nothing in 
 (P9): metadata are made of headers and text, values that are no tensors are typed JSON.
 """
 
+from holdfast.integrations.dcp.job import HoldfastJob
 from holdfast.integrations.dcp.reader import HoldfastReader
+from holdfast.integrations.dcp.stager import HoldfastStager
 from holdfast.integrations.dcp.writer import HoldfastWriter
 
-__all__ = ["HoldfastReader", "HoldfastWriter"]
+__all__ = ["HoldfastJob", "HoldfastReader", "HoldfastStager", "HoldfastWriter"]

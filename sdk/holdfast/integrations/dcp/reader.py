@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 from contextlib import ExitStack, closing
 from typing import Any, Self
 
-import torch
 from torch.distributed.checkpoint import metadata as of_dcp
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
     LoadPlan,
     LoadPlanner,
 )
@@ -19,18 +15,13 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from holdfast.bucket.folder import CheckpointFolder
-from holdfast.errors import InvalidRequestError, NotFoundError
-from holdfast.format import blob as blobs
-from holdfast.format.boxes import Box
-from holdfast.format.names import blob_rank, name_for
-from holdfast.format.tree import decode, encode
+from holdfast.errors import NotFoundError
+from holdfast.integrations.dcp.contents import Contents
 from holdfast.integrations.dcp.places import Path, is_place, place_of
 from holdfast.objectstore import open_store
 from holdfast.oneshot.world import find_world
-from holdfast.reading.dtypes import TORCH
 from holdfast.reading.folder import open_folder
-from holdfast.reading.reader import Reader, Want
-from holdfast.state.values import make_numpy
+from holdfast.reading.reader import Reader
 
 
 class HoldfastReader(StorageReader):
@@ -49,8 +40,7 @@ class HoldfastReader(StorageReader):
         self.checkpoint_id = None if path is None else os.fspath(path)
         self._opened = ExitStack()
         self._reader: Reader | None = None
-        self._stored: dict[str, str] = {}
-        self._values: dict[str, object] = {}
+        self._contents: Contents | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return {"checkpoint_id": self.checkpoint_id}
@@ -97,43 +87,10 @@ class HoldfastReader(StorageReader):
             manifest = folder.manifest()
             reader = stack.enter_context(open_folder(folder, manifest))
             rank = find_world(alone=True).rank % manifest.world_size
-            names = [name for name in reader.specs() if blob_rank(name) is None]
-            pairs = [(name_for(stored, rank), stored) for stored in sorted(names, reverse=True)]
-            self._stored = {name: stored for name, stored in pairs if name is not None}
-            found = self._described(reader, rank)
+            self._contents = Contents(reader.specs(), (reader.blob(0), reader.blob(rank)), rank)
             self._reader = reader
             self._opened = stack.pop_all()
-        return found
-
-    def _described(self, reader: Reader, rank: int) -> of_dcp.Metadata:
-        specs = reader.specs()
-        described: dict[str, Any] = {}
-        for name, stored in self._stored.items():
-            spec = specs[stored]
-            described[name] = of_dcp.TensorStorageMetadata(
-                of_dcp.TensorProperties(dtype=TORCH[spec.dtype]),
-                torch.Size(spec.shape),
-                [of_dcp.ChunkStorageMetadata(torch.Size(spec.box.offsets), torch.Size(spec.shape))],
-            )
-        marks = {name: torch.empty(0, device="meta") for name in self._stored}
-        tree = {
-            key: decode(
-                value, leaf=lambda name: marks.get(name, _ABSENT), numpy=make_numpy, size=torch.Size
-            )
-            for key, value in blobs.decode(reader.blob(rank)).live.tree.items()
-        }
-        flat, paths = flatten_state_dict(tree)
-        self._values = {
-            fqn: value
-            for fqn, value in flat.items()
-            if not isinstance(value, torch.Tensor) and _is_all_there(value)
-        }
-        described |= {fqn: of_dcp.BytesStorageMetadata() for fqn in self._values}
-        return of_dcp.Metadata(
-            described,
-            planner_data={fqn: paths.get(fqn, (fqn,)) for fqn in described},
-            storage_meta=of_dcp.StorageMeta(checkpoint_id=self.checkpoint_id),
-        )
+        return self._contents.metadata(self.checkpoint_id)
 
     def set_up_storage_reader(
         self, metadata: of_dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -155,51 +112,15 @@ class HoldfastReader(StorageReader):
             NotReadyError: pieces of a tensor are missing.
             DigestMismatchError: bytes differ from those that were saved.
         """
-        reader = self._reader
-        if reader is None:
+        reader, contents = self._reader, self._contents
+        if reader is None or contents is None:
             raise NotFoundError("read_metadata opens the checkpoint: call it first")
-        wants, after = [], []
-        for item in plan.items:
-            if item.type is LoadItemType.BYTE_IO:
-                continue
-            stored = self._stored[item.storage_index.fqn]
-            target = planner.resolve_tensor(item).detach()
-            dtype = TORCH[reader.specs()[stored].dtype]
-            read = target if target.dtype == dtype else torch.empty(item.lengths, dtype=dtype)
-            wants.append(Want(read, stored, Box(tuple(item.storage_offsets), tuple(item.lengths))))
-            after.append((item, target, read))
+        wants, targets = contents.wants(plan, planner)
         try:
             reader.read(wants)
         finally:
             self.close()
-        for item, target, read in after:
-            if read is not target:
-                target.copy_(read)
-            planner.commit_tensor(item, target)
-        for item in plan.items:
-            if item.type is LoadItemType.BYTE_IO:
-                planner.load_bytes(item, _as_planners_expect(self._values[item.storage_index.fqn]))
+        contents.hand_over(plan, planner, targets)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-
-_ABSENT = object()
-"""Stands for an object that is no plain value, such as a module: its tensors are there by name."""
-
-
-def _is_all_there(value: object) -> bool:
-    """Tell whether a value is plain through and through, without tensors or objects inside."""
-    try:
-        encode(value, path="", leaf=lambda _value, _path: None)
-    except InvalidRequestError:
-        return False
-    return True
-
-
-def _as_planners_expect(value: object) -> io.BytesIO:
-    """Return a value as planners of DCP read it; it is pickled here and comes from no store."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return buffer

@@ -5,25 +5,19 @@ Nothing is visible in the folder until the coordinator has heard of all ranks.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import metadata as of_dcp
-from torch.distributed.checkpoint._traverse import set_element
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
-    WriteItem,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -33,29 +27,20 @@ from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step, run_id
 from holdfast.core.shard import Shard
 from holdfast.errors import ConflictError, InvalidRequestError, ManifestError, NotFoundError
 from holdfast.format import blob as blobs
-from holdfast.format.boxes import Box
 from holdfast.format.manifest import check_notes
-from holdfast.format.names import RESERVED, blob_name
+from holdfast.format.names import blob_name
 from holdfast.format.segment import SegmentIdentity, TensorSpec, blob_spec, header_template
-from holdfast.format.tree import Json, encode
+from holdfast.integrations.dcp.items import check_names, items_of, tree_of, values_of
 from holdfast.integrations.dcp.places import Path, is_place, place_of
 from holdfast.objectstore import ObjectStore, open_store
 from holdfast.oneshot.exchange import JOB, forget, make_room, sweep, write_manifest
 from holdfast.oneshot.sending import THREADS_COUNT, SentSegment, filler, send
 from holdfast.oneshot.world import find_world
-from holdfast.reading.dtypes import dtype_name
 from holdfast.snapshot.plan import hash_of
 
 SAVE = "dcp-save.json"
 """The object by which the coordinator tells the ranks which save this is; gone when it ends."""
 _SAVE_BYTES_MAX = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """What a rank tells of an item that is no tensor."""
-
-    value: object
 
 
 class HoldfastWriter(StorageWriter):
@@ -123,13 +108,7 @@ class HoldfastWriter(StorageWriter):
         Raises:
             InvalidRequestError: a name that Holdfast needs for itself.
         """
-        for item in plan.items:
-            if item.index.fqn.partition(".")[0] in RESERVED:
-                raise InvalidRequestError(
-                    f"key {item.index.fqn!r} cannot be used: names that begin with "
-                    f"{' or '.join(sorted(RESERVED))} are Holdfast's own",
-                    key=item.index.fqn,
-                )
+        check_names(plan)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -153,24 +132,13 @@ class HoldfastWriter(StorageWriter):
             InvalidRequestError: a value that only pickle could express, or a tensor that cannot be
                 saved; names its key.
         """
-        values = [i for i in plan.items if i.type is WriteItemType.BYTE_IO]
-        results = [
-            WriteResult(item.index, 0, _Value(_plain_value(planner, item))) for item in values
-        ]
-        items = [item for item in plan.items if item.type is not WriteItemType.BYTE_IO]
-        tensors = [cast("torch.Tensor", planner.resolve_data(item)).detach() for item in items]
-        specs = [_spec(item, tensor) for item, tensor in zip(items, tensors, strict=True)]
-        by_name = {spec.fqn: tensor for spec, tensor in zip(specs, tensors, strict=True)}
+        items = items_of(plan, planner)
         with ExitStack() as stack:
             store = stack.enter_context(closing(open_store(place_of(self.checkpoint_id))))
             undo = stack.enter_context(ExitStack())
-            sent = _send(store, _told_run(store), self._rank, specs, by_name, undo)
+            sent = _send(store, _told_run(store), self._rank, items.tensors, undo)
             undo.pop_all()
-        results += [
-            WriteResult(item.index, spec.length_bytes, None)
-            for item, spec in zip(items, specs, strict=True)
-        ]
-        results.append(WriteResult(of_dcp.MetadataIndex(SAVE), 0, sent))
+        results = [*items.results, WriteResult(of_dcp.MetadataIndex(SAVE), 0, sent)]
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -183,19 +151,16 @@ class HoldfastWriter(StorageWriter):
         """
         told = [result for of_rank in results for result in of_rank]
         sent = [r.storage_data for r in told if isinstance(r.storage_data, SentSegment)]
-        values = {
-            r.index.fqn: r.storage_data.value for r in told if isinstance(r.storage_data, _Value)
-        }
         with ExitStack() as stack:
             store = stack.enter_context(closing(open_store(place_of(self.checkpoint_id))))
             undo = stack.enter_context(ExitStack())
             for segment in sent:
                 undo.callback(store.abort, segment.upload)
             self._check_same_save(sent)
-            data = _text(metadata, values)
+            data = _text(metadata, values_of(told))
             spec = blob_spec(blob_name(0), len(data))
             text = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            sent.append(_send(store, self._run, len(sent), [spec], {spec.fqn: text}, undo))
+            sent.append(_send(store, self._run, len(sent), [(spec, text)], undo))
             make_room(store, {segment.upload.id for segment in sent}, overwrite=self._overwrite)
             undo.pop_all()
             self._commit(CheckpointFolder(store), sent)
@@ -231,62 +196,21 @@ def _told_run(store: ObjectStore) -> str:
         ) from cause
 
 
-def _plain_value(planner: SavePlanner, item: WriteItem) -> object:
-    """Return the value of an item that is no tensor.
-
-    Raises:
-        InvalidRequestError: it is no plain data; names its key.
-    """
-    fqn = item.index.fqn
-    if isinstance(planner, DefaultSavePlanner):
-        value = planner.lookup_object(item.index)
-    else:
-        data = cast("io.BytesIO", planner.resolve_data(item))
-        data.seek(0)
-        value = torch.load(data, weights_only=True)
-    encode(value, path=fqn, leaf=_no_tensor)
-    if isinstance(value, Mapping):
-        raise InvalidRequestError(
-            f"value {fqn!r} is a dict: save with a planner that flattens the state", key=fqn
-        )
-    return value
-
-
-def _no_tensor(value: object, path: str) -> str | None:
-    if isinstance(value, torch.Tensor):
-        raise InvalidRequestError(
-            f"state {path!r} is a tensor in a value that DCP does not take apart: keep tensors in "
-            f"dicts and lists",
-            key=path,
-        )
-    return None
-
-
-def _spec(item: WriteItem, tensor: torch.Tensor) -> TensorSpec:
-    fqn, data = item.index.fqn, item.tensor_data
-    assert data is not None, "an item that is a tensor says where it belongs"
-    box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
-    if tuple(tensor.shape) != box.lengths:
-        raise InvalidRequestError(
-            f"tensor {fqn!r} is {tuple(tensor.shape)} and was planned as {box.lengths}", key=fqn
-        )
-    return TensorSpec(fqn=fqn, dtype=dtype_name(fqn, tensor), shape=tuple(data.size), box=box)
-
-
 def _send(
     store: ObjectStore,
     run: str,
     volume: int,
-    specs: Sequence[TensorSpec],
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Sequence[tuple[TensorSpec, torch.Tensor]],
     undo: ExitStack,
 ) -> SentSegment:
     shard_id = ShardId(RunId(run), Step(0), Generation(0), Rank(0), volume)
+    specs = [spec for spec, _ in tensors]
+    by_name = {spec.fqn: tensor for spec, tensor in tensors}
     plan_hash = hash_of(specs, volume, 1)
     identity = SegmentIdentity(id=shard_id, job=JOB, world_size=1, plan_hash=plan_hash)
     template = header_template(identity, specs)
     header = template.fill(step=0, generation=0, parent=None)
-    fill = filler([(0, header)], [(e.begin, tensors[e.spec.fqn]) for e in template.entries])
+    fill = filler([(0, header)], [(e.begin, by_name[e.spec.fqn]) for e in template.entries])
     shard = Shard(
         id=shard_id, job=JOB, world_size=1, plan_hash=plan_hash,
         length_bytes=template.length_bytes, root_digest=b"",
@@ -295,35 +219,15 @@ def _send(
 
 
 def _text(metadata: of_dcp.Metadata, values: Mapping[str, object]) -> bytes:
-    """Return the state as one tree, with references to its tensors, as the planner took it apart.
+    """Return the text of the checkpoint.
 
     Raises:
         InvalidRequestError: longer than a text may be.
     """
-    nested: dict[str, Any] = {}
-    paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-    for fqn in metadata.state_dict_metadata:
-        value = values[fqn] if fqn in values else _Named(fqn)
-        set_element(nested, paths.get(fqn, (fqn,)), value)
-    tree: dict[str, Json] = {
-        key: encode(value, path=key, leaf=_name_of) for key, value in nested.items()
-    }
     static = blobs.Static(objects={}, aliases={}, world_size=1).encode()
-    text = blobs.join(static, blobs.Live(tree=tree).encode())
+    text = blobs.join(static, blobs.Live(tree=tree_of(metadata, values)).encode())
     if len(text) > blobs.BLOB_BYTES_MAX:
         raise InvalidRequestError(
             f"values of {len(text)} bytes exceed {blobs.BLOB_BYTES_MAX}: keep big ones as tensors"
         )
     return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """Stands for a tensor in the tree."""
-
-    fqn: str
-
-
-def _name_of(value: object, path: str) -> str | None:
-    del path
-    return value.fqn if isinstance(value, _Named) else None
