@@ -146,6 +146,7 @@ class Capture:
         self._restored: Callable[[], None] | None = None
         self._objects: dict[str, Any] = {}
         self._known: dict[int, tuple[object, Kind]] = {}
+        self._trained: dict[str, tuple[Optimizer, Mapping[int, str]]] = {}
         self._written: set[str] = set()
         self._orders: dict[str, buckets.BucketOrder] = {}
         self.check()
@@ -206,7 +207,18 @@ class Capture:
         survey.sources.append(lambda: map(_REQUIRES_GRAD, stepped.values()))
         for path, value in self._in_turn(objects):
             self._kind(path, value).survey(at, path, value)
+        self._check_trained(survey)
         return survey
+
+    def _check_trained(self, survey: Survey) -> None:
+        """Refuse an optimizer that trains what the model has replaced since the last survey."""
+        trained: dict[str, tuple[Optimizer, Mapping[int, str]]] = {}
+        for path, value in self._objects.items():
+            if isinstance(value, Optimizer):
+                last, names = self._trained.get(path, (None, {}))
+                optimizers.check_trained(path, value, names if last is value else {}, survey)
+                trained[path] = value, optimizers.names_of(value, survey)
+        self._trained = trained
 
     def _find_orders(self, survey: Survey, path: str, root: nn.Module) -> None:
         for name, ddp in modules.wrappers(path, root):

@@ -77,6 +77,39 @@ def parameter_names(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> list[lis
     ]
 
 
+def names_of(optimizer: Optimizer, survey: Survey) -> dict[int, str]:
+    """Return the names of those of its parameters that a module of the state has, by identity."""
+    found = ((id(p), survey.fqn_of.get(id(p))) for p in parameters(optimizer))
+    return {key: name for key, name in found if name is not None}
+
+
+def check_trained(
+    path: str, optimizer: Optimizer, before: Mapping[int, str], survey: Survey
+) -> None:
+    """Refuse an optimizer whose parameters the model has all replaced: what it keeps is of no use.
+
+    So ``fully_shard`` does, and whoever makes another optimizer then may not have told the state.
+
+    Args:
+        path: The optimizer's name.
+        optimizer: One that was in the state before.
+        before: The names that its parameters had then, by identity.
+        survey: What is found now.
+
+    Raises:
+        InvalidRequestError: the model has other tensors under these names now; names the first.
+    """
+    lost = {name for key, name in before.items() if key not in survey.fqn_of}
+    replaced = next((t.fqn for t in survey.tensors if t.fqn in lost), None)
+    if replaced and len(lost) == len(before):
+        raise InvalidRequestError(
+            f"{path!r} is a {type(optimizer).__name__} of parameters that the model no more has: "
+            f"{replaced!r} is another tensor now. Make the optimizer after fully_shard() or what "
+            f"else replaced them, and put it into the state before the restore",
+            key=path,
+        )
+
+
 def survey_optimizer(
     survey: Survey, path: str, optimizer: Optimizer, *, replicated: bool, strict: bool
 ) -> None:

@@ -153,6 +153,34 @@ def test_groups_that_were_added_while_training_are_added_before_the_restore(tmp_
     assert [1e-3, 0.5] == [group["lr"] for group in target["o"].param_groups]
 
 
+def test_an_optimizer_of_what_the_model_no_more_has_is_refused():
+    """A model sharded after the Checkpointer was made: the moments of its new optimizer were lost.
+
+    Refused each time, until the new one is in the state.
+    """
+    state = trained()
+    capture = Capture(state, rank=0, world_size=1)
+    state["m"][0] = nn.Linear(3, 3)
+    for _ in range(2):
+        with pytest.raises(
+            InvalidRequestError, match=r"'o' is a Adam of .*'m\.0\.weight' is another"
+        ):
+            capture.check()
+
+    state["o"] = torch.optim.Adam(state["m"].parameters())
+    capture.check()
+
+
+def test_a_part_of_a_model_may_be_replaced():
+    state = trained()
+    state["m"].append(nn.Linear(3, 3))
+    state["o"].add_param_group({"params": state["m"][1].parameters()})
+    capture = Capture(state, rank=0, world_size=1)
+    state["m"][1] = nn.Linear(3, 3)
+
+    capture.check()
+
+
 def test_renamed_tensors_are_named_with_what_they_were(tmp_path):
     saved = {"m": nn.ModuleDict({"encoder": nn.Linear(2, 2), "head": nn.Linear(2, 2)})}
     target = {"m": nn.ModuleDict({"encoders": nn.Linear(2, 2), "head": nn.Linear(2, 2)})}

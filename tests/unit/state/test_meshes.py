@@ -176,6 +176,32 @@ def test_a_table_that_holds_whole_parameters_is_put_right_before_it_is_looked_at
     assert names == [captured.fqn for captured in capture.survey().tensors]
 
 
+def test_a_model_that_is_sharded_after_its_checkpointer_was_made_needs_its_new_optimizer(world):
+    """Its old one trains parameters that are gone, and was saved in place of the new one."""
+    world(1)
+    model = nn.Sequential(nn.Linear(7, 12), nn.Linear(12, 5))
+    state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    capture = Capture(state, rank=1, world_size=WORLD)
+    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,), mesh_dim_names=("late",)))
+    with pytest.raises(InvalidRequestError, match="Make the optimizer after fully_shard"):
+        capture.check()
+
+    state["optimizer"] = torch.optim.AdamW(model.parameters())
+    capture.check()
+    assert {(0, 1, 2, 3)} == set(capture.survey().mesh_of.values())
+
+
+def test_tensors_of_another_shape_than_those_of_the_mesh_are_refused_by_name(world, tmp_path):
+    """The whole shapes are compared and told, not those of the pieces."""
+    with saved(tmp_path, world, lambda _rank: built("fsdp")) as segments:
+        world(2)
+        state = built("fsdp", wide=2)
+        with pytest.raises(InvalidRequestError, match=r"'model\.0\.weight' is \(24, 7\)") as found:
+            Capture(state, rank=2, world_size=WORLD).load(segments, step=1)
+
+    assert "was saved as (12, 7)" in found.value.message
+
+
 class Scaled(torch.optim.SGD):
     """An optimizer of somebody's own that keeps what belongs to its rank's piece."""
 
