@@ -20,6 +20,12 @@ IN_FLIGHT_COUNT_MAX = 3
 log = logging.getLogger(__name__)
 
 
+def upload_part_bytes(length_bytes: int) -> int:
+    """Return how long the parts are in which a segment of this length is sent."""
+    most = -(-parts_count(length_bytes) // UPLOAD_PARTS_COUNT_MAX)
+    return PART_BYTES * max(most, 1)
+
+
 class SegmentWriter:
     """One segment on its way into a store: parts in, digests out.
 
@@ -31,9 +37,8 @@ class SegmentWriter:
     """
 
     def __init__(self, store: ObjectStore, key: str, length_bytes: int) -> None:
-        most = -(-parts_count(length_bytes) // UPLOAD_PARTS_COUNT_MAX)
         self.length_bytes = length_bytes
-        self.part_bytes = PART_BYTES * max(most, 1)
+        self.part_bytes = upload_part_bytes(length_bytes)
         self.count = -(-length_bytes // self.part_bytes)
         self._store = store
         self._upload = store.begin(key, length_bytes, self.part_bytes)

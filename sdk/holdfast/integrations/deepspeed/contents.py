@@ -1,0 +1,194 @@
+"""What a rank saves of an engine: tensors by name, and everything else as a tree.
+
+The names do not depend on stage or degree: ``module.<parameter>`` are the weights that the model
+computes with, ``optimizer.fp32.<parameter>`` the master weights, ``optimizer.<key>.<parameter>``
+the rest of the optimizer's state. Of what ZeRO cuts, each rank saves a flat range.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdfast.format.boxes import Box, whole
+from holdfast.format.names import own_name
+from holdfast.format.segment import TensorSpec
+from holdfast.format.tree import Json, encode
+from holdfast.integrations.deepspeed import loss_scalers
+from holdfast.integrations.deepspeed.partitions import (
+    Row,
+    is_of_each_element,
+    own_range,
+    rows_of,
+    shape_of,
+)
+from holdfast.reading.dtypes import dtype_name
+from holdfast.snapshot.plan import balance
+
+MODULE, OPTIMIZER, OWN = "module", "optimizer", "deepspeed"
+MASTER = "fp32"
+OF_THE_MODEL_FILE, OF_THE_OPTIMIZER = "engine", "zero"
+DERIVED = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
+"""What DeepSpeed's file of the model has and the engine that loads knows by itself, or names."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """What one rank saves: ``tensors`` are the engine's own memory until they are copied."""
+
+    rank: int
+    world_size: int
+    specs: list[TensorSpec] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    tree: dict[str, Any] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
+
+    def add(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], box: Box) -> None:
+        """Take a region of a tensor; what is there under this name already is left."""
+        if name in self._names:
+            return
+        self._names.add(name)
+        dtype = dtype_name(name, tensor)
+        self.specs.append(TensorSpec(fqn=name, dtype=dtype, shape=shape, box=box))
+        self.tensors.append(tensor)
+
+    def add_whole(self, name: str, tensor: torch.Tensor) -> None:
+        """Take a whole tensor."""
+        shape = tuple(tensor.shape)
+        self.add(name, tensor, shape, whole(shape))
+
+    def add_values(self, key: str, value: object) -> None:
+        """Take a value, with its tensors: those of rank 0 for all, those of others as their own.
+
+        Raises:
+            InvalidRequestError: it has something that only pickle could express, named.
+        """
+
+        def leaf(found: object, path: str) -> str | None:
+            if not isinstance(found, torch.Tensor):
+                return None
+            self.add_whole(path if self.rank == 0 else own_name(path, self.rank), found)
+            return path
+
+        self.tree.setdefault(OWN, {})[key] = encode(value, path=f"{OWN}.{key}", leaf=leaf)
+
+
+def add_model(contents: Contents, engine: Any, state: Mapping[str, Any]) -> None:
+    """Take what DeepSpeed saves into the file of the model, and the weights of stage 3.
+
+    Args:
+        contents: Where it goes.
+        engine: DeepSpeed's engine.
+        state: What DeepSpeed would write.
+
+    Raises:
+        InvalidRequestError: a value that only pickle could express, named.
+    """
+    parameters = dict(engine.module.named_parameters(remove_duplicate=False))
+    is_cut = engine.zero_optimization_partition_weights()
+    names = {fqn: engine.param_names[p] for fqn, p in parameters.items() if p in engine.param_names}
+    module = {fqn: value for fqn, value in state["module"].items() if torch.is_tensor(value)}
+    owners: Mapping[str, int] = {}
+    if not is_cut:
+        sizes = {names[fqn]: tensor.nbytes for fqn, tensor in module.items() if fqn in names}
+        owners = balance(list(sizes.items()), [0] * contents.world_size)
+    for fqn, tensor in module.items():
+        stored = f"{MODULE}.{names.get(fqn, fqn)}"
+        if fqn in names and is_cut:
+            _add_partition(contents, stored, parameters[fqn])
+        elif fqn in names:
+            if owners[names[fqn]] == contents.rank:
+                contents.add_whole(stored, tensor)
+        elif contents.rank == 0:
+            contents.add_whole(stored, tensor)
+        elif is_cut:
+            contents.add_whole(own_name(stored, contents.rank), tensor)
+    contents.tree[MODULE] = {fqn: {"$ref": f"{MODULE}.{names.get(fqn, fqn)}"} for fqn in module}
+    if contents.rank == 0 or is_cut:
+        rest: dict[str, object] = {k: v for k, v in state.items() if k not in DERIVED}
+        rest["ds_config"] = json.loads(json.dumps(state.get("ds_config"), default=str))
+        rest["extra_state"] = {k: v for k, v in state["module"].items() if k not in module}
+        contents.add_values(OF_THE_MODEL_FILE, rest)
+
+
+def add_optimizer(contents: Contents, engine: Any, state: Mapping[str, Any]) -> None:
+    """Take what DeepSpeed saves into the file of a rank's part of a ZeRO optimizer.
+
+    Args:
+        contents: Where it goes.
+        engine: DeepSpeed's engine.
+        state: What its optimizer says of itself.
+
+    Raises:
+        InvalidRequestError: a value that only pickle could express, named.
+    """
+    rows = rows_of(engine.optimizer, engine.param_names)
+    inner = engine.optimizer.optimizer
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
+    scalars: list[dict[str, object]] = [{} for _ in groups]
+    keys: list[dict[str, None]] = [{MASTER: None} for _ in groups]
+    for row in rows:
+        _add_row(contents, row, MASTER, row.weights)
+        for key, value in inner.state.get(row.weights, {}).items():
+            if is_of_each_element(row, value):
+                _add_row(contents, row, key, value.reshape(-1))
+                keys[row.group][key] = None
+            else:
+                scalars[row.group].setdefault(key, value)
+    contents.tree[OPTIMIZER] = _references(engine, keys)
+    if contents.rank == 0:
+        contents.add_values(
+            OF_THE_OPTIMIZER,
+            {
+                "loss_scaler": loss_scalers.to_plain(state["loss_scaler"]),
+                "groups": groups,
+                "scalars": scalars,
+                "keys": [list(of) for of in keys],
+                **{
+                    k: state[k]
+                    for k in ("dynamic_loss_scale", "overflow", "clip_grad")
+                    if k in state
+                },
+            },
+        )
+
+
+def _add_partition(contents: Contents, stored: str, parameter: Any) -> None:
+    begin, count = own_range(parameter)
+    if count:
+        held = parameter.ds_tensor.detach().reshape(-1)[:count]
+        contents.add(stored, held, shape_of(parameter), Box((begin,), (count,)))
+
+
+def _add_row(contents: Contents, row: Row, key: str, values: torch.Tensor) -> None:
+    for cut in row.ranges:
+        held = values.detach()[cut.at : cut.at + cut.count]
+        box = Box((cut.begin,), (cut.count,))
+        contents.add(f"{OPTIMIZER}.{key}.{cut.fqn}", held, cut.shape, box)
+
+
+def _references(engine: Any, keys: list[dict[str, None]]) -> dict[str, Json]:
+    """Return the tree of all parameters' state, whichever rank has it."""
+    tree: dict[str, dict[str, Json]] = {}
+    for group, fqns in enumerate(parameters_by_group(engine)):
+        for key in keys[group]:
+            held = tree.setdefault(key, {})
+            held.update({fqn: {"$ref": f"{OPTIMIZER}.{key}.{fqn}"} for fqn in fqns})
+    return dict(tree)
+
+
+def parameters_by_group(engine: Any) -> list[list[str]]:
+    """Return the names of the parameters in each group of a ZeRO optimizer."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "round_robin_bit16_groups"):
+        cut = list(enumerate(optimizer.round_robin_bit16_groups))
+    else:
+        cut = [(optimizer.sub_group_to_group_id[n], g) for n, g in enumerate(optimizer.fp16_groups)]
+    found: list[list[str]] = [[] for _ in optimizer.optimizer.param_groups]
+    for group, parameters in cut:
+        found[group] += [engine.param_names[p] for p in parameters]
+    return found

@@ -1,0 +1,232 @@
+"""DeepSpeed's plug for storage, filled: what it saves becomes Holdfast checkpoints.
+
+DeepSpeed calls with its files one by one; a checkpoint is made of what an engine has, when the last
+of them has come. That is copied on the calling thread, and written and committed in the background.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
+    CheckpointCommitInfo,
+    CheckpointEngine,
+)
+
+from holdfast.core.ids import RunId
+from holdfast.errors import InvalidRequestError, PreconditionError
+from holdfast.integrations.deepspeed import committing
+from holdfast.integrations.deepspeed.background import Background
+from holdfast.integrations.deepspeed.contents import Contents, add_model, add_optimizer
+from holdfast.integrations.deepspeed.host_copies import HostCopies
+from holdfast.integrations.deepspeed.reading import SavedEngine
+from holdfast.logs import steady_logger
+from holdfast.oneshot.world import World
+
+NAME = "HoldfastCheckpointEngine"
+OnFailure: TypeAlias = Literal["warn", "raise"]
+
+_MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d{1,7})_)?mp_rank_\d+_model_states\.pt")
+_OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_\d{1,7}_mp_rank_\d+_optim_states\.pt")
+_RANK = re.compile(r"zero_pp_rank_\d+_")
+
+log = steady_logger(__name__)
+
+
+class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
+    """The checkpoint engine of one engine of DeepSpeed; ``install`` makes it.
+
+    A save is DeepSpeed's *decoupled* one: ``save_checkpoint`` returns when all is copied, and
+    ``latest`` names the checkpoint once it is whole on disk. What fails is logged, and training
+    goes on (P4).
+    """
+
+    def __init__(self, config_params: Any = None) -> None:
+        super().__init__(config_params)
+        self.name = NAME
+        self._engine: weakref.ref[Any] = weakref.ref(self)
+        self._world = World(0, 1)
+        self._nonce = ""
+        self._on_failure: OnFailure = "warn"
+        self._saves_count = 0
+        self._info: CheckpointCommitInfo | None = None
+        self._contents: Contents | None = None
+        self._failure: Exception | None = None
+        self._markers: list[str] = []
+        self._copies = HostCopies()
+        self._background = Background("holdfast-deepspeed")
+        self._opened: SavedEngine | None = None
+
+    def bind(self, engine: Any, world: World, nonce: str, on_failure: OnFailure) -> None:
+        """Serve ``engine`` from now on.
+
+        Args:
+            engine: DeepSpeed's engine; it owns this one.
+            world: This rank, and how many there are.
+            nonce: The same on all ranks, and no other engine's.
+            on_failure: What the next ``save_checkpoint`` does after one that failed.
+        """
+        self._engine = weakref.ref(engine)
+        self._world, self._nonce, self._on_failure = world, nonce, on_failure
+
+    def create(self, info: CheckpointCommitInfo) -> None:
+        """Begin a save, once the one before is done.
+
+        Raises:
+            OutcomeUnknownError: that one is still not done.
+            CheckpointError: with ``on_failure="raise"``, what that one has failed of.
+        """
+        self._background.settle(committing.COMMIT_S_MAX)
+        if self._on_failure == "raise":
+            self._raise_failure()
+        self._saves_count += 1
+        self._info, self._contents, self._failure, self._markers = info, None, None, []
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Take what DeepSpeed would write into one file; with the last one, save all of it.
+
+        A file that is no part of a checkpoint, such as that of ``save_16bit_model``, is written as
+        ``torch.save`` does, and replaces one of its name when it is whole.
+        """
+        name = Path(path).name
+        is_model = _MODEL_FILE.fullmatch(name) is not None
+        if not is_model and not _OPTIMIZER_FILE.fullmatch(name):
+            _save_file(state_dict, Path(path))
+            return
+        engine = self._served()
+        if self._contents is None:
+            self._contents = Contents(self._world.rank, self._world.size)
+        self._markers.append(name)
+        try:
+            if is_model:
+                add_model(self._contents, engine, state_dict)
+            else:
+                add_optimizer(self._contents, engine, state_dict["optimizer_state_dict"])
+        except Exception as failure:  # noqa: BLE001 - the others must hear of it (P4)
+            self._failure = failure
+        if not is_model or not engine.save_zero_checkpoint:
+            self._begin(self._contents)
+            self._contents = None
+
+    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
+        """Return what DeepSpeed reads from ``path``, cut for this engine; tensors are on the CPU.
+
+        Raises:
+            NotFoundError: there is no checkpoint in the folder.
+            InvalidRequestError: the checkpoint does not fit the engine; says what differs.
+            CheckpointError: see ``holdfast.load``.
+        """
+        del map_location  # DeepSpeed copies from where it is
+        found = _MODEL_FILE.fullmatch(Path(path).name)
+        if found is None and not _OPTIMIZER_FILE.fullmatch(Path(path).name):
+            raise InvalidRequestError(f"{path} is no file of a checkpoint of DeepSpeed")
+        with self.opened(str(Path(path).parent)) as saved:
+            if found is not None:
+                return saved.model_file(int(found[1] or 0))
+            return saved.optimizer_file()
+
+    def commit(self, info: CheckpointCommitInfo) -> bool:
+        """Return whether the save that is under way has become a checkpoint, once it is known."""
+        del info
+        self._background.settle(committing.COMMIT_S_MAX)
+        return self._background.failure is None
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        """Return True: all ranks share in saving what they all have."""
+        del dp_rank
+        return True
+
+    def is_decoupled(self) -> bool:
+        """Return True: DeepSpeed leaves ``latest`` to us."""
+        return True
+
+    def set_commit_info(self, info: CheckpointCommitInfo) -> None:
+        """Do nothing: each save brings its own."""
+
+    def get_commit_info(self) -> None:
+        """Return None: there is nothing that DeepSpeed should commit at a step."""
+
+    def preserves_storage_sharing(self) -> bool:
+        """Return False: tensors are written alone, whatever storage they are part of."""
+        return False
+
+    def cleanup(self) -> None:
+        """Wait for the save that is under way; idempotent."""
+        self._background.settle(committing.COMMIT_S_MAX)
+
+    def wait(self) -> None:
+        """Return once the last save is a checkpoint; see ``wait`` of the package."""
+        self._background.settle(committing.COMMIT_S_MAX)
+        self._raise_failure()
+
+    @contextmanager
+    def opened(self, folder: str) -> Iterator[SavedEngine]:
+        """Have the checkpoint in ``folder`` open; one that is open is not opened again."""
+        if self._opened is not None:
+            yield self._opened
+            return
+        with SavedEngine(folder, self._served()) as saved:
+            self._opened = saved
+            try:
+                yield saved
+            finally:
+                self._opened = None
+
+    def _served(self) -> Any:
+        engine = self._engine()
+        if engine is None or engine is self:
+            raise PreconditionError("this checkpoint engine serves no engine: use install()")
+        return engine
+
+    def _raise_failure(self) -> None:
+        if self._background.failure is not None:
+            raise self._background.failure
+
+    def _begin(self, contents: Contents) -> None:
+        """Copy what was taken, and have it written."""
+        assert self._info is not None, "DeepSpeed creates a checkpoint before it saves one"
+        failure, tensors = self._failure, contents.tensors
+        if failure is None:
+            try:
+                tensors = self._copies.take(contents.tensors)
+            except Exception as cause:  # noqa: BLE001 - the others must hear of it (P4)
+                failure = cause
+        run = f"{self._nonce[: committing.LAUNCH_LENGTH]}{self._saves_count:08x}"
+        save = committing.Save(
+            run=RunId(run),
+            save_dir=str(self._info.save_dir),
+            tag=str(self._info.tag),
+            latest=bool(self._info.save_latest),
+            markers=tuple(_of_all_ranks(self._markers, self._world.size)),
+        )
+        part = committing.Part(contents.specs, tensors, contents.tree)
+        job = partial(committing.commit, save, self._world, partial(_given, part, failure))
+        self._background.begin(f"save {save.tag} in {save.save_dir}", job)
+
+
+def _given(part: committing.Part, failure: Exception | None) -> committing.Part:
+    if failure is not None:
+        raise failure
+    return part
+
+
+def _of_all_ranks(names: list[str], world_size: int) -> Iterator[str]:
+    """Yield the names that the files have for all ranks, of those that one rank has given."""
+    for name in names:
+        if _RANK.search(name):
+            yield from (_RANK.sub(f"zero_pp_rank_{r}_", name) for r in range(world_size))
+        else:
+            yield name
+
+
+def _save_file(state: object, path: Path) -> None:
+    made = committing.replace_name(path)
+    torch.save(state, made)
+    made.replace(path)
