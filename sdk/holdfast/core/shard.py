@@ -7,13 +7,19 @@ from dataclasses import dataclass
 
 from holdfast.core.ids import ShardId
 
+PRIME = (1 << 56) - 5
+"""Tallies of ranks count modulo this; see ``format.tally``."""
+UNLIKE = "what the ranks save is not all of the state"
+"""How each text of ``unlike_ranks`` begins."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """A sealed segment as everybody knows it; the same wherever a copy lies.
 
-    ``plan_hash`` is that of the segment's own boxes and, behind a dot, that of the tensors which
-    all ranks share out among themselves.
+    ``plan_hash`` is that of the segment's own boxes; behind a hyphen what its rank saves less what
+    it answers for (``format.tally``), and behind a dot the hash of the tensors which all ranks
+    share out among themselves.
     """
 
     id: ShardId
@@ -25,20 +31,45 @@ class Shard:
 
 
 def unlike_ranks(shards: Iterable[Shard]) -> str:
-    """Return why shards of one checkpoint do not add up, naming two ranks; empty: they may.
+    """Return why shards of one checkpoint do not add up; empty: they do, as far as is known.
 
-    Each rank tells by itself what it saves of the tensors that all have. Ranks that know others
-    leave some to nobody (F38).
+    Each rank tells by itself what it saves of the tensors that others have, too. Ranks that know
+    others leave some to nobody, or save one twice (F38). Two of them are named, or once all shards
+    are there that their boxes do not make up the tensors.
     """
     first: dict[str, int] = {}
+    tallies: dict[int, int | None] = {}
+    world_size = 0
     for shard in shards:
-        shared = shard.plan_hash.partition(".")[2]
+        own, _, shared = shard.plan_hash.partition(".")
         if shared:
             first.setdefault(shared, shard.id.rank)
-    if len(first) < 2:
+            tallies[shard.id.rank] = _tally(own)
+        world_size = shard.world_size
+    if len(first) > 1:
+        one, other, *_ = first.values()
+        return (
+            f"{UNLIKE}: ranks {one} and {other} do not have the same tensors in common, and some "
+            f"are saved by nobody: give all ranks the same models and optimizers"
+        )
+    known = [number for number in tallies.values() if number is not None]
+    if not known or len(known) < world_size or sum(known) % PRIME == 0:
         return ""
-    one, other, *_ = first.values()
     return (
-        f"ranks {one} and {other} do not have the same tensors in common, and some are saved by "
-        f"nobody: give all ranks the same models and optimizers"
+        f"{UNLIKE}: the boxes of some tensor leave a hole, or overlap: give all ranks of a mesh "
+        f"the same models and optimizers"
     )
+
+
+def is_of_plans(reason: str) -> bool:
+    """Tell whether a step was given up for a ``reason`` of ``unlike_ranks``."""
+    return reason.startswith(UNLIKE)
+
+
+def _tally(own: str) -> int | None:
+    """Return the tally in the part of a plan hash before its dot; None: it has none."""
+    digits = own.partition("-")[2]
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return None

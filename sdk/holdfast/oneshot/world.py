@@ -39,11 +39,23 @@ class World:
         if self.size == 1:
             return [data]
         assert len(data) <= MESSAGE_BYTES, "a message has a bounded length"
+        return [text.rstrip(b" ") for text in self._all(data.ljust(MESSAGE_BYTES))]
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the ``data`` of every rank, of any length, by rank; collective."""
+        lengths = [int(text) for text in self.exchange(str(len(data)).encode())]
+        everybody = self._all(data.ljust(max(lengths)))
+        return [text[:length] for text, length in zip(everybody, lengths, strict=True)]
+
+    def _all(self, data: bytes) -> list[bytes]:
+        """Return the ``data`` of every rank, which is as long on all of them."""
+        if self.size == 1:
+            return [data]
         device = "cpu" if "cpu" in dist.get_backend_config() else "cuda"
-        own = torch.tensor(list(data.ljust(MESSAGE_BYTES)), dtype=torch.uint8, device=device)
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
         said = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(said, own)
-        return [bytes(text.cpu().numpy()).rstrip(b" ") for text in said]
+        return [bytes(text.cpu().numpy()) for text in said]
 
 
 def find_world(*, alone: bool = False) -> World:

@@ -5,7 +5,7 @@ An older checkpoint goes when all bytes of the new one are there, and not before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from secrets import token_hex
 
@@ -19,6 +19,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format import manifest as manifests
+from holdfast.format.plan_faults import first_fault
+from holdfast.format.segment import parse_header
 from holdfast.objectstore import open_store
 from holdfast.oneshot.exchange import JOB, forget, make_room, sweep, write_manifest
 from holdfast.oneshot.sending import Fill, SentSegment, filler, send
@@ -52,7 +54,7 @@ def write(
         folder = CheckpointFolder(store)
         undo = stack.enter_context(ExitStack())
         with Agreement(world) as sent:
-            segment = _send(folder, state, world, run, undo)
+            segment, header = _send(folder, state, world, run, undo)
             sent.value = {
                 "length_bytes": segment.sidecar.shard.length_bytes,
                 "root": segment.sidecar.shard.root_digest.hex(),
@@ -60,10 +62,10 @@ def write(
                 "upload": segment.upload.id,
             }
         shards = tuple(_shard(run, rank, world.size, told) for rank, told in enumerate(sent.values))
+        if unlike := unlike_ranks(shards):  # all come to the same, and tell each other their boxes
+            raise InvalidRequestError(_told_in_full(unlike, world, header, shards))
         with Agreement(world):
             if world.rank == 0:
-                if unlike := unlike_ranks(shards):
-                    raise InvalidRequestError(unlike)
                 ours = {str(told["upload"]) for told in sent.values}
                 make_room(store, ours, overwrite=overwrite)
         with Agreement(world):
@@ -114,8 +116,8 @@ def _send(
     world: World,
     run: RunId,
     undo: ExitStack,
-) -> SentSegment:
-    """Send the bytes of this rank's segment; ``undo`` forgets them."""
+) -> tuple[SentSegment, bytes]:
+    """Send the bytes of this rank's segment; ``undo`` forgets them. Beside it its header."""
     capture = Capture(state, rank=world.rank, world_size=world.size)
     try:
         plan = make_plan(
@@ -125,7 +127,15 @@ def _send(
     finally:
         capture.release()
     told = {"length_bytes": plan.length_bytes, "root": "", "plan_hash": plan.plan_hash}
-    return send(folder, _shard(run, world.rank, world.size, told), fill, undo)
+    sent = send(folder, _shard(run, world.rank, world.size, told), fill, undo)
+    return sent, plan.template.fill(step=0, generation=0, parent=None)
+
+
+def _told_in_full(reason: str, world: World, header: bytes, shards: Sequence[Shard]) -> str:
+    """Return why the save is refused, with the first tensor of which it is seen; collective."""
+    heads = zip(world.gather(header), shards, strict=True)
+    fault = first_fault(parse_header(head, shard.length_bytes) for head, shard in heads)
+    return f"{reason} ({fault})" if fault else reason
 
 
 def _filler(plan: SavePlan) -> Fill:

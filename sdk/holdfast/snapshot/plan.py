@@ -6,9 +6,7 @@ header, the blob, and copies; nothing is walked by name.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import json
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -31,7 +29,9 @@ from holdfast.format.segment import (
     blob_spec,
     header_template,
 )
+from holdfast.format.tally import encode
 from holdfast.reading.dtypes import dtype_name
+from holdfast.snapshot.plan_hash import hash_of, shared_hash, stored_name, tally_of
 from holdfast.state.capture import Estimate, LiveState
 from holdfast.state.survey import CapturedTensor, Home, Identity, Survey
 
@@ -39,8 +39,6 @@ BLOB_BYTES_MIN = 16 << 10
 BLOB_GROWTH = 1.25
 CHUNK_BYTES_MAX = 64 << 20
 CHUNK_TENSORS_MAX = 4096
-_PLAN_HASH_LENGTH = 32
-_SHARED_HASH_LENGTH = 16
 _VERSION = operator.attrgetter("_version")
 
 
@@ -149,7 +147,7 @@ class SavePlan:
         rank, world_size = self.capture.rank, self.capture.world_size
         return [
             Piece(
-                t.tensor, entries[_stored_name(t, rank, world_size)], t.tensor.shape, t.tensor.dtype
+                t.tensor, entries[stored_name(t, rank, world_size)], t.tensor.shape, t.tensor.dtype
             )
             for t in captured
         ]
@@ -252,7 +250,8 @@ def make_plan(
     text_bytes = len(blobs.join(capture.static_text(survey), live.text))
     capacity = max(BLOB_BYTES_MIN, int(text_bytes * BLOB_GROWTH))
     capacity += -capacity % 4096
-    specs = [_spec(t, rank, world_size) for t in _own_tensors(survey, rank, world_size)]
+    mine = _own_tensors(survey, rank, world_size)
+    specs = [_spec(t, rank, world_size) for t in mine]
     specs += [
         live.specs.get(name) or _live_spec(name, tensor, rank)
         for name, tensor in live.tensors.items()
@@ -260,7 +259,8 @@ def make_plan(
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = hash_of(specs, rank, world_size)
     if world_size > 1:
-        plan_hash += f".{_shared_hash(survey, world_size)}"
+        plan_hash += f"-{encode(tally_of(survey.tensors, mine, rank, world_size))}"
+        plan_hash += f".{shared_hash(survey.tensors, world_size)}"
     identity = SegmentIdentity(
         id=ShardId(run_id(run), Step(0), Generation(generation), Rank(rank)),
         job=job_name(job),
@@ -327,15 +327,9 @@ def _is_deferred(captured: CapturedTensor) -> bool:
     return captured.deferred and captured.tensor.device.type == "cpu"
 
 
-def _stored_name(captured: CapturedTensor, rank: int, world_size: int) -> str:
-    if captured.home is Home.HOLDERS and len(captured.mesh) < world_size:
-        return own_name(captured.fqn, captured.mesh[0])
-    return own_name(captured.fqn, rank) if captured.home is Home.RANK else captured.fqn
-
-
 def _spec(captured: CapturedTensor, rank: int, world_size: int) -> TensorSpec:
     return TensorSpec(
-        fqn=_stored_name(captured, rank, world_size),
+        fqn=stored_name(captured, rank, world_size),
         dtype=dtype_name(captured.fqn, captured.tensor),
         shape=captured.shape,
         box=captured.box,
@@ -347,30 +341,6 @@ def _live_spec(name: str, tensor: torch.Tensor, rank: int) -> TensorSpec:
     return TensorSpec(
         fqn=own_name(name, rank), dtype=dtype_name(name, tensor), shape=shape, box=whole(shape)
     )
-
-
-def hash_of(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
-    """Return the plan hash of a segment that holds ``specs``: equal for equal boxes."""
-    table = [
-        (spec.fqn, spec.dtype, spec.shape, spec.box.offsets, spec.box.lengths) for spec in specs
-    ]
-    text = json.dumps([rank, world_size, table], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_PLAN_HASH_LENGTH]
-
-
-def _shared_hash(survey: Survey, world_size: int) -> str:
-    """Return the hash of the tensors of which every rank saves a part, as this rank knows them.
-
-    Ranks that know others share them out in another way, and leave some to nobody.
-    """
-    shared = sorted(
-        (t.fqn, t.shape, str(t.tensor.dtype))
-        for t in survey.tensors
-        if t.home in (Home.SHARED, Home.FIRST)
-        or (t.home is Home.HOLDERS and len(t.mesh) == world_size)
-    )
-    text = json.dumps(shared, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_SHARED_HASH_LENGTH]
 
 
 def _chunks(pieces: Sequence[Piece]) -> list[range]:

@@ -23,6 +23,7 @@ from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.format.notes import step_note
 from holdfast.snapshot.plan import Source
 from holdfast.training.handles_by_step import Handles
+from holdfast.training.plan_doubts import PlanDoubts
 from holdfast.training.save_handle import SaveHandle
 from holdfast.training.save_machine import events as ev
 from holdfast.training.save_machine.rules import handle
@@ -57,6 +58,7 @@ class Saver:
             arena=arena,
             on_end=self._handle,
         )
+        self._doubts = _doubts(spec, session) if spec.rank == 0 else None
         self._waited_s = 0.0
         self._steps_seen = 0
         self._warned_idle = False
@@ -122,6 +124,8 @@ class Saver:
             made = self._handles.make(step)
         made.on_wait = partial(self._pay, step)
         self._try(step, ev.Due(step, note, agent_lost=bool(self._session.lost_agent)))
+        if self._doubts is not None:
+            self._doubts.begun(step, self._state.author.run, self._state.author.generation)
         made.stall_s += time.perf_counter() - started_s
         return made
 
@@ -207,6 +211,8 @@ class Saver:
     def on_view(self, view: SessionView) -> None:
         """Take a new view of the agent; called on the watch thread."""
         self._handle(ev.View(view))
+        if self._doubts is not None:
+            self._doubts.hear(view)
 
     def close(self, timeout_s: float) -> CheckpointError | None:
         """Wait, bounded, until the newest save is as safe as it can be; return why it is not.
@@ -265,3 +271,13 @@ class Saver:
         if newest is not None:
             newest.stall_s += waited_s
             self.stall_s = newest.stall_s
+
+
+def _doubts(spec: AttemptSpec, session: AgentSession) -> PlanDoubts:
+    return PlanDoubts(
+        spec.job,
+        spec.world_size,
+        session.heads,
+        lambda event: session.post(event=event),
+        lambda look: session.spawn("plan", look),
+    )

@@ -132,8 +132,8 @@ class AgentSession:
 
     def start(self, on_view: Callable[[SessionView], None]) -> None:
         """Start the rpc threads; ``on_view`` runs on one of them at a time, for each new view."""
-        self._start("watch", lambda: self._watch(on_view))
-        self._start("update", self._update)
+        self.spawn("watch", lambda: self._watch(on_view))
+        self.spawn("update", self._update)
 
     def reserve(self, reservation: Reservation) -> None:
         """Have the agent make the slots of a plan; leases follow in the view.
@@ -329,7 +329,8 @@ class AgentSession:
         if previous >= 0:
             os.close(previous)
 
-    def _start(self, name: str, target: Callable[[], None]) -> None:
+    def spawn(self, name: str, target: Callable[[], None]) -> None:
+        """Run ``target`` on an rpc thread of that name, which ``close`` waits for."""
         thread = threading.Thread(target=target, name=f"holdfast-rpc-{name}", daemon=True)
         self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         thread.start()
@@ -376,7 +377,7 @@ class AgentSession:
                 self._take(view, on_view)
             if view.forgotten and time.monotonic() >= self._register_after_s:
                 self._register_after_s = time.monotonic() + REGISTER_S_MIN
-                self._start("register", lambda: self._register_again(on_view))
+                self.spawn("register", lambda: self._register_again(on_view))
 
     def _register_again(self, on_view: Callable[[SessionView], None]) -> None:
         """Tell a catalogue that was lost of this attempt; what fails is tried at the next watch.

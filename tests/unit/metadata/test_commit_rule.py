@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.node_view import SupersedeRule
+from holdfast.core.shard import PRIME
 from holdfast.core.sources import Memory
 from holdfast_services.metadata.domain.believed_copies import gather, whole
 from holdfast_services.metadata.domain.commit_rule import commit
@@ -189,6 +190,28 @@ def test_a_step_whose_ranks_shared_out_other_tensors_is_given_up_and_they_are_na
     reasons = [step.reason for step in cluster.view("a").runs[0].abandoned]
     assert told == bool(reasons)
     assert all("ranks 0 and 1 do not have the same tensors" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("tallies", "told"),
+    [((5, -5), False), ((5, -4), True), ((0, 0), False), ((5, None), False)],
+    ids=["add up", "do not", "none in common", "one of an older release"],
+)
+def test_a_step_whose_boxes_do_not_add_up_never_commits(cluster, tallies, told):
+    """F38: seen before the commit, by one number of each rank, and not before all are there."""
+    generation = start(cluster, "a", "b")
+    plans = [
+        "own.all" if number is None else f"own-{number % PRIME:014x}.all" for number in tallies
+    ]
+    cluster.hold("a", 5, generation, 0, plan=plans[0])
+    cluster.report("a", "b")
+    assert () == cluster.view("a").runs[0].abandoned
+    cluster.hold("b", 5, generation, 1, plan=plans[1])
+    cluster.report("a", "b")
+
+    assert told == ((5, generation) not in cluster.levels())
+    reasons = [step.reason for step in cluster.view("a").runs[0].abandoned]
+    assert told == any("leave a hole, or overlap" in reason for reason in reasons)
 
 
 def test_abandoned_steps_are_bounded(cluster):

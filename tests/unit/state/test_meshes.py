@@ -12,10 +12,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from holdfast.core import shard as shards
+from holdfast.core.shard import unlike_ranks
 from holdfast.errors import InvalidRequestError
 from holdfast.format import index
 from holdfast.format.boxes import covers, whole
 from holdfast.format.names import unranked
+from holdfast.format.plan_faults import first_fault
 from holdfast.format.segment import parse_header
 from holdfast.reading.files import open_files
 from holdfast.snapshot.plan import make_plan
@@ -71,9 +74,36 @@ def test_all_ranks_together_plan_every_element_once(world, kind):
         copies = 1 if tensor.shape else 2 if tensor.fqn.startswith("rank.") else WORLD
         elements = torch.Size(tensor.shape).numel() * copies
         assert sum(box.elements_count for box in boxes) == elements, tensor.fqn
+    assert first_fault(headers) == unlike_ranks(map(shard_of, headers)) == ""
     pieces = [[*plan.deferred, *plan.eager] for plan in plans]
     sizes = [sum(piece.tensor.nbytes for piece in some) for some in pieces]
     assert max(sizes) < 3 * min(sizes)  # FSDP leaves its last ranks less
+
+
+def shard_of(header):
+    mine = header.identity
+    return shards.Shard(
+        id=mine.id, job="j", world_size=mine.world_size, plan_hash=mine.plan_hash,
+        length_bytes=1, root_digest=b"",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "lacking"), [("fsdp", 2), ("hsdp", 2), ("2d", 0), ("2d", 3)])
+def test_a_rank_that_has_less_than_its_mates_is_seen_before_a_commit(world, kind, lacking):
+    """F38: one has not made the state of a parameter, or is not given its optimizer."""
+    headers = []
+    for rank in range(WORLD):
+        world(rank)
+        state = built(kind)
+        if rank == lacking:
+            state["optimizer"].state.pop(state["model"][2].weight)
+        capture = Capture(state, rank=rank, world_size=WORLD)
+        plan = make_plan(capture, job="j", run="r", generation=1, rank=rank, world_size=WORLD)
+        text = plan.template.fill(step=1, generation=1, parent=None)
+        headers.append(parse_header(text, plan.length_bytes))
+
+    assert unlike_ranks(map(shard_of, headers))
+    assert "optimizer.state.model.2.weight.exp_avg' [5, 12]" in first_fault(headers)
 
 
 @pytest.mark.parametrize(("kind", "holders"), [("fsdp", 1), ("hsdp", 2)])

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from holdfast.core.shard import unlike_ranks
 from holdfast.errors import InvalidRequestError, NotReadyError
 from holdfast.format import byte_ranges
 from holdfast.reading.files import open_files
@@ -110,6 +111,7 @@ def save(folder, world, make, world_size):
         world(rank, world_size)
         capture = Capture(make(rank), rank=rank, world_size=world_size)
         located.append(worlds.Saver(folder).save(capture))
+    assert unlike_ranks(shard for _, shard in located) == ""
     return open_files(located)
 
 

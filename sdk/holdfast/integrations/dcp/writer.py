@@ -36,7 +36,7 @@ from holdfast.objectstore import ObjectStore, open_store
 from holdfast.oneshot.exchange import JOB, forget, make_room, sweep, write_manifest
 from holdfast.oneshot.sending import THREADS_COUNT, SentSegment, filler, send
 from holdfast.oneshot.world import find_world
-from holdfast.snapshot.plan import hash_of
+from holdfast.snapshot.plan_hash import hash_of
 
 SAVE = "dcp-save.json"
 """The object by which the coordinator tells the ranks which save this is; gone when it ends."""

@@ -1,0 +1,88 @@
+"""What a plan hash says: of a segment, of what all ranks save together, and whether that is all.
+
+``<hash>-<tally>.<hash>``: of the boxes of this segment; what the rank saves less what it answers
+for, see ``format.tally``; of the tensors that all ranks share out among themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+
+from holdfast.format.boxes import whole
+from holdfast.format.names import own_name
+from holdfast.format.segment import TensorSpec
+from holdfast.format.tally import tally
+from holdfast.reading.dtypes import dtype_name
+from holdfast.state.survey import CapturedTensor, Home
+
+_PLAN_HASH_LENGTH = 32
+_SHARED_HASH_LENGTH = 16
+
+
+def hash_of(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
+    """Return the hash of a segment that holds ``specs``: equal for equal boxes."""
+    table = [
+        (spec.fqn, spec.dtype, spec.shape, spec.box.offsets, spec.box.lengths) for spec in specs
+    ]
+    text = json.dumps([rank, world_size, table], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_PLAN_HASH_LENGTH]
+
+
+def shared_hash(tensors: Iterable[CapturedTensor], world_size: int) -> str:
+    """Return the hash of the tensors of which every rank saves a part, as this rank knows them.
+
+    Ranks that know others share them out in another way, and leave some to nobody.
+    """
+    shared = sorted(
+        (t.fqn, t.shape, str(t.tensor.dtype))
+        for t in tensors
+        if t.home in (Home.SHARED, Home.FIRST)
+        or (t.home is Home.HOLDERS and len(t.mesh) == world_size)
+    )
+    text = json.dumps(shared, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_SHARED_HASH_LENGTH]
+
+
+def tally_of(
+    tensors: Iterable[CapturedTensor],
+    saved: Iterable[CapturedTensor],
+    rank: int,
+    world_size: int,
+) -> int:
+    """Return the tally of what this rank saves, less that of what it answers for.
+
+    The first rank of a mesh answers for its tensors, rank 0 for those of all. What is each rank's
+    own does not count, nor a scalar of a mesh: all of its ranks save that.
+
+    Args:
+        tensors: All that the rank has.
+        saved: Those of them, or of whose boxes, that it saves.
+        rank: This rank.
+        world_size: How many there are.
+    """
+    total = 0
+    for t in saved:
+        if _is_common(t):
+            total += tally(stored_name(t, rank, world_size), _dtype(t), t.shape, t.box)
+    for t in tensors:
+        if _is_common(t) and rank == (t.mesh[0] if t.mesh else 0):
+            name = stored_name(t, rank, world_size)
+            total -= tally(name, _dtype(t), t.shape, whole(t.shape))
+    return total
+
+
+def stored_name(captured: CapturedTensor, rank: int, world_size: int) -> str:
+    """Return what the tensor is called in a segment of this rank; see ADR 0034."""
+    if captured.home is Home.HOLDERS and len(captured.mesh) < world_size:
+        return own_name(captured.fqn, captured.mesh[0])
+    return own_name(captured.fqn, rank) if captured.home is Home.RANK else captured.fqn
+
+
+def _is_common(t: CapturedTensor) -> bool:
+    return t.home is not Home.RANK and bool(t.shape or t.home is not Home.HOLDERS)
+
+
+def _dtype(t: CapturedTensor) -> str:
+    return dtype_name(t.fqn, t.tensor)
