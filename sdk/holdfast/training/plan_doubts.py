@@ -98,6 +98,6 @@ class PlanDoubts:
         if not fault:  # nobody at all has the tensor that some do not know of
             return
         message = f"no step can commit: {fault}"
-        log.error("job %s: %s", self._job, message)
         told = Event(kind="plan_refused", severity="error", message=message, job=self._job)
         self._tell(replace(told, context={"step": str(step)}))
+        log.error("job %s: %s", self._job, message)

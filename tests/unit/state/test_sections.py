@@ -323,18 +323,27 @@ class Rows(nn.Module):
 def test_a_layer_outside_the_plan_goes_on_with_more_tensor_parallel_ranks(world, tmp_path, alike):
     """Limit of ADR 0034 that has ended: two rows of two before, four of one now."""
 
+    def stepped(model):
+        optimizer = torch.optim.AdamW(model.parameters())
+        for p in model.parameters():
+            moments = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[p] = {"step": torch.tensor(7.0), **moments}
+        return {"m": model, "o": optimizer}
+
     def before(rank):
         row = rank % 2
-        return {"m": Rows([row, row + 2], f"dp{rank}", 3.0 if alike else float(row))}
+        return stepped(Rows([row, row + 2], f"dp{rank}", 3.0 if alike else float(row)))
 
     with save(tmp_path / "s", world, before, 4) as segments:
         for rank in range(8):
             world(rank, 8)
-            state = {"m": Rows([rank % 4, rank % 4 + 4], f"dp8{rank}", 0.0)}
+            model = Rows([rank % 4, rank % 4 + 4], f"dp8{rank}", 0.0)
+            state = {"m": model, "o": torch.optim.AdamW(model.parameters())}
             capture = Capture(state, rank=rank, world_size=8)
             if alike:
                 capture.load(segments, step=1)
                 assert (state["m"].norm.weight.to_local() == 3.0).all()
+                assert {7.0} == {float(kept["step"]) for kept in state["o"].state.values()}
             else:
                 with pytest.raises(InvalidRequestError, match="they differ"):
                     capture.load(segments, step=1)
