@@ -39,7 +39,7 @@ from holdfast.objectstore import ObjectStore, open_store
 from holdfast.oneshot.exchange import JOB, forget, make_room, sweep, write_manifest
 from holdfast.oneshot.sending import SentSegment, filler, send
 from holdfast.oneshot.world import World
-from holdfast.snapshot.plan import hash_of
+from holdfast.snapshot.plan_hash import hash_of
 
 COMMIT_S_MAX = 1800.0
 """How long ranks wait for each other: until the slowest has sent all its bytes."""
