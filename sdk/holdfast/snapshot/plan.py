@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
-from holdfast.errors import PreconditionError
+from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.format import blob as blobs
 from holdfast.format.boxes import whole
 from holdfast.format.names import blob_name, own_name
@@ -249,7 +249,12 @@ def make_plan(
     live = capture.live(survey)
     text_bytes = len(blobs.join(capture.static_text(survey), live.text))
     capacity = max(BLOB_BYTES_MIN, int(text_bytes * BLOB_GROWTH))
-    capacity += -capacity % 4096
+    capacity = min(capacity + -capacity % 4096, blobs.BLOB_BYTES_MAX)
+    if text_bytes > capacity:
+        raise InvalidRequestError(
+            f"values of {text_bytes} bytes, tensors apart, exceed {capacity}: keep big values as "
+            f"tensors"
+        )
     mine = _own_tensors(survey, rank, world_size)
     specs = [_spec(t, rank, world_size) for t in mine]
     specs += [

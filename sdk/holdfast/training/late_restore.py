@@ -15,7 +15,13 @@ from pathlib import Path
 from holdfast.core.decision import Decision
 from holdfast.core.needs import Needs, ShardNeed, checked
 from holdfast.core.session import RestoreView
-from holdfast.errors import CheckpointError, NotFoundError, NotReadyError, PreconditionError
+from holdfast.errors import (
+    CheckpointError,
+    NotFoundError,
+    NotReadyError,
+    PreconditionError,
+    StaleGenerationError,
+)
 from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
 from holdfast.format.index import Index, of_some
@@ -121,9 +127,14 @@ class LateRestore:
             if self._all_here:
                 raise
             log.warning("what was fetched may not have all (%s): fetching the others", error)
-        self._name_all()
+        self.fetch_all()
         with self._open() as reader:
             reader.read(wants)
+
+    def fetch_all(self) -> None:
+        """Have all of the checkpoint brought to this node, and wait for it."""
+        self._name(lambda decision: self._own(decision, all_of_it=True))
+        self._index, self._all_here = None, True
 
     def _open(self) -> Reader:
         assert self._view is not None
@@ -142,21 +153,22 @@ class LateRestore:
             return of_some(restore_needs.headers(checkpoint, range(saved), self._session.heads))
         except CheckpointError as error:
             log.info("all of the checkpoint is fetched: %s", error)
-            self._name_all()
+            self.fetch_all()
             return None
-
-    def _name_all(self) -> None:
-        self._name(lambda decision: self._own(decision, all_of_it=True))
-        self._index, self._all_here = None, True
 
     def _name(self, needed: Callable[[Decision], Needs]) -> None:
         before = self._session.needs
         self._choose(_Named(needed, before.number if before else 0))
 
     def _choose(self, naming: _Named) -> None:
-        self._view = choose(
-            self._session, timeout_s=self._timeout_s, lost_is_fresh=False, naming=naming
-        )
+        view = choose(self._session, timeout_s=self._timeout_s, lost_is_fresh=False, naming=naming)
+        before = self._view
+        if before is not None and before.decision.checkpoint != view.decision.checkpoint:
+            raise StaleGenerationError(
+                "the catalogue was lost since a checkpoint was chosen, and now chooses another "
+                "step: start the job again"
+            )
+        self._view = view
 
     def _own(self, decision: Decision, *, all_of_it: bool = False) -> Needs:
         return restore_needs.own_needs(decision, self._session.spec, 1, whole=all_of_it)

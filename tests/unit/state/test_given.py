@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.unit.training.savers import attempt
 
+from holdfast.errors import InvalidRequestError
 from holdfast.format import blob as blobs
 from holdfast.format.boxes import Box
 from holdfast.format.segment import TensorSpec
@@ -79,3 +81,15 @@ def test_what_is_reserved_is_what_was_given_and_what_is_loaded():
     assert attempt(rank=RANK, world_size=WORLD).world_size * estimate.own_bytes == (
         estimate.whole_bytes
     )
+
+
+@pytest.mark.parametrize(("length", "fits"), [(18_000, True), (30_000, False)])
+def test_a_text_that_no_reader_would_take_is_not_saved(monkeypatch, length, fits):
+    """P1: neither is room reserved for one. A reader refuses both, so the save would be lost."""
+    monkeypatch.setattr(blobs, "BLOB_BYTES_MAX", 20_000)
+    given = given_of(tree={"text": "x" * length})
+    if fits:
+        assert 20_000 == plan_of(given).blob_capacity_bytes
+        return
+    with pytest.raises(InvalidRequestError, match="keep big values as tensors"):
+        plan_of(given)
