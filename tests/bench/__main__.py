@@ -33,6 +33,7 @@ MODULES = (
     "needs",
     "planner",
     "dcp",
+    "deepspeed",
 )
 MODULE_S_MAX = 600.0
 
