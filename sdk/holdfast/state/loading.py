@@ -29,7 +29,7 @@ from holdfast.state.local_boxes import local
 from holdfast.state.name_differences import name_differences
 from holdfast.state.owners import Owners, told
 from holdfast.state.sections import Section
-from holdfast.state.survey import Survey
+from holdfast.state.survey import Home, Survey
 from holdfast.state.values import ABSENT, make_numpy, merge
 from holdfast.state.wants import Wants
 
@@ -178,7 +178,8 @@ class Loading:
         self._wants.then(partial(_put, path, put, tree))
 
     def _fill(self, fqn: str, target: torch.Tensor) -> None:
-        stored = self._find(fqn, target)
+        shared = self._survey.home_of.get(id(target)) is Home.SHARED
+        stored = self._find(fqn, target, of_all=shared and self._owners.world_size > 1)
         before = self._filled.get(id(target))
         if stored is None:
             if before is None:
@@ -228,14 +229,15 @@ class Loading:
         fqn = self._survey.fqn_of.get(id(parameter), "")
         return self._wants.has(fqn) or self._wants.has(self._owners.aliases.get(fqn, fqn))
 
-    def _find(self, fqn: str, target: torch.Tensor) -> str | None:
+    def _find(self, fqn: str, target: torch.Tensor, *, of_all: bool = False) -> str | None:
         """Return what a tensor is called in the checkpoint, None: it is not there.
 
-        ``target`` is what will hold it, or the parameter that it is state of.
+        ``target`` is what will hold it, or the parameter that it is state of; ``of_all``: DDP has
+        it alike on all ranks.
         """
         mesh = self._survey.mesh_of.get(id(target))
         of_model = self._owners.is_of_section(self._survey.fqn_of.get(id(target), fqn))
-        stored = self._owners.find(fqn, mesh, of_model=of_model)
+        stored = self._owners.find(fqn, mesh, of_model=of_model, of_all=of_all)
         if len(stored) > 1:
             why = (
                 f"tensor {fqn!r} was saved by several groups of ranks, each its own: "
@@ -294,6 +296,8 @@ class Loading:
         """
         if not saved.strict or set(chain(*names)) == set(chain(*saved.params)):
             return None
+        if not all(id(p) in self._survey.fqn_of for p in optimizers.parameters(optimizer)):
+            return None  # numbers in the place of names mean others on each rank
         mesh_of, world_size = self._survey.mesh_of, self._owners.world_size
         meshes = (mesh_of.get(id(p), ()) for p in optimizers.parameters(optimizer))
         some = any(mesh and len(mesh) < world_size for mesh in meshes)

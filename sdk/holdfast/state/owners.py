@@ -7,7 +7,7 @@ reads no tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from holdfast.errors import NotReadyError
@@ -58,30 +58,78 @@ class Owners:
         """Tell whether a name was saved as one of a section, so that it means one tensor."""
         return is_under(name, self._sections)
 
-    def find(self, fqn: str, mesh: tuple[int, ...] | None, *, of_model: bool) -> Sequence[str]:
+    def find(
+        self,
+        fqn: str,
+        mesh: tuple[int, ...] | None,
+        *,
+        of_model: bool = False,
+        of_all: bool = False,
+    ) -> Sequence[str]:
         """Return what a tensor is called in the checkpoint; several names: they must be equal.
 
         It is everybody's, or the source rank's own. If several ranks hold it here, or its name is
         one ``of_model``, the same on all ranks, it may be of any group of ranks: of the very same
-        one, else of all that have one of this name.
+        one, else of all that have one of this name. ``of_all``: all ranks have it alike here, so
+        that what each saved as its own must be equal.
 
         Raises:
             NotReadyError: others may have saved it, of whom nothing is here.
         """
         names = dict.fromkeys((fqn, self.aliases.get(fqn, fqn)))
         for name in names:
-            for stored in (name, self._meant(name, mesh, of_model=of_model)):
+            meant = self._of_mesh(name, mesh) if mesh else self._of_rank(name, of_model, of_all)
+            for stored in (name, meant):
                 if stored in self._specs:
                     return [stored]
         self.require_all(fqn)
-        return next(filter(None, (self._owned.get(name) for name in names)), [])
+        found = next(filter(None, map(self._owned.get, names)), [])
+        if mesh or of_model:
+            return found or self._owned.get(self._second_names.get(fqn, fqn), [])
+        if of_all or self.own(fqn) in found:
+            return found
+        return [stored for stored in found if own_rank(stored) not in self._alone]
 
-    def _meant(self, name: str, mesh: tuple[int, ...] | None, *, of_model: bool) -> str:
-        """Return what is meant here, whatever others have saved as ``name``; empty: not known."""
-        if not mesh:
-            return "" if of_model else self.own(name)
-        told = self._meshes is None or mesh in self._meshes
-        return own_name(name, mesh[0]) if self._alike and told else ""
+    def _of_mesh(self, name: str, mesh: tuple[int, ...]) -> str:
+        """Return what the ranks of ``mesh`` have saved together as ``name``; empty: not known."""
+        if not self._alike or not (self._meshes is None or mesh in self._meshes):
+            return ""
+        several = len(self._owned.get(name, ())) > 1
+        if several and any(own_name(name, rank) in self._specs for rank in mesh[1:]):
+            return ""  # they had other groups
+        return own_name(name, mesh[0])
+
+    def _of_rank(self, name: str, of_model: bool, of_all: bool) -> str:
+        """Return what the source saved of ``name`` for itself; empty: maybe for a group of ranks.
+
+        That has the name of its first rank. Where every rank has saved one, none was a group's.
+        """
+        own = self.own(name)
+        if of_model or of_all:
+            return ""
+        if self._alike or not self._leads or own not in self._specs:
+            return own
+        return own if len(self._owned[name]) == self._segments.world_size else ""
+
+    @cached_property
+    def _leads(self) -> bool:
+        """Whether the source is the first of a group of several ranks, as far as its text says."""
+        return any(len(mesh) > 1 and mesh[0] == self.source for mesh in self._meshes or ())
+
+    @cached_property
+    def _alone(self) -> Collection[int]:
+        """Ranks that are the first of no group, as their texts say: what they have is their own."""
+        firsts = {rank: text.static.meshes for rank, text in self.texts()}
+        return {
+            rank
+            for rank, meshes in firsts.items()
+            if meshes is not None and rank not in [mesh[0] for mesh in meshes if mesh]
+        }
+
+    @cached_property
+    def _second_names(self) -> Mapping[str, str]:
+        """Names that were second ones on any rank, with those under which it saved the tensors."""
+        return {name: of for _, text in self.texts() for name, of in text.static.aliases.items()}
 
     @cached_property
     def _owned(self) -> Mapping[str, list[str]]:

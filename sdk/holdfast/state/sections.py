@@ -8,6 +8,7 @@ number of stages or ranks needs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 from torch import nn
 
@@ -40,8 +41,15 @@ class Section:
             raise InvalidRequestError(
                 f"a Section is made of a module, not of a {type(module).__name__}"
             )
+        given = names or {}
+        if not isinstance(given, Mapping) or {str} < {str, *map(type, chain(*given.items()))}:
+            raise InvalidRequestError(f"names of a Section are texts by texts, not {names!r:.80}")
         self.module = module
-        self.names = {key.rstrip("."): name.rstrip(".") for key, name in (names or {}).items()}
+        self.names = {key.rstrip("."): name.rstrip(".") for key, name in given.items()}
+        if len(self.names) < len(given):
+            raise InvalidRequestError(
+                f"a name stands twice in the names of a Section: {names!r:.80}"
+            )
 
     def name(self, inner: str) -> str:
         """Return what the tensor or module ``inner`` is called in the whole model.

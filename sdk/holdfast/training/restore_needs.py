@@ -29,7 +29,7 @@ from holdfast.format.names import (
 )
 from holdfast.format.segment import SegmentHeader, parse_header
 from holdfast.state.boxes_here import LocalBoxes
-from holdfast.state.survey import CapturedTensor
+from holdfast.state.survey import CapturedTensor, Home
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,12 @@ def of_boxes(
             continue
         try:
             index = of_some(headers(needs.checkpoint, ranks, find))
-            wanted = list(_wanted(index, source, texts, boxes, only, everyone=everyone))
+            wanted = list(
+                _wanted(
+                    index, source, texts, boxes, only,
+                    everyone=everyone, other_than=saved if saved != world_size else 0,
+                )
+            )  # fmt: skip
             return checked(replace(needs, shards=byte_ranges.needs(index, wanted))), everyone
         except CheckpointError as error:
             log.info("not only the segments of %s: %s", ranks, error)
@@ -138,11 +143,13 @@ def _wanted(
     only: Collection[str] | None,
     *,
     everyone: bool,
+    other_than: int,
 ) -> Iterator[tuple[str, Box]]:
     """Yield what is to be loaded, by its name in the checkpoint, with its region.
 
     ``everyone``: also what any group of ranks has saved under a name, where that may be meant, with
-    the texts of these groups. Otherwise the mesh is taken for that which saved.
+    the texts of these groups. Otherwise the mesh is taken for that which saved. ``other_than``: how
+    many ranks saved, if there are now more or less; else 0.
 
     Raises:
         NotReadyError: a tensor of which this rank has a box is not in the index.
@@ -151,12 +158,16 @@ def _wanted(
     texts = set(texts)
     for name, stored in _by_name(index).items():
         held = boxes.find(name)
-        chosen = blob_rank(name) is None and (only is None or is_under(name, only))
-        if not chosen or (held is None and boxes.is_elsewhere(name)):
+        if blob_rank(name) is not None or (held is None and boxes.is_elsewhere(name)):
             continue
-        meant, others = _meant(name, stored, held, source, everyone=everyone)
-        seen |= {name} if others or not meant.isdisjoint(stored) else set()
+        meant = {name, own_name(name, held.mesh[0] if held and held.mesh else source)}
+        of_any = everyone and _may_be_of_any(name, stored, held, source, other_than)
+        others = list(stored) if of_any else []
+        # An optimizer's groups are there, also if nothing else of it is.
         texts.update(blob_name(rank) for rank in map(own_rank, others) if rank is not None)
+        if only is not None and not is_under(name, only):
+            continue
+        seen |= {name} if others or not meant.isdisjoint(stored) else set()
         for one in sorted({*meant, *others, own_name(name, source)} & stored.keys()):
             shape = stored[one].shape
             yield one, held.box if held and held.shape == shape else whole(shape)
@@ -167,20 +178,18 @@ def _wanted(
             raise NotReadyError(f"no header has tensor {held.fqn!r}", fqn=held.fqn)
 
 
-def _meant(
-    name: str,
-    stored: Collection[str],
-    held: CapturedTensor | None,
-    source: int,
-    *,
-    everyone: bool,
-) -> tuple[set[str], Collection[str]]:
-    """Return under which names a tensor is looked for, then all of groups of which one is meant."""
-    first = held.mesh[0] if held and held.mesh else source
-    meant = {name, own_name(name, first)}
-    if name in stored or held is None or not everyone:
-        return meant, ()
-    return meant, stored if held.mesh or meant.isdisjoint(stored) else ()
+def _may_be_of_any(
+    name: str, stored: Collection[str], held: CapturedTensor | None, source: int, other_than: int
+) -> bool:
+    """Tell whether any group of ranks may have saved what is ``held`` here; see ``state.owners``.
+
+    ``other_than``: see ``_wanted``.
+    """
+    if held is None or name in stored:
+        return False
+    of_ddp = held.home is Home.SHARED and held.fqn == name
+    of_group = len(stored) < other_than
+    return bool(held.mesh) or of_ddp or of_group or own_name(name, source) not in stored
 
 
 def _by_name(index: Index) -> dict[str, dict[str, IndexedTensor]]:

@@ -37,10 +37,11 @@ class Saved:
                 found.append(Head(rank=shard.id.rank, length_bytes=len(data), data=head))
         return found
 
-    def needs(self, capture, only=None):
+    def needs(self, capture, only=None, *, far=False):
         needs, self.of_all = of_boxes(
             Needs(checkpoint=self._located[0][1].id.checkpoint), capture.rank % self.world_size,
             capture.boxes, only, self.heads, saved=self.world_size, world_size=capture.world_size,
+            far=far,
         )  # fmt: skip
         return needs
 
