@@ -1,4 +1,4 @@
-"""A rank of a model that several ranks hold together: FSDP2, HSDP, tensor parallel, or two at once.
+"""A rank of a model that several ranks hold together: FSDP of both kinds, HSDP, tensor parallel …
 
 Prints ``loaded <step> <sha256>`` after the restore, ``step <n> <level> <sha256>`` after each step
 and ``final <sha256>``: over model and optimizer, put together from all ranks, so that the same
@@ -12,17 +12,24 @@ import hashlib
 import os
 import signal
 import warnings
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 
+FSDP1 = {
+    "fsdp1": ShardingStrategy.FULL_SHARD,
+    "fsdp1-grad-op": ShardingStrategy.SHARD_GRAD_OP,
+    "fsdp1-hybrid": ShardingStrategy.HYBRID_SHARD,
+}
 SPLIT = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
 
@@ -37,6 +44,12 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
         shard(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",)))
     elif kind == "hsdp":
         shard(model, init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("copy", "dp")))
+    elif kind == "ddp":
+        wrapped: nn.Module = DistributedDataParallel(model)
+        return wrapped, torch.optim.AdamW(wrapped.parameters(), lr=0.01, foreach=False)
+    elif kind in FSDP1:
+        wrapped = wrap(model, FSDP1[kind])
+        return wrapped, torch.optim.AdamW(wrapped.parameters(), lr=0.01, foreach=False)
     elif kind == "tp":
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
         parallelize_module(model, mesh, SPLIT)
@@ -55,14 +68,61 @@ def shard(model: nn.Sequential, mesh: object) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def wrap(model: nn.Sequential, strategy: ShardingStrategy) -> nn.Module:
+    """Return the model with FSDP1 around its first layer, and around the rest of it."""
+    half = (2, dist.get_world_size() // 2)
+    mesh = None
+    if strategy is ShardingStrategy.HYBRID_SHARD:
+        mesh = init_device_mesh("cpu", half, mesh_dim_names=("copy", "dp"))
+    fsdp = partial(
+        FullyShardedDataParallel,
+        sharding_strategy=strategy,
+        device_mesh=mesh,
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
+    model[0] = fsdp(model[0])
+    return fsdp(model)
+
+
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Return the digest of all tensors, whole; collective."""
     found = hashlib.sha256()
+    flat = pieces_of_flat(model)
     for name, parameter in model.named_parameters():
-        for tensor in (parameter.detach(), *optimizer.state.get(parameter, {}).values()):
+        kept = {"": parameter.detach(), **optimizer.state.get(parameter, {})}
+        if name in flat:
+            kept = put_together(flat[name], kept)
+        for key in sorted(kept):
+            tensor = kept[key]
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            found.update(name.encode() + whole.contiguous().numpy().tobytes())
+            bare = name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
+            found.update(f"{bare}.{key}".encode() + whole.contiguous().numpy().tobytes())
     return found.hexdigest()
+
+
+def pieces_of_flat(model: nn.Module) -> dict[str, int]:
+    """Return where in each of FSDP1's flat parameters this rank's piece of it begins."""
+    found: dict[int, int] = {}
+    for module in model.modules():
+        handle = module._handle if isinstance(module, FullyShardedDataParallel) else None
+        if handle is not None and handle.uses_sharded_strategy:
+            infos = handle.flat_param._shard_param_infos
+            for parameter, info in zip(handle.flat_param._params, infos, strict=True):
+                found[id(parameter)] = info.intra_param_start_idx or 0
+    return {name: found[id(p)] for name, p in model.named_parameters() if id(p) in found}
+
+
+def put_together(begin: int, kept: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a parameter and its state from the pieces of all ranks; collective."""
+    ranks: list[tuple[int, dict[str, torch.Tensor]]] = [(0, {})] * dist.get_world_size()
+    dist.all_gather_object(ranks, (begin, kept))
+    whole: dict[str, torch.Tensor] = {}
+    for key in {key for _, held in ranks for key in held}:
+        held = {at: h[key] for at, h in ranks if key in h and h[""].numel()}
+        steps = not held[min(held)].dim()
+        whole[key] = held[min(held)] if steps else torch.cat([held[at] for at in sorted(held)])
+    return whole
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def shared_hash(tensors: Iterable[CapturedTensor], world_size: int) -> str:
         (t.fqn, t.shape, str(t.tensor.dtype))
         for t in tensors
         if t.home in (Home.SHARED, Home.FIRST)
-        or (t.home is Home.HOLDERS and len(t.mesh) == world_size)
+        or (t.home is Home.HOLDERS and len(t.mesh) == world_size and t.known_to_all)
     )
     text = json.dumps(shared, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_SHARED_HASH_LENGTH]

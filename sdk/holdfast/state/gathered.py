@@ -39,7 +39,7 @@ class GatheredOptimizer:
 @dataclass(frozen=True, slots=True)
 class _Found:
     group: SavedGroup
-    keys: Sequence[str]
+    keys: Sequence[str] | None  # None: its rank does not know
 
 
 def gather(
@@ -78,7 +78,9 @@ def gather(
         return None
     keys: dict[tuple[str, ...], list[str]] = {}
     for name in chain.from_iterable(names):
-        keys.setdefault(tuple(of[name].keys), []).append(name)  # type: ignore[union-attr]
+        known = of[name].keys  # type: ignore[union-attr]
+        if known is not None:
+            keys.setdefault(tuple(known), []).append(name)
     return GatheredOptimizer(
         SavedOptimizer(True, names, [[list(held), params] for held, params in keys.items()]),
         [_one_group(path, {name: of[name].group for name in params}) for params in names],  # type: ignore[union-attr]
@@ -94,7 +96,9 @@ def _note(found: dict[str, _Found], path: str, rank: int, text: StateBlob) -> No
     keys = {name: held for held, of in saved.state for name in of}
     for params, tree in zip(saved.params, groups, strict=True):
         for name in params:
-            found.setdefault(name, _Found(SavedGroup(rank, tree), keys.get(name, ())))
+            before = found.setdefault(name, _Found(SavedGroup(rank, tree), keys.get(name)))
+            if before.keys is None and name in keys:
+                found[name] = _Found(before.group, keys[name])
 
 
 def _one_group(path: str, groups: Mapping[str, SavedGroup]) -> SavedGroup:

@@ -6,8 +6,8 @@ that ``capture`` wrote and where tensors come from, not how they are stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -25,7 +25,7 @@ from holdfast.state import modules, optimizers
 from holdfast.state.dataloaders import Resumable
 from holdfast.state.gathered import GatheredOptimizer, gather
 from holdfast.state.kinds import Kind, named
-from holdfast.state.local_boxes import local
+from holdfast.state.local_boxes import is_nothing, local, shape_of
 from holdfast.state.name_differences import name_differences
 from holdfast.state.owners import Owners, told
 from holdfast.state.sections import Section
@@ -203,10 +203,11 @@ class Loading:
         of another shape than the parameter; and one of its shape, if all ranks have that and each
         its own of this: an optimizer that is not ``of_torch`` may keep such.
         """
-        own, here = self._owners.own(fqn), local(parameter)
+        # Another object, which does not stand for a piece of the parameter.
+        own, here = self._owners.own(fqn), local(parameter).detach()
         if self._wants.has(own):
             shape = self._wants.spec(own).shape
-            if shape == tuple(parameter.shape):
+            if shape == shape_of(parameter):
                 alone = shape == tuple(here.shape) and not of_torch and self._is_of_all(parameter)
             elif shape in ((), tuple(here.shape)):
                 alone = True
@@ -269,7 +270,11 @@ class Loading:
             groups = [self.decode(group.tree, group.rank) for group in found.groups]
         else:
             groups = cast("list[object]", self.decode(self._live.groups[path]))
-        if not saved.strict:
+        if saved.strict:
+            of = zip(chain(*names), optimizers.parameters(optimizer), strict=True)
+            here = [name for name, p in of if not is_nothing(p)]
+            saved = self._with_all_keys(path, saved, here, called)
+        else:
             loose = cast("dict[str, dict[str, object]]", self.decode(self._live.loose[path]))
         optimizers.load_optimizer(
             path,
@@ -307,6 +312,33 @@ class Loading:
         if found is None:
             self._owners.require_all(path)
         return found
+
+    def _with_all_keys(
+        self, path: str, saved: SavedOptimizer, here: Sequence[str], called: Mapping[str, str]
+    ) -> SavedOptimizer:
+        """Return an optimizer with what others have saved of parameters ``here``.
+
+        A rank that had nothing of a flattened parameter does not know what is kept of it: its text
+        says nothing of it, not even that it has no state.
+
+        Raises:
+            NotReadyError: nothing is here of those who know.
+        """
+        known = set(chain.from_iterable(of for _, of in saved.state))
+        open_here = [name for name in here if name not in known]
+        if not open_here:
+            return saved
+        self._owners.require_all(path)
+        found: dict[str, set[str]] = {}
+        for fqn in map(unranked, self._specs):
+            of, _, key = fqn.rpartition(".")
+            found.setdefault(of, set()).add(key)
+        pairs = [*saved.state]
+        for name in open_here:
+            keys = found.get(f"{path}.state.{called.get(name, name)}", set())
+            in_order = (others for others, _ in saved.state if set(others) == keys)
+            pairs.append([list(next(in_order, sorted(keys))), [name]])
+        return replace(saved, state=pairs)
 
     def _pass_over(self, path: str) -> None:
         self._missing.append(path)

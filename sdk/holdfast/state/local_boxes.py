@@ -1,18 +1,21 @@
 """Which box of a tensor lies in this process, and which ranks hold the same one.
 
 A DTensor answers for the whole: its shape, its ``numel()`` and ``nbytes`` are global and its
-``data_ptr()`` is 0. Who copies, counts or compares bytes asks here for what is local. One box per
-tensor and rank is all that FSDP2, HSDP, tensor parallelism and their combinations need.
+``data_ptr()`` is 0. A parameter that was flattened answers for its piece, and does not say of what.
+Who copies, counts or compares bytes asks here for what is local. One region per tensor and rank, a
+box or a range of its elements, is all that FSDP, HSDP, tensor parallelism and their combinations
+need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format.boxes import Box, whole
@@ -24,6 +27,7 @@ _REFUSED = "ShardedTensor"
 class LocalBox(NamedTuple):
     """The region ``box`` of a tensor of this ``shape``, in the memory of ``tensor``.
 
+    A box of one dim of a tensor of others is a range of its elements; see ``format.flat_ranges``.
     ``holders`` are the ranks that hold the same, in order, this one among them; None: a plain
     tensor, which does not tell. ``mesh`` are all ranks that hold any of it.
     """
@@ -35,9 +39,48 @@ class LocalBox(NamedTuple):
     mesh: tuple[int, ...] = ()
 
 
+class Piece(NamedTuple):
+    """What lies here of a plain parameter that does not tell; see ``LocalBox``."""
+
+    shape: tuple[int, ...]
+    box: Box
+    holders: tuple[int, ...]
+    mesh: tuple[int, ...]
+
+
+_pieces: MutableMapping[torch.Tensor, Piece] = WeakTensorKeyDictionary()
+
+
+def know_piece(parameter: torch.Tensor, piece: Piece) -> None:
+    """Have ``local_box`` tell this of ``parameter`` as long as it lives."""
+    _pieces[parameter] = piece
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Tell whether this is one rank's view of a tensor that several ranks hold: a DTensor."""
     return _is_a(tensor, _DTENSOR)
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """Tell whether a parameter is one that several ranks hold together: a DTensor, or flattened."""
+    return is_sharded(tensor) or is_range_of(tensor)
+
+
+def is_range_of(parameter: torch.Tensor) -> bool:
+    """Tell whether what is here of a parameter is a range of its elements: it was flattened."""
+    piece = _piece(parameter, None)
+    return _is_unknown(parameter) if piece is None else piece.holders != piece.mesh
+
+
+def is_nothing(parameter: torch.Tensor) -> bool:
+    """Tell whether nothing is here of a flattened parameter: its optimizer never steps it here."""
+    return is_range_of(parameter) and not parameter.numel()
+
+
+def shape_of(tensor: torch.Tensor, of: torch.Tensor | None = None) -> tuple[int, ...]:
+    """Return the shape of all of a tensor; see ``local_box`` for ``of``."""
+    piece = _piece(tensor, of)
+    return tuple(tensor.shape) if piece is None else piece.shape
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -45,14 +88,27 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def local_box(fqn: str, tensor: torch.Tensor) -> LocalBox:
+def local_box(fqn: str, tensor: torch.Tensor, of: torch.Tensor | None = None) -> LocalBox:
     """Return what of ``tensor``, called ``fqn``, lies here.
+
+    ``of`` is the parameter of which it is a state: what an optimizer keeps of a flattened one, in
+    the shape of what is here of that, is the same piece of a tensor of the parameter's shape.
 
     Raises:
         InvalidRequestError: its values are not here (summands of a Partial, an uninitialized
             parameter), or are no box (nested, rows that lie apart); names tensor and mesh.
     """
     check_kind(fqn, tensor)
+    piece = _piece(tensor, of)
+    if piece is not None:
+        if tensor.numel() != piece.box.elements_count:
+            raise InvalidRequestError(
+                f"parameter {fqn!r} is {tuple(tensor.shape)} and should be a piece of "
+                f"{piece.box.elements_count} elements: do not save or restore inside of "
+                f"summon_full_params()",
+                key=fqn,
+            )
+        return LocalBox(tensor, *piece)
     if not is_sharded(tensor):
         return LocalBox(tensor, tuple(tensor.shape), whole(tensor.shape))
     return _of_mesh(fqn, tensor)
@@ -80,7 +136,25 @@ def check_kind(fqn: str, tensor: torch.Tensor) -> None:
         )
     if _is_a(tensor, _REFUSED):
         raise InvalidRequestError(f"not supported yet: {fqn} is a {_REFUSED}", key=fqn)
+    if _is_unknown(tensor):
+        raise InvalidRequestError(
+            f"parameter {fqn!r} was flattened by FullyShardedDataParallel, and what of it is here "
+            f"only its module tells: put the whole wrapped module into the state, too",
+            key=fqn,
+        )
     _check_parts(fqn, local(tensor))
+
+
+def _piece(tensor: torch.Tensor, of: torch.Tensor | None) -> Piece | None:
+    if not _pieces:
+        return None
+    if of is None:
+        return _pieces.get(tensor)
+    return _pieces.get(of) if tensor.shape == of.shape and not is_sharded(tensor) else None
+
+
+def _is_unknown(tensor: torch.Tensor) -> bool:
+    return getattr(tensor, "_fsdp_flattened", False) is True and tensor not in _pieces
 
 
 def _check_parts(fqn: str, tensor: torch.Tensor) -> None:

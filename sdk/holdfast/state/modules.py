@@ -7,7 +7,7 @@ detached alias cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -15,13 +15,20 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import SavedModule
+from holdfast.state.fsdp1 import (
+    Managed,
+    drop_whole_parameters,
+    is_flat,
+    managed_parameters,
+    parameter_lists,
+)
 from holdfast.state.survey import Home, Survey
 
 _INNER = {
     "DistributedDataParallel": "module", "DataParallel": "module", "AveragedModel": "module",
     "OptimizedModule": "_orig_mod", "ActivationWrapper": "_checkpoint_wrapped_module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
 }  # fmt: skip
 """Of each class that wraps a module: where it keeps it. Names do not show the wrapper."""
 Rename = Callable[[str], str]
@@ -35,7 +42,6 @@ class _Place(NamedTuple):
     holders: tuple[int, ...] | None = None
 
 
-_REFUSED_MODULES = frozenset({"FullyShardedDataParallel"})
 _SHARDED_MODULE = "FSDPModule"
 
 
@@ -106,11 +112,9 @@ def survey_module(
     default = _Place(Home.HOLDERS, alone) if alone else _Place(Home.RANK)
     if replicated:
         default = _Place(Home.SHARED)
+    managed = managed_parameters(path, root)
     for base, module in parts(path, root, remove_duplicate=False):
-        refused = {cls.__name__ for cls in type(module).__mro__} & _REFUSED_MODULES
-        if refused:
-            raise InvalidRequestError(f"not supported yet: {base} is a {refused.pop()}", key=base)
-        for name, tensor in _persistent(module):
+        for name, tensor in _persistent(module, managed):
             fqn = named_in_model(path, f"{base}.{name}", rename)
             place = places.get(id(tensor), default)
             survey.add(
@@ -123,8 +127,14 @@ def survey_module(
             )
     tables: list[dict[str, Any]] = []
     for module in root.modules():
-        tables += (module._parameters, module._buffers, module._modules)  # noqa: SLF001
+        tables += (module._buffers, module._modules)  # noqa: SLF001
+        if id(module) not in managed:
+            tables.append(module._parameters)  # noqa: SLF001
     survey.sources.append(lambda: chain.from_iterable(map(dict.values, tables)))
+    if managed:
+        lists = parameter_lists(root)
+        survey.sources.append(lambda: chain.from_iterable(lists))
+        survey.sources.append(lambda: _unmanaged(root, managed))
     survey.static[path] = SavedModule(section=bool(alone))
     for name, module in extra_states(path, root):
         survey.extras.append((named_in_model(path, name, rename), module))
@@ -132,8 +142,9 @@ def survey_module(
 
 def names(path: str, root: nn.Module) -> Iterator[str]:
     """Yield the names of all tensors that are saved of ``root``, called ``path``."""
+    managed = managed_parameters(path, root)
     for base, module in parts(path, root, remove_duplicate=False):
-        for name, _ in _persistent(module):
+        for name, _ in _persistent(module, managed):
             yield f"{base}.{name}"
 
 
@@ -166,21 +177,42 @@ def load_module(
         Names below ``path`` that were saved and that the module lacks.
     """
     names: set[str] = set()
+    managed = managed_parameters(path, root)
+    if managed:
+        drop_whole_parameters(root)
     for base, module in parts(path, root, remove_duplicate=False):
-        for name, tensor in _persistent(module):
+        for name, tensor in _persistent(module, managed):
             fqn = named_in_model(path, f"{base}.{name}", rename)
             names.add(fqn)
             want(fqn, tensor)
     return [fqn for fqn in saved if fqn.startswith(f"{path}.") and fqn not in names]
 
 
-def _persistent(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in module._parameters.items():  # noqa: SLF001
-        if parameter is not None:
+def _persistent(module: nn.Module, managed: Managed) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in _parameters(module, managed).items():
+        if parameter is not None and not is_flat(parameter):
             yield name, parameter
     for name, buffer in module._buffers.items():  # noqa: SLF001
         if buffer is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
             yield name, buffer
+
+
+def _parameters(module: nn.Module, managed: Managed) -> Mapping[str, nn.Parameter | None]:
+    """Return the parameters of a module, whatever FSDP1 has put into its table for now."""
+    table: dict[str, nn.Parameter | None] = module._parameters  # noqa: SLF001
+    if id(module) not in managed:
+        return table
+    # In an order that no forward changes: it takes parameters out and puts them in again.
+    return dict(sorted({**table, **managed[id(module)]}.items()))
+
+
+def _unmanaged(root: nn.Module, managed: Managed) -> Iterator[nn.Parameter | None]:
+    """Yield what modules have beside the parameters that FSDP1 has flattened."""
+    for module in root.modules():
+        if id(module) in managed:
+            for name, parameter in module._parameters.items():  # noqa: SLF001
+                if name not in managed[id(module)]:
+                    yield parameter
 
 
 def _is_fsdp(module: nn.Module) -> bool:

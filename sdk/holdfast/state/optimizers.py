@@ -7,6 +7,7 @@ through the blob and are copied before ``save()`` returns.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -19,7 +20,13 @@ from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import SavedOptimizer
 from holdfast.reading.dtypes import TORCH
 from holdfast.state.layouts import is_expanded
-from holdfast.state.local_boxes import is_sharded, local, local_box
+from holdfast.state.local_boxes import (
+    is_nothing,
+    is_part,
+    local,
+    local_box,
+    shape_of,
+)
 from holdfast.state.survey import Home, Survey
 from holdfast.state.wants import Wants, fits
 
@@ -124,16 +131,18 @@ def survey_optimizer(
     if strict:
         for name, p in zip(chain.from_iterable(names), parameters(optimizer), strict=True):
             state = cast("dict[str, torch.Tensor]", optimizer.state.get(p, {}))
+            if is_nothing(p) and (alike or not state):
+                continue  # what is kept of it, those ranks tell that step it
             keys[tuple(state)].append(name)
-            if is_sharded(p):  # its module may not be in the state
+            if is_part(p):  # its module may not be in the state
                 survey.mesh_of.setdefault(id(p), local_box(name, p).mesh)
             for key, tensor in state.items():
                 fqn = f"{path}.state.{name}.{key}"
                 # A group of ranks that has a plain parameter has all of its state alike, too.
-                common = (alike and not tensor.dim()) or not is_sharded(p)
+                common = (alike and not tensor.dim()) or not is_part(p)
                 mesh = survey.mesh_of.get(id(p), ()) if common else ()
                 home = Home.HOLDERS if mesh else Home.SHARED if shared else Home.RANK
-                survey.add(fqn, tensor, home=home, deferred=True, mesh=mesh)
+                survey.add(fqn, tensor, home=home, deferred=True, mesh=mesh, of=p)
     if not strict:
         survey.loose.add(path)
     pairs = [[list(held), of] for held, of in keys.items()]
@@ -218,17 +227,25 @@ def expected_state(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, int, in
     """
     for group in optimizer.param_groups:
         for p in group["params"]:
-            yield p, _state_bytes(optimizer, group, local(p)), _state_bytes(optimizer, group, p)
+            whole_count = math.prod(shape_of(p))
+            yield (
+                p,
+                _state_bytes(optimizer, group, p, local(p).numel()),
+                _state_bytes(optimizer, group, p, whole_count),
+            )
 
 
-def _state_bytes(optimizer: Optimizer, group: Mapping[str, object], p: torch.Tensor) -> int:
+def _state_bytes(
+    optimizer: Optimizer, group: Mapping[str, object], p: torch.Tensor, elements_count: int
+) -> int:
     kind = type(optimizer).__name__
     copies = _STATE_COPIES.get(kind)
     if copies is None:
-        return 2 * _FP32_BYTES * p.numel()
+        return 2 * _FP32_BYTES * elements_count
     if kind == "SGD" and not group.get("momentum"):
         return 0
-    return (copies + bool(group.get("amsgrad"))) * p.nbytes + _FP32_BYTES
+    moments = copies + bool(group.get("amsgrad"))
+    return moments * elements_count * p.element_size() + _FP32_BYTES
 
 
 def _identities(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:
@@ -283,11 +300,11 @@ def _target(
 ) -> torch.Tensor:
     """Return what will hold the tensor ``stored``: what is here if it fits, else new memory."""
     spec = wants.spec(stored)
-    if isinstance(here, torch.Tensor) and fits(here, spec) and not is_expanded(here):
+    if isinstance(here, torch.Tensor) and fits(here, spec, like) and not is_expanded(here):
         target = here
     else:
         target = _fresh(spec.shape, TORCH[spec.dtype], device, like)
-    wants.fill(fqn, target, stored)
+    wants.fill(fqn, target, stored, of=like)
     return target
 
 
@@ -295,7 +312,7 @@ def _fresh(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, like: torch.Tensor | None
 ) -> torch.Tensor:
     """Return new memory; made like ``like`` if it has its shape."""
-    if like is not None and tuple(like.shape) == tuple(shape):
+    if like is not None and shape_of(like) == tuple(shape):
         # As torch's optimizers make it: fused kernels pair the two by their places in memory.
         return torch.empty_like(like, dtype=dtype, device=device)
     return torch.empty(shape, dtype=dtype, device=device)

@@ -17,7 +17,7 @@ from torch import nn
 from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import Saved
 from holdfast.format.boxes import Box
-from holdfast.state.local_boxes import is_sharded, local_box
+from holdfast.state.local_boxes import is_range_of, is_sharded, local_box
 
 
 class Home(Enum):
@@ -36,7 +36,8 @@ class CapturedTensor:
     ``tensor`` is the memory to copy, ``shape`` that of the whole tensor. If ``home`` says so,
     ``holders`` are the ranks that have the same box, and ``mesh`` those that have any of it: others
     may have another tensor of this name. ``deferred``: only an optimizer's step writes it;
-    ``parameter``: autograd counts how often it was written.
+    ``parameter``: autograd counts how often it was written; ``known_to_all``: those of ``mesh``
+    that have nothing of it know of it, too.
     """
 
     fqn: str
@@ -48,6 +49,7 @@ class CapturedTensor:
     holders: tuple[int, ...] = ()
     mesh: tuple[int, ...] = ()
     parameter: bool = False
+    known_to_all: bool = True
 
 
 Source = Callable[[], Iterable[object]]
@@ -151,21 +153,24 @@ class Survey:
         deferred: bool,
         mesh: tuple[int, ...] = (),
         holders: tuple[int, ...] | None = None,
+        of: torch.Tensor | None = None,
     ) -> None:
         """Take ``tensor`` in under ``fqn``; the second name of one tensor becomes an alias.
 
         Args:
             fqn: Its name.
-            tensor: A plain one, or a DTensor: then where it belongs is known, whatever ``home`` is.
+            tensor: A plain one, or a DTensor or a piece of a flattened one: then where it belongs
+                is known, whatever ``home`` is.
             home: Whose segment holds it.
             deferred: Only an optimizer's step writes it.
             mesh: The ranks that hold it, if ``home`` is ``HOLDERS``.
             holders: Those of them of which one saves it; None: any may.
+            of: The parameter of which an optimizer keeps it.
 
         Raises:
             InvalidRequestError: its name is taken, or it cannot be saved; see ``local_box``.
         """
-        here = local_box(fqn, tensor)
+        here = local_box(fqn, tensor, of)
         holders = mesh if holders is None else holders
         if here.holders is not None:
             home, holders, mesh = Home.HOLDERS, here.holders, here.mesh
@@ -191,5 +196,6 @@ class Survey:
             CapturedTensor(
                 fqn, here.tensor, home, deferred, here.shape, here.box, holders, mesh,
                 parameter=isinstance(tensor, nn.Parameter),
+                known_to_all=of is None or not is_range_of(of),
             )
         )  # fmt: skip

@@ -17,7 +17,7 @@ from holdfast.format.segment import TensorSpec
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.reader import Segments, Want
 from holdfast.state.layouts import empty_in_layout, is_expanded
-from holdfast.state.local_boxes import local_box
+from holdfast.state.local_boxes import local_box, shape_of
 
 
 class _Equal(NamedTuple):
@@ -54,19 +54,23 @@ class Wants:
             raise NotReadyError(f"the checkpoint has no tensor {stored!r}", fqn=stored)
         return found
 
-    def fill(self, fqn: str, target: torch.Tensor, stored: str) -> None:
+    def fill(
+        self, fqn: str, target: torch.Tensor, stored: str, of: torch.Tensor | None = None
+    ) -> None:
         """Have ``target``, called ``fqn`` here, hold the tensor ``stored`` of the checkpoint.
+
+        ``of`` is the parameter of which it is a state; see ``local_box``.
 
         Raises:
             InvalidRequestError: shape or dtype differ, or ``target`` is expanded or on the meta
                 device; the message names it.
         """
-        here = local_box(fqn, target)
+        here = local_box(fqn, target, of)
         check_fillable(fqn, here.tensor)
         spec = self.spec(stored)
-        if not fits(target, spec):
+        if not fits(target, spec, of):
             raise InvalidRequestError(
-                f"tensor {fqn!r} is {tuple(target.shape)} {target.dtype} now and was saved as "
+                f"tensor {fqn!r} is {shape_of(target, of)} {target.dtype} now and was saved as "
                 f"{spec.shape} {TORCH[spec.dtype]}: build the model as it was saved, or use "
                 f"another job name"
             )
@@ -88,7 +92,7 @@ class Wants:
         if len(kinds) > 1:
             raise InvalidRequestError(why, key=fqn)
         spec = self.spec(stored[0])
-        box = local_box(fqn, target).box if spec.shape == tuple(target.shape) else spec.box
+        box = local_box(fqn, target).box if spec.shape == shape_of(target) else spec.box
         self._equals.append(_Equal(fqn, box, tuple(stored), why))
 
     def new(self, stored: str, dims: object = None) -> torch.Tensor:
@@ -134,9 +138,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def fits(target: torch.Tensor, spec: TensorSpec) -> bool:
-    """Tell whether ``target`` has the shape and dtype that were saved."""
-    return tuple(target.shape) == spec.shape and target.dtype == TORCH[spec.dtype]
+def fits(target: torch.Tensor, spec: TensorSpec, of: torch.Tensor | None = None) -> bool:
+    """Tell whether ``target``, a state of ``of`` if that is given, is of the shape and dtype."""
+    return shape_of(target, of) == spec.shape and target.dtype == TORCH[spec.dtype]
 
 
 def check_fillable(fqn: str, target: torch.Tensor) -> None:
