@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from holdfast.format.box_index import Overlaps
 from holdfast.format.boxes import Box, whole, without
+from holdfast.format.flat_ranges import boxes_of
 from holdfast.format.names import blob_rank
 from holdfast.format.segment import SegmentHeader, TensorSpec
 
@@ -20,8 +22,16 @@ def first_fault(headers: Iterable[SegmentHeader]) -> str:
     for header in headers:
         for entry in header.entries:
             if blob_rank(entry.spec.fqn) is None:
-                held.setdefault(entry.spec.fqn, []).append((header.identity.id.rank, entry.spec))
+                rank = header.identity.id.rank
+                held.setdefault(entry.spec.fqn, []).extend((rank, s) for s in _boxes(entry.spec))
     return next(filter(None, (_fault(fqn, some) for fqn, some in held.items())), "")
+
+
+def _boxes(spec: TensorSpec) -> Iterator[TensorSpec]:
+    """Yield what a range is made of, each as if it were held by itself; at least an empty box."""
+    nothing = Box((0,) * len(spec.shape), (0,) * len(spec.shape))
+    for box in boxes_of(spec.shape, spec.box) or [nothing]:
+        yield replace(spec, box=box)
 
 
 def _fault(fqn: str, held: list[tuple[int, TensorSpec]]) -> str:

@@ -17,13 +17,14 @@ from functools import cache, lru_cache
 
 from holdfast.core.shard import PRIME
 from holdfast.format.boxes import Box
+from holdfast.format.flat_ranges import boxes_of
 
 DIGITS_COUNT = 14
 """Hex digits of a tally."""
 
 
 def tally(fqn: str, dtype: str, shape: Sequence[int], box: Box) -> int:
-    """Return the tally of ``box`` of a tensor, in ``0..PRIME - 1``.
+    """Return the tally of the region ``box`` of a tensor, in ``0..PRIME - 1``.
 
     >>> halves = (Box((0, 0), (1, 3)), Box((1, 0), (1, 3)))
     >>> sum(tally("w", "F32", (2, 3), half) for half in halves) % PRIME == tally(
@@ -31,7 +32,8 @@ def tally(fqn: str, dtype: str, shape: Sequence[int], box: Box) -> int:
     ... )
     True
     """
-    return _hashed(fqn) * _of_box(dtype, tuple(shape), box) % PRIME
+    boxes = boxes_of(shape, box)
+    return _hashed(fqn) * sum(_of_box(dtype, tuple(shape), each) for each in boxes) % PRIME
 
 
 def encode(number: int) -> str:

@@ -53,7 +53,8 @@ def tally_of(
 ) -> int:
     """Return the tally of what this rank saves, less that of what it answers for.
 
-    The first rank of a mesh answers for its tensors, rank 0 for those of all. What is each rank's
+    The first rank of a mesh answers for its tensors, rank 0 for those of all; for a tensor that not
+    all know, the first of those that have its first element. What is each rank's
     own does not count, nor a scalar of a mesh: all of its ranks save that.
 
     Args:
@@ -67,7 +68,7 @@ def tally_of(
         if _is_common(t):
             total += tally(stored_name(t, rank, world_size), _dtype(t), t.shape, t.box)
     for t in tensors:
-        if _is_common(t) and rank == (t.mesh[0] if t.mesh else 0):
+        if _is_common(t) and _answers(t, rank):
             name = stored_name(t, rank, world_size)
             total -= tally(name, _dtype(t), t.shape, whole(t.shape))
     return total
@@ -82,6 +83,13 @@ def stored_name(captured: CapturedTensor, rank: int, world_size: int) -> str:
 
 def _is_common(t: CapturedTensor) -> bool:
     return t.home is not Home.RANK and bool(t.shape or t.home is not Home.HOLDERS)
+
+
+def _answers(t: CapturedTensor, rank: int) -> bool:
+    if t.known_to_all:
+        return rank == (t.mesh[0] if t.mesh else 0)
+    begins = not any(t.box.offsets) and t.box.elements_count > 0
+    return begins and rank == t.holders[0]
 
 
 def _dtype(t: CapturedTensor) -> str:

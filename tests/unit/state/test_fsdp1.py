@@ -12,9 +12,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
 from torch.distributed.fsdp import ShardingStrategy, fully_shard
 
+from holdfast.core.shard import unlike_ranks
 from holdfast.errors import InvalidRequestError, NotReadyError
 from holdfast.format import index
 from holdfast.format.boxes import covers, whole
+from holdfast.format.plan_faults import first_fault
 from holdfast.format.segment import header_length, parse_header
 from holdfast.reading.files import open_files
 from holdfast.snapshot.plan import make_plan
@@ -136,6 +138,7 @@ def test_all_ranks_together_save_every_element_once(world, tmp_path, kind):
     for path, _ in files:
         data = path.read_bytes()
         headers.append(parse_header(data[: header_length(data)], len(data)))
+    assert first_fault(headers) == unlike_ranks(shard for _, shard in files) == ""
     for tensor in index.build(headers).tensors:
         boxes = [held.box for held in tensor.pieces]
         assert covers(whole(tensor.shape), boxes), tensor.fqn
@@ -204,6 +207,26 @@ def test_the_whole_tensor_is_read_in_its_true_shape(world, tmp_path):
         found = segments.tensor("o.state.m.0.weight.exp_avg")
         assert torch.equal(found, numbered("exp_avg", "m.0.weight", (12, 7)))
         assert not [name for name in segments.specs() if "_fsdp" in name]
+
+
+def test_a_range_that_no_rank_saves_is_seen_and_named(world, tmp_path):
+    """Before the commit, of what an optimizer keeps, too, of which some ranks know nothing."""
+    located = []
+    for rank in range(WORLD):
+        world(rank)
+        held, names = state("full", filled=True)
+        if rank == 2:
+            p = next(p for p in held["m"].parameters() if p in held["o"].state)
+            lost = names[id(p)]
+            del held["o"].state[p]["exp_avg"]
+        located.append(worlds.Saver(tmp_path).save(Capture(held, rank=rank, world_size=WORLD)))
+
+    headers = []
+    for path, _ in located:
+        data = path.read_bytes()
+        headers.append(parse_header(data[: header_length(data)], len(data)))
+    assert unlike_ranks(shard for _, shard in located)
+    assert f"of tensor 'o.state.{lost}.exp_avg'" in first_fault(headers)
 
 
 def planned(held, rank=1):
