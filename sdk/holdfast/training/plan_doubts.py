@@ -16,7 +16,7 @@ from dataclasses import replace
 from holdfast.core.ids import CheckpointId, Generation, Step, run_id
 from holdfast.core.needs import Head
 from holdfast.core.session import SessionView
-from holdfast.core.shard import is_of_plans
+from holdfast.core.shard import Shard, is_of_plans, unlike_ranks
 from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError
 from holdfast.format.plan_faults import first_fault
@@ -34,7 +34,8 @@ class PlanDoubts:
     """What rank 0 does after a step was given up since ranks do not save all of the state.
 
     It looks at one step at a time, tells what is wrong once, and leaves more than
-    ``RANKS_COUNT_MAX`` ranks alone.
+    ``RANKS_COUNT_MAX`` ranks alone. Once ranks add up again, only a later step that was given up
+    makes it look again.
 
     Args:
         job: The job's name.
@@ -57,30 +58,34 @@ class PlanDoubts:
         self._heads = heads
         self._tell = tell
         self._start = start
-        self._doubted = False
+        self._doubted = 0
+        self._cleared = 0
         self._busy = world_size > RANKS_COUNT_MAX
         self._newest = 0
+        self._plan = ""
         self._seen: dict[int, SegmentHeader] = {}
         self._pause = threading.Event()
 
     def hear(self, view: SessionView) -> None:
         """Take that a step of the view was given up for what the ranks save, if one was."""
-        self._doubted |= any(one.abandoned and is_of_plans(one.reason) for one in view.steps)
+        steps = (one.step for one in view.steps if one.abandoned and is_of_plans(one.reason))
+        self._doubted = max((self._doubted, *steps))
 
     def begun(self, step: int, run: str, generation: int) -> None:
         """Look at ``step``, which is being saved from now on, if there is a reason to."""
         self._newest = step
-        if self._doubted and not self._busy:
+        if self._doubted > self._cleared and not self._busy:
             self._busy = True
             checkpoint = CheckpointId(run_id(run), Step(step), Generation(generation))
             self._start(lambda: self._look(checkpoint))
 
     def _look(self, checkpoint: CheckpointId) -> None:
+        self._seen.pop(0, None)  # asked for anew: it tells whether the others are of this plan
         try:
             for _ in range(LOOKS_COUNT_MAX):
                 left = set(range(self._world_size)) - self._seen.keys()
                 for head in self._heads(checkpoint, left):
-                    self._seen[head.rank] = parse_header(head.data, head.length_bytes)
+                    self._take(parse_header(head.data, head.length_bytes))
                 if len(self._seen) == self._world_size:
                     self._judge(checkpoint.step)
                     return
@@ -91,13 +96,44 @@ class PlanDoubts:
             log.info("the segments of step %d are not seen: %s", checkpoint.step, error)
         self._busy = False
 
+    def _take(self, header: SegmentHeader) -> None:
+        """Take a header in; one of another plan of rank 0's leaves none of those before.
+
+        Ranks make their plans anew together, and old boxes say nothing about new ones.
+        """
+        rank, plan = header.identity.id.rank, header.identity.plan_hash
+        if rank == 0:
+            if self._plan not in ("", plan):
+                self._seen = {}
+            self._plan = plan
+        self._seen[rank] = header
+
     def _judge(self, step: int) -> None:
-        """Tell what is wrong; it stays busy, since every step has the same to say."""
-        fault = first_fault(self._seen.values())
-        self._seen = {}
-        if not fault:  # nobody at all has the tensor that some do not know of
+        """Tell what is wrong; it stays busy then, since every step has the same to say.
+
+        So it does if nobody at all has the tensor that some do not know of.
+        """
+        seen, self._seen = list(self._seen.values()), {}
+        fault = first_fault(seen)
+        if not fault:
+            if not unlike_ranks(map(_shard, seen)):
+                self._cleared = step
+                self._busy = False
             return
         message = f"no step can commit: {fault}"
         told = Event(kind="plan_refused", severity="error", message=message, job=self._job)
         self._tell(replace(told, context={"step": str(step)}))
         log.error("job %s: %s", self._job, message)
+
+
+def _shard(header: SegmentHeader) -> Shard:
+    """Return what the catalogue sees of a segment; of its bytes nothing is known."""
+    identity = header.identity
+    return Shard(
+        id=identity.id,
+        job=identity.job,
+        world_size=identity.world_size,
+        plan_hash=identity.plan_hash,
+        length_bytes=0,
+        root_digest=b"",
+    )
