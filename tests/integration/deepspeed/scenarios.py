@@ -8,6 +8,7 @@ import inspect
 import json
 import sys
 from pathlib import Path
+from threading import Event, Timer
 
 import torch
 import torch.distributed as dist
@@ -44,15 +45,26 @@ def raised(action):
     return ""
 
 
+def hold_copies(engine):
+    """Have the thread that copies wait until the event is set."""
+    event = Event()
+    engine.checkpoint_engine._copies._pool.submit(event.wait)
+    return event
+
+
 def save_and_load_where_it_was(rank):
     for stage in (1, 2, 3):
         engine = t.make(stage)
-        t.train(engine, STEPS)
         folder = str(BASE / f"stage{stage}")
+        engine.save_checkpoint(folder, tag="first")  # from here on steps are seen to be announced
+        t.train(engine, STEPS)
+        copy = hold_copies(engine)
         engine.save_checkpoint(folder, client_state=client(rank))
         before = t.truth(engine)
-        t.train(engine, LATER)  # what is saved is as it was at the call
+        Timer(0.2, copy.set).start()
+        t.train(engine, LATER)  # what is saved is as it was at the call: the first step waits
         ours.wait(engine)
+        note(rank, f"waited {stage}", engine.checkpoint_engine.waited_s > 0)
         after = t.truth(engine)
         if rank == 0:
             torch.save(before, BASE / f"truth{stage}")

@@ -76,10 +76,13 @@ def test_copies_use_their_memory_again_and_lie_as_the_tensors_do():
     tensors = [flat[:40].view(8, 5), flat[40:70], flat.view(10, 10).T, torch.tensor(3), flat[:0]]
     copies = HostCopies()
 
-    first = copies.take(tensors)
+    first, *_ = copies.take(tensors)
     flat += 1
     places = [copy.data_ptr() for copy in first]
-    second = copies.take(tensors)
+    second, now, later = copies.take(tensors, {0, 1, 2, 4})
+    for copy, tensor in (*now, *later):
+        copy.copy_(tensor)
 
     assert places == [copy.data_ptr() for copy in second]
+    assert [2, 1] == [len(now), len(later)]
     assert all(torch.equal(*pair) for pair in zip(tensors, second, strict=True))

@@ -36,6 +36,13 @@ def report(folder):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_what_steps_write_is_copied_after_the_call_and_the_next_step_waits(report, stage):
+    """S1: what is loaded is compared with what was there at the call."""
+    assert report[f"waited {stage}"]
+    assert [] == report[f"same {stage}"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_training_goes_on_bit_identical_with_the_same_ranks(report, stage):
     assert [] == report[f"same {stage}"]
     assert [3, [1], True] == report[f"client {stage}"]

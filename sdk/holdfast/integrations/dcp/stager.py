@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.errors import PreconditionError
-from holdfast.integrations.dcp.staging import Copies, Memory, rebuilt, tensors_in
+from holdfast.integrations.dcp.staging import Memory, rebuilt, tensors_in
+from holdfast.snapshot.later_copies import Copies
 from holdfast.snapshot.optimizer_gate import GATE_S_MAX, Gate
 
 

@@ -38,28 +38,42 @@ DERIVED = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragme
 
 @dataclass(slots=True)
 class Contents:
-    """What one rank saves: ``tensors`` are the engine's own memory until they are copied."""
+    """What one rank saves: ``tensors`` are the engine's own memory until they are copied.
+
+    ``stepped`` are numbers of those that only a step of the optimizer writes.
+    """
 
     rank: int
     world_size: int
     specs: list[TensorSpec] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
+    stepped: set[int] = field(default_factory=set)
     tree: dict[str, Any] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
 
-    def add(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], box: Box) -> None:
+    def add(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        shape: tuple[int, ...],
+        box: Box,
+        *,
+        stepped: bool = False,
+    ) -> None:
         """Take a region of a tensor; what is there under this name already is left."""
         if name in self._names:
             return
         self._names.add(name)
         dtype = dtype_name(name, tensor)
         self.specs.append(TensorSpec(fqn=name, dtype=dtype, shape=shape, box=box))
+        if stepped and tensor.device.type == "cpu":
+            self.stepped.add(len(self.tensors))
         self.tensors.append(tensor)
 
-    def add_whole(self, name: str, tensor: torch.Tensor) -> None:
+    def add_whole(self, name: str, tensor: torch.Tensor, *, stepped: bool = False) -> None:
         """Take a whole tensor."""
         shape = tuple(tensor.shape)
-        self.add(name, tensor, shape, whole(shape))
+        self.add(name, tensor, shape, whole(shape), stepped=stepped)
 
     def add_values(self, key: str, value: object) -> None:
         """Take a value, with its tensors: those of rank 0 for all, those of others as their own.
@@ -102,7 +116,7 @@ def add_model(contents: Contents, engine: Any, state: Mapping[str, Any]) -> None
             _add_partition(contents, stored, parameters[fqn])
         elif fqn in names:
             if owners[names[fqn]] == contents.rank:
-                contents.add_whole(stored, tensor)
+                contents.add_whole(stored, tensor, stepped=parameters[fqn].requires_grad)
         elif contents.rank == 0:
             contents.add_whole(stored, tensor)
         elif is_cut:
@@ -161,14 +175,15 @@ def _add_partition(contents: Contents, stored: str, parameter: Any) -> None:
     begin, count = own_range(parameter)
     if count:
         held = parameter.ds_tensor.detach().reshape(-1)[:count]
-        contents.add(stored, held, shape_of(parameter), Box((begin,), (count,)))
+        box = Box((begin,), (count,))
+        contents.add(stored, held, shape_of(parameter), box, stepped=parameter.requires_grad)
 
 
 def _add_row(contents: Contents, row: Row, key: str, values: torch.Tensor) -> None:
     for cut in row.ranges:
         held = values.detach()[cut.at : cut.at + cut.count]
         box = Box((cut.begin,), (cut.count,))
-        contents.add(f"{OPTIMIZER}.{key}.{cut.fqn}", held, cut.shape, box)
+        contents.add(f"{OPTIMIZER}.{key}.{cut.fqn}", held, cut.shape, box, stepped=True)
 
 
 def _references(engine: Any, keys: list[dict[str, None]]) -> dict[str, Json]:

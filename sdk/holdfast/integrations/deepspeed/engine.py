@@ -1,7 +1,8 @@
 """DeepSpeed's plug for storage, filled: what it saves becomes Holdfast checkpoints.
 
 DeepSpeed calls with its files one by one; a checkpoint is made of what an engine has, when the last
-of them has come. That is copied on the calling thread, and written and committed in the background.
+of them has come. What only steps of the optimizer write is copied in the background, and the next
+step waits for that; all else on the calling thread. Then it is written and committed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
     CheckpointCommitInfo,
     CheckpointEngine,
 )
+from torch.optim import Optimizer
 
 from holdfast.core.ids import RunId
 from holdfast.errors import InvalidRequestError, PreconditionError
@@ -29,6 +32,8 @@ from holdfast.integrations.deepspeed.host_copies import HostCopies
 from holdfast.integrations.deepspeed.reading import SavedEngine
 from holdfast.logs import steady_logger
 from holdfast.oneshot.world import World
+from holdfast.snapshot.later_copies import Copies
+from holdfast.snapshot.optimizer_gate import GATE_S_MAX, Gate
 
 NAME = "HoldfastCheckpointEngine"
 OnFailure: TypeAlias = Literal["warn", "raise"]
@@ -43,9 +48,9 @@ log = steady_logger(__name__)
 class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """The checkpoint engine of one engine of DeepSpeed; ``install`` makes it.
 
-    A save is DeepSpeed's *decoupled* one: ``save_checkpoint`` returns when all is copied, and
-    ``latest`` names the checkpoint once it is whole on disk. What fails is logged, and training
-    goes on (P4).
+    A save is DeepSpeed's *decoupled* one: ``save_checkpoint`` returns before all is copied, the
+    next step of the optimizer when it is, and ``latest`` names the checkpoint once it is whole on
+    disk. What fails is logged, and training goes on (P4).
     """
 
     def __init__(self, config_params: Any = None) -> None:
@@ -60,9 +65,17 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._contents: Contents | None = None
         self._failure: Exception | None = None
         self._markers: list[str] = []
-        self._copies = HostCopies()
+        self._memory = HostCopies()
+        self._copies = Copies()
+        self._gate = Gate(self._copies)
+        weakref.finalize(self, _let_go, self._gate, self._copies)
         self._background = Background("holdfast-deepspeed")
         self._opened: SavedEngine | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """How many seconds steps of optimizers have waited for copies, in all."""
+        return self._gate.waited_s
 
     def bind(self, engine: Any, world: World, nonce: str, on_failure: OnFailure) -> None:
         """Serve ``engine`` from now on.
@@ -189,13 +202,27 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self._background.failure is not None:
             raise self._background.failure
 
+    def _copy(self, contents: Contents) -> Future[list[torch.Tensor]]:
+        """Copy what was taken: now, but for what only steps write that the gate is known to hold.
+
+        Raises:
+            PreconditionError: the copy of an earlier save that was given up has not ended.
+        """
+        if not self._copies.wait(GATE_S_MAX):
+            raise PreconditionError("the copy of an earlier save has not ended")
+        steps = getattr(self._served().optimizer, "optimizer", None)
+        held = isinstance(steps, Optimizer) and self._gate.trusts([steps])
+        later = contents.stepped if held and self._copies.may_defer else ()
+        copies, now, after = self._memory.take(contents.tensors, later)
+        return self._copies.begin(now, after, copies)
+
     def _begin(self, contents: Contents) -> None:
         """Copy what was taken, and have it written."""
         assert self._info is not None, "DeepSpeed creates a checkpoint before it saves one"
-        failure, tensors = self._failure, contents.tensors
+        failure, copied = self._failure, None
         if failure is None:
             try:
-                tensors = self._copies.take(contents.tensors)
+                copied = self._copy(contents)
             except Exception as cause:  # noqa: BLE001 - the others must hear of it (P4)
                 failure = cause
         run = f"{self._nonce[: committing.LAUNCH_LENGTH]}{self._saves_count:08x}"
@@ -206,15 +233,24 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             latest=bool(self._info.save_latest),
             markers=tuple(_of_all_ranks(self._markers, self._world.size)),
         )
-        part = committing.Part(contents.specs, tensors, contents.tree)
-        job = partial(committing.commit, save, self._world, partial(_given, part, failure))
+        part = partial(_part, contents, copied, failure)
+        job = partial(committing.commit, save, self._world, part)
         self._background.begin(f"save {save.tag} in {save.save_dir}", job)
 
 
-def _given(part: committing.Part, failure: Exception | None) -> committing.Part:
-    if failure is not None:
+def _part(
+    contents: Contents, copied: Future[list[torch.Tensor]] | None, failure: Exception | None
+) -> committing.Part:
+    """Return what this rank saves once it is copied, or raise why it saves nothing."""
+    if copied is None:
+        assert failure is not None
         raise failure
-    return part
+    return committing.Part(contents.specs, copied.result(GATE_S_MAX), contents.tree)
+
+
+def _let_go(gate: Gate, copies: Copies) -> None:
+    gate.uninstall()
+    copies.close(0.0)
 
 
 def _of_all_ranks(names: list[str], world_size: int) -> Iterator[str]:

@@ -5,9 +5,13 @@ What lies side by side in one storage is copied at once, however many tensors it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
 import torch
+
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Memory, and the tensor whose values it gets."""
 
 GAP_BYTES_MAX = 4096
 """What lies closer together is copied in one piece, with what is between."""
@@ -23,27 +27,33 @@ class HostCopies:
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
 
-    def take(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a copy of each tensor, on the host and contiguous, complete on return."""
+    def take(
+        self, tensors: Sequence[torch.Tensor], later: Collection[int] = ()
+    ) -> tuple[list[torch.Tensor], list[Pair], list[Pair]]:
+        """Return memory for a copy of each tensor, and what is to be copied now, and later.
+
+        The copies are on the host and contiguous.
+
+        Args:
+            tensors: What is to be copied.
+            later: Numbers of those that may be copied later.
+        """
         copies: list[torch.Tensor | None] = [None] * len(tensors)
         flat = [t.detach() if t.is_contiguous() else t.detach().contiguous() for t in tensors]
-        used = 0
-        with torch.no_grad():
-            for run in sorted(_runs(flat), key=min):  # addresses say nothing of the next save
-                first, last = flat[run[0]], flat[run[-1]]
-                begin = first.storage_offset()
-                span = first.as_strided(
-                    (last.storage_offset() + last.numel() - begin,), (1,), begin
-                )
-                held = self._buffer(used, span)
-                used += 1
-                held.copy_(span)
-                for number in run:
-                    at = flat[number].storage_offset() - begin
-                    piece = held[at : at + flat[number].numel()]
-                    copies[number] = piece.view(flat[number].shape)
-        del self._buffers[used:]
-        return [copy for copy in copies if copy is not None]
+        pairs: tuple[list[Pair], list[Pair]] = [], []
+        # In the order of the tensors: addresses say nothing of the next save.
+        for used, run in enumerate(sorted(_runs(flat), key=min)):
+            first, last = flat[run[0]], flat[run[-1]]
+            begin = first.storage_offset()
+            span = first.as_strided((last.storage_offset() + last.numel() - begin,), (1,), begin)
+            held = self._buffer(used, span)
+            pairs[all(n in later and tensors[n].is_contiguous() for n in run)].append((held, span))
+            for number in run:
+                at = flat[number].storage_offset() - begin
+                piece = held[at : at + flat[number].numel()]
+                copies[number] = piece.view(flat[number].shape)
+        del self._buffers[sum(map(len, pairs)) :]
+        return [copy for copy in copies if copy is not None], *pairs
 
     def _buffer(self, number: int, span: torch.Tensor) -> torch.Tensor:
         if number < len(self._buffers):
