@@ -217,3 +217,10 @@ def test_settings_of_an_optimizer_without_state_are_there_without_its_model(worl
 def test_names_of_a_section_that_are_no_map_of_texts_are_refused(names):
     with pytest.raises(InvalidRequestError, match="names of a Section"):
         holdfast.Section(filled(0.0), names)
+
+
+def test_groups_that_begin_with_the_same_rank_but_are_others_are_compared(world, tmp_path):
+    saved = Saved(tmp_path, world, of_groups(STAGES), 4)
+    for rank in range(4):
+        with pytest.raises(InvalidRequestError, match="by several groups of ranks"):
+            load(saved, world, of_groups(([0, 3], [1, 2])), rank, 4)
