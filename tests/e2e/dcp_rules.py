@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging.handlers
 import pickle
 import warnings
 
@@ -66,9 +67,30 @@ def third() -> None:
             job.writer.set_up_storage_writer(True)
 
 
+def refused() -> None:
+    """A step that is refused gives up no other: what is committed is not said to be lost."""
+    told = logging.handlers.BufferingHandler(1000)
+    logging.getLogger("holdfast").addHandler(told)
+    with HoldfastJob("refused", replicas=0) as job:
+        dcp.save({"n": 5}, checkpoint_id="step-5", storage_writer=job.writer)
+        with pytest.raises(CheckpointException, match="only grow"):
+            dcp.save({"n": 5}, checkpoint_id="step-5", storage_writer=job.writer)
+        with pytest.raises(CheckpointException, match="not within"):
+            dcp.save({"n": 5}, checkpoint_id="run-" + "9" * 23, storage_writer=job.writer)
+        dcp.save({"n": 6}, checkpoint_id="step-6", storage_writer=job.writer)
+        with pytest.raises(CheckpointException, match="only grow"):
+            dcp.save({"n": 6}, checkpoint_id="step-6", storage_writer=job.writer)
+    with HoldfastJob("refused", replicas=0) as job:
+        assert job.restores is not None
+        assert job.restores.step == 6
+    said = [record.getMessage() for record in told.buffer]
+    assert not [text for text in said if "not saved" in text], said
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     first()
     second()
     third()
+    refused()
     print("all well", flush=True)

@@ -6,6 +6,7 @@ found, as rank 0 saw it. A rank that fails ends the whole.
 
 import inspect
 import json
+import os
 import sys
 from pathlib import Path
 from threading import Event, Timer
@@ -28,7 +29,10 @@ ELASTIC = {3: ((1, 3), (2, 2), (3, 1), (3, 3)), 4: ((2, 3), (3, 2)), 1: ((1, 2),
 
 
 def client(rank):
-    return {"epoch": 3, "rng": torch.get_rng_state(), "rank": rank, "text": ("a", b"b", {1: 2})}
+    return {
+        "epoch": 3, "rng": torch.get_rng_state(), "rank": rank, "text": ("a", b"b", {1: 2}),
+        "a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2),
+    }  # fmt: skip
 
 
 def note(rank, name, found):
@@ -72,7 +76,10 @@ def save_and_load_where_it_was(rank):
         again = t.make(stage, seed=5)
         path, state = again.load_checkpoint(folder)
         note(rank, f"same {stage}", t.differences(before, t.truth(again)))
-        note(rank, f"client {stage}", [state["epoch"], list(state["text"][2]), path is not None])
+        note(rank, f"client {stage}", [
+            state["epoch"], list(state["text"][2]), path is not None,
+            int(state["a"]["b"]), int(state["a.b"]),
+        ])  # fmt: skip
         t.train(again, LATER)
         note(rank, f"later {stage}", t.differences(after, t.truth(again)))
         again.destroy()
@@ -215,11 +222,40 @@ def failures(rank):
     again = t.make(3, seed=5)
     again.load_checkpoint(str(folder))
     note(rank, "after a failure", t.differences(before, t.truth(again)))
-    engine.destroy()
     again.destroy()
+    ours.install(engine, on_failure="raise")
+    engine.save_checkpoint(str(folder), tag="bad", client_state=bad)
+    told = [bool(raised(lambda: engine.save_checkpoint(str(folder), tag="told"))) for _ in "12"]
+    note(rank, "raised", told)
+    os.chdir(folder)
+    engine.save_checkpoint("near", tag="here")
+    os.chdir(BASE)
+    ours.wait(engine)
+    note(rank, "left", (folder / "near/here/manifest.json").is_file())
+    engine.destroy()
+
+
+class OneEach(torch.optim.SGD):
+    """Keeps three values for each tensor, whatever its size, as optimizers by blocks do."""
+
+    def step(self, closure=None):
+        for weights in self.param_groups[0]["params"]:
+            self.state[weights].setdefault("blocks", torch.zeros(3))
+        return super().step(closure)
 
 
 def refusals(rank):
+    cut = t.make(3)
+    for argument in ({"load_module_only": True}, {"load_optimizer_states": False}):
+        why = raised(lambda named=argument: cut.load_checkpoint(str(BASE / "stage3"), **named))
+        note(rank, f"refused {next(iter(argument))}", why)
+    cut.destroy()
+    odd = t.make(2)
+    odd.optimizer.optimizer = OneEach(odd.optimizer.optimizer.param_groups, lr=0.1)
+    odd.optimizer.optimizer.step()
+    odd.save_checkpoint(str(BASE / "odd"))
+    note(rank, "odd state", raised(lambda: ours.wait(odd)))
+    odd.destroy()
     note(rank, "elastic config", raised(lambda: t.make(2, elastic_checkpoint=True)))
     zero = t.make(2)
     note(rank, "no zero", raised(lambda: zero.load_checkpoint(str(BASE / "stage-0"))))

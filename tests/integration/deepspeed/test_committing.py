@@ -1,5 +1,6 @@
 """The ranks of a save tell each other by objects in a folder; each is played here in turn."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import holdfast
 from holdfast.core.ids import RunId
-from holdfast.errors import InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
 from holdfast.format.boxes import Box
 from holdfast.format.segment import TensorSpec
 from holdfast.integrations.deepspeed.committing import Part, Save, commit
@@ -59,6 +60,36 @@ def test_a_failed_save_leaves_the_checkpoint_and_latest_as_they_were(tmp_path):
     assert torch.equal(torch.ones(1), state["tree"]["w"])
     assert "step" == Path(tmp_path, "latest").read_text()
     assert b"" == Path(tmp_path, "step", "x.pt").read_bytes()
+
+
+def test_a_pickle_that_deepspeed_left_in_the_folder_does_not_outlive_a_save(tmp_path):
+    """Whoever reads it without Holdfast would go on from weights that are not of this save."""
+    Path(tmp_path, "step").mkdir()
+    Path(tmp_path, "step", "x.pt").write_bytes(b"weights of yesterday")
+
+    commit(save(tmp_path), World(0, 1), part)
+
+    assert b"" == Path(tmp_path, "step", "x.pt").read_bytes()
+
+
+def test_all_ranks_hear_that_rank_0_cannot_write_latest(tmp_path):
+    Path(tmp_path, "latest").mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(commit, save(tmp_path), World(1, 2), part)
+        with pytest.raises(IsADirectoryError):
+            commit(save(tmp_path), World(0, 2), part)
+
+        with pytest.raises(UnavailableError, match="given the save up"):
+            other.result()
+
+
+def test_all_ranks_hear_that_rank_0_cannot_begin(tmp_path):
+    Path(tmp_path, "step", f"deepspeed-save-{save(tmp_path).run}.json", "taken").mkdir(parents=True)
+    with pytest.raises((CheckpointError, OSError)):
+        commit(save(tmp_path), World(0, 2), part)
+
+    with pytest.raises(UnavailableError, match="given the save up"):
+        commit(save(tmp_path), World(1, 2), part)
 
 
 def test_without_a_manifest_there_is_no_checkpoint_and_no_latest(tmp_path):

@@ -45,7 +45,7 @@ def test_what_steps_write_is_copied_after_the_call_and_the_next_step_waits(repor
 @pytest.mark.parametrize("stage", STAGES)
 def test_training_goes_on_bit_identical_with_the_same_ranks(report, stage):
     assert [] == report[f"same {stage}"]
-    assert [3, [1], True] == report[f"client {stage}"]
+    assert [3, [1], True, 1, 2] == report[f"client {stage}"]
     assert [] == report[f"later {stage}"]
 
 
@@ -102,9 +102,25 @@ def test_a_failed_save_stops_nobody_and_latest_stays(report):
     assert [] == report["after a failure"]
 
 
+def test_a_failure_is_raised_once_and_the_save_after_it_goes_through(report):
+    assert [True, False] == report["raised"]
+
+
+def test_a_script_may_leave_its_folder_while_a_save_is_written(report):
+    assert report["left"]
+
+
 def test_what_is_not_supported_is_refused_by_initialize(report):
     assert "does not support elastic_checkpoint" in report["elastic config"]
     assert "was saved without ZeRO" in report["no zero"]
+    assert "'blocks', which are neither" in report["odd state"]
+
+
+@pytest.mark.parametrize("argument", ["load_module_only", "load_optimizer_states"])
+def test_what_would_load_no_weights_with_stage_3_is_refused(report, argument):
+    """DeepSpeed returns as if it had loaded, and the weights are still those of the script."""
+    assert f"{argument}=" in report[f"refused {argument}"]
+    assert "not supported with ZeRO stage 3" in report[f"refused {argument}"]
 
 
 @pytest.mark.parametrize("stage", STAGES)

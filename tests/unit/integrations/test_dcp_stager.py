@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import threading
 from collections import OrderedDict
@@ -111,6 +112,25 @@ def test_the_next_step_waits_for_the_copy_and_nothing_else_does(stager):
 
     assert torch.equal(before, future.result(60)["model"]["0.weight"])
     assert not torch.equal(before, model[0].weight)
+
+
+def test_saves_that_failed_do_not_hold_the_memory_of_the_next(stager):
+    """P4: their errors hold frames that hold the copy, until the collector comes round."""
+    state, failed = {"w": torch.ones(3)}, []
+    gc.disable()
+    try:
+        for _ in range(4):
+            bad = HoldfastWriter("/proc/none/here")
+            saving = dcp.async_save(state, storage_writer=bad, async_stager=stager)
+            try:
+                saving.upload_completion.result(60)
+            except BaseException as error:
+                failed.append(type(error).__name__)
+            del saving
+    finally:
+        gc.enable()
+
+    assert ["CheckpointException"] * 4 == failed
 
 
 def test_what_no_step_was_seen_to_write_is_copied_before_it_returns(stager):

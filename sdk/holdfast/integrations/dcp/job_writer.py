@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from holdfast.core.ids import step_number
 from holdfast.errors import (
     CheckpointError,
     ConflictError,
@@ -45,12 +46,14 @@ class _Save:
     """The save that goes on now.
 
     ``together``: ranks exchange their plans. ``last``: this segment is written in ``finish``.
+    ``writes``: the step is a new one, and this rank has begun to write it.
     """
 
     step: int | None
     together: bool
     last: bool
     items: Items | None = None
+    writes: bool = False
 
 
 class JobWriter(StorageWriter):
@@ -145,7 +148,7 @@ class JobWriter(StorageWriter):
         if save.step is None:
             save.step = self._told()
         self._check_new(save.step)
-        self._begun = save.step
+        self._begun, save.writes = save.step, True
         with self._given_up_by_errors(save.step):
             save.items = items = items_of(plan, planner)
         if not save.last:
@@ -207,7 +210,8 @@ class JobWriter(StorageWriter):
     def give_up_unfinished(self) -> None:
         """Give up a save that has ended without ``finish``, because another rank failed."""
         save, self._save = self._save, None
-        if save is not None and save.last and save.step == self._begun:
+        if save is not None and save.last and save.writes:
+            assert save.step is not None
             self._give_up(save.step, PreconditionError("another rank failed"))
 
     @contextmanager
@@ -244,11 +248,14 @@ class JobWriter(StorageWriter):
 def step_in(checkpoint_id: str | None) -> int | None:
     """Return the number at the end of an id; None: there is none.
 
+    Raises:
+        InvalidRequestError: no step is that high.
+
     >>> step_in("runs/gpt/step-100"), step_in("runs/gpt2/last"), step_in(None)
     (100, None, None)
     """
     found = re.search(r"([0-9]+)/?$", checkpoint_id or "")
-    return int(found[1]) if found else None
+    return step_number(int(found[1])) if found else None
 
 
 def _store() -> Any:

@@ -6,6 +6,7 @@ Sizes are bytes.
 from __future__ import annotations
 
 import copy
+import gc
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -75,7 +76,10 @@ class Memory:
             PreconditionError: ``BUFFERS_COUNT_MAX`` copies are still being read.
         """
         kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        used = [buffer for buffer in self._buffers if buffer.is_used()]
+        used = self._used()
+        if len(used) >= BUFFERS_COUNT_MAX:
+            gc.collect()  # the error of a save that failed keeps its state until somebody sweeps
+            used = self._used()
         free = [buffer for buffer in self._buffers if buffer not in used]
         buffer = next((buffer for buffer in free if buffer.kinds == kinds), None)
         if buffer is None:
@@ -88,6 +92,9 @@ class Memory:
             buffer = _Buffer(kinds)
             self._buffers.append(buffer)
         return [view.detach() for view in buffer.views]
+
+    def _used(self) -> list[_Buffer]:
+        return [buffer for buffer in self._buffers if buffer.is_used()]
 
     def drop(self) -> None:
         """Let go of it; what is still read stays until that ends."""

@@ -31,6 +31,11 @@ class Background:
         """What the last thing that has ended has raised."""
         return self._failure
 
+    def take_failure(self) -> Exception | None:
+        """Return ``failure``, and forget it."""
+        failure, self._failure = self._failure, None
+        return failure
+
     def begin(self, what: str, job: Callable[[], None]) -> None:
         """Do ``job`` in the background; ``settle`` was called before.
 

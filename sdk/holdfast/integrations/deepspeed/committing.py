@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from holdfast.bucket.writing import upload_part_bytes
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.shard import Shard
 from holdfast.errors import (
+    CheckpointError,
     ConflictError,
     NotFoundError,
     OutcomeUnknownError,
@@ -112,15 +113,16 @@ def commit(save: Save, world: World, part: Callable[[], Part]) -> None:
 @contextmanager
 def _begun(store: ObjectStore, save: Save) -> Iterator[None]:
     """Tell the other ranks that the save has begun, and at the end that it is over."""
-    sweep(store, overwrite=True)
     # A rank may be so late that it still asks for a save of this launch that was given up.
     ours = f"{_GIVEN_UP}{save.run[:LAUNCH_LENGTH]}"
-    store.delete([f.key for f in store.list(_TOLD) if not f.key.startswith(ours)])
-    store.put(_begin_key(save), b"{}")
     try:
+        sweep(store, overwrite=True)
+        store.delete([f.key for f in store.list(_TOLD) if not f.key.startswith(ours)])
+        store.put(_begin_key(save), b"{}")
         yield
     except Exception:
-        store.put(_given_up_key(save), b"{}")
+        with suppress(CheckpointError, OSError):  # what has failed first is what counts
+            store.put(_given_up_key(save), b"{}")
         raise
     finally:
         told = [_begin_key(save), *(f.key for f in store.list(f"{_TOLD}{save.run}"))]
@@ -185,7 +187,7 @@ def _finish(folder: CheckpointFolder, save: Save, own: SentSegment, size: int) -
         forget(folder, save.run)
         raise
     for name in save.markers:
-        mark(Path(save.folder, name))
+        Path(save.folder, name).write_bytes(b"")  # nor is there a pickle that was saved before
     if save.latest:
         write_latest(save.save_dir, save.tag)
 
@@ -221,8 +223,9 @@ def _check(folder: CheckpointFolder, save: Save) -> None:
     """Do nothing if the checkpoint is that of this save.
 
     Raises:
-        UnavailableError: rank 0 has given the save up.
+        UnavailableError: rank 0 has given the save up, or could not have ``latest`` name it.
     """
+    _check_not_given_up(folder.store, save)
     try:
         if folder.manifest().checkpoint.run == save.run:
             return
@@ -240,7 +243,10 @@ def write_latest(save_dir: str, tag: str) -> None:
     """Have DeepSpeed's ``latest`` name ``tag``: at no time is it a part of a name."""
     path = Path(save_dir, "latest")
     made = replace_name(path)
-    made.write_text(tag, encoding="utf-8")
+    with made.open("w", encoding="utf-8") as file:
+        file.write(tag)
+        file.flush()
+        os.fsync(file.fileno())
     made.replace(path)
 
 
@@ -281,9 +287,13 @@ def _is_begun(store: ObjectStore, save: Save) -> bool:
     Raises:
         UnavailableError: it has given the save up already.
     """
+    _check_not_given_up(store, save)
+    return _is_there(store, _begin_key(save))
+
+
+def _check_not_given_up(store: ObjectStore, save: Save) -> None:
     if _is_there(store, _given_up_key(save)):
         raise UnavailableError("rank 0 has given the save up: its log says why", rank=0)
-    return _is_there(store, _begin_key(save))
 
 
 def _given_up_key(save: Save) -> str:

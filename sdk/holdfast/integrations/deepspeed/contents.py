@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from holdfast.errors import InvalidRequestError
 from holdfast.format.boxes import Box, whole
 from holdfast.format.names import own_name
 from holdfast.format.segment import TensorSpec
@@ -85,10 +86,16 @@ class Contents:
         def leaf(found: object, path: str) -> str | None:
             if not isinstance(found, torch.Tensor):
                 return None
-            self.add_whole(path if self.rank == 0 else own_name(path, self.rank), found)
-            return path
+            name, number = path, 0
+            while self._name_of(name) in self._names:  # {"a": {"b": x}, "a.b": y}
+                name, number = f"{path}.{number}", number + 1
+            self.add_whole(self._name_of(name), found)
+            return name
 
         self.tree.setdefault(OWN, {})[key] = encode(value, path=f"{OWN}.{key}", leaf=leaf)
+
+    def _name_of(self, path: str) -> str:
+        return path if self.rank == 0 else own_name(path, self.rank)
 
 
 def add_model(contents: Contents, engine: Any, state: Mapping[str, Any]) -> None:
@@ -138,7 +145,8 @@ def add_optimizer(contents: Contents, engine: Any, state: Mapping[str, Any]) -> 
         state: What its optimizer says of itself.
 
     Raises:
-        InvalidRequestError: a value that only pickle could express, named.
+        InvalidRequestError: a value that only pickle could express, or one that is neither of each
+            element nor of a group, named.
     """
     rows = rows_of(engine.optimizer, engine.param_names)
     inner = engine.optimizer.optimizer
@@ -152,7 +160,7 @@ def add_optimizer(contents: Contents, engine: Any, state: Mapping[str, Any]) -> 
                 _add_row(contents, row, key, value.reshape(-1))
                 keys[row.group][key] = None
             else:
-                scalars[row.group].setdefault(key, value)
+                scalars[row.group].setdefault(key, _of_the_group(key, value))
     contents.tree[OPTIMIZER] = _references(engine, keys)
     if contents.rank == 0:
         contents.add_values(
@@ -184,6 +192,17 @@ def _add_row(contents: Contents, row: Row, key: str, values: torch.Tensor) -> No
         held = values.detach()[cut.at : cut.at + cut.count]
         box = Box((cut.begin,), (cut.count,))
         contents.add(f"{OPTIMIZER}.{key}.{cut.fqn}", held, cut.shape, box, stepped=True)
+
+
+def _of_the_group(key: str, value: object) -> object:
+    """Return a value that all parameters of a group have in common, such as their step."""
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise InvalidRequestError(
+            f"the optimizer keeps {tuple(value.shape)} values as {key!r}, which are neither one of "
+            f"each element nor one of all: such state cannot be cut for other ranks",
+            key=key,
+        )
+    return value
 
 
 def _references(engine: Any, keys: list[dict[str, None]]) -> dict[str, Json]:

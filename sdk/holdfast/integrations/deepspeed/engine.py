@@ -94,11 +94,12 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
         Raises:
             OutcomeUnknownError: that one is still not done.
-            CheckpointError: with ``on_failure="raise"``, what that one has failed of.
+            CheckpointError: with ``on_failure="raise"``, what that one has failed of, once.
         """
         self._background.settle(committing.COMMIT_S_MAX)
-        if self._on_failure == "raise":
-            self._raise_failure()
+        failure = self._background.take_failure()
+        if failure is not None and self._on_failure == "raise":
+            raise failure
         self._saves_count += 1
         self._info, self._contents, self._failure, self._markers = info, None, None, []
 
@@ -228,7 +229,7 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         run = f"{self._nonce[: committing.LAUNCH_LENGTH]}{self._saves_count:08x}"
         save = committing.Save(
             run=RunId(run),
-            save_dir=str(self._info.save_dir),
+            save_dir=str(Path(self._info.save_dir).absolute()),  # the script may go elsewhere
             tag=str(self._info.tag),
             latest=bool(self._info.save_latest),
             markers=tuple(_of_all_ranks(self._markers, self._world.size)),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -86,11 +88,14 @@ def _loader(engine: Any) -> Any:
     of_its_class = type(engine).load_checkpoint
     served: Any = weakref.ref(engine)
 
+    signature = inspect.signature(of_its_class)
+
     @functools.wraps(of_its_class)
     def load_checkpoint(load_dir: Any, tag: Any = None, *args: Any, **named: Any) -> Any:
         here = served()
         ours = here.checkpoint_engine
         ours.cleanup()
+        _check_loads_weights(here, signature.bind(here, load_dir, tag, *args, **named).arguments)
         latest = Path(load_dir, "latest")
         if tag is None and latest.is_file():
             tag = latest.read_text(encoding="utf-8").strip()
@@ -102,6 +107,23 @@ def _loader(engine: Any) -> Any:
             return of_its_class(here, load_dir, tag, *args, **named)
 
     return load_checkpoint
+
+
+def _check_loads_weights(engine: Any, asked: Mapping[str, Any]) -> None:
+    """Refuse what would load no weights with stage 3, and say nothing.
+
+    Raises:
+        InvalidRequestError: names the argument.
+    """
+    if not engine.zero_optimization_partition_weights():
+        return
+    for argument, loads_all in (("load_module_only", False), ("load_optimizer_states", True)):
+        if bool(asked.get(argument, loads_all)) is not loads_all:
+            raise InvalidRequestError(
+                f"{argument}={not loads_all} is not supported with ZeRO stage 3, where DeepSpeed "
+                f"takes the weights from the optimizer's state: load all of it, or the weights "
+                f"with holdfast.load before deepspeed.initialize"
+            )
 
 
 def _mark_own(path: Path) -> None:
