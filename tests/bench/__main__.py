@@ -34,6 +34,7 @@ MODULES = (
     "planner",
     "dcp",
     "deepspeed",
+    "reshard",
 )
 MODULE_S_MAX = 600.0
 
