@@ -32,6 +32,7 @@ MODULES = (
     "catalogue",
     "needs",
     "planner",
+    "save_plan",
     "dcp",
     "deepspeed",
     "reshard",

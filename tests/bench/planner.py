@@ -38,10 +38,14 @@ from holdfast.format.segment import (
 )
 from holdfast.reading.pieces import Pieces
 
-NAMES = ("planner/load_plan_100k", "planner/one_tensor_10k", "planner/heads_128k")
+NAMES = (
+    "planner/load_plan_100k", "planner/one_tensor_10k", "planner/heads_128k", "planner/dcp",
+)  # fmt: skip
 SAVED, NOW, RANK = 64, 128, 77
 TENSORS_COUNT = 100_000
 HEADS_TENSORS_COUNT = 2_000
+READ_TENSORS_COUNT = 10_000
+"""A tenth: what the peer's metadata says of 10^5 tensors takes it minutes to read here."""
 BOXES_COUNT = 10_000
 SHAPES = ((1024, 8), (256, 16), (128,), (8, 512), (384, 4, 4), (4, 128, 8))
 """Cut along the longest axis, as FSDP and tensor parallelism do; of each tensor the next one."""
@@ -91,6 +95,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
         times_min=0,
     )
     yield _heads(_model(HEADS_TENSORS_COUNT // part))
+    yield _read_and_planned(_model(READ_TENSORS_COUNT // part))
 
 
 def _plans(name: str, tensors: Sequence[Tensor], *, note: str, times_min: float) -> Record:
@@ -113,11 +118,7 @@ def _plans(name: str, tensors: Sequence[Tensor], *, note: str, times_min: float)
 
 def _heads(tensors: Sequence[Tensor]) -> Record:
     """Return how long it takes to read what plans are made from; it grows with the boxes."""
-    templates = [
-        header_template(header.identity, [entry.spec for entry in header.entries])
-        for header in _headers(tensors)
-    ]
-    data = [(each.fill(step=1, generation=1, parent=None), each.length_bytes) for each in templates]
+    data = _head_texts(tensors)
     peer = pickle.dumps(_metadata(tensors))
     ours_s, peer_s = in_turn(
         lambda: _timed(lambda: of_some(parse_header(*head) for head in data)),
@@ -134,6 +135,43 @@ def _heads(tensors: Sequence[Tensor]) -> Record:
         note=f"{len(data)} heads of {len(tensors)} tensors, {len(peer)} bytes of the peer",
         times_min=0,
     )
+
+
+def _read_and_planned(tensors: Sequence[Tensor]) -> Record:
+    """Return how long a rank takes from the bytes of what was saved to its plan."""
+    data, peer = _head_texts(tensors), pickle.dumps(_metadata(tensors))
+    wanted = [(tensor.fqn, box) for tensor in tensors for box in tensor.wanted]
+    state = {tensor.fqn: Target(tensor) for tensor in tensors}
+
+    def ours() -> object:
+        headers = [parse_header(*head) for head in data]
+        return _plan(headers, of_some(headers), wanted)
+
+    ours_s, peer_s = in_turn(
+        lambda: _timed(ours),
+        lambda: _timed(lambda: create_default_local_load_plan(state, pickle.loads(peer))),
+        runs=5,
+        warm_up=1,
+    )
+    return faster(
+        "planner/dcp",
+        ours_s,
+        peer_s,
+        peer="DCP: unpickling .metadata, create_default_local_load_plan",
+        length_bytes=sum(len(head) for head, _ in data),
+        note=f"{len(tensors)} tensors saved by {SAVED} ranks, for one of {NOW}: from the heads of "
+        f"all segments, in memory, to the plan; the peer from {len(peer)} bytes",
+        times_min=2,
+    )
+
+
+def _head_texts(tensors: Sequence[Tensor]) -> list[tuple[bytes, int]]:
+    """Return the head of each rank's segment, and the segment's length."""
+    templates = [
+        header_template(header.identity, [entry.spec for entry in header.entries])
+        for header in _headers(tensors)
+    ]
+    return [(each.fill(step=1, generation=1, parent=None), each.length_bytes) for each in templates]
 
 
 def _plan(
@@ -164,9 +202,9 @@ def _theirs(metadata: Metadata, state: dict[str, Any]) -> set[tuple[str, int, tu
 
 
 def _timed(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+    begin = time.process_time()
     kept = work()
-    took_s = time.perf_counter() - begin
+    took_s = time.process_time() - begin
     del kept
     return took_s
 
