@@ -130,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", required=True)
     parser.add_argument("--mesh", required=True)
+    parser.add_argument("--meta", action="store_true", help="the restore gives it memory")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--kill-at", type=int, default=0)
     parser.add_argument("--kill-ranks", type=int, nargs="*", default=[0])
@@ -137,7 +138,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model, optimizer = build(options.mesh)
+    with torch.device("meta" if options.meta else "cpu"):
+        model, optimizer = build(options.mesh)
     state: dict[str, object] = {"model": model, "optimizer": optimizer}
     checkpointer = holdfast.Checkpointer(options.job, state, save=holdfast.EverySteps(1))
     restored = checkpointer.restore()

@@ -51,12 +51,15 @@ def digests(output: str, word: str) -> dict[int, str]:
     ],
 )
 def test_a_mesh_comes_back_bit_identical_after_a_kill(stack, mesh, world_size):
-    """A forward without a backward has left whole parameters in FSDP's tables at each save."""
+    """A forward without a backward has left whole parameters in FSDP's tables at each save.
+
+    The model that it comes back into is on the meta device and has no memory until then.
+    """
     calm = launch(stack, f"calm-{mesh}", mesh, world_size).succeed()
     launch(stack, mesh, mesh, world_size, "--kill-at", "6", "--kill-ranks", "1").wait()
     lengths = {path.stat().st_size for path in stack.arena(0).glob("*.seg")}
 
-    outputs = launch(stack, mesh, mesh, world_size).succeed()
+    outputs = launch(stack, mesh, mesh, world_size, "--meta").succeed()
 
     assert [restored(text) for text in outputs] == [5] * world_size
     assert [final(text) for text in outputs] == [final(text) for text in calm]

@@ -21,7 +21,7 @@ from holdfast.format.blob import SavedOptimizer, StateBlob
 from holdfast.format.names import is_under, name_for, own_name, unranked
 from holdfast.format.tree import Json, decode
 from holdfast.reading.reader import Segments
-from holdfast.state import modules, optimizers
+from holdfast.state import blanks, modules, optimizers
 from holdfast.state.dataloaders import Resumable
 from holdfast.state.gathered import GatheredOptimizer, gather
 from holdfast.state.kinds import Kind, named
@@ -147,6 +147,7 @@ class Loading:
 
     def want_module(self, path: str, module: nn.Module, section: Section | None) -> None:
         """See ``kinds.Restoring``."""
+        blanks.check_buffers(path, module)
         before = len(self._missing)
         rename = section.name if section else str
         names = self._names(path) if section is None else []  # the others' are on other ranks
@@ -171,6 +172,8 @@ class Loading:
 
     def want_object(self, path: str, value: Any, put: Callable[[Any], None]) -> None:
         """See ``kinds.Restoring``."""
+        if isinstance(value, nn.Module):
+            blanks.check_own_saving(path, value)
         if id(getattr(value, "optimizer", None)) in self._passed_over:
             self._pass_over(path)  # a scheduler counts for the groups of its optimizer
             return
@@ -183,16 +186,27 @@ class Loading:
         before = self._filled.get(id(target))
         if stored is None:
             if before is None:
-                self._missing.append(fqn)
+                self._keep(fqn, target)
         elif before is None:
             self._filled[id(target)] = fqn, stored
-            self._wants.fill(fqn, target, stored)
+            fill = self._wants.make if blanks.is_blank(target) else self._wants.fill
+            fill(fqn, target, stored)
         elif stored != before[1]:
             why = (
                 f"tensors {before[0]!r} and {fqn!r} are one tensor here and were saved with other "
                 f"values each: tie them, or keep both equal, before you save"
             )
             self._wants.equal(fqn, target, (before[1], stored), why)
+
+    def _keep(self, fqn: str, target: torch.Tensor) -> None:
+        """Note that a tensor keeps its values, if it has any."""
+        if not self._strict and blanks.is_blank(target):
+            raise NotReadyError(
+                f"tensor {fqn!r} is on the meta device and the checkpoint lacks it: call "
+                f"to_empty(device=...) on its module before the restore, and give it values",
+                fqn=fqn,
+            )
+        self._missing.append(fqn)
 
     def _stored(
         self, fqn: str, parameter: torch.Tensor, *, of_torch: bool

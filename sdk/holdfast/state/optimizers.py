@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import SavedOptimizer
 from holdfast.reading.dtypes import TORCH
+from holdfast.state.blanks import device_of
 from holdfast.state.layouts import is_expanded
 from holdfast.state.local_boxes import (
     is_nothing,
@@ -286,7 +287,7 @@ def _put_groups(optimizer: Optimizer, groups: list[dict[str, object]]) -> None:
 
 def _device_of(key: str, p: torch.Tensor, on_device: set[int]) -> torch.device:
     on_cpu = key == "step" and id(p) not in on_device
-    return torch.device("cpu") if on_cpu else p.device
+    return torch.device("cpu") if on_cpu else device_of(p)
 
 
 def _steps_on_device(optimizer: Optimizer) -> set[int]:

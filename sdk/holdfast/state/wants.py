@@ -7,6 +7,7 @@ the user's nor the state of an optimizer has been touched by then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from holdfast.format.boxes import Box
 from holdfast.format.segment import TensorSpec
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.reader import Segments, Want
+from holdfast.state import blanks
 from holdfast.state.layouts import empty_in_layout, is_expanded
 from holdfast.state.local_boxes import local_box, shape_of
 
@@ -67,6 +69,19 @@ class Wants:
         """
         here = local_box(fqn, target, of)
         check_fillable(fqn, here.tensor)
+        self._fill(fqn, target, stored, Want(here.tensor.detach(), stored, here.box))
+
+    def make(self, fqn: str, target: torch.Tensor, stored: str) -> None:
+        """Have ``target``, which has no memory, get new memory that holds the tensor ``stored``.
+
+        Raises:
+            InvalidRequestError: as ``fill`` says, or it cannot be given memory; see ``blanks``.
+        """
+        memory = blanks.new_memory(fqn, target)
+        self._fill(fqn, target, stored, Want(memory, stored, local_box(fqn, target).box))
+        self.then(partial(blanks.put, target, memory))
+
+    def _fill(self, fqn: str, target: torch.Tensor, stored: str, want: Want) -> None:
         spec = self.spec(stored)
         if not fits(target, spec, of):
             raise InvalidRequestError(
@@ -74,7 +89,7 @@ class Wants:
                 f"{spec.shape} {TORCH[spec.dtype]}: build the model as it was saved, or use "
                 f"another job name"
             )
-        self._wants.append(Want(here.tensor.detach(), stored, here.box))
+        self._wants.append(want)
 
     def equal(self, fqn: str, target: torch.Tensor, stored: Sequence[str], why: str) -> None:
         """Have the restore refused unless what ``target`` is filled with is the same in all.
