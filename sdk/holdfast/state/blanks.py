@@ -65,7 +65,7 @@ def put(tensor: torch.Tensor, memory: torch.Tensor) -> None:
     filled.__dict__.update(tensor.__dict__)
     if not is_sharded(tensor):
         filled.__class__ = tensor.__class__
-    torch.utils.swap_tensors(tensor, filled)
+    torch.utils.swap_tensors(tensor, filled)  # type: ignore[no-untyped-call]
 
 
 def _of_mesh(tensor: Any, memory: torch.Tensor) -> torch.Tensor:
