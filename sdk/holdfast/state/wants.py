@@ -69,7 +69,7 @@ class Wants:
         """
         here = local_box(fqn, target, of)
         check_fillable(fqn, here.tensor)
-        self._fill(fqn, target, stored, Want(here.tensor.detach(), stored, here.box))
+        self._fill(fqn, target, Want(here.tensor.detach(), stored, here.box), of)
 
     def make(self, fqn: str, target: torch.Tensor, stored: str) -> None:
         """Have ``target``, which has no memory, get new memory that holds the tensor ``stored``.
@@ -78,11 +78,11 @@ class Wants:
             InvalidRequestError: as ``fill`` says, or it cannot be given memory; see ``blanks``.
         """
         memory = blanks.new_memory(fqn, target)
-        self._fill(fqn, target, stored, Want(memory, stored, local_box(fqn, target).box))
+        self._fill(fqn, target, Want(memory, stored, local_box(fqn, target).box), None)
         self.then(partial(blanks.put, target, memory))
 
-    def _fill(self, fqn: str, target: torch.Tensor, stored: str, want: Want) -> None:
-        spec = self.spec(stored)
+    def _fill(self, fqn: str, target: torch.Tensor, want: Want, of: torch.Tensor | None) -> None:
+        spec = self.spec(want.name)
         if not fits(target, spec, of):
             raise InvalidRequestError(
                 f"tensor {fqn!r} is {shape_of(target, of)} {target.dtype} now and was saved as "
