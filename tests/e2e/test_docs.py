@@ -101,7 +101,7 @@ def test_the_python_of_a_how_to_page_runs(stack, tmp_path, page):
 
 
 def test_the_loop_of_the_page_on_meshes_runs(stack, tmp_path):
-    (code,) = blocks("docs/howto/sharded.md")
+    code, _one_line_of_fsdp1 = blocks("docs/howto/sharded.md")
 
     run(stack, tmp_path, LOOP % free_port() + code)
 
