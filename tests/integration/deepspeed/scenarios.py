@@ -19,6 +19,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
 from holdfast.integrations import deepspeed as ours
+from holdfast.integrations.deepspeed import committing
 
 BASE = Path(sys.argv[1])
 SAVED = 2
@@ -244,6 +245,23 @@ class OneEach(torch.optim.SGD):
         return super().step(closure)
 
 
+def a_save_that_does_not_end(rank):
+    engine = t.make(2)
+    t.train(engine, STEPS)
+    folder, served = BASE / "hangs", engine.checkpoint_engine
+    event, deadline_s = Event(), committing.COMMIT_S_MAX
+    served._background.begin("what hangs", event.wait)
+    committing.COMMIT_S_MAX = 0.1
+    engine.save_checkpoint(str(folder), tag="left out")
+    committing.COMMIT_S_MAX = deadline_s
+    t.train(engine, LATER)
+    event.set()
+    engine.save_checkpoint(str(folder), tag="next")
+    ours.wait(engine)
+    note(rank, "after one that hung", sorted(p.parent.name for p in folder.glob("*/manifest.json")))
+    engine.destroy()
+
+
 def refusals(rank):
     cut = t.make(3)
     for argument in ({"load_module_only": True}, {"load_optimizer_states": False}):
@@ -273,7 +291,7 @@ def main():
         run(size, elastic(size))
 
     def the_rest(rank):
-        for work in (the_contract, sixteen_bit, failures, refusals):
+        for work in (the_contract, sixteen_bit, failures, a_save_that_does_not_end, refusals):
             work(rank)
 
     run(SAVED, the_rest)

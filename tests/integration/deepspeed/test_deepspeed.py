@@ -110,6 +110,11 @@ def test_a_script_may_leave_its_folder_while_a_save_is_written(report):
     assert report["left"]
 
 
+def test_a_save_is_left_out_where_the_one_before_does_not_end(report):
+    """P4: no rank stops; the save after it is a checkpoint."""
+    assert ["next"] == report["after one that hung"]
+
+
 def test_what_is_not_supported_is_refused_by_initialize(report):
     assert "does not support elastic_checkpoint" in report["elastic config"]
     assert "was saved without ZeRO" in report["no zero"]

@@ -27,6 +27,11 @@ class Background:
         self._failure: Exception | None = None
 
     @property
+    def is_busy(self) -> bool:
+        """Whether something was begun whose end was not waited for."""
+        return self._thread is not None
+
+    @property
     def failure(self) -> Exception | None:
         """What the last thing that has ended has raised."""
         return self._failure

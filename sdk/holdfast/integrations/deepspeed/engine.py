@@ -24,7 +24,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
 from torch.optim import Optimizer
 
 from holdfast.core.ids import RunId
-from holdfast.errors import InvalidRequestError, PreconditionError
+from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
 from holdfast.integrations.deepspeed import committing
 from holdfast.integrations.deepspeed.background import Background
 from holdfast.integrations.deepspeed.contents import Contents, add_model, add_optimizer
@@ -90,13 +90,18 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._world, self._nonce, self._on_failure = world, nonce, on_failure
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """Begin a save, once the one before is done.
+        """Begin a save, once the one before is done; it is left out if that does not end (P4).
 
         Raises:
-            OutcomeUnknownError: that one is still not done.
-            CheckpointError: with ``on_failure="raise"``, what that one has failed of, once.
+            CheckpointError: with ``on_failure="raise"``, what the one before has failed of, once,
+                or that it does not end.
         """
-        self._background.settle(committing.COMMIT_S_MAX)
+        try:
+            self._background.settle(committing.COMMIT_S_MAX)
+        except OutcomeUnknownError as late:
+            if self._on_failure == "raise":
+                raise
+            log.warning("save %s is left out, training goes on: %s", info.tag, late)
         failure = self._background.take_failure()
         if failure is not None and self._on_failure == "raise":
             raise failure
@@ -218,7 +223,9 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return self._copies.begin(now, after, copies)
 
     def _begin(self, contents: Contents) -> None:
-        """Copy what was taken, and have it written."""
+        """Copy what was taken, and have it written; not if an earlier save still is."""
+        if self._background.is_busy:
+            return
         assert self._info is not None, "DeepSpeed creates a checkpoint before it saves one"
         failure, copied = self._failure, None
         if failure is None:
