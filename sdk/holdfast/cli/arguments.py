@@ -164,7 +164,7 @@ def _add_conversion(commands: Commands) -> None:
         "--rank",
         type=types.rank,
         metavar="N",
-        help="Where several groups of ranks saved tensors of one name, the command takes those of "
+        help="The command takes, where several groups of ranks saved tensors of one name, those of "
         "the group that begins with rank N.",
     )
     into = _add(
