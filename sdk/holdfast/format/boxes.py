@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import add
 
 ELEMENTS_COUNT_MAX = (1 << 63) - 1
@@ -77,7 +78,11 @@ def whole(shape: Iterable[int]) -> Box:
     >>> whole((2, 3))
     Box(offsets=(0, 0), lengths=(2, 3))
     """
-    lengths = tuple(shape)
+    return _whole(tuple(shape))
+
+
+@lru_cache(maxsize=4096)
+def _whole(lengths: tuple[int, ...]) -> Box:
     return Box((0,) * len(lengths), lengths)
 
 

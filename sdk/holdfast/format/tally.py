@@ -32,8 +32,7 @@ def tally(fqn: str, dtype: str, shape: Sequence[int], box: Box) -> int:
     ... )
     True
     """
-    boxes = boxes_of(shape, box)
-    return _hashed(fqn) * sum(_of_box(dtype, tuple(shape), each) for each in boxes) % PRIME
+    return _hashed(fqn) * _of_region(dtype, tuple(shape), box) % PRIME
 
 
 def encode(number: int) -> str:
@@ -46,6 +45,11 @@ def encode(number: int) -> str:
 
 
 @lru_cache(maxsize=65536)
+def _of_region(dtype: str, shape: tuple[int, ...], region: Box) -> int:
+    """Return the tally but for the name: the same for all tensors that are cut alike."""
+    return sum(_of_box(dtype, shape, box) for box in boxes_of(shape, region)) % PRIME
+
+
 def _of_box(dtype: str, shape: tuple[int, ...], box: Box) -> int:
     product = _hashed(f"{dtype} {shape}")
     for dim, (begin, length) in enumerate(zip(box.offsets, box.lengths, strict=True)):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -30,6 +30,7 @@ from holdfast.format.segment import (
     header_template,
 )
 from holdfast.format.tally import encode
+from holdfast.garbage import no_collection
 from holdfast.reading.dtypes import dtype_name
 from holdfast.snapshot.plan_hash import hash_of, shared_hash, stored_name, tally_of
 from holdfast.state.capture import Estimate, LiveState
@@ -82,8 +83,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One tensor to copy and where it goes; ``shape`` and ``dtype`` are what the header says."""
 
     tensor: torch.Tensor
@@ -113,6 +113,7 @@ class SavePlan:
         survey: Survey,
         live: LiveState,
         template: HeaderTemplate,
+        mine: Mapping[str, CapturedTensor],
         plan_hash: str,
     ) -> None:
         self.capture = capture
@@ -126,10 +127,9 @@ class SavePlan:
         self._broken = False
         entries = {entry.spec.fqn: entry for entry in template.entries}
         self.blob_entry = entries[blob_name(capture.rank)]
-        mine = _own_tensors(survey, capture.rank, capture.world_size)
-        later = [t for t in mine if _is_deferred(t)]
-        self.deferred = self._pieces(later, entries)
-        self.eager = self._pieces([t for t in mine if not _is_deferred(t)], entries)
+        later = {name: t for name, t in mine.items() if _is_deferred(t)}
+        at_once = {name: t for name, t in mine.items() if name not in later}
+        self.deferred, self.eager = _pieces(later, entries), _pieces(at_once, entries)
         self.live_entries = {
             name: entries[
                 live.specs[name].fqn if name in live.specs else own_name(name, capture.rank)
@@ -137,20 +137,9 @@ class SavePlan:
             for name in live.tensors
         }
         self.chunks = _chunks(self.deferred)
-        self._parameters = {t.fqn: t.tensor for t in later if t.parameter}
+        self._parameters = {t.fqn: t.tensor for t in later.values() if t.parameter}
         self._places: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
-
-    def _pieces(
-        self, captured: Sequence[CapturedTensor], entries: dict[str, TensorEntry]
-    ) -> list[Piece]:
-        rank, world_size = self.capture.rank, self.capture.world_size
-        return [
-            Piece(
-                t.tensor, entries[stored_name(t, rank, world_size)], t.tensor.shape, t.tensor.dtype
-            )
-            for t in captured
-        ]
 
     @property
     def blob_capacity_bytes(self) -> int:
@@ -234,6 +223,7 @@ class SavePlan:
         return True
 
 
+@no_collection()
 def make_plan(
     capture: Source, *, job: str, run: str, generation: int, rank: int, world_size: int
 ) -> SavePlan:
@@ -255,8 +245,8 @@ def make_plan(
             f"values of {text_bytes} bytes, tensors apart, exceed {capacity}: keep big values as "
             f"tensors"
         )
-    mine = _own_tensors(survey, rank, world_size)
-    specs = [_spec(t, rank, world_size) for t in mine]
+    mine = {stored_name(t, rank, world_size): t for t in _own_tensors(survey, rank, world_size)}
+    specs = [_spec(name, t) for name, t in mine.items()]
     specs += [
         live.specs.get(name) or _live_spec(name, tensor, rank)
         for name, tensor in live.tensors.items()
@@ -272,7 +262,7 @@ def make_plan(
         world_size=world_size,
         plan_hash=plan_hash,
     )
-    return SavePlan(capture, survey, live, header_template(identity, specs), plan_hash)
+    return SavePlan(capture, survey, live, header_template(identity, specs), mine, plan_hash)
 
 
 def balance(sizes: Sequence[tuple[str, int]], loads: Sequence[int]) -> dict[str, int]:
@@ -327,14 +317,23 @@ def _owners_among_holders(survey: Survey) -> dict[str, int]:
     }
 
 
+def _pieces(
+    captured: Mapping[str, CapturedTensor], entries: Mapping[str, TensorEntry]
+) -> list[Piece]:
+    return [
+        Piece(t.tensor, entries[name], t.tensor.shape, t.tensor.dtype)
+        for name, t in captured.items()
+    ]
+
+
 def _is_deferred(captured: CapturedTensor) -> bool:
     # A device's tensors are ordered by its streams, which the copy thread does not share.
-    return captured.deferred and captured.tensor.device.type == "cpu"
+    return captured.deferred and captured.tensor.is_cpu
 
 
-def _spec(captured: CapturedTensor, rank: int, world_size: int) -> TensorSpec:
+def _spec(stored: str, captured: CapturedTensor) -> TensorSpec:
     return TensorSpec(
-        fqn=stored_name(captured, rank, world_size),
+        fqn=stored,
         dtype=dtype_name(captured.fqn, captured.tensor),
         shape=captured.shape,
         box=captured.box,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from holdfast.format.boxes import whole
 from holdfast.format.names import own_name
@@ -19,6 +20,7 @@ from holdfast.state.survey import CapturedTensor, Home
 
 _PLAN_HASH_LENGTH = 32
 _SHARED_HASH_LENGTH = 16
+_text = cache(str)
 
 
 def hash_of(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
@@ -36,7 +38,7 @@ def shared_hash(tensors: Iterable[CapturedTensor], world_size: int) -> str:
     Ranks that know others share them out in another way, and leave some to nobody.
     """
     shared = sorted(
-        (t.fqn, t.shape, str(t.tensor.dtype))
+        (t.fqn, t.shape, _text(t.tensor.dtype))
         for t in tensors
         if t.home in (Home.SHARED, Home.FIRST)
         or (t.home is Home.HOLDERS and len(t.mesh) == world_size and t.known_to_all)
@@ -47,7 +49,7 @@ def shared_hash(tensors: Iterable[CapturedTensor], world_size: int) -> str:
 
 def tally_of(
     tensors: Iterable[CapturedTensor],
-    saved: Iterable[CapturedTensor],
+    saved: Mapping[str, CapturedTensor],
     rank: int,
     world_size: int,
 ) -> int:
@@ -59,14 +61,14 @@ def tally_of(
 
     Args:
         tensors: All that the rank has.
-        saved: Those of them, or of whose boxes, that it saves.
+        saved: Those of them, or of whose boxes, that it saves, by the names in its segment.
         rank: This rank.
         world_size: How many there are.
     """
     total = 0
-    for t in saved:
+    for name, t in saved.items():
         if _is_common(t):
-            total += tally(stored_name(t, rank, world_size), _dtype(t), t.shape, t.box)
+            total += tally(name, _dtype(t), t.shape, t.box)
     for t in tensors:
         if _is_common(t) and _answers(t, rank):
             name = stored_name(t, rank, world_size)

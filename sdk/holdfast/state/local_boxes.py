@@ -177,12 +177,13 @@ def _check_parts(fqn: str, tensor: torch.Tensor) -> None:
 
 
 def _of_mesh(fqn: str, tensor: Any) -> LocalBox:
-    mesh, placements = tensor.device_mesh, tensor.placements
-    _check(fqn, mesh, placements)
-    shape = tuple(tensor.shape)
-    box, holders, ranks = _place(shape, mesh, mesh.get_rank(), tuple(placements))
+    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
+    place = _place(shape, mesh, mesh.get_rank(), tensor.placements)
+    if isinstance(place, str):
+        raise InvalidRequestError(f"tensor {fqn!r} {place}", key=fqn)
+    box, holders, ranks = place
     memory = tensor._local_tensor  # noqa: SLF001 - to_local() is a new object each time
-    if tuple(memory.shape) != box.lengths:
+    if memory.shape != box.lengths:
         raise InvalidRequestError(
             f"tensor {fqn!r} is {tuple(memory.shape)} on this rank and should be {box.lengths} of "
             f"{shape}{_named(mesh)}: give DTensor.from_local() the whole shape",
@@ -194,8 +195,8 @@ def _of_mesh(fqn: str, tensor: Any) -> LocalBox:
 @lru_cache(maxsize=4096)
 def _place(
     shape: tuple[int, ...], mesh: Any, rank: int, placements: tuple[Any, ...]
-) -> tuple[Box, tuple[int, ...], tuple[int, ...]]:
-    """Return box, holders and mesh; the same for a parameter and all that its optimizer has of it.
+) -> tuple[Box, tuple[int, ...], tuple[int, ...]] | str:
+    """Return box, holders and mesh of every tensor that is cut so; or why it has no box here.
 
     To torch, meshes are equal that are not: each row of a grid to the others, and those of which
     this process once was another rank. So the rank belongs to what it is looked up by.
@@ -206,10 +207,17 @@ def _place(
         compute_local_shape_and_global_offset,
     )
 
+    here = mesh.get_coordinate()
+    if here is None:
+        return f"lies on other ranks{_named(mesh)}: leave it out of the state of this one"
+    for axis in range(mesh.ndim):
+        fault = _fault(mesh, placements, axis)
+        if fault:
+            return fault
     lengths, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
     same = [
         slice(None) if placement.is_replicate() else place
-        for place, placement in zip(mesh.get_coordinate(), placements, strict=True)
+        for place, placement in zip(here, placements, strict=True)
     ]
     return (
         Box(tuple(offsets) if all(lengths) else (0,) * len(shape), tuple(lengths)),
@@ -218,49 +226,33 @@ def _place(
     )
 
 
-def _check(fqn: str, mesh: Any, placements: Sequence[Any]) -> None:
-    if mesh.get_coordinate() is None:
-        raise InvalidRequestError(
-            f"tensor {fqn!r} lies on other ranks{_named(mesh)}: leave it out of the state of "
-            f"this one",
-            key=fqn,
+def _fault(mesh: Any, placements: Sequence[Any], axis: int) -> str:
+    """Return why a tensor that is cut so along this axis has no box here; empty: it has."""
+    placement, here = placements[axis], mesh.get_coordinate()
+    # torch deals rows out in the order of the group, which is that of the ranks, and tells
+    # where they are in that of the mesh.
+    row = mesh.mesh[(*here[:axis], slice(None), *here[axis + 1 :])].tolist()
+    if not placement.is_replicate() and row != sorted(row):
+        return (
+            f"lies on ranks {row}{_named(mesh)}, and torch does not say which rows each has: make "
+            f"the mesh of ranks in ascending order"
         )
-    for axis, placement in enumerate(placements):
-        # torch deals rows out in the order of the group, which is that of the ranks, and tells
-        # where they are in that of the mesh.
-        row = _row(mesh, mesh.get_rank(), axis)
-        if not placement.is_replicate() and row != sorted(row):
-            raise InvalidRequestError(
-                f"tensor {fqn!r} lies on ranks {row}{_named(mesh)}, and torch does not say which "
-                f"rows each has: make the mesh of ranks in ascending order",
-                key=fqn,
-            )
-        if placement.is_partial():
-            raise InvalidRequestError(
-                f"tensor {fqn!r} is a {placement!r}{_named(mesh)}: each rank has a summand, not a "
-                f"piece of it; redistribute() it to Shard or Replicate first",
-                key=fqn,
-            )
-        # Rows that were dealt out to one axis before another one cut them are one run only
-        # together with that other cut; see torch's _StridedShard.
-        factor = getattr(placement, "split_factor", 1)
-        later = zip(mesh.shape[axis + 1 :], placements[axis + 1 :], strict=True)
-        cuts = [n for n, p in later if getattr(p, "dim", None) == getattr(placement, "dim", -1)]
-        if factor != 1 and torch.Size(cuts).numel() != factor:
-            raise InvalidRequestError(
-                f"not supported yet: the rows of tensor {fqn!r} on this rank lie apart in the "
-                f"whole ({placement!r}{_named(mesh)})",
-                key=fqn,
-            )
-
-
-@lru_cache(maxsize=1024)
-def _row(mesh: Any, rank: int, axis: int) -> list[int]:
-    """Return the ranks along an axis of the mesh, this one among them; see ``_place``."""
-    del rank
-    place = mesh.get_coordinate()
-    found: list[int] = mesh.mesh[(*place[:axis], slice(None), *place[axis + 1 :])].tolist()
-    return found
+    if placement.is_partial():
+        return (
+            f"is a {placement!r}{_named(mesh)}: each rank has a summand, not a piece of it; "
+            f"redistribute() it to Shard or Replicate first"
+        )
+    # Rows that were dealt out to one axis before another one cut them are one run only
+    # together with that other cut; see torch's _StridedShard.
+    factor = getattr(placement, "split_factor", 1)
+    later = zip(mesh.shape[axis + 1 :], placements[axis + 1 :], strict=True)
+    cuts = [n for n, p in later if getattr(p, "dim", None) == getattr(placement, "dim", -1)]
+    if factor != 1 and torch.Size(cuts).numel() != factor:
+        return (
+            f"cannot be saved yet: its rows on this rank lie apart in the whole "
+            f"({placement!r}{_named(mesh)})"
+        )
+    return ""
 
 
 def _is_a(tensor: torch.Tensor, name: str) -> bool:

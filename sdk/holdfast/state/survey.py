@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -29,8 +30,7 @@ class Home(Enum):
     HOLDERS = "holders"  # a box that its holders have alike: one of them saves it
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedTensor:
+class CapturedTensor(NamedTuple):
     """One tensor under its global name, or the box of it that this rank holds.
 
     ``tensor`` is the memory to copy, ``shape`` that of the whole tensor. If ``home`` says so,
