@@ -10,7 +10,7 @@ import torch
 
 from holdfast.errors import InvalidRequestError, ManifestError, NotFoundError
 from holdfast.format.boxes import addressable, whole
-from holdfast.format.segment import TensorSpec
+from holdfast.format.segment import ITEM_BYTES, TensorSpec
 
 
 class TensorSource(Protocol):
@@ -112,7 +112,7 @@ def spec_of(name: str, dtype: str, shape: Sequence[int]) -> TensorSpec:
     Raises:
         ManifestError: no tensor can have the shape.
     """
-    if not addressable(shape):
+    if not addressable(shape, ITEM_BYTES[dtype]):
         raise ManifestError(f"tensor {name!r} has the shape {shape}, which no memory can have")
     return TensorSpec(fqn=name, dtype=dtype, shape=tuple(shape), box=whole(shape))
 

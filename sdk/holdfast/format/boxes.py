@@ -61,15 +61,18 @@ class Box:
         )
 
 
-def addressable(shape: Sequence[int]) -> bool:
-    """Tell whether memory can be of this shape: the steps between its elements are no too big.
+def addressable(shape: Sequence[int], item_bytes: int) -> bool:
+    """Tell whether memory can be of this shape: neither its bytes nor the steps in it are too many.
 
-    Also of a shape that is empty in one dim and huge in others; its bytes tell nothing.
+    Of a shape that is empty in one dim and huge in others its bytes tell nothing.
 
-    >>> addressable((2**62, 0, 2)), addressable((0, 2**62, 2))
+    >>> addressable((2**60,), 4), addressable((2**61,), 4)
+    (True, False)
+    >>> addressable((2**62, 0, 2), 4), addressable((0, 2**62, 2), 4)
     (True, False)
     """
-    return math.prod(max(length, 1) for length in shape[1:]) <= ELEMENTS_COUNT_MAX
+    steps = math.prod(max(length, 1) for length in shape[1:])
+    return max(steps, math.prod(shape) * item_bytes) <= ELEMENTS_COUNT_MAX
 
 
 def whole(shape: Iterable[int]) -> Box:
@@ -141,6 +144,22 @@ def covers(target: Box, pieces: Iterable[Box]) -> bool:
         if not holes:
             break
     return not holes
+
+
+def in_rows(box: Box, elements_count_max: int) -> Iterator[Box]:
+    """Yield boxes that make up ``box``, some rows of it each: so many elements at most, or one row.
+
+    >>> [(part.offsets, part.lengths) for part in in_rows(Box((1, 2), (5, 3)), 7)]
+    [((1, 2), (2, 3)), ((3, 2), (2, 3)), ((5, 2), (1, 3))]
+    """
+    if not box.lengths:
+        yield box
+        return
+    count = max(1, elements_count_max // max(1, math.prod(box.lengths[1:])))
+    first, *others = box.offsets
+    for begin in range(0, box.lengths[0], count):
+        rows = min(count, box.lengths[0] - begin)
+        yield Box((first + begin, *others), (rows, *box.lengths[1:]))
 
 
 def span(box: Box, shared: Box) -> tuple[int, int]:

@@ -360,7 +360,8 @@ def _read_tensors(
             raise ManifestError(f"tensor name {fqn[:80]!r} is not usable")
         if dtype not in ITEM_BYTES:
             raise ManifestError(f"tensor {fqn!r} has the unknown dtype {dtype[:40]!r}")
-    if not all(map(addressable, shapes)):
+    sizes = (ITEM_BYTES[dtype] for dtype in dtypes)
+    if not all(map(addressable, shapes, sizes)):
         raise ManifestError("a tensor has a shape which no memory can have")
     boxes: list[list[IndexedBox]] = [[] for _ in fqns]
     for at, box in _read_boxes(raw, dtypes, shapes, segments):

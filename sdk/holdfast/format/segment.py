@@ -34,6 +34,7 @@ NAME_LENGTH_MAX = 1_024
 DIMS_COUNT_MAX = 64
 PLAN_HASH_LENGTH_MAX = 64
 ALIGNMENT_BYTES = 64
+OFFSET_BYTES_MAX = (1 << 63) - 1
 
 ITEM_BYTES: dict[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1,
@@ -182,6 +183,8 @@ def header_template(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> H
             "shape": list(spec.box.lengths),
             "data_offsets": [begin, offset],
         }
+    if offset > OFFSET_BYTES_MAX:
+        raise InvalidRequestError(f"tensors of {offset} bytes exceed {OFFSET_BYTES_MAX}")
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode()
     text += b" " * (-(len(text) + _PREFIX.size) % ALIGNMENT_BYTES)
     if len(text) > HEADER_BYTES_MAX:
@@ -258,6 +261,10 @@ def _check_specs(specs: Sequence[TensorSpec]) -> None:
             raise InvalidRequestError(f"tensor {spec.fqn!r} has {len(spec.shape)} dims")
         if not is_inside(spec.shape, spec.box):
             raise InvalidRequestError(f"tensor {spec.fqn!r} has a box outside its shape")
+        if not addressable(spec.shape, ITEM_BYTES[spec.dtype]):
+            raise InvalidRequestError(
+                f"tensor {spec.fqn!r} has the shape {spec.shape}, which no memory can have"
+            )
         seen.add(spec.fqn)
 
 
@@ -425,7 +432,7 @@ def _sized(
         if flat_shape(of) != shape:
             raise ManifestError(f"tensor {fqn!r} has the shape {shape} and is no range of {of}")
         shape = of
-    if not addressable(shape):
+    if not addressable(shape, ITEM_BYTES[dtype]):
         raise ManifestError(f"tensor {fqn!r} has the shape {shape}, which no memory can have")
     return Box(offsets, lengths), shape, ITEM_BYTES[dtype] * math.prod(lengths)
 

@@ -19,6 +19,7 @@ from holdfast.errors import ManifestError
 from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.format.manifest import Manifest
 from holdfast.format.segment import SegmentHeader, parse_header
+from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part
 from holdfast.reading.reader import Copy, Reader
 from holdfast.reading.verified_parts import (
@@ -192,6 +193,7 @@ class _Sink:
         part = copy.part
         self.number, self.begin, self.end = self.span(part)
         self._target = copy.target
+        self._dtype = TORCH[part.entry.spec.dtype]
         self._left_bytes = self.end - self.begin
         outer = part.entry.spec.box.lengths
         inner = part.box.lengths
@@ -216,11 +218,10 @@ class _Sink:
         if first >= last:
             return
         if self._flat is None:
-            self._flat = torch.empty(self._rows, dtype=self._target.dtype).view(-1)
-        item = self._flat.itemsize
+            self._flat = torch.empty(self._rows, dtype=self._dtype).view(-1)
         raw = torch.frombuffer(data, dtype=torch.uint8, offset=first - at, count=last - first)
-        typed = raw.view(self._flat.dtype)
-        begin = (first - self.begin) // item
+        typed = raw.view(self._dtype)
+        begin = (first - self.begin) // self._dtype.itemsize
         self._flat[begin : begin + len(typed)].copy_(typed)
         self._left_bytes -= last - first
         if not self._left_bytes:

@@ -28,15 +28,17 @@ class Want(NamedTuple):
     """``target`` is to hold the region ``box`` of the tensor ``name``; shape and dtype fit.
 
     A box of it or, if that has one dim, a range of its elements; see ``format.flat_ranges``.
+    ``converted``: the dtype may be another, to which values are converted as ``copy_`` does.
     """
 
     target: torch.Tensor
     name: str
     box: Box
+    converted: bool = False
 
 
 class Copy(NamedTuple):
-    """``target`` is to hold the bytes of ``part``; both have its lengths."""
+    """``target`` is to hold the values of ``part``; both have its lengths."""
 
     target: torch.Tensor
     part: Part
@@ -188,7 +190,7 @@ class Reader:
 
 
 def _check(want: Want, spec: TensorSpec | None) -> None:
-    target, name, box = want
+    target, name, box, converted = want
     if target.is_meta:
         raise InvalidRequestError(
             f"tensor {name!r} is on the meta device here and has no memory to be loaded into: "
@@ -197,7 +199,8 @@ def _check(want: Want, spec: TensorSpec | None) -> None:
         )
     if spec is None:
         return
-    if tuple(target.shape) != box.lengths or target.dtype != TORCH[spec.dtype]:
+    fits = converted or target.dtype == TORCH[spec.dtype]
+    if tuple(target.shape) != box.lengths or not fits:
         raise InvalidRequestError(
             f"tensor {name!r} is {box.lengths} {TORCH[spec.dtype]} in the checkpoint and cannot "
             f"fill {tuple(target.shape)} {target.dtype}",
@@ -207,7 +210,7 @@ def _check(want: Want, spec: TensorSpec | None) -> None:
 
 def _boxes(want: Want, spec: TensorSpec | None) -> Iterator[tuple[torch.Tensor, Box]]:
     """Yield the boxes that are wanted, each with the part of the target that is to hold it."""
-    target, _, region = want
+    target, region = want.target, want.box
     if spec is None or not is_range(spec.shape, region):
         yield target.detach(), region
         return

@@ -377,7 +377,8 @@ class Capture:
         restored = None
         if streams and self._rng and blob.live.rng is not None:
             restored = self._rng_setter(segments, blob.live.rng, loading, step)
-        loading.run(survey, dict(self._in_turn(self._objects)), self._loaders, self._kind)
+        objects = dict(self._in_turn(self._objects))
+        loading.run(survey, objects, self._walk().tensors, self._loaders, self._kind)
         if restored is not None:
             self._restored = restored
             self._clock.arm(restored)

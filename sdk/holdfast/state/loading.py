@@ -68,6 +68,7 @@ class Loading:
         self._static = blob.static.objects
         self._live = blob.live
         self._objects: Mapping[str, Any] = {}
+        self._tensors: Mapping[str, torch.Tensor] = {}
         self._loaders: Mapping[int, Resumable] = {}
         self._survey = Survey()
         self._filled: dict[int, tuple[str, str]] = {}
@@ -87,6 +88,7 @@ class Loading:
         self,
         survey: Survey,
         objects: Mapping[str, object],
+        tensors: Mapping[str, torch.Tensor],
         loaders: Mapping[int, Resumable],
         kind_of: Callable[[str, object], Kind],
     ) -> None:
@@ -95,10 +97,12 @@ class Loading:
         Args:
             survey: What was just found here.
             objects: Every object of the mapping by path, in the order in which they are loaded.
+            tensors: Those beside objects, by path.
             loaders: The captured data loaders by identity.
             kind_of: Tells how a value is saved.
         """
         self._objects, self._loaders, self._survey = objects, loaders, survey
+        self._tensors = tensors
         for path, value in self._both(objects).items():
             kind = kind_of(path, value)
             self._check_kind(path, value, kind)
@@ -359,7 +363,7 @@ class Loading:
         self._unexpected.append(path)
 
     def decode(self, saved: Json, rank: int | None = None) -> object:
-        """Return a saved tree; its tensors are new memory that ``run`` fills.
+        """Return a saved tree; its tensors, which ``run`` fills, are those here, or new memory.
 
         ``rank`` is whose text it is of; None: the source's.
         """
@@ -375,6 +379,9 @@ class Loading:
         # A writer that keeps no state for each rank has the tensors of its tree in common.
         own = self._owners.own(name) if rank is None else own_name(name, rank)
         stored = name if self._wants.has(name) and not self._wants.has(own) else own
+        here = self._tensors.get(name)
+        if here is not None and self._wants.fill_alone(name, here, stored):
+            return here
         return self._wants.new(stored, (self._live.layouts or {}).get(name))
 
     def _check_kind(self, path: str, value: object, kind: Kind) -> None:

@@ -338,6 +338,8 @@ def _fit(
     else:
         if device is None:
             device = target.device if isinstance(target, torch.Tensor) else torch.device("cpu")
+        if device == value.device and (like is None or shape_of(like) != tuple(value.shape)):
+            return value
         into = _fresh(value.shape, value.dtype, device, like)
     with torch.no_grad():
         return into.copy_(value)

@@ -51,6 +51,8 @@ def merge(
 
 
 def _merge_tensor(target: torch.Tensor, saved: torch.Tensor, path: str) -> torch.Tensor:
+    if saved is target:  # it was read into
+        return target
     if target.shape != saved.shape or target.dtype != saved.dtype:
         return saved if target.is_meta else saved.to(target.device)
     check_fillable(path, target)

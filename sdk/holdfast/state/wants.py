@@ -13,13 +13,16 @@ from typing import NamedTuple
 import torch
 
 from holdfast.errors import InvalidRequestError, NotReadyError
-from holdfast.format.boxes import Box
+from holdfast.format.boxes import Box, in_rows
 from holdfast.format.segment import TensorSpec
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.reader import Segments, Want
 from holdfast.state import blanks
 from holdfast.state.layouts import empty_in_layout, is_expanded
 from holdfast.state.local_boxes import local_box, shape_of
+
+COMPARED_BYTES_MAX = 8 << 20
+"""Of each of two tensors that must be equal, at a time; or one row, if that is more."""
 
 
 class _Equal(NamedTuple):
@@ -39,6 +42,7 @@ class Wants:
         self._specs = segments.specs()
         self._wants: list[Want] = []
         self._equals: list[_Equal] = []
+        self._filled: set[int] = set()
         self._after: list[Callable[[], None]] = []
 
     def has(self, stored: str) -> bool:
@@ -71,6 +75,20 @@ class Wants:
         check_fillable(fqn, here.tensor)
         self._fill(fqn, target, Want(here.tensor.detach(), stored, here.box), of)
 
+    def fill_alone(self, fqn: str, target: torch.Tensor, stored: str) -> bool:
+        """Have ``target`` filled if it is as it was saved, and nothing else is to fill its memory.
+
+        Returns:
+            Whether it will be.
+
+        Raises:
+            InvalidRequestError: as ``fill`` says.
+        """
+        if not fits(target, self.spec(stored)) or _memory(target) in self._filled:
+            return False
+        self.fill(fqn, target, stored)
+        return True
+
     def make(self, fqn: str, target: torch.Tensor, stored: str) -> None:
         """Have ``target``, which has no memory, get new memory that holds the tensor ``stored``.
 
@@ -90,6 +108,7 @@ class Wants:
                 f"another job name"
             )
         self._wants.append(want)
+        self._filled.add(_memory(want.target))
 
     def equal(self, fqn: str, target: torch.Tensor, stored: Sequence[str], why: str) -> None:
         """Have the restore refused unless what ``target`` is filled with is the same in all.
@@ -140,13 +159,18 @@ class Wants:
 
     def _check(self, equal: _Equal) -> None:
         dtype = TORCH[self.spec(equal.stored[0]).dtype]
-        first, other = (torch.empty(equal.box.lengths, dtype=dtype) for _ in range(2))
-        self._segments.read([Want(first, equal.stored[0], equal.box)])
-        for name in equal.stored[1:]:
-            self._segments.read([Want(other, name, equal.box)])
-            # By bits: a NaN is equal to itself.
-            if not torch.equal(_bits(first), _bits(other)):
-                raise InvalidRequestError(equal.why, key=equal.fqn)
+        for box in in_rows(equal.box, COMPARED_BYTES_MAX // dtype.itemsize):
+            first, other = (torch.empty(box.lengths, dtype=dtype) for _ in range(2))
+            self._segments.read([Want(first, equal.stored[0], box)])
+            for name in equal.stored[1:]:
+                self._segments.read([Want(other, name, box)])
+                # By bits: a NaN is equal to itself.
+                if not torch.equal(_bits(first), _bits(other)):
+                    raise InvalidRequestError(equal.why, key=equal.fqn)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

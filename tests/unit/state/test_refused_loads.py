@@ -86,3 +86,13 @@ def test_an_optimizer_gets_no_memory_that_was_not_read(tmp_path, monkeypatch):
             Capture(state, rank=0, world_size=1).load(segments, step=1)
 
     assert {} == dict(state["optimizer"].state)
+
+
+def test_a_plain_tensor_that_cannot_be_filled_is_refused_before_anything_is(tmp_path):
+    """Defect: it was seen when all had been read."""
+    state = made(2, extra={"t": torch.zeros(1).expand(3)})
+    before = weights(state)
+    with pytest.raises(InvalidRequestError, match=r"elements of tensor 'extra\.t' share memory"):
+        load(tmp_path, stepped(1, extra={"t": torch.ones(3)}), state)
+
+    assert before == weights(state)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import metadata as of_dcp
@@ -20,14 +20,6 @@ from holdfast.format.tree import decode, encode
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.reader import Want
 from holdfast.state.values import make_numpy
-
-
-class _Target(NamedTuple):
-    """A tensor that a planner wants filled; ``read`` is it, or one of the stored dtype."""
-
-    item: ReadItem
-    tensor: torch.Tensor
-    read: torch.Tensor
 
 
 class Contents:
@@ -78,29 +70,22 @@ class Contents:
             storage_meta=of_dcp.StorageMeta(checkpoint_id=checkpoint_id),
         )
 
-    def wants(self, plan: LoadPlan, planner: LoadPlanner) -> tuple[list[Want], list[_Target]]:
-        """Return what is to be read for the tensors of a plan, and for whom."""
-        wants, targets = [], []
-        for item in plan.items:
-            if item.type is LoadItemType.BYTE_IO:
-                continue
-            stored = self._stored[item.storage_index.fqn]
-            tensor = planner.resolve_tensor(item).detach()
-            dtype = TORCH[self._specs[stored].dtype]
-            read = tensor if tensor.dtype == dtype else torch.empty(item.lengths, dtype=dtype)
-            wants.append(Want(read, stored, Box(tuple(item.storage_offsets), tuple(item.lengths))))
-            targets.append(_Target(item, tensor, read))
-        return wants, targets
-
-    def hand_over(self, plan: LoadPlan, planner: LoadPlanner, targets: list[_Target]) -> None:
-        """Give a planner what was read, and the values that are no tensors."""
-        for item, tensor, read in targets:
-            if read is not tensor:
-                tensor.copy_(read)
-            planner.commit_tensor(item, tensor)
+    def load(
+        self, plan: LoadPlan, planner: LoadPlanner, read: Callable[[Sequence[Want]], None]
+    ) -> None:
+        """Have all tensors of a plan read at once, then give the planner them and the values."""
+        tensors = [item for item in plan.items if item.type is not LoadItemType.BYTE_IO]
+        wants = [self._want(item, planner.resolve_tensor(item).detach()) for item in tensors]
+        read(wants)
+        for item, want in zip(tensors, wants, strict=True):
+            planner.commit_tensor(item, want.target)
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
                 planner.load_bytes(item, _as_planners_expect(self._values[item.storage_index.fqn]))
+
+    def _want(self, item: ReadItem, target: torch.Tensor) -> Want:
+        box = Box(tuple(item.storage_offsets), tuple(item.lengths))
+        return Want(target, self._stored[item.storage_index.fqn], box, converted=True)
 
 
 _ABSENT = object()

@@ -92,9 +92,7 @@ class JobReader(StorageReader):
         """
         if self._contents is None:
             raise NotFoundError("read_metadata finds the checkpoint: call it first")
-        wants, targets = self._contents.wants(plan, planner)
-        self._job.restore.read(wants)
-        self._contents.hand_over(plan, planner, targets)
+        self._contents.load(plan, planner, self._job.restore.read)
         self._job.loaded()
         done: Future[None] = Future()
         done.set_result(None)

@@ -115,12 +115,10 @@ class HoldfastReader(StorageReader):
         reader, contents = self._reader, self._contents
         if reader is None or contents is None:
             raise NotFoundError("read_metadata opens the checkpoint: call it first")
-        wants, targets = contents.wants(plan, planner)
         try:
-            reader.read(wants)
+            contents.load(plan, planner, reader.read)
         finally:
             self.close()
-        contents.hand_over(plan, planner, targets)
         done: Future[None] = Future()
         done.set_result(None)
         return done
