@@ -5,7 +5,6 @@ What is replaced is there until the new one is: a file by rename, a folder by ex
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import secrets
@@ -15,10 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.errors import AccessError, AlreadyExistsError, ExhaustedError, UnavailableError
+from holdfast.objectstore.folders import exchange
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-_CANNOT_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -72,7 +69,7 @@ def _replace(temporary: Path, dest: Path) -> None:
     """Put ``temporary`` in the place of ``dest``; what was there, if any, is removed."""
     if not (temporary.is_dir() and os.path.lexists(dest)):
         temporary.replace(dest)
-    elif not _exchange(temporary, dest):
+    elif not exchange(temporary, dest):
         # Neither can a folder be renamed over one that holds something. A kill between the two
         # leaves nothing at ``dest``, and both beside it.
         old = dest.with_name(f"{temporary.name}.old")
@@ -80,19 +77,6 @@ def _replace(temporary: Path, dest: Path) -> None:
         temporary.rename(dest)
         _remove(old)
     _sync(dest.parent)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Give each the other's name in one step; False where the system or the files cannot."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    if call(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0:
-        return True
-    error = ctypes.get_errno()
-    if error in _CANNOT_EXCHANGE:
-        return False
-    raise OSError(error, os.strerror(error), str(other))
 
 
 def _remove(path: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_folder_is_replaced_whatever_the_file_system_can(tmp_path, monkeypatch
     dest.mkdir()
     (dest / "old").touch()
     if not can:
-        monkeypatch.setattr(staging, "_exchange", lambda *_: False)
+        monkeypatch.setattr(staging, "exchange", lambda *_: False)
     with staging.staged(dest, force=True) as fresh:
         fresh.mkdir()
         (fresh / "new").touch()

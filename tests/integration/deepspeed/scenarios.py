@@ -7,6 +7,7 @@ found, as rank 0 saw it. A rank that fails ends the whole.
 import inspect
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 from threading import Event, Timer
@@ -262,12 +263,74 @@ def a_save_that_does_not_end(rank):
     engine.destroy()
 
 
+def cannot_be_written(rank):
+    """By rank 0 alone, which nobody could hear of in the folder."""
+    engine = t.make(2)
+    t.train(engine, STEPS)
+    (BASE / "blocked").touch()
+    engine.save_checkpoint(str(BASE / "blocked/x"))
+    t.train(engine, LATER)
+    note(1 - rank, "blocked", raised(lambda: ours.wait(engine)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 0:  # as a full disk: the smaller files of the process group still grow
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    engine.save_checkpoint(str(BASE / "full"), client_state={"big": torch.zeros(1 << 20)})
+    t.train(engine, LATER)
+    why = raised(lambda: ours.wait(engine))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    note(1 - rank, "full", why)
+    engine.save_checkpoint(str(BASE / "full"), tag="next")
+    ours.wait(engine)
+    note(rank, "after a full disk", (BASE / "full/latest").read_text())
+    note(rank, "scripts", [str(p) for p in (BASE / "full").glob("*.py")])
+    engine.destroy()
+
+
+def weights_alone(size):
+    def work(rank):
+        for saved in (1, 3):
+            truth = torch.load(BASE / f"truth{saved}", weights_only=False)
+            for asked in ({"load_module_only": True}, {"load_optimizer_states": False}):
+                engine = t.make(3, seed=5)
+                t.train(engine, range(1))  # moments, which stay
+                wanted = t.truth(engine)
+                engine.load_checkpoint(str(BASE / f"stage{saved}"), **asked)
+                for name in wanted:
+                    if name.startswith(("weights.", "buffer.")):
+                        wanted[name] = truth[name]
+                    elif name.startswith("fp32."):
+                        wanted[name] = truth[name.replace("fp32.", "weights.")].float()
+                if not asked.get("load_module_only"):
+                    # The rate is the optimizer's until the next step of the schedule.
+                    kept = {key: wanted["plain"][key] for key in ("steps", "scaler", "lr")}
+                    wanted["plain"] = truth["plain"] | kept
+                found = t.differences(wanted, t.truth(engine))
+                note(rank, f"{next(iter(asked))} {saved} on {size}", found)
+                t.train(engine, STEPS)
+                engine.destroy()
+
+    return work
+
+
+def values_that_differ(rank):
+    """A value that is one for all parameters, and which ranks, or parts of one rank, have apart."""
+    for name, stage, more in (("rank", 2, {}), ("part", 3, {"sub_group_size": 60})):
+        engine = t.make(stage, **more)
+        t.train(engine, STEPS)
+        for number, state in enumerate(engine.optimizer.optimizer.state.values()):
+            state["seen"] = torch.tensor(float(rank if name == "rank" else number))
+        engine.save_checkpoint(str(BASE / f"differ-{name}"))
+        note(rank, f"differ {name}", raised(lambda at=engine: ours.wait(at)))
+        engine.destroy()
+    engine = t.make(2)
+    t.train(engine, STEPS)
+    engine.optimizer.optimizer.param_groups[1]["d"] = 0.1 * rank
+    engine.save_checkpoint(str(BASE / "differ-group"))
+    note(rank, "differ group", raised(lambda: ours.wait(engine)))
+    engine.destroy()
+
+
 def refusals(rank):
-    cut = t.make(3)
-    for argument in ({"load_module_only": True}, {"load_optimizer_states": False}):
-        why = raised(lambda named=argument: cut.load_checkpoint(str(BASE / "stage3"), **named))
-        note(rank, f"refused {next(iter(argument))}", why)
-    cut.destroy()
     odd = t.make(2)
     odd.optimizer.optimizer = OneEach(odd.optimizer.optimizer.param_groups, lr=0.1)
     odd.optimizer.optimizer.step()
@@ -289,9 +352,14 @@ def main():
         run(SAVED, work)
     for size in ELASTIC:
         run(size, elastic(size))
+    for size in (SAVED, 3):
+        run(size, weights_alone(size))
 
     def the_rest(rank):
-        for work in (the_contract, sixteen_bit, failures, a_save_that_does_not_end, refusals):
+        for work in (
+            the_contract, sixteen_bit, failures, a_save_that_does_not_end, cannot_be_written,
+            values_that_differ, refusals,
+        ):  # fmt: skip
             work(rank)
 
     run(SAVED, the_rest)

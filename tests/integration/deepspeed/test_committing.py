@@ -1,105 +1,230 @@
-"""The ranks of a save tell each other by objects in a folder; each is played here in turn."""
+"""The ranks of a save leave each other a word; each is played here in turn, or by a thread."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import holdfast
 from holdfast.core.ids import RunId
-from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
+from holdfast.errors import (
+    CheckpointError,
+    ExhaustedError,
+    InvalidRequestError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from holdfast.format.boxes import Box
 from holdfast.format.segment import TensorSpec
+from holdfast.integrations.deepspeed import placing
+from holdfast.integrations.deepspeed.background import Background
 from holdfast.integrations.deepspeed.committing import Part, Save, commit
 from holdfast.integrations.deepspeed.host_copies import HostCopies
 from holdfast.oneshot.world import World
 
+MARKER = "mp_rank_00_model_states.pt"
 
-def save(tmp_path, number=0):
+
+@pytest.fixture
+def words():
+    return dist.HashStore()
+
+
+def save(tmp_path, number=1, tag="step"):
     return Save(
-        RunId("a" * 24 + f"{number:08x}"), str(tmp_path), "step", latest=True, markers=("x.pt",)
+        RunId("a" * 24 + f"{number:08x}"), str(tmp_path), tag, latest=True, markers=(MARKER,)
     )
 
 
-def part():
+def part(value=1.0, alike=()):
     spec = TensorSpec(fqn="w", dtype="F32", shape=(2, 3), box=Box((1,), (5,)))
     zero = TensorSpec(fqn="w0", dtype="F32", shape=(1,), box=Box((0,), (1,)))
-    return Part([spec, zero], [torch.arange(5.0), torch.ones(1)], {"tree": {"w": {"$ref": "w0"}}})
+    tensors = [torch.arange(5.0), torch.full((1,), value)]
+    return lambda: Part([spec, zero], tensors, {"tree": {"w": {"$ref": "w0"}}}, dict(alike))
 
 
 def broken():
     raise InvalidRequestError("no such value")
 
 
-def test_a_rank_that_comes_late_hears_that_the_save_was_given_up(tmp_path):
+def loaded(folder):
+    state = {}
+    holdfast.load(folder, state)
+    return float(state["tree"]["w"])
+
+
+def test_a_rank_that_comes_late_hears_why_the_save_was_given_up(tmp_path, words):
     with pytest.raises(InvalidRequestError, match="no such value"):
-        commit(save(tmp_path), World(0, 2), broken)
+        commit(save(tmp_path), World(0, 2), words, broken)
 
-    with pytest.raises(UnavailableError, match="given the save up"):
-        commit(save(tmp_path), World(1, 2), part)
+    with pytest.raises(UnavailableError, match=r"rank 0 failed: .*no such value"):
+        commit(save(tmp_path), World(1, 2), words, part())
 
 
-def test_it_hears_of_it_though_the_next_save_has_begun_in_the_same_folder(tmp_path):
+def test_it_hears_of_it_though_the_next_save_has_begun_in_the_same_folder(tmp_path, words):
     with pytest.raises(InvalidRequestError, match="no such value"):
-        commit(save(tmp_path), World(0, 2), broken)
-    commit(save(tmp_path, 1), World(0, 1), part)
+        commit(save(tmp_path, 1), World(0, 2), words, broken)
+    commit(save(tmp_path, 2), World(0, 1), words, part())
 
-    with pytest.raises(UnavailableError, match="given the save up"):
-        commit(save(tmp_path), World(1, 2), part)
+    with pytest.raises(UnavailableError, match="no such value"):
+        commit(save(tmp_path, 1), World(1, 2), words, part())
+
+
+def test_what_was_said_of_a_save_is_forgotten_by_the_save_after_the_next(tmp_path, words):
+    """Each rank takes back its own; the store does not grow with the saves."""
+    counts = []
+    for number in range(1, 6):
+        both(tmp_path, words, part(), part(), number)
+        counts.append(words.num_keys())
+
+    assert [3, 6, 6, 6, 6] == counts
+
+
+def both(tmp_path, words, one, other, number=1, tag="step"):
+    """Save with two ranks, and return what rank 1 has raised, None if nothing."""
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(commit, save(tmp_path, number, tag), World(1, 2), words, other)
+        try:
+            commit(save(tmp_path, number, tag), World(0, 2), words, one)
+        finally:
+            failure = second.exception()
+    return failure
 
 
 def test_a_failed_save_leaves_the_checkpoint_and_latest_as_they_were(tmp_path):
-    commit(save(tmp_path), World(0, 1), part)
+    commit(save(tmp_path, 1), World(0, 1), None, part())
     with pytest.raises(InvalidRequestError, match="no such value"):
-        commit(save(tmp_path, 1), World(0, 1), broken)
+        commit(save(tmp_path, 2), World(0, 1), None, broken)
 
-    state = {}
-    holdfast.load(Path(tmp_path, "step"), state)
-
-    assert torch.equal(torch.ones(1), state["tree"]["w"])
+    assert 1.0 == loaded(tmp_path / "step")
     assert "step" == Path(tmp_path, "latest").read_text()
-    assert b"" == Path(tmp_path, "step", "x.pt").read_bytes()
+    assert b"" == Path(tmp_path, "step", MARKER).read_bytes()
+    assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_pickle_that_deepspeed_left_in_the_folder_does_not_outlive_a_save(tmp_path):
     """Whoever reads it without Holdfast would go on from weights that are not of this save."""
     Path(tmp_path, "step").mkdir()
-    Path(tmp_path, "step", "x.pt").write_bytes(b"weights of yesterday")
+    Path(tmp_path, "step", MARKER).write_bytes(b"weights of yesterday")
 
-    commit(save(tmp_path), World(0, 1), part)
+    commit(save(tmp_path), World(0, 1), None, part())
 
-    assert b"" == Path(tmp_path, "step", "x.pt").read_bytes()
+    assert b"" == Path(tmp_path, "step", MARKER).read_bytes()
 
 
-def test_all_ranks_hear_that_rank_0_cannot_write_latest(tmp_path):
+def test_all_ranks_hear_that_rank_0_cannot_write_latest(tmp_path, words):
     Path(tmp_path, "latest").mkdir()
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(commit, save(tmp_path), World(1, 2), part)
-        with pytest.raises(IsADirectoryError):
-            commit(save(tmp_path), World(0, 2), part)
+    with pytest.raises(IsADirectoryError):
+        both(tmp_path, words, part(), part())
 
-        with pytest.raises(UnavailableError, match="given the save up"):
-            other.result()
+    with pytest.raises(UnavailableError, match="rank 0 failed: IsADirectoryError"):
+        commit(save(tmp_path), World(1, 2), words, part())
 
 
-def test_all_ranks_hear_that_rank_0_cannot_begin(tmp_path):
-    Path(tmp_path, "step", f"deepspeed-save-{save(tmp_path).run}.json", "taken").mkdir(parents=True)
+def test_all_ranks_hear_at_once_that_rank_0_cannot_write_into_the_folder(tmp_path, words):
+    """Nothing can be said in a folder that cannot be written; they wait half an hour otherwise."""
+    Path(tmp_path, "step").write_bytes(b"no folder")
     with pytest.raises((CheckpointError, OSError)):
-        commit(save(tmp_path), World(0, 2), part)
+        commit(save(tmp_path), World(0, 2), words, part())
 
-    with pytest.raises(UnavailableError, match="given the save up"):
-        commit(save(tmp_path), World(1, 2), part)
+    with pytest.raises(UnavailableError, match=r"rank 0 failed: .*step"):
+        commit(save(tmp_path), World(1, 2), words, part())
+
+
+def test_all_ranks_hear_at_once_that_another_cannot_write(tmp_path, words):
+    def full():
+        raise ExhaustedError("no space")
+
+    with pytest.raises(UnavailableError, match=r"rank 1 failed: .*no space"):
+        both(tmp_path, words, part(), full)
+
+
+def test_a_rank_looks_into_the_folder_where_the_store_of_words_has_ended(tmp_path, words):
+    """Rank 0 has it, and may end as soon as its save is over."""
+
+    class Ended:
+        def __getattr__(self, name):
+            raise dist.DistNetworkError("connection reset")
+
+    with pytest.raises(OutcomeUnknownError, match="store does not answer"):
+        commit(save(tmp_path), World(1, 2), Ended(), part())
+
+    class EndsWithTheSave:
+        def __getattr__(self, name):
+            there = Path(tmp_path, "step/manifest.json").exists()
+            return getattr(Ended() if there else words, name)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(commit, save(tmp_path), World(1, 2), EndsWithTheSave(), part())
+        commit(save(tmp_path), World(0, 2), words, part())
+
+        assert other.result() is None
+
+
+@pytest.mark.parametrize("can", [True, False], ids=["exchange", "two renames"])
+def test_a_tag_that_is_saved_again_keeps_its_checkpoint_until_the_new_one_is_whole(
+    tmp_path, words, monkeypatch, can
+):
+    """What else lies in its folder stays there, and the folder's mode stays what it was."""
+    if not can:
+        monkeypatch.setattr(placing, "exchange", lambda *_: False)
+    both(tmp_path, words, part(1.0), part(), 1)
+    Path(tmp_path, "step").chmod(0o750)
+    Path(tmp_path, "step", "rng.bin").write_bytes(b"of the script")
+    Path(tmp_path, "step", "zero_pp_rank_5_mp_rank_00_optim_states.pt").touch()
+    during = []
+    later = part(2.0)
+    both(tmp_path, words, lambda: (during.append(loaded(tmp_path / "step")), later())[1], later, 2)
+
+    assert [1.0] == during
+    assert 2.0 == loaded(tmp_path / "step")
+    assert b"of the script" == Path(tmp_path, "step", "rng.bin").read_bytes()
+    assert 0o750 == Path(tmp_path, "step").stat().st_mode & 0o777
+    assert not list(tmp_path.glob("step/*_optim_states.pt"))
+    assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_save_that_fails_over_another_leaves_nothing_beside_it(tmp_path, words):
+    both(tmp_path, words, part(1.0), part(), 1)
+    with pytest.raises(UnavailableError, match=r"rank 1 failed: .*no such value"):
+        both(tmp_path, words, part(2.0), broken, 2)
+
+    assert 1.0 == loaded(tmp_path / "step")
+    assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_ranks_that_differ_in_what_is_saved_once_for_all_are_told_by_name(tmp_path, words):
+    """Otherwise a restore would give all ranks the value of rank 0."""
+    with pytest.raises(InvalidRequestError, match=r"ranks 0 and 1 differ in 'groups.d', 'more'"):
+        both(tmp_path, words, part(alike={"groups.d": "1", "same": "3"}),
+             part(alike={"groups.d": "2", "same": "3", "more": "4"}))  # fmt: skip
+
+    assert not Path(tmp_path, "latest").exists()
 
 
 def test_without_a_manifest_there_is_no_checkpoint_and_no_latest(tmp_path):
     with pytest.raises(InvalidRequestError, match="no such value"):
-        commit(save(tmp_path), World(0, 1), broken)
+        commit(save(tmp_path), World(0, 1), None, broken)
 
     with pytest.raises(NotFoundError):
         holdfast.load(Path(tmp_path, "step"), {})
 
     assert not Path(tmp_path, "latest").exists()
+
+
+def test_what_waits_for_saves_at_the_end_of_the_process_does_not_grow_with_them():
+    before = len(threading._threading_atexits)
+    background, done = Background("test"), []
+    for number in range(5):
+        background.begin("a save", lambda number=number: done.append(number))
+        background.settle(60)
+
+    assert list(range(5)) == done
+    assert before == len(threading._threading_atexits)
 
 
 def test_copies_use_their_memory_again_and_lie_as_the_tensors_do():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+import weakref
 from collections.abc import Callable
 
 from holdfast.errors import OutcomeUnknownError
@@ -13,6 +15,8 @@ EXIT_S_MAX = 300.0
 """How long the interpreter waits at its end for a save that is under way."""
 
 log = steady_logger(__name__)
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Background:
@@ -50,7 +54,7 @@ class Background:
         self._thread = threading.Thread(
             target=self._run, args=(what, job), name=self._name, daemon=True
         )
-        _at_exit(self._thread)
+        _threads.add(self._thread)
         self._thread.start()
 
     def settle(self, deadline_s: float) -> None:
@@ -75,12 +79,21 @@ class Background:
             log.warning("%s failed, training goes on: %s", what, failure)
 
 
-def _at_exit(thread: threading.Thread) -> None:
-    """Have the interpreter wait for ``thread`` before it ends the pools that the thread needs.
+def _join_all() -> None:
+    deadline_s = time.monotonic() + EXIT_S_MAX
+    for thread in list(_threads):
+        thread.join(max(deadline_s - time.monotonic(), 0.0))
+
+
+def _at_exit(call: Callable[[], None]) -> None:
+    """Have the interpreter call before it ends the pools that threads need.
 
     What ``atexit`` calls comes too late: by then no pool of threads takes anything.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         with contextlib.suppress(RuntimeError):  # the interpreter is ending already
-            register(thread.join, EXIT_S_MAX)
+            register(call)
+
+
+_at_exit(_join_all)  # once: what is registered stays for as long as the process lives

@@ -1,23 +1,23 @@
 """How the ranks of a save come to one checkpoint, in the background and without a collective call.
 
-They see the same folder, and that is where they tell each other. Rank 0 lays down that the save
-has begun. Each rank sends its segment, which nobody sees yet, and lays down what it has sent. Rank
-0 lets all segments appear, writes the manifest, then DeepSpeed's own files, ``latest`` last of all,
-and takes away what was laid down, by which the others know that the save is over.
+They leave each other a word on a board. Rank 0 chooses the folder and says that the save has begun.
+Each rank sends its segment, which nobody sees yet, and says what it has sent. Rank 0 lets all
+segments appear, writes the manifest, then DeepSpeed's own files, puts the folder in its place,
+``latest`` last of all, and says that the save is over. Whoever fails says so in place of that.
 
-Killed anywhere before the manifest, nothing is a checkpoint; after it, it is whole, and ``latest``
-names it or the one before.
+Killed anywhere, ``latest`` names a checkpoint that is whole: this one, or the one before, also
+where both have the same tag.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +28,7 @@ from holdfast.core.shard import Shard
 from holdfast.errors import (
     CheckpointError,
     ConflictError,
-    NotFoundError,
+    InvalidRequestError,
     OutcomeUnknownError,
     UnavailableError,
 )
@@ -36,7 +36,9 @@ from holdfast.format import blob as blobs
 from holdfast.format import sidecar as sidecars
 from holdfast.format.names import blob_name
 from holdfast.format.segment import SegmentIdentity, TensorSpec, blob_spec, header_template
-from holdfast.objectstore import ObjectStore, open_store
+from holdfast.integrations.deepspeed import placing
+from holdfast.integrations.deepspeed.board import Board
+from holdfast.objectstore import open_store
 from holdfast.oneshot.exchange import JOB, forget, make_room, sweep, write_manifest
 from holdfast.oneshot.sending import SentSegment, filler, send
 from holdfast.oneshot.world import World
@@ -45,10 +47,17 @@ from holdfast.snapshot.plan_hash import hash_of
 COMMIT_S_MAX = 1800.0
 """How long ranks wait for each other: until the slowest has sent all its bytes."""
 _POLL_S = 0.02
-_TOLD = "deepspeed-save-"
-_GIVEN_UP = f"{_TOLD}given-up-"
-LAUNCH_LENGTH = 24
-"""How many characters of a run all saves of one engine have in common."""
+_POLL_S_MAX = 0.5
+"""How often a rank asks when it has waited for long: all ask the same store."""
+_BEGUN, _OVER = "begun", "over"
+_TEXT_LENGTH_MAX = 300
+_RUN_LENGTH, LAUNCH_LENGTH = 32, 24
+"""How many characters a run has, and how many of them all saves of one engine have in common."""
+
+
+def run_of(launch: str, number: int) -> RunId:
+    """Return the run of an engine's save; its saves count from 1."""
+    return RunId(f"{launch[:LAUNCH_LENGTH]}{number:0{_RUN_LENGTH - LAUNCH_LENGTH}x}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,87 +74,119 @@ class Save:
     markers: tuple[str, ...] = ()
 
     @property
-    def folder(self) -> str:
+    def folder(self) -> Path:
         """Where the checkpoint lies."""
-        return os.path.join(self.save_dir, self.tag)  # noqa: PTH118 - as DeepSpeed joins them
+        return Path(self.save_dir, self.tag)
+
+    @property
+    def ended(self) -> RunId:
+        """The save before the last one: to begin this one, all ranks were done with the last."""
+        launch, number = self.run[:LAUNCH_LENGTH], int(self.run[LAUNCH_LENGTH:], 16)
+        return run_of(launch, max(number - 2, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank saves: its tensors, and the trees of its text."""
+    """What one rank saves: its tensors, and the trees of its text.
+
+    ``alike`` has a digest of each value that rank 0 saves for all, by what it is called.
+    """
 
     specs: Sequence[TensorSpec]
     tensors: Sequence[torch.Tensor]
     tree: blobs.Trees
+    alike: Mapping[str, str] = field(default_factory=dict)
 
 
-def commit(save: Save, world: World, part: Callable[[], Part]) -> None:
+def commit(save: Save, world: World, words: Any, part: Callable[[], Part]) -> None:
     """Make this rank's part and bring it into the checkpoint; return when that is there whole.
 
     Args:
         save: Which save it is.
         world: This rank, and how many there are.
+        words: The ``Store`` in which ranks leave each other a word; None if there is one rank.
         part: Gives what the rank saves; what it raises is told to the others.
 
     Raises:
-        OutcomeUnknownError: other ranks were not heard of for ``COMMIT_S_MAX``.
-        UnavailableError: another rank has failed; names it.
+        OutcomeUnknownError: other ranks were not heard of for ``COMMIT_S_MAX``, or the process
+            that has ``words`` has ended.
+        UnavailableError: another rank has failed; names it and says why.
         CheckpointError: see ``holdfast.save``.
     """
-    with ExitStack() as stack:
-        store = stack.enter_context(closing(open_store(save.folder, make=True)))
-        folder = CheckpointFolder(store)
-        if world.rank == 0:
-            stack.enter_context(_begun(store, save))
-        else:
-            _wait(lambda: _is_begun(store, save), "rank 0 to begin", save)
-        undo = stack.enter_context(ExitStack())
-        sent = _send(folder, save, world, part, undo)
-        if world.rank == 0:
-            _finish(folder, save, sent, world.size)
-            undo.pop_all()
-        else:
-            undo.pop_all()  # from here on the segment is rank 0's
-            _wait(lambda: not _is_there(store, _begin_key(save)), "rank 0 to commit", save)
-            _check(folder, save)
+    board, own = Board(words, save.run), str(world.rank)
+    Board(words, save.ended).forget([own] if world.rank else [_BEGUN, _OVER])
+    if world.rank:
+        _follow(save, world, board, part)
+        return
+    try:
+        _lead(save, world, board, part)
+    except Exception as cause:
+        with suppress(CheckpointError):  # what has failed first is what counts
+            board.tell(_OVER, _failure(cause))
+        raise
+    with suppress(CheckpointError):  # without an answer they look into the folder
+        board.tell(_OVER, {})
+
+
+def _lead(save: Save, world: World, board: Board, part: Callable[[], Part]) -> None:
+    place = placing.prepare(save.folder, save.run)
+    is_beside = place != save.folder
+    with closing(open_store(str(place), make=True)) as store, _undone_by_errors() as undo:
+        if is_beside:
+            undo.callback(shutil.rmtree, place, ignore_errors=True)
+        sweep(store, overwrite=True)
+        board.tell(_BEGUN, {"beside": is_beside})
+        folder, made = CheckpointFolder(store), part()
+        sent = [_send(folder, save, world, made, undo)]
+        for rank in range(1, world.size):
+            told = _heard(board, str(rank), f"rank {rank}", save)
+            sent.append(_sent_by(folder, save, rank, world.size, told))
+            undo.callback(store.abort, sent[-1].upload)
+            _check_alike(made.alike, told.get("alike"), rank)
+        _finish(folder, save.run, sent)
+    for name in save.markers:
+        (place / name).write_bytes(b"")  # nor is there a pickle that was saved before
+    old = placing.replace(place, save.folder) if is_beside else None
+    if save.latest:
+        placing.write_latest(Path(save.save_dir), save.tag)
+    if old is not None:
+        placing.discard(old, save.folder)
+
+
+def _follow(save: Save, world: World, board: Board, part: Callable[[], Part]) -> None:
+    is_beside = bool(_heard(board, _BEGUN, "rank 0 to begin", save).get("beside"))
+    place = placing.beside(save.folder, save.run) if is_beside else save.folder
+    with ExitStack() as opened:
+        try:
+            store = opened.enter_context(closing(open_store(str(place), make=not is_beside)))
+            undo = opened.enter_context(_undone_by_errors())
+            made = part()
+            sent = _send(CheckpointFolder(store), save, world, made, undo)
+        except Exception as cause:
+            board.tell(str(world.rank), _failure(cause))
+            raise
+        told = {"upload": sent.upload.id, "sidecar": sidecars.fields(sent.sidecar)}
+        board.tell(str(world.rank), {**told, "alike": dict(made.alike)})
+        try:
+            _heard(board, _OVER, "rank 0 to commit", save)
+        except OutcomeUnknownError:
+            if not _is_committed(save):
+                raise
 
 
 @contextmanager
-def _begun(store: ObjectStore, save: Save) -> Iterator[None]:
-    """Tell the other ranks that the save has begun, and at the end that it is over."""
-    # A rank may be so late that it still asks for a save of this launch that was given up.
-    ours = f"{_GIVEN_UP}{save.run[:LAUNCH_LENGTH]}"
+def _undone_by_errors() -> Iterator[ExitStack]:
+    """Yield a stack that is unwound if the block raises; what that itself raises is passed over."""
+    undo = ExitStack()
     try:
-        sweep(store, overwrite=True)
-        store.delete([f.key for f in store.list(_TOLD) if not f.key.startswith(ours)])
-        store.put(_begin_key(save), b"{}")
-        yield
-    except Exception:
-        with suppress(CheckpointError, OSError):  # what has failed first is what counts
-            store.put(_given_up_key(save), b"{}")
+        yield undo
+    except BaseException:
+        with suppress(CheckpointError):
+            undo.close()
         raise
-    finally:
-        told = [_begin_key(save), *(f.key for f in store.list(f"{_TOLD}{save.run}"))]
-        store.delete(told)
 
 
 def _send(
-    folder: CheckpointFolder, save: Save, world: World, part: Callable[[], Part], undo: ExitStack
-) -> SentSegment:
-    try:
-        sent = _send_segment(folder, save, world, part(), undo)
-    except Exception as cause:
-        if world.rank:
-            told: dict[str, object] = {"error": f"{type(cause).__name__}: {cause}"[:300]}
-            folder.store.put(_told_key(save, world.rank), json.dumps(told).encode())
-        raise
-    if world.rank:
-        told = {"upload": sent.upload.id, "sidecar": sidecars.fields(sent.sidecar)}
-        folder.store.put(_told_key(save, world.rank), json.dumps(told).encode())
-    return sent
-
-
-def _send_segment(
     folder: CheckpointFolder, save: Save, world: World, part: Part, undo: ExitStack
 ) -> SentSegment:
     static = blobs.Static(objects={}, aliases={}, world_size=world.size).encode()
@@ -166,42 +207,43 @@ def _send_segment(
     return send(folder, shard, fill, undo)
 
 
-def _finish(folder: CheckpointFolder, save: Save, own: SentSegment, size: int) -> None:
-    store = folder.store
-    keys = [_told_key(save, rank) for rank in range(1, size)]
-    with ExitStack() as undo:
-        sent = [own]
-        for rank, key in enumerate(keys, start=1):
-            _wait(lambda key=key: _is_there(store, key), f"rank {rank}", save)  # type: ignore[misc]
-            sent.append(_sent_by(folder, save, rank, size))
-            undo.callback(store.abort, sent[-1].upload)
-        make_room(store, {segment.upload.id for segment in sent}, overwrite=True)
-        for segment in sent:
-            segment.finish(folder)
-        undo.pop_all()
+def _finish(folder: CheckpointFolder, run: RunId, sent: Sequence[SentSegment]) -> None:
+    make_room(folder.store, {segment.upload.id for segment in sent}, overwrite=True)
+    for segment in sent:
+        segment.finish(folder)
     write_manifest(folder, tuple(segment.sidecar.shard for segment in sent), {})
     try:
         for segment in sent:
             segment.check_ours(folder)
     except ConflictError:
-        forget(folder, save.run)
+        forget(folder, run)
         raise
-    for name in save.markers:
-        Path(save.folder, name).write_bytes(b"")  # nor is there a pickle that was saved before
-    if save.latest:
-        write_latest(save.save_dir, save.tag)
 
 
-def _sent_by(folder: CheckpointFolder, save: Save, rank: int, size: int) -> SentSegment:
+def _check_alike(own: Mapping[str, str], told: object, rank: int) -> None:
+    """Refuse values of which rank 0 would save its own for all, and another rank has others.
+
+    Raises:
+        InvalidRequestError: names them.
+    """
+    theirs = told if isinstance(told, dict) else {}
+    unlike = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
+    if unlike:
+        raise InvalidRequestError(
+            f"ranks 0 and {rank} differ in {', '.join(map(repr, unlike[:5]))}, of which one is "
+            f"saved for all: have the optimizer keep the same on all ranks",
+            key=unlike[0],
+        )
+
+
+def _sent_by(
+    folder: CheckpointFolder, save: Save, rank: int, size: int, told: Mapping[str, object]
+) -> SentSegment:
     """Return what another rank has sent, as far as the store bears it out.
 
     Raises:
-        UnavailableError: that rank has failed; says how.
         ConflictError: it told of another save, or of what the store does not have.
     """
-    told = _read(folder.store, _told_key(save, rank))
-    if "error" in told:
-        raise UnavailableError(f"rank {rank} failed: {told['error']}", rank=rank)
     raw = told.get("sidecar")
     sidecar = sidecars.from_fields(raw if isinstance(raw, dict) else {})
     shard = sidecar.shard
@@ -219,90 +261,37 @@ def _sent_by(folder: CheckpointFolder, save: Save, rank: int, size: int) -> Sent
     raise ConflictError(f"what rank {rank} has sent is not in {folder.store.url}")
 
 
-def _check(folder: CheckpointFolder, save: Save) -> None:
-    """Do nothing if the checkpoint is that of this save.
+def _heard(board: Board, name: str, what: str, save: Save) -> Mapping[str, object]:
+    """Return what is said under a name, once it is.
 
     Raises:
-        UnavailableError: rank 0 has given the save up, or could not have ``latest`` name it.
+        UnavailableError: who was to say it has failed, or rank 0 has; and why.
+        OutcomeUnknownError: nothing was said for ``COMMIT_S_MAX``, or the board is gone.
     """
-    _check_not_given_up(folder.store, save)
+    deadline, pause_s = time.monotonic() + COMMIT_S_MAX, _POLL_S
+    while time.monotonic() < deadline:
+        for word in dict.fromkeys((name, _OVER)):
+            said = board.told(word)
+            if said is not None and "error" in said:
+                rank = int(word) if word.isdigit() else 0
+                raise UnavailableError(f"rank {rank} failed: {said['error']}", rank=rank)
+            if said is not None and word == name:
+                return said
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, _POLL_S_MAX)
+    raise OutcomeUnknownError(
+        f"waited {COMMIT_S_MAX:.0f} s for {what}: save {save.tag} in {save.save_dir}"
+    )
+
+
+def _failure(cause: Exception) -> dict[str, object]:
+    return {"error": f"{type(cause).__name__}: {cause}"[:_TEXT_LENGTH_MAX]}
+
+
+def _is_committed(save: Save) -> bool:
+    """Tell whether the folder has the checkpoint of this save."""
     try:
-        if folder.manifest().checkpoint.run == save.run:
-            return
-    except NotFoundError:
-        pass
-    raise UnavailableError("rank 0 has given the save up: its log says why", rank=0)
-
-
-def mark(path: Path) -> None:
-    """Have an empty file at ``path``, unless there is a file."""
-    path.touch(exist_ok=True)
-
-
-def write_latest(save_dir: str, tag: str) -> None:
-    """Have DeepSpeed's ``latest`` name ``tag``: at no time is it a part of a name."""
-    path = Path(save_dir, "latest")
-    made = replace_name(path)
-    with made.open("w", encoding="utf-8") as file:
-        file.write(tag)
-        file.flush()
-        os.fsync(file.fileno())
-    made.replace(path)
-
-
-def replace_name(path: Path) -> Path:
-    """Return the name under which a file is written that is to replace ``path``."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
-def _wait(is_so: Callable[[], bool], what: str, save: Save) -> None:
-    deadline = time.monotonic() + COMMIT_S_MAX
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise OutcomeUnknownError(
-                f"waited {COMMIT_S_MAX:.0f} s for {what}: save {save.tag} in {save.save_dir}"
-            )
-        time.sleep(_POLL_S)
-
-
-def _is_there(store: ObjectStore, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFoundError:
+        with closing(open_store(str(save.folder))) as store:
+            return CheckpointFolder(store).manifest().checkpoint.run == save.run
+    except CheckpointError:
         return False
-    return True
-
-
-def _read(store: ObjectStore, key: str) -> Mapping[str, object]:
-    try:
-        told = json.loads(store.get(key, length_bytes_max=sidecars.SIDECAR_BYTES_MAX))
-    except ValueError as cause:
-        raise ConflictError(f"{key} in {store.url} is not JSON") from cause
-    return told if isinstance(told, dict) else {}
-
-
-def _is_begun(store: ObjectStore, save: Save) -> bool:
-    """Tell whether rank 0 has begun the save.
-
-    Raises:
-        UnavailableError: it has given the save up already.
-    """
-    _check_not_given_up(store, save)
-    return _is_there(store, _begin_key(save))
-
-
-def _check_not_given_up(store: ObjectStore, save: Save) -> None:
-    if _is_there(store, _given_up_key(save)):
-        raise UnavailableError("rank 0 has given the save up: its log says why", rank=0)
-
-
-def _given_up_key(save: Save) -> str:
-    return f"{_GIVEN_UP}{save.run}.json"
-
-
-def _begin_key(save: Save) -> str:
-    return f"{_TOLD}{save.run}.json"
-
-
-def _told_key(save: Save, rank: int) -> str:
-    return f"{_TOLD}{save.run}-{rank}.json"

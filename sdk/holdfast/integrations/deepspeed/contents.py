@@ -8,7 +8,7 @@ the rest of the optimizer's state. Of what ZeRO cuts, each rank saves a flat ran
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format.boxes import Box, whole
+from holdfast.format.digest import part_digest
 from holdfast.format.names import own_name
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json, encode
@@ -41,7 +42,8 @@ DERIVED = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragme
 class Contents:
     """What one rank saves: ``tensors`` are the engine's own memory until they are copied.
 
-    ``stepped`` are numbers of those that only a step of the optimizer writes.
+    ``stepped`` are numbers of those that only a step of the optimizer writes. ``alike`` are digests
+    of values that rank 0 saves for all, by what they are called.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class Contents:
     tensors: list[torch.Tensor] = field(default_factory=list)
     stepped: set[int] = field(default_factory=set)
     tree: dict[str, Any] = field(default_factory=dict)
+    alike: dict[str, str] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
 
     def add(
@@ -160,13 +163,15 @@ def add_optimizer(contents: Contents, engine: Any, state: Mapping[str, Any]) -> 
                 _add_row(contents, row, key, value.reshape(-1))
                 keys[row.group][key] = None
             else:
-                scalars[row.group].setdefault(key, _of_the_group(key, value))
+                _add_scalar(scalars[row.group], key, value)
     contents.tree[OPTIMIZER] = _references(engine, keys)
+    scaler = loss_scalers.to_plain(state["loss_scaler"])
+    contents.alike.update(_digests({"loss_scaler": [scaler], "groups": groups, "scalars": scalars}))
     if contents.rank == 0:
         contents.add_values(
             OF_THE_OPTIMIZER,
             {
-                "loss_scaler": loss_scalers.to_plain(state["loss_scaler"]),
+                "loss_scaler": scaler,
                 "groups": groups,
                 "scalars": scalars,
                 "keys": [list(of) for of in keys],
@@ -194,15 +199,50 @@ def _add_row(contents: Contents, row: Row, key: str, values: torch.Tensor) -> No
         contents.add(f"{OPTIMIZER}.{key}.{cut.fqn}", held, cut.shape, box, stepped=True)
 
 
-def _of_the_group(key: str, value: object) -> object:
-    """Return a value that all parameters of a group have in common, such as their step."""
+def _add_scalar(scalars: dict[str, object], key: str, value: object) -> None:
+    """Take a value that all parameters of a group have in common, such as their step.
+
+    Raises:
+        InvalidRequestError: they have not, named.
+    """
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise InvalidRequestError(
             f"the optimizer keeps {tuple(value.shape)} values as {key!r}, which are neither one of "
             f"each element nor one of all: such state cannot be cut for other ranks",
             key=key,
         )
-    return value
+    if _digest(scalars.setdefault(key, value)) != _digest(value):
+        raise InvalidRequestError(
+            f"the optimizer keeps different values as {key!r} for parts of one group: such state "
+            f"cannot be cut for other ranks",
+            key=key,
+        )
+
+
+def _digests(by_kind: Mapping[str, Sequence[Mapping[str, object]]]) -> dict[str, str]:
+    """Return a digest of each value of each group, by kind and key."""
+    return {
+        f"{kind}.{key}": _digest([group.get(key) for group in groups])
+        for kind, groups in by_kind.items()
+        for key in dict.fromkeys(key for group in groups for key in group)
+    }
+
+
+def _digest(value: object) -> str:
+    """Return a digest of a value, with the bits of its tensors.
+
+    Raises:
+        InvalidRequestError: a value that only pickle could express, named.
+    """
+
+    def leaf(found: object, _path: str) -> str | None:
+        if not isinstance(found, torch.Tensor):
+            return None
+        data = found.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return f"{found.dtype} {tuple(found.shape)} {data.hex()}"
+
+    text = json.dumps(encode(value, path="optimizer", leaf=leaf), sort_keys=True)
+    return part_digest(text.encode()).hex()
 
 
 def _references(engine: Any, keys: list[dict[str, None]]) -> dict[str, Json]:

@@ -23,12 +23,12 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
 )
 from torch.optim import Optimizer
 
-from holdfast.core.ids import RunId
 from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
 from holdfast.integrations.deepspeed import committing
 from holdfast.integrations.deepspeed.background import Background
 from holdfast.integrations.deepspeed.contents import Contents, add_model, add_optimizer
 from holdfast.integrations.deepspeed.host_copies import HostCopies
+from holdfast.integrations.deepspeed.placing import MODEL_FILE, OPTIMIZER_FILE, replace_name
 from holdfast.integrations.deepspeed.reading import SavedEngine
 from holdfast.logs import steady_logger
 from holdfast.oneshot.world import World
@@ -38,8 +38,6 @@ from holdfast.snapshot.optimizer_gate import GATE_S_MAX, Gate
 NAME = "HoldfastCheckpointEngine"
 OnFailure: TypeAlias = Literal["warn", "raise"]
 
-_MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d{1,7})_)?mp_rank_\d+_model_states\.pt")
-_OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_\d{1,7}_mp_rank_\d+_optim_states\.pt")
 _RANK = re.compile(r"zero_pp_rank_\d+_")
 
 log = steady_logger(__name__)
@@ -58,7 +56,8 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self.name = NAME
         self._engine: weakref.ref[Any] = weakref.ref(self)
         self._world = World(0, 1)
-        self._nonce = ""
+        self._launch = ""
+        self._words: Any = None
         self._on_failure: OnFailure = "warn"
         self._saves_count = 0
         self._info: CheckpointCommitInfo | None = None
@@ -77,17 +76,28 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """How many seconds steps of optimizers have waited for copies, in all."""
         return self._gate.waited_s
 
-    def bind(self, engine: Any, world: World, nonce: str, on_failure: OnFailure) -> None:
+    def bind(
+        self, engine: Any, world: World, words: Any, launch: str, on_failure: OnFailure
+    ) -> None:
         """Serve ``engine`` from now on.
 
         Args:
             engine: DeepSpeed's engine; it owns this one.
             world: This rank, and how many there are.
-            nonce: The same on all ranks, and no other engine's.
+            words: The ``Store`` in which the ranks leave each other a word; None with one rank.
+            launch: The same on all ranks, and no other engine's: 24 hex digits.
             on_failure: What the next ``save_checkpoint`` does after one that failed.
         """
         self._engine = weakref.ref(engine)
-        self._world, self._nonce, self._on_failure = world, nonce, on_failure
+        self._world, self._words = world, words
+        self._launch, self._on_failure = launch, on_failure
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a folder, if it can be made: if not, the save will say so on all ranks (P4)."""
+        try:
+            super().makedirs(path, exist_ok=exist_ok)
+        except OSError as cause:
+            log.warning("%s cannot be made: %s", path, cause)
 
     def create(self, info: CheckpointCommitInfo) -> None:
         """Begin a save, once the one before is done; it is left out if that does not end (P4).
@@ -115,8 +125,8 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         ``torch.save`` does, and replaces one of its name when it is whole.
         """
         name = Path(path).name
-        is_model = _MODEL_FILE.fullmatch(name) is not None
-        if not is_model and not _OPTIMIZER_FILE.fullmatch(name):
+        is_model = MODEL_FILE.fullmatch(name) is not None
+        if not is_model and not OPTIMIZER_FILE.fullmatch(name):
             _save_file(state_dict, Path(path))
             return
         engine = self._served()
@@ -143,8 +153,8 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             CheckpointError: see ``holdfast.load``.
         """
         del map_location  # DeepSpeed copies from where it is
-        found = _MODEL_FILE.fullmatch(Path(path).name)
-        if found is None and not _OPTIMIZER_FILE.fullmatch(Path(path).name):
+        found = MODEL_FILE.fullmatch(Path(path).name)
+        if found is None and not OPTIMIZER_FILE.fullmatch(Path(path).name):
             raise InvalidRequestError(f"{path} is no file of a checkpoint of DeepSpeed")
         with self.opened(str(Path(path).parent)) as saved:
             if found is not None:
@@ -186,12 +196,17 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._raise_failure()
 
     @contextmanager
-    def opened(self, folder: str) -> Iterator[SavedEngine]:
-        """Have the checkpoint in ``folder`` open; one that is open is not opened again."""
+    def opened(self, folder: str, *, weights_only: bool = False) -> Iterator[SavedEngine]:
+        """Have the checkpoint in ``folder`` open; one that is open is not opened again.
+
+        Args:
+            folder: Where it lies.
+            weights_only: See ``SavedEngine``.
+        """
         if self._opened is not None:
             yield self._opened
             return
-        with SavedEngine(folder, self._served()) as saved:
+        with SavedEngine(folder, self._served(), weights_only=weights_only) as saved:
             self._opened = saved
             try:
                 yield saved
@@ -233,16 +248,15 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 copied = self._copy(contents)
             except Exception as cause:  # noqa: BLE001 - the others must hear of it (P4)
                 failure = cause
-        run = f"{self._nonce[: committing.LAUNCH_LENGTH]}{self._saves_count:08x}"
         save = committing.Save(
-            run=RunId(run),
+            run=committing.run_of(self._launch, self._saves_count),
             save_dir=str(Path(self._info.save_dir).absolute()),  # the script may go elsewhere
             tag=str(self._info.tag),
             latest=bool(self._info.save_latest),
             markers=tuple(_of_all_ranks(self._markers, self._world.size)),
         )
         part = partial(_part, contents, copied, failure)
-        job = partial(committing.commit, save, self._world, part)
+        job = partial(committing.commit, save, self._world, self._words, part)
         self._background.begin(f"save {save.tag} in {save.save_dir}", job)
 
 
@@ -253,7 +267,8 @@ def _part(
     if copied is None:
         assert failure is not None
         raise failure
-    return committing.Part(contents.specs, copied.result(GATE_S_MAX), contents.tree)
+    copies = copied.result(GATE_S_MAX)
+    return committing.Part(contents.specs, copies, contents.tree, contents.alike)
 
 
 def _let_go(gate: Gate, copies: Copies) -> None:
@@ -271,6 +286,6 @@ def _of_all_ranks(names: list[str], world_size: int) -> Iterator[str]:
 
 
 def _save_file(state: object, path: Path) -> None:
-    made = committing.replace_name(path)
+    made = replace_name(path)
     torch.save(state, made)
     made.replace(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -13,11 +12,13 @@ from typing import Any
 import torch.distributed as dist
 from deepspeed.runtime import engine as of_deepspeed
 from deepspeed.runtime.pipe.module import PipelineModule
+from torch.distributed import distributed_c10d
 
 from holdfast.errors import AccessError, InvalidRequestError
-from holdfast.integrations.deepspeed.committing import mark
+from holdfast.integrations.deepspeed.committing import LAUNCH_LENGTH
 from holdfast.integrations.deepspeed.engine import HoldfastCheckpointEngine, OnFailure
 from holdfast.integrations.deepspeed.partitions import rows_of
+from holdfast.integrations.deepspeed.placing import mark, recover
 from holdfast.oneshot.world import Agreement, World
 
 _INSTALLED = "_holdfast_on_failure"
@@ -51,11 +52,25 @@ def attach(engine: Any, on_failure: OnFailure) -> None:
         before.cleanup()
     world = World(dist.get_rank(), dist.get_world_size())
     with Agreement(world) as said:
-        said.value = {"nonce": token_hex(16)}
-    ours.bind(engine, world, str(said.values[0]["nonce"]), on_failure)
+        words = _words() if world.size > 1 else None
+        said.value = {"launch": token_hex(LAUNCH_LENGTH // 2)}
+    ours.bind(engine, world, words, str(said.values[0]["launch"]), on_failure)
     engine.checkpoint_engine = ours
     engine.save_non_zero_checkpoint = True
+    engine._copy_recovery_script = _no_script  # noqa: SLF001 - it reads pickles, and here are none
     engine.load_checkpoint = _loader(engine)
+
+
+def _words() -> Any:
+    """Return where ranks that share a process group can leave each other a word."""
+    store = distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public way
+    if store is None:
+        raise InvalidRequestError("Holdfast needs a process group with a store: gloo or nccl")
+    return store
+
+
+def _no_script(_save_dir: str) -> None:
+    """Write nothing, in place of what DeepSpeed writes beside checkpoints."""
 
 
 def check_supported(engine: Any) -> None:
@@ -95,35 +110,35 @@ def _loader(engine: Any) -> Any:
         here = served()
         ours = here.checkpoint_engine
         ours.cleanup()
-        _check_loads_weights(here, signature.bind(here, load_dir, tag, *args, **named).arguments)
         latest = Path(load_dir, "latest")
         if tag is None and latest.is_file():
             tag = latest.read_text(encoding="utf-8").strip()
+        asked = signature.bind(here, load_dir, tag, *args, **named)
         if tag is None:
-            return of_its_class(here, load_dir, tag, *args, **named)
-        with ours.opened(str(Path(load_dir, str(tag)))):
+            return of_its_class(*asked.args, **asked.kwargs)
+        folder = Path(load_dir, str(tag))
+        recover(folder)
+        weights_only = _asks_for_weights(here, asked.arguments)
+        with ours.opened(str(folder), weights_only=weights_only):
             # Of other ranks' or stage's names it finds none, and says so with an assertion.
             _mark_own(Path(here._get_ckpt_name(load_dir, tag)))  # noqa: SLF001
-            return of_its_class(here, load_dir, tag, *args, **named)
+            return of_its_class(*asked.args, **asked.kwargs)
 
     return load_checkpoint
 
 
-def _check_loads_weights(engine: Any, asked: Mapping[str, Any]) -> None:
-    """Refuse what would load no weights with stage 3, and say nothing.
+def _asks_for_weights(engine: Any, asked: dict[str, Any]) -> bool:
+    """Tell whether weights are wanted without the state of a stage 3 optimizer.
 
-    Raises:
-        InvalidRequestError: names the argument.
+    There DeepSpeed has its weights of that state alone. So it gets them as such a state, with what
+    the optimizer has now for the rest: ``asked`` is changed to ask for it.
     """
-    if not engine.zero_optimization_partition_weights():
-        return
-    for argument, loads_all in (("load_module_only", False), ("load_optimizer_states", True)):
-        if bool(asked.get(argument, loads_all)) is not loads_all:
-            raise InvalidRequestError(
-                f"{argument}={not loads_all} is not supported with ZeRO stage 3, where DeepSpeed "
-                f"takes the weights from the optimizer's state: load all of it, or the weights "
-                f"with holdfast.load before deepspeed.initialize"
-            )
+    wants_state = asked.get("load_optimizer_states", True)
+    wanted = not wants_state or bool(asked.get("load_module_only", False))
+    if not wanted or not engine.zero_optimization_partition_weights():
+        return False
+    asked["load_optimizer_states"] = True
+    return True
 
 
 def _mark_own(path: Path) -> None:

@@ -43,13 +43,20 @@ class SavedEngine:
 
     Every part is verified before its bytes are used, and nothing is unpickled.
 
+    Args:
+        folder: Where it lies.
+        engine: DeepSpeed's engine.
+        weights_only: With stage 3, take the weights and leave the optimizer's state as it is, but
+            for the master weights, which are then the weights.
+
     Raises:
         NotFoundError: there is no checkpoint in the folder.
         CheckpointError: see ``holdfast.load``.
     """
 
-    def __init__(self, folder: str, engine: Any) -> None:
+    def __init__(self, folder: str, engine: Any, *, weights_only: bool = False) -> None:
         self._engine = engine
+        self._weights_only = weights_only
         self._folder = folder
         with ExitStack() as opened:
             store = opened.enter_context(closing(open_store(folder)))
@@ -91,6 +98,15 @@ class SavedEngine:
             InvalidRequestError: it was saved without ZeRO, or with other groups of parameters.
             NotReadyError: a parameter of the engine is not in the checkpoint.
         """
+        optimizer = self._engine.optimizer
+        state = optimizer.state_dict()
+        masters = "fp32_flat_groups"
+        if "single_partition_of_fp32_groups" in state:
+            masters = "single_partition_of_fp32_groups"
+        if self._weights_only:
+            # ``_take_weights`` has filled these, of which DeepSpeed makes its weights again.
+            state[masters] = [flat.clone() for flat in optimizer.fp16_partitioned_groups_flat]
+            return {"optimizer_state_dict": state}
         kept = self._tree(0).get(OWN, {}).get(OF_THE_OPTIMIZER)
         if kept is None:
             raise InvalidRequestError(
@@ -98,16 +114,11 @@ class SavedEngine:
                 f"without ZeRO, or with load_optimizer_states=False"
             )
         saved = cast("dict[str, Any]", self._values(kept, 0))
-        optimizer = self._engine.optimizer
         rows = rows_of(optimizer, self._engine.param_names)
         held = [self._row(row, saved["keys"][row.group]) for row in rows]
-        state = optimizer.state_dict()
         inner = (
             "base_optimizer_state" if "base_optimizer_state" in state else "optimizer_state_dict"
         )
-        masters = "fp32_flat_groups"
-        if "single_partition_of_fp32_groups" in state:
-            masters = "single_partition_of_fp32_groups"
         state[masters] = [values.pop(MASTER) for values in held]
         state[inner] = _inner_state(self._folder, state[inner]["param_groups"], rows, held, saved)
         state["loss_scaler"] = loss_scalers.from_plain(saved["loss_scaler"])
@@ -125,6 +136,8 @@ class SavedEngine:
         module = self._module(tree[MODULE], source)
         module.update(extra)
         zero = bool(engine.zero_optimization())
+        if self._weights_only:
+            self._take_weights()
         return {
             **rest,
             "module": module,
@@ -167,6 +180,20 @@ class SavedEngine:
             wants.append(Want(held[:count], stored, Box((begin,), (count,))))
         self._reader.read([want for want in wants if want.target.numel()])
         return found
+
+    def _take_weights(self) -> None:
+        """Fill what this rank has of each parameter with stage 3."""
+        wants, targets = [], []
+        for parameter, name in self._engine.param_names.items():
+            begin, count = own_range(parameter)
+            if count:
+                spec = self._spec(f"{MODULE}.{name}", shape_of(parameter))
+                held = torch.empty(count, dtype=TORCH[spec.dtype])
+                wants.append(Want(held, spec.fqn, Box((begin,), (count,))))
+                targets.append(parameter.ds_tensor.detach().view(-1)[:count])
+        self._reader.read(wants)
+        for target, want in zip(targets, wants, strict=True):
+            target.copy_(want.target)
 
     def _row(self, row: Row, keys: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return what the checkpoint has for a row, by key; between parameters there are zeros."""
