@@ -36,7 +36,7 @@ PINS_TESTS := $(addprefix tests/unit/,core format metadata agent persistence sup
 export NO_GPU
 .DEFAULT_GOAL := help
 .PHONY: help setup proto format check lint types imports test test-unit test-integration test-e2e test-pins \
-	simulate simulate-mutants demo bench up down docs clean
+	test-rdma simulate simulate-mutants demo bench up down docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -102,6 +102,10 @@ test-e2e: $(STAMP) ## Train, kill anywhere, restore, compare bit for bit
 
 test-pins: $(OLDEST_STAMP) ## The oldest dependencies that pyproject.toml allows: do they work?
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) -q $(PINS_TESTS)
+
+test-rdma: $(STAMP) ## RDMA between two nodes of a virtual machine with Soft-RoCE
+	$(BIN)/python -m tests.rdma.machine bash tests/rdma/two_nodes.sh \
+		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider -m rdma tests/rdma tests/contract/test_transport.py
 
 test: lint types imports test-pins $(PROTO_STAMP) ## Everything that must pass
 	$(PYTEST) $(PARALLEL)

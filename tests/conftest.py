@@ -11,7 +11,7 @@ from hypothesis import settings
 
 HERE = Path(__file__).parent
 KINDS = ("unit", "contract", "property", "golden", "tidy", "integration", "crash", "e2e", "bench",
-         "simulation")  # fmt: skip
+         "simulation", "rdma")  # fmt: skip
 
 pytest_plugins = ["tests.servers.plugin"]
 
@@ -42,6 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = item.path.relative_to(HERE).parts[0]
         if kind in KINDS:
             item.add_marker(getattr(pytest.mark, kind))
+        if item.get_closest_marker("rdma") and "HOLDFAST_TEST_RDMA" not in os.environ:
+            item.add_marker(pytest.mark.skip(reason="runs where RDMA is: make test-rdma"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

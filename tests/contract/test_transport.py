@@ -37,7 +37,18 @@ def _memory():
     return MemoryTransport(network, "near"), MemoryTransport(network, "far"), nowhere
 
 
-@pytest.fixture(params=[_tcp, _memory], ids=["tcp", "memory"])
+def _rdma():
+    from holdfast_services.transport.rdma.transport import RdmaTransport, find_places
+
+    places = find_places((), 0)
+    near, far = (RdmaTransport(places, "127.0.0.1") for _ in range(2))
+    return near, far, (Endpoint(kind="rdma", address="127.0.0.1:1"),)
+
+
+@pytest.fixture(
+    params=[_tcp, _memory, pytest.param(_rdma, marks=pytest.mark.rdma)],
+    ids=["tcp", "memory", "rdma"],
+)
 def ends(request):
     """(fetching end, serving end, endpoints where nobody serves)."""
     near, far, nowhere = request.param()
@@ -184,7 +195,7 @@ def test_a_mismatch_that_happens_once_is_asked_for_again(ends, segment):
     class Flickering:
         def __init__(self) -> None:
             self.asked = 0
-            self.bad, self.good = memoryview(bytes(1000)), memoryview(segment[:1000])
+            self.bad, self.good = memoryview(bytearray(1000)), memoryview(segment[:1000])
 
         def lookup(self, key, incarnation):
             self.asked += 1

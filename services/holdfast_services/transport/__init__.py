@@ -1,14 +1,15 @@
 """The transport port: bytes of sealed segments from one node to another. One verb, *fetch*.
 
-Implementations: ``tcp_server`` with ``tcp_client`` (``tcp.TcpTransport``), and
-``memory.MemoryTransport`` for tests. All pass ``tests/contract/test_transport.py``. Blocking:
-callers run it in threads. Receivers pull, into memory they own.
+Implementations: ``tcp_server`` with ``tcp_client`` (``tcp.TcpTransport``), ``rdma``
+(``rdma.transport.RdmaTransport``), and ``memory.MemoryTransport`` for tests. All pass
+``tests/contract/test_transport.py``. Blocking: callers run it in threads. Receivers pull, into
+memory they own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +110,14 @@ class Transport(Protocol):
         """
         ...
 
+    def revoke(self, view: memoryview) -> None:
+        """Have no peer read the memory of ``view`` any more; called when it is served no more.
+
+        What a look-up before and after each part cannot tell is only when a peer reads by itself:
+        then it is refused from now on.
+        """
+        ...
+
     def close(self) -> None:
         """Stop serving; break off what is being served."""
         ...
@@ -119,20 +128,28 @@ class ServedSegments:
 
     A segment is withdrawn *before* its slot is reused, so a reader that finds it again after the
     last byte has read what was sealed.
+
+    Args:
+        revoke: Told of memory that is served no more, after look-ups do not find it any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, revoke: Callable[[memoryview], None] = lambda _: None) -> None:
         self._segments: dict[str, tuple[SlotName, memoryview]] = {}
+        self._revoke = revoke
 
     def put(self, key: str, name: SlotName, view: memoryview) -> None:
-        """Serve the bytes of a slot under ``key``."""
+        """Serve the bytes of a slot under ``key``, in place of those of another."""
+        before = self._segments.get(key)
         self._segments[key] = (name, view)
+        if before is not None and reused(before[1], view):
+            self._revoke(before[1])
 
     def withdraw(self, name: SlotName) -> None:
         """Serve this slot, in this incarnation, no more."""
-        for key, (served, _) in list(self._segments.items()):
+        for key, (served, view) in list(self._segments.items()):
             if (served.slot, served.incarnation) == (name.slot, name.incarnation):
                 del self._segments[key]
+                self._revoke(view)
 
     def lookup(self, key: str, incarnation: int) -> memoryview | None:
         """Return the bytes, None when this incarnation is not served."""

@@ -82,6 +82,9 @@ class MemoryTransport:
         if view is None or reused(view, source.lookup(request.key, request.incarnation)):
             raise NotFoundError(f"{address} no longer has {request.key}")
 
+    def revoke(self, view: memoryview) -> None:
+        """Do nothing: this end reads itself, between two look-ups."""
+
     def close(self) -> None:
         """Stop serving."""
         self._network.sources.pop(self._address, None)

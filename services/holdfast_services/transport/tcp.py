@@ -39,6 +39,9 @@ class TcpTransport:
         """Fill ``destination``; see ``Transport.fetch``."""
         fetch(address_of(KIND, endpoints), request, destination, done=done, stop=stop)
 
+    def revoke(self, view: memoryview) -> None:
+        """Do nothing: this end reads itself, between two look-ups."""
+
     def close(self) -> None:
         """Stop serving."""
         if self._server is not None:

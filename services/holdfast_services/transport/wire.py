@@ -50,6 +50,7 @@ class Status(IntEnum):
     NOT_FOUND = 1
     INVALID = 2
     BUSY = 3
+    REFUSED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

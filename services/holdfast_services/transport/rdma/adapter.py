@@ -1,0 +1,75 @@
+"""The ports in use, each with its memory; of several the one with the fewest queue pairs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from ipaddress import IPv6Address
+
+from holdfast.errors import UnavailableError
+from holdfast_services.transport.rdma.frames import Greeting
+from holdfast_services.transport.rdma.ports import LinkLayer, Place, reachable
+from holdfast_services.transport.rdma.registered import RegisteredMemory
+from holdfast_services.transport.rdma.verbs import Card, Queue
+
+SERVED_DEPTH = 1
+"""Requests of a server at a time: it binds one window after the other."""
+
+
+class Adapter:
+    """A port in use; ``queues_count`` says how busy it is."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._card = Card(place)
+        self.memory = RegisteredMemory(self._card)
+        self.queues_count = 0
+        self._guard = threading.Lock()
+
+    def open_queue(self, depth: int) -> Queue:
+        """Return a queue pair; ``close_queue`` ends it.
+
+        Raises:
+            UnavailableError: the device has none left.
+        """
+        queue = self._card.queue(depth)
+        with self._guard:
+            self.queues_count += 1
+        return queue
+
+    def close_queue(self, queue: Queue) -> None:
+        """End a queue pair of this port: its card touches no memory for it any more."""
+        with self._guard:
+            self.queues_count -= 1
+        queue.close()
+
+    def connected(self, theirs: Greeting) -> Queue:
+        """Return the counterpart of a peer's queue pair; ``close_queue`` ends it.
+
+        Raises:
+            UnavailableError: the device has none left, or there is no way to the peer's.
+        """
+        queue = self.open_queue(SERVED_DEPTH)
+        try:
+            queue.connect(theirs)
+        except UnavailableError:
+            self.close_queue(queue)
+            raise
+        return queue
+
+    def close(self) -> None:
+        """Release the memory and the device; no queue pair is left."""
+        self.memory.close()
+        self._card.close()
+
+
+def least_busy(adapters: Sequence[Adapter], link_layer: LinkLayer, gid: IPv6Address) -> Adapter:
+    """Return the port to use with a peer's.
+
+    Raises:
+        UnavailableError: none is on the peer's fabric.
+    """
+    found = [one for one in adapters if reachable(one.place, link_layer, gid)]
+    if not found:
+        raise UnavailableError(f"no RDMA port here is on the fabric of {gid}")
+    return min(found, key=lambda adapter: adapter.queues_count)
