@@ -176,6 +176,7 @@ class Checkpointer:
         """Join the attempt and wait for what is chosen, and for what of it ``scope`` names."""
         start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
         timeout_s = timeout(os.environ)
+        self._capture.check()
         self._saver = self._join(timeout_s, start)
         try:
             self._decided = decide(
@@ -245,6 +246,7 @@ class Checkpointer:
         except CheckpointError:
             self._end(FAILED_CLOSE_S_MAX)
             raise
+        self._capture.forget()
         self._loaded = True
         if restored is not None:
             self._progress.step = restored.step

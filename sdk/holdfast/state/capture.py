@@ -149,16 +149,24 @@ class Capture:
         self._trained: dict[str, tuple[Optimizer, Mapping[int, str]]] = {}
         self._written: set[str] = set()
         self._orders: dict[str, buckets.BucketOrder] = {}
+        self._found: Survey | None = None
         self.check()
 
     def check(self) -> None:
-        """Take the mapping as it is now.
+        """Take the mapping as it is now, and as it stays until ``forget``: it is not walked again.
 
         Raises:
             InvalidRequestError: as the class says.
         """
         _check_names(self._walk().objects)
-        self.survey()
+        self._found = self.survey()
+
+    def forget(self) -> None:
+        """Let go of what ``check`` has found: the mapping may change from here on."""
+        self._found = None
+
+    def _checked(self) -> Survey:
+        return self.survey() if self._found is None else self._found
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -171,7 +179,7 @@ class Capture:
 
         It shares no tensor with another, or has boxes of tensors that others hold, too.
         """
-        return self._names_needs(self.survey())
+        return self._names_needs(self._checked())
 
     def _names_needs(self, survey: Survey) -> bool:
         alone = all(tensor.home is Home.RANK for tensor in survey.tensors)
@@ -181,7 +189,7 @@ class Capture:
     @property
     def boxes(self) -> LocalBoxes | None:
         """What is here of the tensors that several ranks hold; None: there are no such tensors."""
-        survey = self.survey()
+        survey = self._checked()
         if not survey.mesh_of or self.world_size == 1:
             return None
         tensors = {tensor.fqn: tensor for tensor in survey.tensors}
@@ -190,6 +198,7 @@ class Capture:
 
     def survey(self) -> Survey:
         """Walk modules and optimizers anew and name their tensors."""
+        self.forget()
         self._objects = objects = self._walk().objects
         stepped = {id(p): p for o in self.optimizers for p in optimizers.parameters(o)}
         survey = Survey()
@@ -306,7 +315,7 @@ class Capture:
 
     def estimate(self) -> Estimate:
         """Return the bytes to reserve: state as known, else as its optimizer's class makes it."""
-        survey = self.survey()
+        survey = self._checked()
         shared = own = loaded = everywhere = 0
 
         def count(here: int, home: Home, holders: int, mesh: Sequence[int], of_mesh: int) -> None:
@@ -373,7 +382,7 @@ class Capture:
         blob = blobs.decode(segments.blob(source))
         owners = Owners(segments, blob, source, world_size=self.world_size, knows_all=knows_all)
         loading = Loading(self.state, segments, blob, owners, strict=strict, only=only)
-        survey = self.survey()
+        survey = self._checked()
         restored = None
         if streams and self._rng and blob.live.rng is not None:
             restored = self._rng_setter(segments, blob.live.rng, loading, step)

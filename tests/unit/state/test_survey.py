@@ -98,3 +98,34 @@ def test_an_empty_tensor_of_another_shape_is_seen():
 
 def _identity(state):
     return Identity(Capture(state, rank=0, world_size=1).survey())
+
+
+class _Walked(nn.Module):
+    """Counts how often its modules are walked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.walks = 0
+
+    def named_modules(self, *args, **kwargs):
+        self.walks += 1
+        return super().named_modules(*args, **kwargs)
+
+
+def test_a_state_that_was_checked_is_walked_again_once_it_is_forgotten():
+    """A restore asks five times, and with many tensors each walk takes as long as the load."""
+    model = _Walked()
+    capture = Capture({"m": model}, rank=0, world_size=1)
+    checked = model.walks
+
+    assert capture.estimate().own_bytes > 0
+    assert capture.boxes is None
+    assert not capture.names_needs
+    assert model.walks == checked
+
+    model.inner.weight = nn.Parameter(torch.zeros(3, 3))
+    few = capture.estimate().own_bytes
+    capture.forget()
+
+    assert capture.estimate().own_bytes > few
