@@ -83,7 +83,8 @@ class Checkpointer:
         rng: Also save the random state of Python, NumPy, torch and CUDA.
 
     Raises:
-        InvalidRequestError: the name, a state value or a mesh is not supported; it is named.
+        InvalidRequestError: the name, a state value or a mesh is not supported, or the process group
+            calls this another rank than ``RANK`` does; it is named.
         ExhaustedError: the job does not fit the node's memory; the message shows the calculation.
         UnavailableError: no agent answers on this node.
     """
@@ -120,6 +121,7 @@ class Checkpointer:
         self._on_failure = on_failure
         self._fresh = fresh
         self._place = launch.place(os.environ)
+        launch.check_group(self._place)
         self._terms = Terms(
             job=self._job,
             place=self._place,
@@ -174,6 +176,7 @@ class Checkpointer:
 
     def _decide(self, step: int | None, scope: Scope) -> Decided | None:
         """Join the attempt and wait for what is chosen, and for what of it ``scope`` names."""
+        launch.check_group(self._place)
         start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
         timeout_s = timeout(os.environ)
         self._capture.check()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.e2e.stack import running_stack
+from tests.unit.state import worlds
 
 import holdfast
-from holdfast.errors import CheckpointError, PreconditionError
+from holdfast.errors import CheckpointError, InvalidRequestError, PreconditionError
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,14 @@ def test_a_step_before_restore_is_refused(make):
     ck = make(restored=False)
     with pytest.raises(PreconditionError, match="call restore"):
         ck.step(1)
+
+
+def test_a_restore_in_a_process_group_that_counts_ranks_otherwise_is_refused(make):
+    checkpointer = make(restored=False)
+    with worlds.becoming() as become:
+        become(1, 4)
+        with pytest.raises(InvalidRequestError, match="rank 1 of 4, but RANK and WORLD_SIZE say 0"):
+            checkpointer.restore()
 
 
 def test_a_second_restore_is_refused(make):

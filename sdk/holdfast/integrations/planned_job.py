@@ -20,7 +20,7 @@ import torch
 
 from holdfast.core.ids import job_name, step_number
 from holdfast.embedded import agent_socket
-from holdfast.errors import CheckpointError, InvalidRequestError, PreconditionError
+from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json
 from holdfast.oneshot.world import find_world
@@ -75,7 +75,8 @@ class PlannedJob:
     ) -> None:
         self.job = job_name(job)
         self.place = launch.place(os.environ)
-        _check_world(self.place)
+        find_world(alone=self.place.world_size == 1)  # raises unless there is a group
+        launch.check_group(self.place)
         start = launch.start(os.environ, self.place, fresh=fresh, step=step)
         terms = Terms(
             job=self.job, place=self.place, copies=copies_of(replicas),
@@ -221,12 +222,3 @@ class PlannedJob:
         error = self._close(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX)
         if error is not None:
             log.error("job %s: %s", self.job, error)
-
-
-def _check_world(place: launch.RankPlace) -> None:
-    world = find_world(alone=place.world_size == 1)
-    if (world.rank, world.size) != (place.rank, place.world_size):
-        raise InvalidRequestError(
-            f"the process group calls this rank {world.rank} of {world.size}, but RANK and "
-            f"WORLD_SIZE say {place.rank} of {place.world_size}: set them as torchrun does"
-        )

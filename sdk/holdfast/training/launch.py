@@ -60,6 +60,26 @@ def place(environ: Mapping[str, str]) -> RankPlace:
     return RankPlace(rank=rank, world_size=world_size, local_world_size=local)
 
 
+def check_group(where: RankPlace) -> None:
+    """Do nothing unless a process group calls this process another rank than its launcher does.
+
+    Boxes and groups of a state count by the one, segments by the other: they would be mixed up.
+
+    Raises:
+        InvalidRequestError: it does; names both.
+    """
+    import torch.distributed as dist  # noqa: PLC0415 - who has no group need not import it
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if (rank, world_size) != (where.rank, where.world_size):
+        raise InvalidRequestError(
+            f"the process group calls this rank {rank} of {world_size}, but RANK and WORLD_SIZE "
+            f"say {where.rank} of {where.world_size}: set them in each process, as torchrun does"
+        )
+
+
 def nonce(environ: Mapping[str, str], where: RankPlace) -> bytes:
     """Return the 16 bytes that name this attempt; collective when there is a process group.
 

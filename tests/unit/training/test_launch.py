@@ -1,7 +1,9 @@
 """Who this process is: place, nonce, launcher."""
 
 import pytest
+from tests.unit.state import worlds
 
+import holdfast
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.training import launch as attempt
 
@@ -27,6 +29,24 @@ def test_torchruns_variables_give_the_place_and_the_nodes():
 def test_a_contradictory_place_is_refused(environ):
     with pytest.raises(InvalidRequestError, match="WORLD_SIZE"):
         attempt.place(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "0 of 1"),  # as torch.multiprocessing.spawn starts them
+        ({"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, "1 of 8"),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, "2 of 4"),
+    ],
+)
+def test_a_process_group_that_counts_ranks_otherwise_is_refused(monkeypatch, environ, said):
+    """Defect: each of four processes was the only rank of a job of its own, of one name."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with worlds.becoming() as become:
+        become(1, 4)
+        with pytest.raises(InvalidRequestError, match=f"rank 1 of 4, but RANK .* say {said}"):
+            holdfast.Checkpointer("job", {})
 
 
 def test_ranks_without_a_process_group_cannot_agree_on_a_nonce():
