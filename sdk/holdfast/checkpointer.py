@@ -83,8 +83,8 @@ class Checkpointer:
         rng: Also save the random state of Python, NumPy, torch and CUDA.
 
     Raises:
-        InvalidRequestError: the name, a state value or a mesh is not supported, or the process group
-            calls this another rank than ``RANK`` does; it is named.
+        InvalidRequestError: the name, a state value or a mesh is not supported, or the process
+            group counts ranks otherwise than ``RANK`` says; it is named.
         ExhaustedError: the job does not fit the node's memory; the message shows the calculation.
         UnavailableError: no agent answers on this node.
     """

@@ -39,10 +39,23 @@ def dtype_name(fqn: str, tensor: torch.Tensor) -> str:
     """
     name = _NAMES.get(tensor.dtype)
     if name is None:
-        raise InvalidRequestError(f"tensor {fqn!r} is {tensor.dtype}, which cannot be saved")
+        raise InvalidRequestError(
+            f"tensor {fqn!r} is {tensor.dtype}, which cannot be saved: put {_instead(tensor)} into "
+            f"the state",
+            key=fqn,
+        )
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise InvalidRequestError(
             f"tensor {fqn!r} is {tensor.layout} on {tensor.device}; only dense tensors with "
             f"storage can be saved"
         )
     return name
+
+
+def _instead(tensor: torch.Tensor) -> str:
+    """Return what of a tensor of a dtype that the format lacks can be saved, bit for bit."""
+    if tensor.is_complex():
+        return "torch.view_as_real() of it"
+    if tensor.is_quantized:
+        return "its int_repr() with its scale and zero point"
+    return "its bytes, view(torch.uint8),"

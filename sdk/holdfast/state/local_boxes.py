@@ -132,7 +132,9 @@ def check_kind(fqn: str, tensor: torch.Tensor) -> None:
         )
     if tensor.layout is not torch.strided:  # of a compressed one nothing else can be asked
         raise InvalidRequestError(
-            f"tensor {fqn!r} is {tensor.layout}; only dense tensors can be saved", key=fqn
+            f"tensor {fqn!r} is {tensor.layout}; only dense tensors can be saved: put its indices "
+            f"and values, or to_dense() of it, into the state",
+            key=fqn,
         )
     if _is_a(tensor, _REFUSED):
         raise InvalidRequestError(f"not supported yet: {fqn} is a {_REFUSED}", key=fqn)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.unit.state import worlds
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as Rows
 from torch.nn.utils import parametrizations, parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
+from holdfast.convert import exporting
+from holdfast.convert.reading import CheckpointReader
 from holdfast.core.ids import ShardId
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, NotReadyError
 from holdfast.format.boxes import Box, whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
+from holdfast.objectstore.memory import MemoryStore
+from holdfast.reading.dtypes import TORCH
 from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
 
@@ -86,15 +94,61 @@ def test_the_bits_of_a_dtype_come_back(tmp_path, name):
     assert bits(saved) == bits(target["x"])
 
 
-@pytest.mark.parametrize(
-    "name", ["bits8", "complex128", "complex32", "float4_e2m1fn_x2", "int4", "uint1", "uint4"]
-)
-def test_a_dtype_that_the_format_lacks_is_named(name):
-    """Packed ones: torch cannot read their values, so nobody could tell that they came back."""
-    tensor = torch.zeros(16, dtype=torch.uint8).view(getattr(torch, name))
+ALL = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+INSTEAD = {"complex": "view_as_real", "q": "int_repr", "": r"bytes, view\(torch\.uint8\)"}
 
-    with pytest.raises(InvalidRequestError, match=rf"'x' is torch\.{name}, which cannot be saved"):
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("dtype", sorted(ALL - set(TORCH.values()), key=str), ids=str)
+def test_a_dtype_that_the_format_lacks_is_named_with_what_to_save_instead(dtype):
+    """All that the installed torch has. Of packed ones it cannot read the values itself."""
+    name = str(dtype).removeprefix("torch.")
+    tensor = torch.zeros(16, dtype=torch.uint8).view(dtype)
+    cure = next(cure for kind, cure in INSTEAD.items() if name.lstrip("u").startswith(kind))
+    tensor = torch.empty(2, dtype=dtype) if cure == "int_repr" else tensor
+
+    with pytest.raises(InvalidRequestError, match=rf"'x' is torch\.{name}, which .*put .*{cure}"):
         worlds.plan_of(Capture({"x": tensor}, rank=0, world_size=1))
+
+
+def of_every_dtype(rank, size):
+    """Return rows of tensors on ``size`` ranks, as bytes that are no numbers of their dtype."""
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=(f"d{rank}.{size}",))
+    model = nn.Module()
+    for name, dtype in TORCH.items():
+        raw = torch.arange(7 * 2 * dtype.itemsize, dtype=torch.uint8) + 100
+        full = (raw % 2 if name == "BOOL" else raw).view(dtype).view(7, 2)
+        rows = -(-7 // size)
+        piece = full[rank * rows : (rank + 1) * rows].clone()
+        tensor = DTensor.from_local(piece, mesh, [Rows(0)], shape=(7, 2), stride=(2, 1))
+        model.register_buffer(name, tensor)
+    return model
+
+
+def test_the_bits_of_every_dtype_come_back_on_other_ranks_and_from_an_export(tmp_path, world):
+    located = []
+    for rank in range(2):
+        world(rank, 2)
+        model = of_every_dtype(rank, 2)
+        capture = Capture({"m": model}, rank=rank, world_size=2)
+        located.append(worlds.Saver(tmp_path).save(capture))
+    with open_files(located) as segments:
+        for rank in range(3):
+            world(rank, 3)
+            model = of_every_dtype(rank, 3)
+            expected = {name: bits(t.to_local()) for name, t in model.named_buffers()}
+            for tensor in model.buffers():
+                tensor.to_local().view(torch.uint8).zero_()
+            Capture({"m": model}, rank=rank, world_size=3).load(segments, step=1)
+
+            assert expected == {name: bits(t.to_local()) for name, t in model.named_buffers()}
+    folder = worlds.publish(MemoryStore(), located)
+    with CheckpointReader(folder) as reader:
+        exporting.export(reader, tmp_path / "all.safetensors", "safetensors")
+    found = load_file(tmp_path / "all.safetensors")
+    world(0, 1)
+    for name, tensor in of_every_dtype(0, 1).named_buffers():
+        assert bits(tensor.to_local()) == bits(found[f"m.{name}"]), name
 
 
 @pytest.mark.parametrize(
