@@ -271,8 +271,9 @@ class Checkpointer:
     def step(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle | None:
         """Tell that ``step`` optimizer steps are done, and save if a save is due.
 
-        Call it last in the iteration. A repeated ``step`` does nothing. ``notes`` of rank 0 are
-        stored with a save: plain values such as ``{"loss": 0.3}``, at most 4 KiB as JSON.
+        Call it last in the iteration. A repeated ``step`` does nothing; a lower one neither, and
+        if an optimizer has stepped it warns once. ``notes`` of rank 0 are stored with a save: plain values
+        such as ``{"loss": 0.3}``, at most 4 KiB as JSON.
 
         Returns the handle of the save, or None if no save was due.
 
@@ -283,7 +284,11 @@ class Checkpointer:
             SystemExit: after a signal, once the last save is safe (``OnPreemption``).
         """
         saver, step = self._require_saver(), step_number(step)
-        if os.getpid() != self._pid or self._closed or step <= self._progress.step:
+        if os.getpid() != self._pid or self._closed:
+            return None
+        if step <= self._progress.step:
+            if self._progress.is_behind(step):
+                saver.note_behind(step, self._progress.step)
             return None
         failure = saver.take_failure()
         if failure is not None and self._on_failure == "raise":

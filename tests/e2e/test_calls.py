@@ -145,3 +145,35 @@ def test_leaving_a_block_raises_what_is_not_safe_unless_an_error_flies(make):
         run(fails=True)
     with pytest.raises(CheckpointError, match="training ends, but step 1 "):
         run(fails=False)
+
+
+@pytest.mark.parametrize("counted", [1, 3], ids=["epoch", "from0"])
+def test_steps_counted_anew_are_warned_of_once(make, counted):
+    """Each step of it would be lost, or counted one too low, and nobody would know."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    state = {"model": torch.nn.ParameterList([weight]), "optimizer": optimizer}
+    before = make(state=state)
+    before.step(3).wait("local", timeout_s=30)
+    before.close()
+    ck = make(state=state, restored=False)
+    assert ck.restore().step == 3
+    weight.grad = torch.ones(4)
+    optimizer.step()
+
+    with pytest.warns(UserWarning, match=rf"step\({counted}\) does nothing after step 3") as warned:
+        ck.step(counted)
+    ck.step(counted)
+
+    assert len(warned) == 1
+
+
+def test_a_repeated_step_is_not_warned_of(make):
+    """Another optimizer of the process may have stepped."""
+    ck = make()
+    ck.step(1)
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    torch.optim.SGD([weight], lr=0.1).step()
+
+    assert ck.step(1) is None

@@ -23,6 +23,13 @@ class Progress:
             self.step_s = latest if not self.step_s else 0.8 * self.step_s + 0.2 * latest
         self.step, self.at_s = step, now_s
 
+    def is_behind(self, step: int) -> bool:
+        """Tell whether ``step`` counts less than was done; a repeat of the newest does not.
+
+        A repeat of a restored step does: the first step after it is another one.
+        """
+        return step < self.step or (step == self.step and not self.at_s)
+
     def told(
         self,
         before: RankReport,

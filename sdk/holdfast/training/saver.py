@@ -61,7 +61,7 @@ class Saver:
         self._doubts = _doubts(spec, session) if spec.rank == 0 else None
         self._waited_s = 0.0
         self._steps_seen = 0
-        self._warned_idle = False
+        self._warned_idle = self._warned_behind = False
         self._tellings: dict[type, Callable[[Any], None]] = {
             ev.Post: self._post,
             ev.Stage: lambda action: self._handles.stage(action.step),
@@ -198,6 +198,18 @@ class Saver:
                 f"optimizer steps, not micro-batches",
                 stacklevel=3,
             )
+
+    def note_behind(self, step: int, newest: int) -> None:
+        """Warn, once, if an optimizer has stepped and ``step`` is counted as before ``newest``."""
+        if self._performer.gate.steps_count == self._steps_seen or self._warned_behind:
+            return
+        self._warned_behind = True
+        warnings.warn(
+            f"step({step}) does nothing after step {newest}, but an optimizer has stepped since: n "
+            f"counts completed optimizer steps, over all epochs and restarts; go on from "
+            f"restored.step, and call step(n) after the n-th",
+            stacklevel=3,
+        )
 
     def take_failure(self) -> CheckpointError | None:
         """Return what went wrong since the last call, once."""
