@@ -34,6 +34,7 @@ from holdfast.policy import (
     save_policy,
 )
 from holdfast.state.capture import Capture
+from holdfast.state.left_out import check_follows
 from holdfast.training import launch
 from holdfast.training.job_terms import Terms
 from holdfast.training.naming import Naming, Scope
@@ -135,6 +136,7 @@ class Checkpointer:
         self._capture = Capture(
             state, rank=self._place.rank, world_size=self._place.world_size, rng=rng
         )
+        self._check_follows()
         self._session = AgentSession(self._agent_socket())
         self._saver: Saver | None = None
         try:
@@ -229,6 +231,7 @@ class Checkpointer:
             )
         if made_since:
             self._capture.check()
+            self._check_follows()
         scope = Scope.of(self.state, strict=strict, only=only)
         expected = self._decided if made_since else self._decide(step, scope)
         saver = self._saver
@@ -271,9 +274,9 @@ class Checkpointer:
     def step(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle | None:
         """Tell that ``step`` optimizer steps are done, and save if a save is due.
 
-        Call it last in the iteration. A repeated ``step`` does nothing; a lower one neither, and
-        if an optimizer has stepped it warns once. ``notes`` of rank 0 are stored with a save: plain values
-        such as ``{"loss": 0.3}``, at most 4 KiB as JSON.
+        Call it last in the iteration. A repeated or lower ``step`` does nothing; if it shows that
+        steps are counted wrong, it warns once. ``notes`` of rank 0 are stored with a save: plain
+        values such as ``{"loss": 0.3}``, at most 4 KiB as JSON.
 
         Returns the handle of the save, or None if no save was due.
 
@@ -431,6 +434,11 @@ class Checkpointer:
         """
         if self._capture.boxes is not None:
             self._terms.admit(self._session, self._capture.estimate(), named=False)
+
+    def _check_follows(self) -> None:
+        """Refuse copies of what training changes, at any depth."""
+        for key, value in self.state.items():
+            check_follows(key, value)
 
     def _require_open(self) -> None:
         """Refuse to restore what no session holds: its bytes could be replaced while read."""

@@ -34,6 +34,7 @@ from holdfast.garbage import no_collection
 from holdfast.reading.dtypes import dtype_name
 from holdfast.snapshot.plan_hash import hash_of, shared_hash, stored_name, tally_of
 from holdfast.state.capture import Estimate, LiveState
+from holdfast.state.left_out import unsaved_parameters
 from holdfast.state.survey import CapturedTensor, Home, Identity, Survey
 
 BLOB_BYTES_MIN = 16 << 10
@@ -105,6 +106,7 @@ class SavePlan:
 
     Invariants: ``length_bytes`` and every position are constant. ``is_current`` is called just
     before each ``CopyEngine.begin``: what it takes of the live state is what that save writes.
+    ``left_out`` says what is trained and in no save.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class SavePlan:
         self._static = capture.static_text(survey)
         self._staged: LiveState | None = None
         self._broken = False
+        self.left_out = unsaved_parameters(survey, live.objects, live.tensors.values())
         entries = {entry.spec.fqn: entry for entry in template.entries}
         self.blob_entry = entries[blob_name(capture.rank)]
         later = {name: t for name, t in mine.items() if _is_deferred(t)}

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import InvalidRequestError, NotReadyError
 from holdfast.format.blob import SavedOptimizer, StateBlob
@@ -27,6 +28,7 @@ from holdfast.state.gathered import GatheredOptimizer, gather
 from holdfast.state.kinds import Kind, named
 from holdfast.state.local_boxes import is_nothing, local, shape_of
 from holdfast.state.name_differences import name_differences
+from holdfast.state.other_classes import warn_of_optimizer, warn_of_scheduler
 from holdfast.state.owners import Owners, told
 from holdfast.state.sections import Section
 from holdfast.state.survey import Home, Survey
@@ -182,6 +184,8 @@ class Loading:
             self._pass_over(path)  # a scheduler counts for the groups of its optimizer
             return
         tree = self.decode(self._live.objects[path])
+        if isinstance(value, LRScheduler) and isinstance(tree, dict):
+            warn_of_scheduler(path, value, tree)
         self._wants.then(partial(_put, path, put, tree))
 
     def _fill(self, fqn: str, target: torch.Tensor) -> None:
@@ -288,6 +292,7 @@ class Loading:
             groups = [self.decode(group.tree, group.rank) for group in found.groups]
         else:
             groups = cast("list[object]", self.decode(self._live.groups[path]))
+        warn_of_optimizer(path, optimizer, cast("list[dict[str, object]]", groups))
         if saved.strict:
             of = zip(chain(*names), optimizers.parameters(optimizer), strict=True)
             here = [name for name, p in of if not is_nothing(p)]

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.core import env
@@ -55,7 +55,7 @@ class Restored:
     attempt: int
     sources: Mapping[str, int]
     seconds: Mapping[str, float]
-    apply_rng: Callable[[], None]
+    apply_rng: Callable[[], None] = field(repr=False)
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
 

@@ -66,6 +66,7 @@ class SavePerformer:
         self.gate = Gate(self.engine)
         self.owed: OwedMoment | None = None
         self._plan_number = 0
+        self._told: set[str] = set()
         self._buffer: SlotBuffer | None = None
         # By step: one may end on the training thread while the copy thread closes the one before.
         self._closing: dict[int, Snapshot] = {}
@@ -135,7 +136,14 @@ class SavePerformer:
                 rank=self._spec.rank,
                 world_size=self._spec.world_size,
             )
+            self._say_what_is_left_out(self.plan)
         return ev.Prepared(action.step, self._plan_number)
+
+    def _say_what_is_left_out(self, plan: SavePlan) -> None:
+        for text in plan.left_out:
+            if text not in self._told:
+                self._told.add(text)
+                log.warning("job %s: %s", self._spec.job, text)
 
     def _give_up_copy(self, action: ev.GiveUpCopy) -> None:
         self.engine.abandon(action.reason)

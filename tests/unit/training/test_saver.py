@@ -447,3 +447,15 @@ def test_a_thousand_steps_without_a_slot_are_one_line(leased, caplog):
     about = [r.getMessage() for r in caplog.records if "no free slot" in r.getMessage()]
     assert len(about) == 1
     assert "; 1000 before it were not saved" in caplog.records[-1].getMessage()
+
+
+def test_what_an_optimizer_trains_beside_the_state_is_logged_once(tmp_path, caplog):
+    """Plans are made anew when its state appears; the sentence stays the same."""
+    state = stepped(torch.nn.Parameter(torch.zeros(3)))
+    state["model"] = torch.nn.Linear(2, 2)
+    with saver_of(tmp_path, state) as saver:
+        saver._performer._say_what_is_left_out(saver._performer.plan)
+
+    told = [r.getMessage() for r in caplog.records if "not in the state" in r.getMessage()]
+    assert len(told) == 1
+    assert "'optimizer'" in told[0]

@@ -310,7 +310,7 @@ def _learn_end(state: SaveState, event: ev.View) -> Handled:
         state = state._replace(shortage=view.shortage)
         actions.append(ev.LackCopies(view.shortage))
         if view.shortage and state.author.rank == 0:
-            advice = "start agents on more nodes, or lower replicas="
+            advice = "start agents on more nodes, or lower `replicas`"
             actions.append(ev.Warn(f"steps stay local: {view.shortage}; {advice}"))
     if view.fenced and not state.fenced:
         error = StaleGenerationError("a newer attempt of this job trains: stop this one")

@@ -1,0 +1,52 @@
+"""An optimizer or scheduler of another class takes what was saved, as in torch, and says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.state import worlds
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+
+
+def made(optimizer=AdamW, scheduler=lambda of: StepLR(of, 2)):
+    model = torch.nn.Linear(2, 3)
+    made = optimizer(model.parameters(), lr=0.1)
+    return {"model": model, "optimizer": made, "scheduler": scheduler(made)}
+
+
+def told(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "another class" in r.getMessage()]
+
+
+def test_another_scheduler_is_named_with_the_settings_that_differ(tmp_path, caplog):
+    target = made(scheduler=lambda of: CosineAnnealingLR(of, 5))
+    worlds.there_and_back(tmp_path, made(), target)
+
+    [text] = told(caplog)
+    assert "'scheduler' is of class CosineAnnealingLR" in text
+    assert "'T_max', 'eta_min' exist only in the script" in text
+    assert "'step_size', 'gamma' exist only in the checkpoint" in text
+
+
+def test_another_optimizer_is_named_with_the_settings_that_it_lacks(tmp_path, caplog):
+    worlds.there_and_back(tmp_path, made(), made(optimizer=SGD))
+
+    [text] = told(caplog)
+    assert "'optimizer' is of class SGD" in text
+    assert "'momentum', 'dampening', 'nesterov' exist only in the script" in text
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (made, made),
+        (made, lambda: made(optimizer=Adam)),
+        (lambda: made(scheduler=lambda of: LambdaLR(of, lambda n: 0.9**n)),) * 2,
+    ],
+    ids=["same", "same state", "functions"],
+)
+def test_what_has_the_same_settings_is_not_named(tmp_path, caplog, there, here):
+    worlds.there_and_back(tmp_path, there(), here())
+
+    assert told(caplog) == []
