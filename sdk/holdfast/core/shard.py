@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ PRIME = (1 << 56) - 5
 """Tallies of ranks count modulo this; see ``format.tally``."""
 UNLIKE = "what the ranks save is not all of the state"
 """How each text of ``unlike_ranks`` begins."""
+_TALLY = re.compile("[0-9a-f]{14}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,4 @@ def is_of_plans(reason: str) -> bool:
 def _tally(own: str) -> int | None:
     """Return the tally in the part of a plan hash before its dot; None: it has none."""
     digits = own.partition("-")[2]
-    try:
-        return int(digits, 16)
-    except ValueError:
-        return None
+    return int(digits, 16) if _TALLY.fullmatch(digits) else None
