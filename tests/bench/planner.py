@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.format.boxes import Box
 from holdfast.format.byte_ranges import needs
+from holdfast.format.header import parse_header
 from holdfast.format.index import Index, of_some
 from holdfast.format.segment import (
     SegmentHeader,
@@ -34,7 +35,6 @@ from holdfast.format.segment import (
     TensorEntry,
     TensorSpec,
     header_template,
-    parse_header,
 )
 from holdfast.reading.pieces import Pieces
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.format.digest import part_digests
-from holdfast.format.segment import header_length, parse_header
+from holdfast.format.header import parse_header
+from holdfast.format.segment import header_length
 from holdfast_services.agent import sidecar
 
 

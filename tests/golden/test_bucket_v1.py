@@ -8,7 +8,7 @@ from tests.unit.bucket.folders import CHECKPOINT, JOB, make
 
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.format import index, keys, manifest, sidecar
-from holdfast.format.segment import parse_header
+from holdfast.format.header import parse_header
 
 GOLDEN = Path(__file__).parent / "bucket-v1"
 FIX = "bucket v1 is frozen: undo the change, or make it version 2 and keep reading 1"

@@ -4,13 +4,8 @@ from pathlib import Path
 
 from holdfast.core.ids import ShardId
 from holdfast.format.boxes import Box, whole
-from holdfast.format.segment import (
-    SegmentIdentity,
-    TensorSpec,
-    blob_spec,
-    header_template,
-    parse_header,
-)
+from holdfast.format.header import parse_header
+from holdfast.format.segment import SegmentIdentity, TensorSpec, blob_spec, header_template
 
 GOLDEN = Path(__file__).parent / "segment-v1.bin"
 LENGTH_BYTES = 4 * 3 * 8 + 2 * 6 * 4 + 0 + 8 + 5 * 2 + 33

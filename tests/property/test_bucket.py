@@ -16,8 +16,9 @@ from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedForma
 from holdfast.format import index, keys, manifest, sidecar
 from holdfast.format.boxes import Box, whole
 from holdfast.format.digest import parts_count, root_digest
+from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest
-from holdfast.format.segment import SegmentIdentity, TensorSpec, parse_header
+from holdfast.format.segment import SegmentIdentity, TensorSpec
 from holdfast.format.sidecar import Sidecar
 
 REFUSED = (ManifestError, UnsupportedFormatError)

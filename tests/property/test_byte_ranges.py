@@ -15,13 +15,9 @@ from holdfast.errors import NotReadyError
 from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, intersect, whole
 from holdfast.format.byte_ranges import needs
+from holdfast.format.header import parse_header
 from holdfast.format.index import build
-from holdfast.format.segment import (
-    SegmentIdentity,
-    TensorSpec,
-    header_template,
-    parse_header,
-)
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 
 POISON = 0xEE
 

@@ -16,7 +16,8 @@ from holdfast.format import index as indexes
 from holdfast.format.boxes import Box, whole
 from holdfast.format.byte_ranges import needs
 from holdfast.format.flat_ranges import boxes_of, flat_shape, is_inside, is_range
-from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template, parse_header
+from holdfast.format.header import parse_header
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.reading.reader import Reader, Want
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from holdfast.core.ids import ShardId
 from holdfast.errors import CorruptionError, UnsupportedFormatError
 from holdfast.format.boxes import Box
-from holdfast.format.segment import (
-    ITEM_BYTES,
-    SegmentIdentity,
-    TensorSpec,
-    header_template,
-    parse_header,
-)
+from holdfast.format.header import parse_header
+from holdfast.format.segment import ITEM_BYTES, SegmentIdentity, TensorSpec, header_template
 
 REFUSED = (CorruptionError, UnsupportedFormatError)
 names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)

@@ -21,6 +21,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format.digest import PART_BYTES, part_digest
+from holdfast.format.header import parse_header
 from holdfast.format.keys import (
     MANIFEST,
     SEGMENT_SUFFIX,
@@ -30,7 +31,7 @@ from holdfast.format.keys import (
 )
 from holdfast.format.manifest import MANIFEST_BYTES_MAX, Manifest
 from holdfast.format.manifest import decode as decode_manifest
-from holdfast.format.segment import SegmentHeader, header_length, parse_header
+from holdfast.format.segment import SegmentHeader, header_length
 from holdfast.format.sidecar import SIDECAR_BYTES_MAX, Sidecar
 from holdfast.format.sidecar import decode as decode_sidecar
 from holdfast.objectstore import ObjectStore

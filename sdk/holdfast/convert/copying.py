@@ -27,8 +27,9 @@ from holdfast.errors import (
 )
 from holdfast.format import keys
 from holdfast.format.digest import part_digest, root_digest
+from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest, decode
-from holdfast.format.segment import SegmentHeader, header_template, parse_header
+from holdfast.format.segment import SegmentHeader, header_template
 from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import ObjectStore
 

@@ -46,6 +46,7 @@ from holdfast.errors import (
 )
 from holdfast.format import blob, keys
 from holdfast.format.digest import part_digest, root_digest
+from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest, decode
 from holdfast.format.names import RESERVED, blob_name
 from holdfast.format.segment import (
@@ -54,7 +55,6 @@ from holdfast.format.segment import (
     TensorSpec,
     blob_spec,
     header_template,
-    parse_header,
 )
 from holdfast.format.sidecar import Sidecar
 from holdfast.format.tree import Json

@@ -10,7 +10,6 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ class PlainNames:
     def specs(self) -> Sequence[TensorSpec]:
         """Return all tensors; see the class for their order."""
         names = sorted(self._stored, key=lambda name: len(self._stored[name]) == 1)
-        return [replace(self._specs[self._stored[name][0]], fqn=name) for name in names]
+        return [self._specs[self._stored[name][0]]._replace(fqn=name) for name in names]
 
     def tensors(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield these tensors.

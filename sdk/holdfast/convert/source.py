@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -84,7 +84,7 @@ class Chosen:
         self._new = selection.names(spec.fqn for spec in specs)
         self._old = {new: old for old, new in self._new.items()}
         self._specs = [
-            replace(spec, fqn=self._new[spec.fqn]) for spec in specs if spec.fqn in self._new
+            spec._replace(fqn=self._new[spec.fqn]) for spec in specs if spec.fqn in self._new
         ]
         self._whole = selection.everything
 

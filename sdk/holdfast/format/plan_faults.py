@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from holdfast.format.box_index import Overlaps
 from holdfast.format.boxes import Box, whole, without
@@ -31,7 +30,7 @@ def _boxes(spec: TensorSpec) -> Iterator[TensorSpec]:
     """Yield what a range is made of, each as if it were held by itself; at least an empty box."""
     nothing = Box((0,) * len(spec.shape), (0,) * len(spec.shape))
     for box in boxes_of(spec.shape, spec.box) or [nothing]:
-        yield replace(spec, box=box)
+        yield spec._replace(box=box)
 
 
 def _fault(fqn: str, held: list[tuple[int, TensorSpec]]) -> str:

@@ -1,6 +1,7 @@
 """The segment: a safetensors file whose header says whose it is and where its tensors belong.
 
-``docs/reference/format-v1.md`` is normative; this module is that page as code. Layout::
+``docs/reference/format-v1.md`` is normative; this module lays segments out, as that page has it,
+and ``format.header`` reads what they say. Layout::
 
     bytes 0..8    N, little-endian u64: length of the header
     bytes 8..8+N  JSON, padded with spaces so that the data begin at a multiple of 64
@@ -14,18 +15,16 @@ values out. Units: bytes, except boxes (elements).
 from __future__ import annotations
 
 import json
-import math
 import struct
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.boxes import Box, addressable, whole
 from holdfast.format.flat_ranges import flat_shape, is_inside, is_range
-from holdfast.garbage import no_collection
 
 FORMAT_VERSION = 1
 HEADER_BYTES_MAX = 100_000_000
@@ -44,9 +43,6 @@ ITEM_BYTES: dict[str, int] = {
 }  # fmt: skip
 """Item size of every dtype of the format, by its safetensors name."""
 
-_Dims = tuple[int, ...]
-_Place = tuple[str, _Dims, _Dims, _Dims, _Dims | None]
-_Sized = tuple[Box, _Dims, int]
 _STEP_DIGITS = 15
 _GENERATION_DIGITS = 10
 _PREFIX = struct.Struct("<Q")
@@ -57,13 +53,12 @@ _VERSION, _JOB, _RUN, _STEP, _GENERATION, _RANK, _WORLD, _VOLUME, _PLAN, _PARENT
         *("rank", "world_size", "volume", "plan", "parent"),
     )
 )
-_SHARDING = "DCP_SHARDING_INFO"
-_SHAPES = "holdfast.shapes"
-_METADATA_KEY = "__metadata__"
+METADATA_KEY = "__metadata__"
+SHARDING_KEY = "DCP_SHARDING_INFO"
+SHAPES_KEY = "holdfast.shapes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """One region of one tensor, before it has a position.
 
     ``shape`` is that of the whole tensor, and ``box`` a box of it or, if it has one dim, a range of
@@ -81,8 +76,7 @@ class TensorSpec:
         return ITEM_BYTES[self.dtype] * self.box.elements_count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """One box of one tensor and its bytes ``[begin, end)``, counted from the start of the file."""
 
     spec: TensorSpec
@@ -172,7 +166,7 @@ def header_template(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> H
     _check_specs(specs)
     checked_plan_hash(identity.plan_hash)
     ordered = sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype])
-    table: dict[str, object] = {_METADATA_KEY: _metadata(identity, ordered)}
+    table: dict[str, object] = {METADATA_KEY: _metadata(identity, ordered)}
     ends: list[int] = []
     offset = 0
     for spec in ordered:
@@ -212,46 +206,12 @@ def header_length(prefix: bytes) -> int:
     return _PREFIX.size + int(length)
 
 
-@no_collection()
-def parse_header(data: bytes | memoryview, length_bytes: int) -> SegmentHeader:
-    """Return the header of a segment of ``length_bytes`` that begins with ``data``.
-
-    Everything is checked before anything is believed: names, dtypes, shapes, that boxes lie in
-    their tensors, and that the tensors fill the file without holes or overlap.
-
-    Raises:
-        ManifestError: a rule of the format is broken; the message names it.
-        UnsupportedFormatError: a format version this code does not read.
-    """
-    head = bytes(data[:8])
-    data_begin = header_length(head)
-    if data_begin > length_bytes or data_begin > len(data):
-        raise ManifestError(f"header of {data_begin} bytes in a segment of {length_bytes}")
-    if data_begin % ALIGNMENT_BYTES:
-        raise ManifestError(f"data begin at byte {data_begin}, no multiple of {ALIGNMENT_BYTES}")
-    table = _json_object(bytes(data[8:data_begin]), "header")
-    metadata = _string_map(table.pop(_METADATA_KEY, None))
-    if len(table) > TENSORS_COUNT_MAX:
-        raise ManifestError(f"{len(table)} tensors exceed {TENSORS_COUNT_MAX}")
-    sharding, shapes = _sharding(metadata), _shapes(metadata, table)
-    places: dict[_Place, _Sized] = {}
-    entries = [_entry(fqn, raw, sharding, shapes, data_begin, places) for fqn, raw in table.items()]
-    entries.sort(key=lambda entry: (entry.begin, entry.end))
-    _check_filled(entries, data_begin, length_bytes)
-    return SegmentHeader(
-        identity=_identity(metadata),
-        entries=tuple(entries),
-        data_begin=data_begin,
-        length_bytes=length_bytes,
-    )
-
-
 def _check_specs(specs: Sequence[TensorSpec]) -> None:
     if len(specs) > TENSORS_COUNT_MAX:
         raise InvalidRequestError(f"{len(specs)} tensors exceed {TENSORS_COUNT_MAX}")
     seen: set[str] = set()
     for spec in specs:
-        if not _usable(spec.fqn) or spec.fqn == _METADATA_KEY:
+        if not is_usable(spec.fqn) or spec.fqn == METADATA_KEY:
             raise InvalidRequestError(f"tensor name {spec.fqn[:80]!r} is not usable")
         if spec.fqn in seen:
             raise InvalidRequestError(f"tensor {spec.fqn!r} stands twice in one segment")
@@ -277,7 +237,7 @@ def _metadata(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> dict[st
         }
         for spec in specs
     }
-    shapes = {_SHAPES: json.dumps(flat, separators=(",", ":"))} if flat else {}
+    shapes = {SHAPES_KEY: json.dumps(flat, separators=(",", ":"))} if flat else {}
     return {
         "format": "pt",
         "DCP_VERSION": "1.0",
@@ -292,7 +252,7 @@ def _metadata(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> dict[st
         _PLAN: identity.plan_hash,
         _PARENT: _parent_text(identity.parent),
         **shapes,
-        _SHARDING: json.dumps(sharding, separators=(",", ":")),
+        SHARDING_KEY: json.dumps(sharding, separators=(",", ":")),
     }
 
 
@@ -322,54 +282,9 @@ def _spot(data: bytes, key: str) -> int:
     return data.index(marker) + len(marker)
 
 
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ManifestError(f"key {twice[:80]!r} stands twice in the header")
-    return table
-
-
-def _string_map(raw: object) -> dict[str, str]:
-    if not isinstance(raw, dict) or not all(isinstance(value, str) for value in raw.values()):
-        raise ManifestError("__metadata__ is not a map of strings")
-    return raw
-
-
-def _sharding(metadata: Mapping[str, str]) -> dict[str, object]:
-    text = metadata.get(_SHARDING, "").encode(errors="replace")
-    return _json_object(text, _SHARDING)
-
-
-def _shapes(metadata: Mapping[str, str], table: Mapping[str, object]) -> dict[str, _Dims]:
-    """Return the shape of each tensor of which a range is here, by name."""
-    text = metadata.get(_SHAPES, "{}").encode(errors="replace")
-    raw = _json_object(text, _SHAPES)
-    unknown = next((fqn for fqn in raw if fqn not in table), None)
-    if unknown is not None:
-        raise ManifestError(f"{_SHAPES} has a shape of {unknown[:80]!r}, which is not here")
-    return {fqn: _integers(fqn, shape) for fqn, shape in raw.items()}
-
-
-def _json_object(text: bytes, what: str) -> dict[str, object]:
-    if text[:1] != b"{":
-        raise ManifestError(f"{what} is not a JSON object")
-    try:
-        table: dict[str, object] = json.loads(text.decode(), object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as cause:
-        raise ManifestError(f"{what} is not JSON: {cause}") from cause
-    return table
-
-
-def _usable(fqn: str) -> bool:
+def is_usable(fqn: str) -> bool:
+    """Tell whether a tensor may have this name."""
     return 0 < len(fqn) <= NAME_LENGTH_MAX and fqn.isprintable()
-
-
-def _inside(offsets: _Dims, lengths: _Dims, shape: _Dims) -> bool:
-    return len(offsets) == len(lengths) == len(shape) and all(
-        offset + length <= total
-        for offset, length, total in zip(offsets, lengths, shape, strict=True)
-    )
 
 
 def checked_plan_hash(text: str) -> str:
@@ -383,81 +298,13 @@ def checked_plan_hash(text: str) -> str:
     return text
 
 
-def _entry(
-    fqn: str,
-    raw: object,
-    sharding: Mapping[str, object],
-    shapes: Mapping[str, _Dims],
-    base: int,
-    places: dict[_Place, _Sized],
-) -> TensorEntry:
-    sharded = sharding.get(fqn)
-    if not _usable(fqn):
-        raise ManifestError(f"tensor name {fqn[:80]!r} of {len(fqn)} characters is not usable")
-    if not isinstance(raw, dict) or not isinstance(sharded, dict):
-        raise ManifestError(f"tensor {fqn!r} has no description or no place")
-    dtype = raw.get("dtype")
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise ManifestError(f"tensor {fqn!r} has the unknown dtype {str(dtype)[:40]!r}")
-    lengths = _integers(fqn, raw.get("shape"))
-    offsets = _integers(fqn, sharded.get("saved_offsets"))
-    shape = _integers(fqn, sharded["global_shape"]) if "global_shape" in sharded else lengths
-    span = _integers(fqn, raw.get("data_offsets"))
-    # Most tensors of a model are as big as others and cut as they are.
-    place = dtype, offsets, lengths, shape, shapes.get(fqn)
-    sized = places.get(place)
-    if sized is None:
-        sized = places[place] = _sized(fqn, *place)
-    box, shape, length_bytes = sized
-    if len(span) != 2:
-        raise ManifestError(f"tensor {fqn!r} has {len(span)} data offsets, not 2")
-    if span[1] - span[0] != length_bytes:
-        raise ManifestError(f"tensor {fqn!r} has {span[1] - span[0]} bytes for shape {lengths}")
-    if span[0] % ITEM_BYTES[dtype]:
-        raise ManifestError(f"tensor {fqn!r} begins at {span[0]}, not aligned for {dtype}")
-    spec = TensorSpec(fqn=fqn, dtype=dtype, shape=shape, box=box)
-    return TensorEntry(spec=spec, begin=base + span[0], end=base + span[1])
+def identity_of(metadata: Mapping[str, str]) -> SegmentIdentity:
+    """Return whose segment it is, as its header says.
 
-
-def _sized(
-    fqn: str, dtype: str, offsets: _Dims, lengths: _Dims, shape: _Dims, of: _Dims | None
-) -> _Sized:
-    """Return a region of a tensor, the shape of that, and the region's bytes.
-
-    ``shape`` is what the header says of a box, ``of`` that of the tensor if the box is a range.
+    Raises:
+        ManifestError: a key is missing, or is nobody's name or number.
+        UnsupportedFormatError: a format version this code does not read.
     """
-    if not _inside(offsets, lengths, shape):
-        raise ManifestError(f"tensor {fqn!r} has a box outside its shape {shape}")
-    if of is not None:
-        if flat_shape(of) != shape:
-            raise ManifestError(f"tensor {fqn!r} has the shape {shape} and is no range of {of}")
-        shape = of
-    if not addressable(shape, ITEM_BYTES[dtype]):
-        raise ManifestError(f"tensor {fqn!r} has the shape {shape}, which no memory can have")
-    return Box(offsets, lengths), shape, ITEM_BYTES[dtype] * math.prod(lengths)
-
-
-def _integers(fqn: str, raw: object) -> tuple[int, ...]:
-    if not isinstance(raw, list) or len(raw) > DIMS_COUNT_MAX:
-        raise ManifestError(f"tensor {fqn!r} has no list of at most {DIMS_COUNT_MAX} numbers")
-    for n in raw:
-        if type(n) is not int or not 0 <= n < 1 << 63:
-            raise ManifestError(f"tensor {fqn!r} has a number outside 0..2^63")
-    return tuple(raw)
-
-
-def _check_filled(entries: Sequence[TensorEntry], begin: int, end: int) -> None:
-    at = begin
-    for entry in entries:
-        if entry.begin != at:
-            rule = "overlaps another" if entry.begin < at else "leaves a hole before it"
-            raise ManifestError(f"tensor {entry.spec.fqn!r} {rule} at byte {at}")
-        at = entry.end
-    if at != end:
-        raise ManifestError(f"tensors end at byte {at} of {end}")
-
-
-def _identity(metadata: Mapping[str, str]) -> SegmentIdentity:
     version = metadata.get(_VERSION, "")
     if version != str(FORMAT_VERSION):
         raise UnsupportedFormatError(f"segment has format {version[:20]!r}, not {FORMAT_VERSION}")

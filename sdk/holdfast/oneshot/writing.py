@@ -19,8 +19,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format import manifest as manifests
+from holdfast.format.header import parse_header
 from holdfast.format.plan_faults import first_fault
-from holdfast.format.segment import parse_header
 from holdfast.objectstore import open_store
 from holdfast.oneshot.exchange import JOB, forget, make_room, sweep, write_manifest
 from holdfast.oneshot.sending import Fill, SentSegment, filler, send

@@ -23,7 +23,8 @@ from holdfast.errors import (
     TruncatedShardError,
 )
 from holdfast.format.boxes import span
-from holdfast.format.segment import ITEM_BYTES, SegmentHeader, header_length, parse_header
+from holdfast.format.header import parse_header
+from holdfast.format.segment import ITEM_BYTES, SegmentHeader, header_length
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part
 from holdfast.reading.reader import Copy, Reader

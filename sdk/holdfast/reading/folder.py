@@ -17,8 +17,9 @@ import torch
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.errors import ManifestError
 from holdfast.format.digest import PART_BYTES, part_digest
+from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest
-from holdfast.format.segment import SegmentHeader, parse_header
+from holdfast.format.segment import SegmentHeader
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part
 from holdfast.reading.reader import Copy, Reader

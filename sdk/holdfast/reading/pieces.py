@@ -7,7 +7,6 @@ headers only, no bytes and no torch. Boxes count elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from holdfast.errors import ManifestError, NotReadyError
@@ -105,5 +104,5 @@ def _boxes(entry: TensorEntry) -> Iterator[TensorEntry]:
     spec, begin = entry.spec, entry.begin
     for box in boxes_of(spec.shape, spec.box):
         end = begin + ITEM_BYTES[spec.dtype] * box.elements_count
-        yield TensorEntry(spec=replace(spec, box=box), begin=begin, end=end)
+        yield TensorEntry(spec=spec._replace(box=box), begin=begin, end=end)
         begin = end

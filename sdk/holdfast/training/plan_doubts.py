@@ -19,8 +19,9 @@ from holdfast.core.session import SessionView
 from holdfast.core.shard import Shard, is_of_plans, unlike_ranks
 from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError
+from holdfast.format.header import parse_header
 from holdfast.format.plan_faults import first_fault
-from holdfast.format.segment import SegmentHeader, parse_header
+from holdfast.format.segment import SegmentHeader
 from holdfast.training.restore_needs import RANKS_COUNT_MAX
 
 LOOK_S = 0.02

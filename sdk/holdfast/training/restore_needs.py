@@ -17,6 +17,7 @@ from holdfast.core.needs import Head, Needs, ShardNeed, checked
 from holdfast.errors import CheckpointError, ManifestError, NotReadyError
 from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
+from holdfast.format.header import parse_header
 from holdfast.format.index import Index, IndexedTensor, of_some
 from holdfast.format.names import (
     blob_name,
@@ -27,7 +28,7 @@ from holdfast.format.names import (
     own_rank,
     unranked,
 )
-from holdfast.format.segment import SegmentHeader, parse_header
+from holdfast.format.segment import SegmentHeader
 from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.survey import CapturedTensor, Home
 

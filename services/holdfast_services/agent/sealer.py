@@ -13,7 +13,8 @@ from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError, ConflictError, ExhaustedError, ManifestError
 from holdfast.format.digest import part_digest, part_digests, part_ranges, root_digest
-from holdfast.format.segment import header_length, parse_header
+from holdfast.format.header import parse_header
+from holdfast.format.segment import header_length
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import Content

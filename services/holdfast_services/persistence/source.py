@@ -32,7 +32,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format.digest import PART_BYTES, part_digest
-from holdfast.format.segment import header_length, parse_header
+from holdfast.format.header import parse_header
+from holdfast.format.segment import header_length
 from holdfast_services.persistence.clients import locate, suspect
 from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pool import PartPool

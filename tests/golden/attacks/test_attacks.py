@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast.format.segment import parse_header
+from holdfast.format.header import parse_header
 
 ATTACKS = json.loads((Path(__file__).parent / "attacks.json").read_text())
 DATA_BYTES = 32 + 10

@@ -19,7 +19,7 @@ from holdfast import errors
 from holdfast.bucket.verify import verify
 from holdfast.format import index, manifest, sidecar
 from holdfast.format.digest import part_digests, root_digest
-from holdfast.format.segment import parse_header
+from holdfast.format.header import parse_header
 from holdfast.objectstore.memory import MemoryStore
 
 ATTACKS = json.loads((Path(__file__).parent / "bucket.json").read_text())

@@ -10,7 +10,8 @@ import subprocess
 
 from holdfast.core.slot_names import slot_name
 from holdfast.format.digest import part_digests
-from holdfast.format.segment import header_length, parse_header
+from holdfast.format.header import parse_header
+from holdfast.format.segment import header_length
 from holdfast.v1 import agent_pb2 as pb
 from holdfast_services.agent import sidecar
 

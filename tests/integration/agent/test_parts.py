@@ -10,8 +10,9 @@ from holdfast.core.decision import DecisionState
 from holdfast.core.sources import Memory
 from holdfast.format import keys
 from holdfast.format.digest import PART_BYTES
+from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest, encode
-from holdfast.format.segment import header_length, parse_header
+from holdfast.format.segment import header_length
 from holdfast.rpc import codec
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import common_pb2

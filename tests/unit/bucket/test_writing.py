@@ -19,8 +19,8 @@ from holdfast.errors import (
 )
 from holdfast.format import keys
 from holdfast.format.digest import PART_BYTES, part_digests
+from holdfast.format.header import parse_header
 from holdfast.format.manifest import encode
-from holdfast.format.segment import parse_header
 from holdfast.objectstore.memory import MemoryStore
 
 ANOTHER_ID = "f" * 32

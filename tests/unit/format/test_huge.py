@@ -14,8 +14,9 @@ from holdfast.errors import InvalidRequestError
 from holdfast.format import index as indexes
 from holdfast.format.boxes import Box, whole
 from holdfast.format.byte_ranges import needs
+from holdfast.format.header import parse_header
 from holdfast.format.plan_faults import first_fault
-from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template, parse_header
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.format.tally import tally
 from holdfast.reading.pieces import Pieces
 

@@ -12,7 +12,8 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.errors import ExhaustedError, ManifestError
 from holdfast.format import index, manifest, sidecar
 from holdfast.format.boxes import Box
-from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template, parse_header
+from holdfast.format.header import parse_header
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 
 MADE = make(None)
 FIRST, SECOND = MADE.manifest.shards
@@ -100,8 +101,8 @@ W = TensorSpec(fqn="w", dtype="F32", shape=(4,), box=Box((0,), (2,)))
     [
         ([], 1, "no segment has no index"),
         ([[W]], 2, "1 ranks of 2"),
-        ([[W], [replace(W, dtype="I32")]], 2, "disagree about tensor 'w'"),
-        ([[W], [replace(W, shape=(5,))]], 2, "disagree about tensor 'w'"),
+        ([[W], [W._replace(dtype="I32")]], 2, "disagree about tensor 'w'"),
+        ([[W], [W._replace(shape=(5,))]], 2, "disagree about tensor 'w'"),
     ],
 )
 def test_segments_that_are_not_one_checkpoint_have_no_index(ranks, world_size, says):
@@ -123,7 +124,7 @@ def test_the_limit_holds_what_is_designed_for():
 def test_more_boxes_than_the_limit_have_no_index(monkeypatch):
     monkeypatch.setattr(index, "BOXES_COUNT_MAX", 1)
     with pytest.raises(ExhaustedError, match="2 boxes exceed 1"):
-        index.build(headers([[W, replace(W, fqn="v")]], 1))
+        index.build(headers([[W, W._replace(fqn="v")]], 1))
 
 
 def test_a_tensor_tells_which_bytes_of_which_segment_hold_a_region():

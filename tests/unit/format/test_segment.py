@@ -8,6 +8,7 @@ from safetensors import safe_open
 from holdfast.core.ids import ShardId
 from holdfast.errors import InvalidRequestError, ManifestError
 from holdfast.format.boxes import Box, whole
+from holdfast.format.header import parse_header
 from holdfast.format.segment import (
     ALIGNMENT_BYTES,
     SegmentIdentity,
@@ -15,7 +16,6 @@ from holdfast.format.segment import (
     blob_spec,
     header_length,
     header_template,
-    parse_header,
 )
 
 IDENTITY = SegmentIdentity(

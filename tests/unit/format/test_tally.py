@@ -7,8 +7,9 @@ import pytest
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.shard import PRIME
 from holdfast.format.boxes import Box, whole
+from holdfast.format.header import parse_header
 from holdfast.format.plan_faults import first_fault
-from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template, parse_header
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 from holdfast.format.tally import encode, tally
 
 SHAPE = (6, 4)

@@ -24,14 +24,9 @@ from holdfast.errors import (
 from holdfast.format import sidecar as sidecars
 from holdfast.format.boxes import Box, whole
 from holdfast.format.digest import PART_BYTES, part_digests, root_digest
+from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest
-from holdfast.format.segment import (
-    SegmentIdentity,
-    TensorSpec,
-    header_length,
-    header_template,
-    parse_header,
-)
+from holdfast.format.segment import SegmentIdentity, TensorSpec, header_length, header_template
 from holdfast.objectstore.memory import MemoryStore
 from holdfast.reading import folder as folders
 from holdfast.reading.files import open_files

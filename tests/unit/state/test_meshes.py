@@ -17,9 +17,9 @@ from holdfast.core.shard import unlike_ranks
 from holdfast.errors import InvalidRequestError
 from holdfast.format import index
 from holdfast.format.boxes import covers, whole
+from holdfast.format.header import parse_header
 from holdfast.format.names import unranked
 from holdfast.format.plan_faults import first_fault
-from holdfast.format.segment import parse_header
 from holdfast.reading.files import open_files
 from holdfast.snapshot.plan import make_plan
 from holdfast.state.capture import Capture

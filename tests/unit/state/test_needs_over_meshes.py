@@ -11,7 +11,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from holdfast.core.needs import Head, Needs
 from holdfast.errors import InvalidRequestError, NotReadyError
-from holdfast.format.segment import header_length, parse_header
+from holdfast.format.header import parse_header
+from holdfast.format.segment import header_length
 from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
 from holdfast.training.restore_needs import of_boxes

@@ -19,8 +19,9 @@ from holdfast.core.session import SlotLease
 from holdfast.core.shard import Shard
 from holdfast.format import keys
 from holdfast.format.digest import root_digest
+from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest
-from holdfast.format.segment import header_length, parse_header
+from holdfast.format.segment import header_length
 from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import ObjectStore
 from holdfast.reading.files import open_files
