@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from unittest import mock
 
 import pytest
@@ -141,59 +142,84 @@ def all_of(box):
     )
 
 
+def filled(boxes, region):
+    """Return which boxes make up a region and what of each, by a look at all; None: none do."""
+    shared = by_all_pairs(boxes, region)
+    enough = [one for one in shared if one[1] == region]
+    if enough:
+        return [next((one for one in enough if boxes[one[0]] == region), enough[0])]
+    left, chosen = all_of(region), []
+    for number, box in sorted(shared, key=lambda one: one[1].offsets):
+        if left & all_of(box):
+            left -= all_of(box)
+            chosen.append((number, box))
+    return None if left else sorted(chosen, key=lambda one: one[0])
+
+
+@given(asked())
+def test_a_region_is_made_up_of_one_box_or_of_those_that_have_what_none_before_them_has(drawn):
+    boxes, regions = drawn
+    found = Overlaps(boxes)
+
+    for region in regions:
+        chosen, hole = found.fill(region)
+
+        assert (hole is None) is (filled(boxes, region) is not None)
+        if hole is None:
+            assert filled(boxes, region) == sorted(chosen, key=lambda one: one[0])
+        else:
+            assert hole.elements_count
+            assert all_of(hole) <= all_of(region)
+            assert not by_all_pairs(boxes, hole)
+
+
 @given(asked(), st.integers(0, 20))
 def test_parts_are_chosen_as_by_a_look_at_all(drawn, cut):
-    """One that holds it all if there is one, else all that share elements; none is made up."""
+    """None is made up, and each is of a file that has it."""
     boxes, regions = drawn
     pieces = Pieces([header(boxes[:cut], rank=0), header(boxes[cut:], rank=1)])
     for region in regions:
-        shared = by_all_pairs(boxes, region)
-        found = set().union(*(all_of(box) for _, box in shared))
-        if not boxes or not all_of(region) <= found:
+        expected = filled(boxes, region) if boxes else None
+        if expected is None:
             with pytest.raises(NotReadyError, match="'w'"):
                 pieces.choose("w", region)
             continue
         chosen = pieces.choose("w", region)
-        enough = [boxes[number] for number, box in shared if box == region]
 
-        if enough:
-            assert [region] == [part.box for part in chosen]
-            assert (region if region in boxes else enough[0]) == chosen[0].entry.spec.box
-        elif not region.elements_count:
-            assert not any(part.box.elements_count for part in chosen)
-        else:
-            assert [box for _, box in shared] == [part.box for part in chosen]
+        if region.elements_count:
+            found = [(part.entry.spec.box, part.box) for part in chosen]
+            assert Counter((boxes[at], box) for at, box in expected) == Counter(found)
+        assert not any(part.box.elements_count for part in chosen if not region.elements_count)
         for part in chosen:
             assert part.entry.spec.box in boxes[cut * part.number :]
 
 
 @given(asked(), st.integers(0, 20))
 def test_bytes_are_named_as_by_a_look_at_all(drawn, cut):
-    """Of each box that holds elements which none before it does, from the first to the last.
+    """Of each box that is chosen, from the first to the last.
 
     With parts of one byte; of nothing at all, a header that tells of the tensor.
     """
     boxes, regions = drawn
     index = of_some([header(boxes[:cut], rank=0), header(boxes[cut:], rank=1)])
     tensor = index.tensor("w")
+    held = tensor.boxes if tensor else ()
     expected = {0: set(), 1: set()}
     for region in regions:
-        left = all_of(region)
-        for held in tensor.boxes if tensor else ():
-            shared = intersect(held.box, region)
-            if shared is not None and left & all_of(shared):
-                left -= all_of(shared)
-                first, last = (held.begin + 4 * n for n in span(held.box, shared))
-                expected[held.rank] |= set(range(first, last))
-        if left:
+        chosen = filled([each.box for each in held], region)
+        if chosen is None:
             with pytest.raises(NotReadyError, match="'w'"):
                 needs(index, [("w", region) for region in regions])
             return
+        for number, shared in chosen:
+            each = held[number]
+            first, last = (each.begin + 4 * n for n in span(each.box, shared))
+            expected[each.rank] |= set(range(first, last))
     with mock.patch.object(byte_ranges, "PART_BYTES", 1):
         named = needs(index, [("w", region) for region in regions])
     holders = {rank for rank, found in expected.items() if found}
     if tensor and regions and not holders:
-        holders = {min(held.rank for held in tensor.boxes)}
+        holders = {min(each.rank for each in held)}
 
     assert holders == {need.rank for need in named}
     for need in named:

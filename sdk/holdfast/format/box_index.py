@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from operator import le
 
-from holdfast.format.boxes import Box, check_dims, intersect
+from holdfast.format.boxes import Box, check_dims, intersect, without
 
 UNSORTED_COUNT_MAX = 4
 """Of so few boxes a look at each takes less time than sorting them."""
@@ -24,7 +25,7 @@ class Overlaps:
     They are sorted when a region is first asked for, and not at all if they are a handful.
     """
 
-    __slots__ = ("_axis", "_begins", "_boxes", "_furthest", "_order")
+    __slots__ = ("_apart", "_axis", "_begins", "_boxes", "_furthest", "_order")
 
     def __init__(self, boxes: Sequence[Box]) -> None:
         self._boxes = boxes
@@ -32,6 +33,8 @@ class Overlaps:
         self._order: Sequence[int] = ()
         self._begins: list[int] = []
         self._furthest: list[int] = []
+        self._apart = False
+        """Whether each ends before the next one begins, along the axis."""
 
     def of(self, region: Box) -> Iterator[tuple[int, Box]]:
         """Yield each box that shares elements with ``region``, by its number, and what they share.
@@ -46,6 +49,32 @@ class Overlaps:
             if shared is not None:
                 yield number, shared
 
+    def fill(self, region: Box) -> tuple[list[tuple[int, Box]], Box | None]:
+        """Return which boxes make up ``region``, and what of it none has; None: they have all.
+
+        One alone if it has all, at best it and no more; else, in order of place, each that has
+        elements which none before it has.
+
+        Raises:
+            ValueError: the region has another number of dims.
+        """
+        found = list(self.of(region))
+        enough = [one for one in found if one[1].lengths == region.lengths]
+        if enough:
+            return [next((one for one in enough if self._boxes[one[0]] == region), enough[0])], None
+        missing = region.elements_count
+        if self._apart and missing == sum(shared.elements_count for _, shared in found):
+            return found, None
+        holes = [region] if missing else []
+        chosen = []
+        # In order of place there are never many holes, however finely a grid is cut.
+        for number, shared in sorted(found, key=lambda one: one[1].offsets):
+            rest = [part for hole in holes for part in without(hole, shared)]
+            if rest != holes:
+                chosen.append((number, shared))
+                holes = rest
+        return chosen, holes[0] if holes else None
+
     def _near(self, region: Box) -> Iterable[int]:
         """Return the numbers of the boxes that may share something with ``region``, ascending."""
         if len(self._boxes) <= UNSORTED_COUNT_MAX:
@@ -58,7 +87,8 @@ class Overlaps:
         begin = region.offsets[self._axis]
         first = bisect_right(self._furthest, begin)
         last = bisect_left(self._begins, begin + region.lengths[self._axis])
-        return sorted(self._order[first:last])
+        near = self._order[first:last]
+        return near if isinstance(near, range) else sorted(near)
 
     def _sort(self) -> None:
         boxes = self._boxes
@@ -75,6 +105,7 @@ class Overlaps:
             ends = [ends[number] for number in self._order]
         self._begins = begins
         self._furthest = ends if ends == sorted(ends) else list(accumulate(ends, max))
+        self._apart = all(map(le, self._furthest, begins[1:]))
 
 
 class SharedOverlaps:

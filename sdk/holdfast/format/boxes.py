@@ -103,9 +103,10 @@ def intersect(a: Box, b: Box) -> Box | None:
     """
     check_dims(a, b)
     starts, lengths = [], []
+    # Comparisons, since all pairs that touch come here, and `min` and `max` take twice as long.
     for at, length, start, other in zip(a.offsets, a.lengths, b.offsets, b.lengths, strict=True):
-        stop = min(at + length, start + other)
-        first = max(at, start)
+        stop = at + length if at + length < start + other else start + other  # noqa: FURB136
+        first = at if at > start else start  # noqa: FURB136
         if first >= stop:
             return None
         starts.append(first)

@@ -7,21 +7,23 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
-from holdfast.format.boxes import Box, span, without
+from holdfast.format.boxes import Box, span
 from holdfast.format.digest import PART_BYTES
 from holdfast.format.flat_ranges import boxes_of
 from holdfast.format.index import Index, IndexedBox, IndexedTensor
 from holdfast.format.segment import ITEM_BYTES
+from holdfast.garbage import no_collection
 
 
+@no_collection()
 def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, ...]:
     """Return what a rank must have of a checkpoint to read these regions, by rank and volume.
 
     Of each shard named the header is among the ranges: whoever reads a tensor looks it up there,
     also one of which it wants nothing.
     Of a box that is wanted in part, the bytes from its first wanted element to its last are: for
-    a tensor cut along its first dim nothing else lies between. What several shards hold is read
-    from the first of them.
+    a tensor cut along its first dim nothing else lies between. Of several shards that hold it the
+    first is read that has all of it, or else each that has something which none before has.
 
     Args:
         index: The index of the checkpoint's plan.
@@ -57,22 +59,18 @@ def _sources(
     tensor: IndexedTensor | None, fqn: str, region: Box
 ) -> Iterator[tuple[int, IndexedBox, Box]]:
     """Yield the bytes of an element, a box that the region is read from, what is read of it."""
-    left = [region] if region.elements_count else []
-    if tensor is not None and left:
-        item_bytes = ITEM_BYTES[tensor.dtype]
+    if not region.elements_count:
+        return
+    hole: Box | None = region
+    if tensor is not None:
         for box in boxes_of(tensor.shape, region):
-            left = [box]
-            for number, shared in tensor.overlaps.of(box):
-                rest = [part for hole in left for part in without(hole, shared)]
-                if rest != left:
-                    left = rest
-                    yield item_bytes, tensor.pieces[number], shared
-                if not left:
-                    break
-            if left:
+            found, hole = tensor.overlaps.fill(box)
+            if hole is not None:
                 break
-    if left:
-        raise NotReadyError(f"no shard holds {left[0]} of tensor {fqn!r}", fqn=fqn)
+            for number, shared in found:
+                yield ITEM_BYTES[tensor.dtype], tensor.pieces[number], shared
+    if hole is not None:
+        raise NotReadyError(f"no shard holds {hole} of tensor {fqn!r}", fqn=fqn)
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> tuple[ByteRange, ...]:

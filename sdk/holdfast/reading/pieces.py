@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from holdfast.errors import ManifestError, NotReadyError
 from holdfast.format.box_index import Overlaps, SharedOverlaps
-from holdfast.format.boxes import Box, covers, whole
+from holdfast.format.boxes import Box, whole
 from holdfast.format.flat_ranges import boxes_of, is_range
 from holdfast.format.segment import ITEM_BYTES, SegmentHeader, TensorEntry, TensorSpec
 from holdfast.garbage import no_collection
@@ -89,14 +89,11 @@ class Pieces:
         overlaps = self._overlaps.get(name)
         if overlaps is None:
             overlaps = self._overlaps[name] = self._shared.of(boxes)
-        shared = [Part(*places[at], region) for at, region in overlaps.of(box)]
-        enough = [part for part in shared if part.box == box]
-        if enough:
-            return [next((part for part in enough if part.entry.spec.box == box), enough[0])]
-        if not covers(box, (part.box for part in shared)):
+        chosen, hole = overlaps.fill(box)
+        if hole is not None:
             place = f"{list(box.offsets)} + {list(box.lengths)}"
             raise NotReadyError(f"pieces of tensor {name!r} are missing at {place}", fqn=name)
-        return shared
+        return [Part(*places[at], region) for at, region in chosen]
 
 
 def _boxes(entry: TensorEntry) -> Iterator[TensorEntry]:
