@@ -1,15 +1,15 @@
 """What a rank plans before it loads on another mesh: which saved boxes fill its own.
 
-No byte is read. Ours is what `restore` does once it has the heads of all segments: name the bytes
-that are needed of each, then, of the segments that have them, choose what fills each target. The
-peer is DCP's own planner against its own metadata, on boxes that are the same.
+No byte is read. Ours is what `restore` does: from heads of segments name the bytes that are needed
+of each, then, of the segments that have them, choose what fills each target. The peer is DCP's own
+planner against its own metadata, on boxes that are the same.
 """
 
 from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,22 +24,29 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
+from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
+from holdfast.core.needs import Head, Needs
 from holdfast.format.boxes import Box
 from holdfast.format.byte_ranges import needs
 from holdfast.format.header import parse_header
 from holdfast.format.index import Index, of_some
+from holdfast.format.names import blob_name
 from holdfast.format.segment import (
     SegmentHeader,
     SegmentIdentity,
     TensorEntry,
     TensorSpec,
+    blob_spec,
     header_template,
 )
-from holdfast.reading.pieces import Pieces
+from holdfast.reading.pieces import Part, Pieces
+from holdfast.state.boxes_here import LocalBoxes
+from holdfast.state.survey import CapturedTensor, Home
+from holdfast.training.restore_needs import of_boxes
 
 NAMES = (
     "planner/load_plan_100k", "planner/one_tensor_10k", "planner/heads_128k", "planner/dcp",
+    "planner/dcp_all_heads",
 )  # fmt: skip
 SAVED, NOW, RANK = 64, 128, 77
 TENSORS_COUNT = 100_000
@@ -95,7 +102,10 @@ def measure(*, quick: bool) -> Iterator[Record]:
         times_min=0,
     )
     yield _heads(_model(HEADS_TENSORS_COUNT // part))
-    yield _read_and_planned(_model(READ_TENSORS_COUNT // part))
+    tensors = _model(READ_TENSORS_COUNT // part)
+    yield _read_and_planned("planner/dcp", tensors, copies=1, times_min=2)
+    few = _model(HEADS_TENSORS_COUNT // part)
+    yield _read_and_planned("planner/dcp_all_heads", few, copies=2, times_min=0)
 
 
 def _plans(name: str, tensors: Sequence[Tensor], *, note: str, times_min: float) -> Record:
@@ -137,16 +147,38 @@ def _heads(tensors: Sequence[Tensor]) -> Record:
     )
 
 
-def _read_and_planned(tensors: Sequence[Tensor]) -> Record:
-    """Return how long a rank takes from the bytes of what was saved to its plan."""
-    data, peer = _head_texts(tensors), pickle.dumps(_metadata(tensors))
-    wanted = [(tensor.fqn, box) for tensor in tensors for box in tensor.wanted]
+def _read_and_planned(
+    name: str, tensors: Sequence[Tensor], copies: int, times_min: float
+) -> Record:
+    """Return how long a rank takes from the bytes of what was saved to its plan.
+
+    ``copies``: how many ranks hold what this one does; of more than one anybody may have saved it.
+    """
+    heads, peer = _head_texts(tensors), pickle.dumps(_metadata(tensors))
     state = {tensor.fqn: Target(tensor) for tensor in tensors}
+    boxes = _boxes_here(tensors, copies)
+    asked: set[int] = set()
 
-    def ours() -> object:
-        headers = [parse_header(*head) for head in data]
-        return _plan(headers, of_some(headers), wanted)
+    def find(_: CheckpointId, ranks: Collection[int]) -> list[Head]:
+        asked.update(ranks)
+        return [Head(rank=rank, data=heads[rank][0], length_bytes=heads[rank][1]) for rank in ranks]
 
+    def ours() -> tuple[Needs, list[list[Part]]]:
+        needs, _ = of_boxes(
+            Needs(checkpoint=_id(0).checkpoint), RANK % SAVED, boxes, None, find,
+            saved=SAVED, world_size=NOW,
+        )  # fmt: skip
+        # The headers of what is named are read again, then from bytes that were verified.
+        pieces = Pieces(parse_header(*heads[need.rank]) for need in needs.shards)
+        return needs, [pieces.choose(held.fqn, held.box) for held in boxes.tensors.values()]
+
+    needs, chosen = ours()
+    read_from = {
+        (part.entry.spec.fqn, needs.shards[part.number].rank, part.box.lengths)
+        for parts in chosen
+        for part in parts
+    }
+    assert read_from == _theirs(pickle.loads(peer), state)
     ours_s, peer_s = in_turn(
         lambda: _timed(ours),
         lambda: _timed(lambda: create_default_local_load_plan(state, pickle.loads(peer))),
@@ -154,24 +186,43 @@ def _read_and_planned(tensors: Sequence[Tensor]) -> Record:
         warm_up=1,
     )
     return faster(
-        "planner/dcp",
+        name,
         ours_s,
         peer_s,
         peer="DCP: unpickling .metadata, create_default_local_load_plan",
-        length_bytes=sum(len(head) for head, _ in data),
+        length_bytes=sum(len(heads[rank][0]) for rank in asked),
         note=f"{len(tensors)} tensors saved by {SAVED} ranks, for one of {NOW}: from the heads of "
-        f"all segments, in memory, to the plan; the peer from {len(peer)} bytes",
-        times_min=2,
+        f"{len(asked)} segments, in memory, to the plan; the peer from {len(peer)} bytes",
+        times_min=times_min,
     )
+
+
+def _boxes_here(tensors: Sequence[Tensor], copies: int) -> LocalBoxes:
+    """Return what a rank has of them, as FSDP2 tells it; it is not planned by its memory."""
+    memory, holders = torch.empty(0), tuple(range(RANK, RANK + copies))
+    return LocalBoxes(
+        {
+            tensor.fqn: CapturedTensor(
+                tensor.fqn, memory, Home.HOLDERS, deferred=True, shape=tensor.shape,
+                box=tensor.wanted[0], holders=holders, mesh=tuple(range(NOW)),
+            )
+            for tensor in tensors
+        },
+        aliases={},
+    )  # fmt: skip
 
 
 def _head_texts(tensors: Sequence[Tensor]) -> list[tuple[bytes, int]]:
     """Return the head of each rank's segment, and the segment's length."""
     templates = [
-        header_template(header.identity, [entry.spec for entry in header.entries])
-        for header in _headers(tensors)
+        header_template(header.identity, [*(entry.spec for entry in header.entries), _text(rank)])
+        for rank, header in enumerate(_headers(tensors))
     ]
     return [(each.fill(step=1, generation=1, parent=None), each.length_bytes) for each in templates]
+
+
+def _text(rank: int) -> TensorSpec:
+    return blob_spec(blob_name(rank), 1 << 16)
 
 
 def _plan(
@@ -250,10 +301,14 @@ def _header(tensors: Sequence[Tensor], rank: int, world_size: int) -> SegmentHea
         begin, at = at, at + spec.length_bytes
         entries.append(TensorEntry(spec=spec, begin=begin, end=at))
     identity = SegmentIdentity(
-        id=ShardId(RunId("r"), Step(1), Generation(1), Rank(rank)),
+        id=_id(rank),
         job="job", world_size=world_size, plan_hash="p",
     )  # fmt: skip
     return SegmentHeader(identity=identity, entries=tuple(entries), data_begin=64, length_bytes=at)
+
+
+def _id(rank: int) -> ShardId:
+    return ShardId(RunId("r"), Step(1), Generation(1), Rank(rank))
 
 
 def _metadata(tensors: Sequence[Tensor]) -> Metadata:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from holdfast.format.flat_ranges import is_range
 from holdfast.format.names import is_under
 from holdfast.state.survey import CapturedTensor, Home
 
@@ -28,6 +29,27 @@ class LocalBoxes:
     def beside_shared(self) -> bool:
         """Whether there are tensors of DDP beside them, of which any rank may have saved some."""
         return any(t.home in (Home.SHARED, Home.FIRST) for t in self.tensors.values())
+
+    def likely_savers(self, saved: int) -> set[int] | None:
+        """Return who of ``saved`` ranks had what is here, if torch had cut it for them as for now.
+
+        FSDP and tensor parallelism cut a tensor along one dim into equal lengths, for all ranks in
+        their order, until nothing is left; so rank 0 has a part of each. None: what is here was
+        not cut so, or others hold the same, and anybody may have saved it.
+        """
+        found = {0}
+        for shape, box, holders in {(t.shape, t.box, t.holders) for t in self.cut()}:
+            if len(holders) != 1 or is_range(shape, box):
+                return None
+            places = zip(shape, box.offsets, box.stops, strict=True)
+            # If none is cut, the one that was is of one row, which is rank 0's.
+            cut = [place for place in places if place[2] - place[1] != place[0]]
+            if box.elements_count and len(cut) > 1:
+                return None
+            for length, begin, end in cut if box.elements_count else ():
+                rows = -(-length // saved)
+                found.update(range(begin // rows, (end - 1) // rows + 1))
+        return found
 
     def find(self, name: str) -> CapturedTensor | None:
         """Return what is held of a tensor; of an optimizer's state, what is of its parameter."""

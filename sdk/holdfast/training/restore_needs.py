@@ -29,6 +29,7 @@ from holdfast.format.names import (
     unranked,
 )
 from holdfast.format.segment import SegmentHeader
+from holdfast.garbage import no_collection
 from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.survey import CapturedTensor, Home
 
@@ -83,6 +84,7 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
         return needs
 
 
+@no_collection()
 def of_boxes(
     needs: Needs,
     source: int,
@@ -97,7 +99,8 @@ def of_boxes(
     """Return by byte ranges what a rank loads that has boxes of tensors which others hold, too.
 
     Where as many ranks saved it, that may all be in its own segment and those of the ranks that
-    hold the same boxes; else the heads of all tell in which. All of the checkpoint, if that cannot
+    hold the same boxes; where others did, in those of the ranks that had its part of each tensor.
+    If their heads do not tell of all of it, those of all do. All of the checkpoint, if that cannot
     be told. Beside it: whether what any group of ranks has saved under a name is among it.
 
     Args:
@@ -112,28 +115,39 @@ def of_boxes(
     """
     if needs.whole:
         return needs, True
+    others = saved if saved != world_size else 0
     # Rank 0's has the seed of the random streams, and the order in which DDP adds gradients up.
-    first = saved != world_size or boxes.beside_shared
-    texts = {blob_name(source)} | ({blob_name(0)} if first else set())
-    everyone = far or saved != world_size
-    near = sorted({source, *(rank for tensor in boxes.cut() for rank in tensor.holders)})
-    far = far or first or len(near) == saved
-    for ranks in [range(saved)] if far else [near, range(saved)]:
-        everyone = everyone or (not far and len(ranks) == saved)
+    texts = {blob_name(source)} | ({blob_name(0)} if others or boxes.beside_shared else set())
+    near = None if far else _near(source, boxes, others)
+    everybody = list(range(saved))
+    looks = [(everybody, far or others > 0)]
+    if near is not None and len(near) < saved:
+        looks = [(sorted(near), False), (everybody, True)]
+    for ranks, everyone in looks:
         if len(ranks) > RANKS_COUNT_MAX:
             continue
         try:
             index = of_some(headers(needs.checkpoint, ranks, find))
             wanted = list(
-                _wanted(
-                    index, source, texts, boxes, only,
-                    everyone=everyone, other_than=saved if saved != world_size else 0,
-                )
-            )  # fmt: skip
+                _wanted(index, source, texts, boxes, only, everyone=everyone, other_than=others)
+            )
             return checked(replace(needs, shards=byte_ranges.needs(index, wanted))), everyone
         except CheckpointError as error:
             log.info("not only the segments of %s: %s", ranks, error)
     return replace(needs, whole=True), True
+
+
+def _near(source: int, boxes: LocalBoxes, others: int) -> set[int] | None:
+    """Return whose heads may tell all that a rank needs; None: anybody may have saved it.
+
+    ``others``: how many ranks saved, if there are now more or less; else 0.
+    """
+    if boxes.beside_shared:
+        return None
+    if not others:
+        return {source, *(rank for tensor in boxes.cut() for rank in tensor.holders)}
+    savers = None if boxes.sections else boxes.likely_savers(others)
+    return None if savers is None else {source, *savers}
 
 
 def _wanted(
@@ -161,7 +175,10 @@ def _wanted(
         held = boxes.find(name)
         if blob_rank(name) is not None or (held is None and boxes.is_elsewhere(name)):
             continue
-        meant = {name, own_name(name, held.mesh[0] if held and held.mesh else source)}
+        meant = {name, own_name(name, source)}
+        if held and held.mesh:
+            # A group of other ranks is not the one that saved, and has no tensor of its own there.
+            meant = {name} if other_than else {name, own_name(name, held.mesh[0])}
         of_any = everyone and _may_be_of_any(name, stored, held, source, other_than)
         others = list(stored) if of_any else []
         # An optimizer's groups are there, also if nothing else of it is.

@@ -23,6 +23,7 @@ SAVED = 4
 ROWS, COLUMNS = 8, 3
 KEY = ShardId(RunId("r"), Step(7), Generation(1), Rank(0)).checkpoint
 STATE = "optimizer.state.model.w."
+NOTHING = Needs(checkpoint=KEY)
 WHOLE = Needs(checkpoint=KEY, whole=True)
 
 
@@ -37,10 +38,15 @@ def rows(begin: int, end: int) -> Box:
 
 
 def template(
-    rank: int, world_size: int = SAVED, lacking: str = "", more: tuple[TensorSpec, ...] = ()
+    rank: int,
+    world_size: int = SAVED,
+    lacking: str = "",
+    more: tuple[TensorSpec, ...] = (),
+    place: int | None = None,
 ):
     """The header of one rank of an FSDP job: two rows of each tensor, its scalar, its text."""
-    shape, box = (ROWS, COLUMNS), rows(2 * rank, 2 * rank + 2)
+    place = rank if place is None else place
+    shape, box = (ROWS, COLUMNS), rows(2 * place, 2 * place + 2)
     specs = [
         TensorSpec(fqn="model.w", dtype="F32", shape=shape, box=box),
         TensorSpec(fqn=f"{STATE}exp_avg", dtype="F32", shape=shape, box=box),
@@ -100,9 +106,7 @@ def held(begin: int, end: int, holders=(0,), mesh=(0, 1), shape=(ROWS, COLUMNS))
 
 
 def named(find, boxes, *, source=0, world_size=2, only=None) -> Needs:
-    needs, _ = of_boxes(
-        replace(WHOLE, whole=False), source, boxes, only, find, saved=SAVED, world_size=world_size
-    )
+    needs, _ = of_boxes(NOTHING, source, boxes, only, find, saved=SAVED, world_size=world_size)
     return needs
 
 
@@ -125,6 +129,45 @@ def test_half_as_many_ranks_need_the_segments_that_their_rows_are_in():
     assert both == spans(needs, 2) == spans(needs, 3)
     assert {"holdfast.rank.0", f"{STATE}step"} == spans(needs, 0)
     assert {"holdfast.rank.1", "rank.1.extra"} == spans(needs, 1)
+
+
+def test_of_more_ranks_one_asks_those_who_had_its_rows_and_whose_text_it_reads():
+    """F80: not everybody, however many there were: a limit of all heads says nothing of these."""
+    agent = everybody()
+
+    needs, of_all = of_boxes(
+        NOTHING, 1, held(7, 8, holders=(7,), mesh=range(8)), None, agent,
+        saved=SAVED, world_size=8,
+    )  # fmt: skip
+
+    assert [[0, 1, 3]] == agent.asked
+    assert not of_all
+    assert [0, 1, 3] == [need.rank for need in needs.shards]
+    assert {"model.w", f"{STATE}exp_avg"} == spans(needs, 3)
+    assert {"holdfast.rank.0", f"{STATE}step"} == spans(needs, 0)
+    assert {"holdfast.rank.1", "rank.1.extra"} == spans(needs, 1)
+
+
+def test_of_too_many_ranks_those_that_had_its_rows_are_asked_all_the_same(monkeypatch):
+    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    agent = everybody()
+
+    assert not named(agent, held(0, 4)).whole
+    assert [[0, 1]] == agent.asked
+
+
+def test_rows_that_were_cut_otherwise_are_looked_for_in_all_heads():
+    """Rank 3 had none of them, as its own head says."""
+    agent = Agent(*(head(rank, place=(rank + 1) % SAVED) for rank in range(SAVED)))
+
+    needs, of_all = of_boxes(
+        NOTHING, 1, held(7, 8, holders=(7,), mesh=range(8)), None, agent,
+        saved=SAVED, world_size=8,
+    )  # fmt: skip
+
+    assert [[0, 1, 3], [0, 1, 2, 3]] == agent.asked
+    assert of_all
+    assert 2 in [need.rank for need in needs.shards]
 
 
 def test_a_part_of_a_box_is_named_by_the_bytes_of_its_rows():
@@ -289,14 +332,14 @@ def unavailable(checkpoint, ranks):
 )  # fmt: skip
 def test_all_is_named_if_the_heads_do_not_tell(find):
     """A head is not verified: a false one costs bytes, never a wrong tensor."""
-    assert named(find, held(0, 4)).whole
+    assert named(find, held(0, 8)).whole
 
 
 def test_all_is_named_of_a_checkpoint_of_too_many_ranks(monkeypatch):
     monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
     agent = everybody()
 
-    assert named(agent, held(0, 4)).whole
+    assert named(agent, held(0, 4, holders=(0, 1))).whole
     assert [] == agent.asked
 
 
