@@ -26,7 +26,7 @@ LAUNCH_S_MAX = 400.0
 NOTE = (
     "Ours: save() to wait('local'), then Checkpointer() and restore(), every byte verified. Peer: "
     "one file and one thread a rank, no sync, cached plans; state dicts made before, loaded in "
-    "place. Processes and groups are there before"
+    "place. Processes and groups are there before, and what the script calls of both is imported"
 )
 Times = list[tuple[float, float]]
 """Of each run ours and the peer's, in seconds."""

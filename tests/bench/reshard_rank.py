@@ -1,7 +1,8 @@
 """A rank of the reshard benchmark: ``save FOLDER RUNS BYTES`` or ``load FOLDER TURN BYTES``.
 
 Rank 0 prints ``took OURS PEER``, seconds from one barrier to the next, so that the slowest rank
-counts. Model and optimizer are there before, and so is what the peer works on: state dicts.
+counts. Model and optimizer are there before, and so is what the peer works on: state dicts. What
+this script calls of either is imported at its top; what that imports later, counts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-import holdfast
+from holdfast import Checkpointer, Never
 from holdfast.errors import PreconditionError
 
 JOB = "reshard"
@@ -113,7 +114,7 @@ def save(folder: Path, runs: int, model: nn.Module, optimizer: torch.optim.Optim
     state = tensors(model, optimizer)
     planner = DefaultSavePlanner(enable_plan_caching=True, dedup_save_to_lowest_rank=True)
     of_ours = {"model": model, "optimizer": optimizer}
-    ck = holdfast.Checkpointer(JOB, of_ours, save=holdfast.Never(), replicas=0, rng=False)
+    ck = Checkpointer(JOB, of_ours, save=Never(), replicas=0, rng=False)
 
     def ours() -> None:
         ck.save(number).wait("local", timeout_s=WAIT_S)
@@ -149,8 +150,7 @@ def load(folder: Path, turn: int, model: nn.Module, optimizer: torch.optim.Optim
 
     def ours() -> None:
         of_ours = {"model": model, "optimizer": optimizer}
-        make = holdfast.Checkpointer
-        checkpointers.append(make(JOB, of_ours, save=holdfast.Never(), replicas=0, rng=False))
+        checkpointers.append(Checkpointer(JOB, of_ours, save=Never(), replicas=0, rng=False))
         restored = checkpointers[0].restore()
         assert restored is not None
         assert restored.step == number
@@ -158,7 +158,7 @@ def load(folder: Path, turn: int, model: nn.Module, optimizer: torch.optim.Optim
     def peer() -> None:
         dcp_load(state, storage_reader=FileSystemReader(folder / "dcp"))
 
-    checkpointers: list[holdfast.Checkpointer] = []
+    checkpointers: list[Checkpointer] = []
     for work in (ours, peer) if turn % 2 else (peer, ours):
         fill(state, None)
         took_s[work] = timed(work)
