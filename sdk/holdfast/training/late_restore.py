@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.core.decision import Decision
-from holdfast.core.needs import Needs, ShardNeed, checked
+from holdfast.core.needs import HEADS_COUNT_MAX, Needs, ShardNeed, checked
 from holdfast.core.session import RestoreView
 from holdfast.errors import (
     CheckpointError,
@@ -146,7 +146,7 @@ class LateRestore:
         """Return the index of all heads; None: they are not to be had, and all is here now."""
         saved = self.decision.world_size
         try:
-            if saved > restore_needs.RANKS_COUNT_MAX:
+            if saved > HEADS_COUNT_MAX:
                 raise NotReadyError(f"{saved} ranks saved it")
             checkpoint = self.decision.checkpoint
             assert checkpoint is not None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from holdfast.core.ids import CheckpointId, Generation, Step, run_id
-from holdfast.core.needs import Head
+from holdfast.core.needs import HEADS_COUNT_MAX, Head
 from holdfast.core.session import SessionView
 from holdfast.core.shard import Shard, is_of_plans, unlike_ranks
 from holdfast.core.user_events import Event
@@ -22,7 +22,6 @@ from holdfast.errors import CheckpointError
 from holdfast.format.header import parse_header
 from holdfast.format.plan_faults import first_fault
 from holdfast.format.segment import SegmentHeader
-from holdfast.training.restore_needs import RANKS_COUNT_MAX
 
 LOOK_S = 0.02
 LOOKS_COUNT_MAX = 500
@@ -35,7 +34,7 @@ class PlanDoubts:
     """What rank 0 does after a step was given up since ranks do not save all of the state.
 
     It looks at one step at a time, tells what is wrong once, and leaves more than
-    ``RANKS_COUNT_MAX`` ranks alone. Once ranks add up again, only a later step that was given up
+    ``HEADS_COUNT_MAX`` ranks alone. Once ranks add up again, only a later step that was given up
     makes it look again.
 
     Args:
@@ -61,7 +60,7 @@ class PlanDoubts:
         self._start = start
         self._doubted = 0
         self._cleared = 0
-        self._busy = world_size > RANKS_COUNT_MAX
+        self._busy = world_size > HEADS_COUNT_MAX
         self._newest = 0
         self._plan = ""
         self._seen: dict[int, SegmentHeader] = {}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.decision import Decision
 from holdfast.core.ids import CheckpointId, Rank, ShardId
-from holdfast.core.needs import Head, Needs, ShardNeed, checked
+from holdfast.core.needs import HEADS_COUNT_MAX, Head, Needs, ShardNeed, checked
 from holdfast.errors import CheckpointError, ManifestError, NotReadyError
 from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
@@ -34,9 +34,6 @@ from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.survey import CapturedTensor, Home
 
 log = logging.getLogger(__name__)
-
-RANKS_COUNT_MAX = 512
-"""Of a checkpoint whose heads a rank asks for, all of them: of a bigger one all is fetched."""
 
 FindHeads = Callable[[CheckpointId, Collection[int]], Collection[Head]]
 
@@ -124,7 +121,7 @@ def of_boxes(
     if near is not None and len(near) < saved:
         looks = [(sorted(near), False), (everybody, True)]
     for ranks, everyone in looks:
-        if len(ranks) > RANKS_COUNT_MAX:
+        if len(ranks) > HEADS_COUNT_MAX:
             continue
         try:
             index = of_some(headers(needs.checkpoint, ranks, find))

@@ -149,7 +149,7 @@ def test_of_more_ranks_one_asks_those_who_had_its_rows_and_whose_text_it_reads()
 
 
 def test_of_too_many_ranks_those_that_had_its_rows_are_asked_all_the_same(monkeypatch):
-    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    monkeypatch.setattr(restore_needs, "HEADS_COUNT_MAX", SAVED - 1)
     agent = everybody()
 
     assert not named(agent, held(0, 4)).whole
@@ -210,7 +210,7 @@ def test_a_box_that_others_hold_too_may_be_in_their_segments_and_so_may_its_stat
 
 def test_on_the_same_mesh_of_copies_the_heads_of_its_mates_are_enough(monkeypatch):
     """Defect of an attack: HSDP over 513 ranks fetched whole checkpoints on its own mesh."""
-    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    monkeypatch.setattr(restore_needs, "HEADS_COUNT_MAX", SAVED - 1)
     moment = TensorSpec(fqn=f"{STATE}exp_avg", dtype="F32", shape=(ROWS, COLUMNS), box=rows(0, 2))
     agent = Agent(head(0, lacking=f"{STATE}exp_avg"), mate(2, moment))
 
@@ -336,7 +336,7 @@ def test_all_is_named_if_the_heads_do_not_tell(find):
 
 
 def test_all_is_named_of_a_checkpoint_of_too_many_ranks(monkeypatch):
-    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    monkeypatch.setattr(restore_needs, "HEADS_COUNT_MAX", SAVED - 1)
     agent = everybody()
 
     assert named(agent, held(0, 4, holders=(0, 1))).whole
@@ -345,7 +345,7 @@ def test_all_is_named_of_a_checkpoint_of_too_many_ranks(monkeypatch):
 
 def test_of_as_many_ranks_on_the_same_mesh_one_head_is_enough(monkeypatch):
     """The limit is one of asking everybody; here nobody else is asked."""
-    monkeypatch.setattr(restore_needs, "RANKS_COUNT_MAX", SAVED - 1)
+    monkeypatch.setattr(restore_needs, "HEADS_COUNT_MAX", SAVED - 1)
     agent = everybody()
 
     needs = named(agent, held(4, 6, holders=(2,)), source=2, world_size=SAVED)
