@@ -130,7 +130,7 @@ class CopyEngine:
         buffer.write_header(plan, step=step, generation=generation, parent=parent)
         buffer.write(views.blob[0], text)
         eager = [piece.tensor for piece in plan.eager]
-        _check(plan, range(len(plan.eager)), deferred=False)
+        plan.check(plan.eager)
         _copy(
             [*views.eager, *(views.live[name] for name in live)],
             [*eager, *live.values()],
@@ -140,7 +140,6 @@ class CopyEngine:
             self._hand_over(snapshot)
             return snapshot
         for chunk in plan.chunks:
-            _check(plan, chunk, deferred=True)
             _copy_chunk(snapshot, chunk)
         snapshot.end()
         snapshot.stall_s = snapshot.copy_s = time.perf_counter() - begun_s
@@ -212,7 +211,6 @@ class CopyEngine:
             for chunk in snapshot.plan.chunks:
                 if snapshot.abandoned:
                     return
-                _check(snapshot.plan, chunk, deferred=True)
                 _copy_chunk(snapshot, chunk)
             _check_writes(snapshot)
         except Exception as cause:  # noqa: BLE001 - whatever it is, the gate must open again
@@ -221,18 +219,6 @@ class CopyEngine:
         finally:
             snapshot.copy_s = time.perf_counter() - begun_s
         snapshot.end()
-
-
-def _check(plan: SavePlan, chunk: range, *, deferred: bool) -> None:
-    pieces = plan.deferred if deferred else plan.eager
-    for piece in pieces[chunk.start : chunk.stop]:
-        tensor = piece.tensor
-        if tensor.shape != piece.shape or tensor.dtype != piece.dtype:
-            plan.give_up()
-            raise PreconditionError(
-                f"tensor {piece.entry.spec.fqn!r} is {tuple(tensor.shape)} {tensor.dtype} now, "
-                f"not {tuple(piece.shape)} {piece.dtype} as planned"
-            )
 
 
 def _check_writes(snapshot: Snapshot) -> None:

@@ -42,6 +42,7 @@ BLOB_GROWTH = 1.25
 CHUNK_BYTES_MAX = 64 << 20
 CHUNK_TENSORS_MAX = 4096
 _VERSION = operator.attrgetter("_version")
+_KIND = operator.attrgetter("shape", "dtype")
 
 
 class Source(Protocol):
@@ -85,12 +86,11 @@ class Source(Protocol):
 
 
 class Piece(NamedTuple):
-    """One tensor to copy and where it goes; ``shape`` and ``dtype`` are what the header says."""
+    """One tensor to copy and where it goes; ``kind`` is its shape and dtype, as planned."""
 
     tensor: torch.Tensor
     entry: TensorEntry
-    shape: torch.Size
-    dtype: torch.dtype
+    kind: tuple[torch.Size, torch.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +192,30 @@ class SavePlan:
         return [0 if tensor.is_inference() else _VERSION(tensor) for tensor in tensors]
 
     def sources(self) -> list[torch.Tensor]:
-        """Return what the deferred tensors are now, whatever ``.data =`` makes of them later."""
+        """Return what the deferred tensors are now, whatever ``.data =`` makes of them later.
+
+        Raises:
+            PreconditionError: see ``check``.
+        """
         if self._places is not self._identity.places:
+            self.check(self.deferred)
             self._places = self._identity.places
             self._sources = [piece.tensor.detach() for piece in self.deferred]
         return self._sources
+
+    def check(self, pieces: Iterable[Piece]) -> None:
+        """Do nothing if the tensors of ``pieces`` are of the sizes and dtypes that were planned.
+
+        Raises:
+            PreconditionError: one is not; ``is_current`` is false from then on.
+        """
+        for tensor, entry, kind in pieces:
+            if _KIND(tensor) != kind:
+                self.give_up()
+                raise PreconditionError(
+                    f"tensor {entry.spec.fqn!r} is {tuple(tensor.shape)} {tensor.dtype} now, "
+                    f"not {tuple(kind[0])} {kind[1]} as planned"
+                )
 
     def versions(self) -> list[int]:
         """Return how often each deferred parameter was written, as far as autograd sees it."""
@@ -323,10 +342,7 @@ def _owners_among_holders(survey: Survey) -> dict[str, int]:
 def _pieces(
     captured: Mapping[str, CapturedTensor], entries: Mapping[str, TensorEntry]
 ) -> list[Piece]:
-    return [
-        Piece(t.tensor, entries[name], t.tensor.shape, t.tensor.dtype)
-        for name, t in captured.items()
-    ]
+    return [Piece(t.tensor, entries[name], _KIND(t.tensor)) for name, t in captured.items()]
 
 
 def _is_deferred(captured: CapturedTensor) -> bool:
