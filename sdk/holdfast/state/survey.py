@@ -54,20 +54,39 @@ class CapturedTensor(NamedTuple):
 
 Source = Callable[[], Iterable[object]]
 _LOCAL = operator.attrgetter("_local_tensor")
-_DTYPE = operator.attrgetter("dtype")
-_AT_ONCE = 64
+_KIND = operator.attrgetter("shape", "dtype")
+_LOOKS = torch.Tensor.data_ptr, operator.attrgetter("shape"), operator.attrgetter("dtype")
+_TURNS = torch.Tensor.stride, torch.Tensor.is_conj, torch.Tensor.is_neg
+_AT_ONCE = 256
 """Tensors that are looked at together: so many are in the processor's cache at the next look."""
 
 
-def _looks(tensors: Sequence[torch.Tensor]) -> list[list[object]]:
-    """Return where tensors lie, and how."""
-    looks = torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride, _DTYPE
-    return [list(map(look, tensors)) for look in looks]
+class _Places:
+    """Where a few tensors lie, and how. Whatever is asked of all of them is asked by a loop in C.
 
+    Of contiguous ones nothing else need be known than where they begin, what size and of what dtype
+    they are, and that they still are contiguous; of the others, how they are read.
+    """
 
-def _turns(tensors: Sequence[torch.Tensor]) -> list[list[object]]:
-    """Return whether the values of tensors are read otherwise than they lie there."""
-    return [list(map(look, tensors)) for look in (torch.Tensor.is_conj, torch.Tensor.is_neg)]
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._contiguous = [tensor for tensor in tensors if tensor.is_contiguous()]
+        self._turned = [t for t in tensors if t.is_complex() or not t.is_contiguous()]
+        self._seen, self._turns = self._look(), self._turned_look()
+
+    def hold(self) -> bool:
+        """Tell whether all of it is as it was."""
+        return (
+            self._look() == self._seen
+            and all(map(torch.Tensor.is_contiguous, self._contiguous))
+            and self._turned_look() == self._turns
+        )
+
+    def _look(self) -> list[list[object]]:
+        return [list(map(look, self._tensors)) for look in _LOOKS]
+
+    def _turned_look(self) -> list[list[object]]:
+        return [list(map(look, self._turned)) for look in _TURNS]
 
 
 class Identity:
@@ -89,7 +108,9 @@ class Identity:
         now = self._now()
         if len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)):
             return False
-        if self._lie_as_seen():
+        # None of it lets go of the interpreter's lock, as `is_set_to` does for each tensor: where
+        # other threads want the lock, getting it back takes the training thread 5 ms.
+        if all(map(_Places.hold, self._parts)):
             return True
         before = self._kinds
         self._look()
@@ -97,18 +118,10 @@ class Identity:
 
     def _look(self) -> None:
         tensors = self._tensors
-        self._kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        self._kinds = list(map(_KIND, tensors))
         self.places = [tensor.detach() for tensor in tensors if _is_near(tensor)]
-        turned = [t for t in tensors if t.is_complex() or not t.is_contiguous()]
-        some = [tensors[at : at + _AT_ONCE] for at in range(0, len(tensors), _AT_ONCE)]
-        self._parts = [(part, _looks(part)) for part in some]
-        self._turned = turned, _turns(turned)
-
-    def _lie_as_seen(self) -> bool:
-        # At each save. None of it lets go of the interpreter's lock, as `is_set_to` does for each
-        # tensor: where other threads want the lock, getting it back takes the training thread 5 ms.
-        turned, turns = self._turned
-        return all(_looks(part) == seen for part, seen in self._parts) and _turns(turned) == turns
+        parts = (tensors[at : at + _AT_ONCE] for at in range(0, len(tensors), _AT_ONCE))
+        self._parts = list(map(_Places, parts))
 
     def _now(self) -> list[object]:
         found: list[object] = []
