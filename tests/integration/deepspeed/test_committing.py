@@ -1,5 +1,7 @@
 """The ranks of a save leave each other a word; each is played here in turn, or by a thread."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,7 @@ from holdfast.format.boxes import Box
 from holdfast.format.segment import TensorSpec
 from holdfast.integrations.deepspeed import placing
 from holdfast.integrations.deepspeed.background import Background
+from holdfast.integrations.deepspeed.board import Board
 from holdfast.integrations.deepspeed.committing import Part, Save, commit
 from holdfast.integrations.deepspeed.host_copies import HostCopies
 from holdfast.oneshot.world import World
@@ -163,6 +166,30 @@ def test_a_rank_looks_into_the_folder_where_the_store_of_words_has_ended(tmp_pat
         commit(save(tmp_path), World(0, 2), words, part())
 
         assert other.result() is None
+
+
+SERVES_WORDS = """
+import sys, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_rank_hears_at_once_that_the_process_which_has_the_words_was_killed(tmp_path):
+    """That is rank 0 or the launcher; in the middle of a save, when rank 0 has begun it."""
+    with subprocess.Popen([sys.executable, "-c", SERVES_WORDS], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as server:  # fmt: skip
+        words = dist.TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
+        Board(words, save(tmp_path).run).tell("begun", {"beside": False})
+
+        def dies():
+            server.kill()
+            server.wait()
+            return part()()
+
+        with pytest.raises(OutcomeUnknownError, match="rank 0 or the launcher has ended"):
+            commit(save(tmp_path), World(1, 2), words, dies)
 
 
 @pytest.mark.parametrize("can", [True, False], ids=["exchange", "two renames"])
