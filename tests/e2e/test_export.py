@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import contextmanager
 
 import pytest
-from tests.e2e.stack import running_stack
+import torch
+from tests.e2e.stack import running_stack, until
 from tests.e2e.test_bit_identity import final, finals, restored
+from tests.e2e.test_durable import durable, store_of
+
+from holdfast.cli import export as exporting
+from holdfast.cli.main import main
 
 
 @pytest.fixture
@@ -35,3 +42,41 @@ def test_training_goes_on_from_an_exported_checkpoint_bit_for_bit(stack, tmp_pat
     assert json.loads(imported.stdout)["adopted"]
     assert (6, expected) == (restored(output), final(output))
     assert "worker          ready" in stack.holdfast("doctor", check=False).stdout
+
+
+def test_what_is_exported_stays_in_the_store_while_the_job_saves_on(stack, tmp_path, monkeypatch):
+    """keep-last-1: later steps come and go while the export stands at its first tensor."""
+    held, here = [], []
+    ranks = stack.ranks(
+        *("--job", "j", "--steps", "100000", "--persist", "5", "--keep-last", "1"),
+        *("--pause-s", "0.05"),
+    )
+    ranks.until_step(6)
+    until(lambda: durable(stack), "a durable step")
+
+    def collected(step):
+        return not list(store_of(stack).glob(f"j/*/step-{step}.*"))
+
+    @contextmanager
+    def progress(_what, _total_bytes):
+        rows = stack.rest("jobs/j/checkpoints")
+        held.extend(row["step"] for row in rows if f"-{os.getpid()}" in str(row["held"]))
+
+        def advance(_bytes):
+            if not here:
+                here.extend(durable(stack))
+                later = until(lambda: [s for s in durable(stack) if s > held[0]], "a later step")
+                until(lambda: collected(later[0]), "the later step to go")
+                here.append(collected(held[0]))
+
+        yield advance
+
+    monkeypatch.setenv("HOLDFAST_HOME", str(stack.home))
+    monkeypatch.setattr(exporting, "byte_progress", progress)
+    code = main(["export", "j", str(tmp_path / "all.pt"), "--format", "torch"])
+    exported = torch.load(tmp_path / "all.pt", weights_only=True)
+    until(lambda: collected(held[0]), "what was exported to go")
+    ranks.kill()
+
+    assert (0, 1, False) == (code, len(held), here[-1])
+    assert any(name.startswith("model.") for name in exported)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.bringing import in_store
 from holdfast.cli.output import Json, Report, Table, byte_progress, counted
+from holdfast.cli.stopping import stoppable
 from holdfast.cli.where import reading
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.errors import InvalidRequestError, UnavailableError
@@ -29,12 +30,14 @@ def export(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         AlreadyExistsError: something is there.
         PreconditionError: the read lease was lost, or it can no more go to the object store.
         UnavailableError: torch is not installed.
+        StoppedError: a signal came; nothing was written.
     """
     dest = _destination(args, "export")
     from holdfast.convert.plain_names import PlainNames, of_groups  # noqa: PLC0415 - torch is slow
     from holdfast.convert.reading import CheckpointReader  # noqa: PLC0415
 
     with (
+        stoppable(f"{dest} was not written"),
         in_store(args.place, environ) as place,
         reading(place, environ) as found,
         CheckpointReader(found.folder, found.check) as reader,
@@ -60,6 +63,7 @@ def convert(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     Raises:
         InvalidRequestError: the destination is not a local path.
         CheckpointError: what the reader of the source refuses, or the destination.
+        StoppedError: a signal came; nothing was written.
     """
     del environ
     dest = _destination(args, "convert")
@@ -68,14 +72,15 @@ def convert(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     path = Path(args.source).expanduser()
     if (path / MANIFEST).is_file():
         raise InvalidRequestError(f"{path} is a checkpoint of Holdfast: use `holdfast export`")
-    source = open_source(path)
-    if source.values() and not (args.only or args.strip or args.add):
-        raise InvalidRequestError(
-            f"{args.source} holds values that are no tensors, such as "
-            f"{next(iter(source.values()))!r}, for which other formats have no place: choose the "
-            f"tensors with --only"
-        )
-    data, text = _write(args, source, dest, str(args.source))
+    with stoppable(f"{dest} was not written"):
+        source = open_source(path)
+        if source.values() and not (args.only or args.strip or args.add):
+            raise InvalidRequestError(
+                f"{args.source} holds values that are no tensors, such as "
+                f"{next(iter(source.values()))!r}, for which other formats have no place: choose "
+                f"the tensors with --only"
+            )
+        data, text = _write(args, source, dest, str(args.source))
     return Report(data=data, text=text)
 
 

@@ -1,6 +1,7 @@
 """``holdfast``: reads the command line, runs one command, prints its report or its error.
 
-Exit codes: 0, 1 the command failed, 2 the command line is wrong.
+Exit codes: 0, 1 the command failed, 2 the command line is wrong; 128 and the signal's number if an
+export was stopped by one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 
 from holdfast.cli.arguments import parse
 from holdfast.cli.output import Report, print_report
-from holdfast.errors import CheckpointError
+from holdfast.cli.stopping import EXIT_SIGNAL
+from holdfast.errors import CheckpointError, StoppedError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -25,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         report: Report = args.command(args, _environ(args))
         print_report(report, as_json=args.json, out=sys.stdout)
         sys.stdout.flush()
+    except StoppedError as error:
+        _print_error(error, as_json=args.json)
+        return EXIT_SIGNAL + int(error.context.get("signal", 0))
     except CheckpointError as error:
         _print_error(error, as_json=args.json)
         return EXIT_FAILED

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from holdfast.convert.source import TensorSource, spec_of
+from holdfast.convert.torch_files import save
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.boxes import Box, covers, whole
 from holdfast.format.names import blob_name, blob_rank
@@ -71,7 +72,7 @@ def write_folder(source: TensorSource, folder: Path, advance: Callable[[int], No
 
         def write(index: metadata.MetadataIndex, value: object) -> None:
             begin = file.tell()
-            torch.save(value, file)
+            save(value, file)
             places[index] = filesystem._StorageInfo(DATA, begin, file.tell() - begin)  # noqa: SLF001
 
         for rank, value in source.state().items():

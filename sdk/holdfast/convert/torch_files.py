@@ -10,7 +10,7 @@ import mmap
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -40,7 +40,22 @@ def write_file(source: TensorSource, path: Path, advance: Callable[[int], None])
         mapping = mmap.mmap(spool.fileno(), 0) if spool.tell() else mmap.mmap(-1, 1)
         for spec in specs:
             content[spec.fqn] = _mapped(mapping, spec, begins[spec.fqn])
-        torch.save(content, path)
+        with path.open("xb") as file:
+            save(content, file)
+
+
+def save(content: object, file: IO[bytes]) -> None:
+    """Write as ``torch.save`` does.
+
+    Raises:
+        OSError: what the file raised, of which torch makes a RuntimeError about positions.
+    """
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 class TorchSource:
