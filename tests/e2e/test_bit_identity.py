@@ -104,6 +104,15 @@ def test_two_ddp_ranks_come_back_bit_identical_after_one_is_killed(stack):
 
     assert [restored(text) for text in outputs] == [int(KILL_AT) - 1] * 2
     assert [final(text) for text in outputs] == expected
+    tiers = [re.findall(r"'(\w+)': \d+", told("restored", text)) for text in outputs]
+    assert tiers == [["memory"]] * 2  # a process has crashed and no node: nothing comes from peers
+
+
+def told(word: str, output: str) -> str:
+    """Return the rest of the line that begins with ``word``."""
+    found = re.search(rf"^{word} (.+)$", output, re.MULTILINE)
+    assert found, output
+    return found[1]
 
 
 def test_four_ddp_ranks_come_back_bit_identical(stack):

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.e2e.stack import Stack, running_stack
-from tests.e2e.test_bit_identity import final, restored
+from tests.e2e.test_bit_identity import final, restored, told
 from tests.e2e.test_durable import checkpoint_folder, lose_all_memory
-from tests.e2e.test_faults import told
 from tests.e2e.test_meshes import digests
 
 import holdfast

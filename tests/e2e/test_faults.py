@@ -28,11 +28,6 @@ def levels(stack: Stack, job: str) -> dict[int, dict]:
     return {row["step"]: row for row in stack.rest(f"jobs/{job}/checkpoints")}
 
 
-def told(word: str, text: str) -> str:
-    """Return what a rank printed after ``word``."""
-    return re.search(rf"^{word} (.+)$", text, re.MULTILINE)[1]
-
-
 def is_known(stack: Stack, step: int) -> bool:
     """Tell whether the catalogue has a step of job ``j``; false while nobody answers."""
     try:

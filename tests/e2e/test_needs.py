@@ -9,8 +9,8 @@ import signal
 
 import pytest
 from tests.e2e.stack import running_stack, until
-from tests.e2e.test_bit_identity import final, restored
-from tests.e2e.test_faults import segment_of, told
+from tests.e2e.test_bit_identity import final, restored, told
+from tests.e2e.test_faults import segment_of
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.stack import Stack, running_stack, until
+from tests.e2e.test_bit_identity import told
 from tests.e2e.test_docs import newest_step
-from tests.e2e.test_faults import told
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline.py"
 STAGES = Path(__file__).with_name("stage_trainer.py")

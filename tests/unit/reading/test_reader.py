@@ -123,6 +123,21 @@ def from_store(tmp_path):
 
 
 @pytest.mark.parametrize("opened", [mapped, from_store])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int16, torch.bfloat16], ids=str)
+def test_values_are_converted_on_their_way_where_that_is_wanted(tmp_path, opened, dtype):
+    """Into targets in one row and others, from one piece and from several."""
+    boxes = [Box((1, 0, 0), (2, 1, 3)), Box((2, 1, 0), (4, 3, 2)), Box((4, 0, 0), (3, 5, 3))]
+    with opened(tmp_path) as reader:
+        turned = [torch.empty(*reversed(box.lengths), dtype=dtype) for box in boxes]
+        targets = [tensor.permute(2, 1, 0) for tensor in turned]
+        targets[2] = targets[2].contiguous()
+        reader.read([Want(t, "w", b, converted=True) for t, b in zip(targets, boxes, strict=True)])
+
+    for target, box in zip(targets, boxes, strict=True):
+        assert torch.equal(FULL[box.within(whole(SHAPE))].to(dtype), target)
+
+
+@pytest.mark.parametrize("opened", [mapped, from_store])
 def test_any_region_is_read_into_any_target(tmp_path, opened):
     """Regions inside one piece, over several, empty, and into memory that lies otherwise."""
     draw = random.Random(7)
