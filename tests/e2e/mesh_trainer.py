@@ -1,4 +1,4 @@
-"""A rank of a model that several ranks hold together: FSDP of both kinds, HSDP, tensor parallel …
+"""A rank of a model that several ranks hold together: FSDP of both kinds, tensor parallel, ZeRO …
 
 Prints ``loaded <step> <sha256>`` after the restore, ``step <n> <level> <sha256>`` after each step
 and ``final <sha256>``: over model and optimizer, put together from all ranks, so that the same
@@ -48,6 +48,14 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     elif kind == "ddp":
         wrapped: nn.Module = DistributedDataParallel(model)
         return wrapped, torch.optim.AdamW(wrapped.parameters(), lr=0.01, foreach=False)
+    elif kind == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # it warns when imported
+
+        wrapped = DistributedDataParallel(model)
+        dealt = ZeroRedundancyOptimizer(
+            wrapped.parameters(), torch.optim.AdamW, lr=0.01, foreach=False
+        )
+        return wrapped, dealt
     elif kind in FSDP1:
         wrapped = wrap(model, FSDP1[kind])
         return wrapped, torch.optim.AdamW(wrapped.parameters(), lr=0.01, foreach=False)
@@ -55,9 +63,12 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
         parallelize_module(model, mesh, SPLIT)
     else:
-        mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
+        names, sizes = ("dp", "tp"), (2, ranks // 2)
+        if kind == "3d":
+            names, sizes = ("copy", "dp", "tp"), (2, 2, ranks // 4)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
         parallelize_module(model, mesh["tp"], SPLIT)
-        shard(model, mesh["dp"])
+        shard(model, mesh[names[:-1]])
     return model, torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
 
 
@@ -89,9 +100,9 @@ def wrap(model: nn.Sequential, strategy: ShardingStrategy) -> nn.Module:
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer, part: str = "") -> str:
     """Return the digest of all tensors, or of a part of the state, whole; collective."""
     found = hashlib.sha256()
-    flat = pieces_of_flat(model)
+    flat, states_of = pieces_of_flat(model), states(model, optimizer)
     for name, parameter in model.named_parameters():
-        kept = {"": parameter.detach(), **optimizer.state.get(parameter, {})}
+        kept = {"": parameter.detach(), **states_of.get(name, {})}
         if name in flat:
             kept = put_together(flat[name], kept)
         for key in sorted(kept):
@@ -102,6 +113,20 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, part: str = "") -
             bare = name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
             found.update(f"{bare}.{key}".encode() + whole.contiguous().numpy().tobytes())
     return found.hexdigest()
+
+
+def states(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return what is kept of each parameter, by its name, whichever rank has it; collective."""
+    steps = getattr(optimizer, "optim", optimizer)
+    kept = {name: steps.state[p] for name, p in model.named_parameters() if p in steps.state}
+    if steps is not optimizer:
+        ranks: list[dict[str, dict[str, torch.Tensor]]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(ranks, kept)
+        kept = {name: of for some in ranks for name, of in some.items()}
+        assert sum(map(len, ranks)) == len(kept)
+    return kept
 
 
 def pieces_of_flat(model: nn.Module) -> dict[str, int]:

@@ -47,18 +47,22 @@ def digests(output: str, word: str) -> dict[int, str]:
         ("tp", 2),
         ("2d", 4),
         ("fsdp1-grad-op", 2),
+        ("zero", 2),
+        ("3d", 8),
     ],
 )
 def test_a_mesh_comes_back_bit_identical_after_a_kill(stack, mesh, world_size):
     """A forward without a backward has left whole parameters in FSDP's tables at each save.
 
-    The model that it comes back into is on the meta device and has no memory until then.
+    The model that it comes back into is on the meta device and has no memory until then, except
+    for DDP, which wants to see values.
     """
     calm = launch(stack, f"calm-{mesh}", mesh, world_size).succeed()
     launch(stack, mesh, mesh, world_size, "--kill-at", "6", "--kill-ranks", "1").wait()
     lengths = {path.stat().st_size for path in stack.arena(0).glob("*.seg")}
 
-    outputs = launch(stack, mesh, mesh, world_size, "--meta").succeed()
+    meta = [] if mesh == "zero" else ["--meta"]
+    outputs = launch(stack, mesh, mesh, world_size, *meta).succeed()
 
     assert [restored(text) for text in outputs] == [5] * world_size
     assert [final(text) for text in outputs] == [final(text) for text in calm]
@@ -71,15 +75,19 @@ def test_a_mesh_comes_back_bit_identical_after_a_kill(stack, mesh, world_size):
         assert mesh not in ("fsdp", "fsdp1-grad-op") or tiers["memory"] in lengths
 
 
-def test_a_job_goes_on_on_one_mesh_after_the_other(stack):
+ROUTES = [
+    ["fsdp 4", "fsdp 2", "2d 4", "fsdp1 3", "hsdp 4", "tp 2", "fsdp 1", "fsdp1 2", "ddp 2"],
+    ["ddp 2", "fsdp1 3", "zero 2", "3d 8", "zero 3", "fsdp1-hybrid 4", "zero 4", "fsdp 3"],
+]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+def test_a_job_goes_on_on_one_mesh_after_the_other(stack, route):
     """Four ranks, two, a grid, one …: each begins with the very bits that the last one left."""
-    before, steps = "", 0
-    for mesh, world_size in (
-        ("fsdp", 4), ("fsdp", 2), ("2d", 4), ("fsdp1", 3), ("hsdp", 4), ("tp", 2), ("fsdp", 1),
-        ("fsdp1", 2), ("ddp", 2), ("fsdp1", 3), ("fsdp", 3),
-    ):  # fmt: skip
+    before, steps, job = "", 0, f"wanders-{ROUTES.index(route)}"
+    for mesh, world_size in map(str.split, route):
         steps += 2
-        outputs = launch(stack, "wanders", mesh, world_size, "--steps", str(steps)).succeed()
+        outputs = launch(stack, job, mesh, int(world_size), "--steps", str(steps)).succeed()
 
         assert not any("fetching" in text for text in outputs), (mesh, world_size)
         loaded = {digests(text, "loaded")[steps - 2] for text in outputs}
@@ -140,3 +148,33 @@ def example(stack: Stack, name: str, world_size: int, *more: str):
 
 def reaches(stack: Stack, step: int) -> bool:
     return newest_step(stack, "meshes") >= step
+
+
+def test_experts_are_dealt_out_to_other_ranks_after_each_kill(stack):
+    """F78: on a submesh, copied or sharded on the other axis; the bits are those of one process."""
+    script = RANK.with_name("expert_trainer.py")
+
+    def train(job, world_size, *more):
+        return stack.ranks("--job", job, *more, world_size=world_size, nodes=(0, 1), script=script)
+
+    [alone] = train("alone", 1, "--steps", "18").succeed()
+    expected, steps = digests(alone, "step"), 0
+    for world_size, more in (
+        (4, ["--experts", "2"]),
+        (4, ["--experts", "4"]),
+        (4, ["--experts", "2", "--sharded"]),
+        (2, ["--experts", "2"]),
+        (4, ["--experts", "1"]),
+        (1, []),
+    ):
+        steps += 3
+        ranks = train("experts", world_size, *more, "--steps", str(steps), "--kill-at", str(steps))
+        ranks.wait()
+
+        for text in ranks.outputs:
+            loaded, made = digests(text, "loaded"), digests(text, "step")
+            [begun] = loaded
+            assert begun == max(0, steps - 4), more
+            assert made.keys() == set(range(begun + 1, steps)), more
+            assert all(expected[step] == digest for step, digest in made.items()), more
+            assert not begun or loaded[begun] == expected[begun], more

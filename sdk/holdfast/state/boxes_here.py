@@ -14,12 +14,14 @@ from holdfast.state.survey import CapturedTensor, Home
 class LocalBoxes:
     """Which boxes of which tensors this rank holds, by name; ``aliases``: other names of them.
 
-    Of what is in ``sections``, by their names, other ranks hold the rest.
+    Of what is in ``sections``, by their names, other ranks hold the rest; what is right in
+    ``elsewhere`` they hold alone.
     """
 
     tensors: Mapping[str, CapturedTensor]
     aliases: Mapping[str, str]
     sections: Collection[str] = ()
+    elsewhere: Collection[str] = ()
 
     def cut(self) -> Iterator[CapturedTensor]:
         """Yield what is held of tensors that several ranks hold; not of scalars."""
@@ -60,8 +62,14 @@ class LocalBoxes:
         return None
 
     def is_elsewhere(self, name: str) -> bool:
-        """Tell whether a tensor is one of a section that other ranks hold, or state of such."""
-        return any(is_under(fqn, self.sections) for fqn in _names_of(name)) and not self.find(name)
+        """Tell whether other ranks hold a tensor: of a section, state of such, or of an optimizer.
+
+        Of all others this rank may have something.
+        """
+        if name.rpartition(".")[0] in self.elsewhere:
+            return True
+        of_section = any(is_under(fqn, self.sections) for fqn in _names_of(name))
+        return of_section and not self.find(name)
 
 
 def _names_of(name: str) -> list[str]:

@@ -41,6 +41,7 @@ from holdfast.state import ddp_buckets as buckets
 from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
+from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loading import Differences, Loading
@@ -170,7 +171,11 @@ class Capture:
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
-        """Every captured torch optimizer, in order; the gate watches them."""
+        """Every captured torch optimizer that steps, in order; the gate watches them."""
+        return [stepping(optimizer) for optimizer in self._optimizers]
+
+    @property
+    def _optimizers(self) -> Sequence[Optimizer]:
         return [value for value in self._objects.values() if isinstance(value, Optimizer)]
 
     @property
@@ -183,24 +188,24 @@ class Capture:
 
     def _names_needs(self, survey: Survey) -> bool:
         alone = all(tensor.home is Home.RANK for tensor in survey.tensors)
-        cut = alone or bool(survey.mesh_of)
+        cut = alone or bool(survey.mesh_of or survey.elsewhere)
         return self.world_size > 1 and bool(survey.tensors) and cut
 
     @property
     def boxes(self) -> LocalBoxes | None:
         """What is here of the tensors that several ranks hold; None: there are no such tensors."""
         survey = self._checked()
-        if not survey.mesh_of or self.world_size == 1:
+        if not (survey.mesh_of or survey.elsewhere) or self.world_size == 1:
             return None
         tensors = {tensor.fqn: tensor for tensor in survey.tensors}
         sections = [path for path, saved in survey.static.items() if blobs.is_section(saved)]
-        return LocalBoxes(tensors, dict(survey.aliases), sections)
+        return LocalBoxes(tensors, dict(survey.aliases), sections, survey.elsewhere)
 
     def survey(self) -> Survey:
         """Walk modules and optimizers anew and name their tensors."""
         self.forget()
         self._objects = objects = self._walk().objects
-        stepped = {id(p): p for o in self.optimizers for p in optimizers.parameters(o)}
+        stepped = {id(p): p for o in self._optimizers for p in optimizers.parameters(o)}
         survey = Survey()
         found = {path: kinds.kind_of(path, value) for path, value in objects.items()}
         self._known = {id(objects[path]): (objects[path], k) for path, k in found.items() if k}
@@ -333,13 +338,14 @@ class Capture:
             here, whole = t.tensor.nbytes, math.prod(t.shape) * t.tensor.element_size()
             each = t.home is not Home.HOLDERS or not t.shape
             count(here, t.home, 1 if each else len(t.holders), () if each else t.mesh, whole)
-        for optimizer in self.optimizers:
-            if not optimizer.state:
-                homes = {survey.home_of.get(id(p)) for p in optimizers.parameters(optimizer)}
-                home = Home.SHARED if homes == {Home.SHARED} else Home.RANK
-                for p, here, whole in optimizers.expected_state(optimizer):
-                    mesh = survey.mesh_of.get(id(p), ())
-                    count(here, home, survey.holders_of.get(id(p), 1), mesh, whole)
+        for optimizer in self._optimizers:
+            homes = {survey.home_of.get(id(p)) for p in optimizers.parameters(optimizer)}
+            group = dealt_out(optimizer)
+            home = Home.SHARED if homes == {Home.SHARED} and not group else Home.RANK
+            for p, here, whole in optimizers.expected_state(optimizer):
+                mesh = group or survey.mesh_of.get(id(p), ())
+                holders = 1 if group else survey.holders_of.get(id(p), 1)
+                count(here, home, holders, mesh, whole)
         walk = self._walk()
         rest = sum(tensor.nbytes for tensor in walk.tensors.values()) + _BLOB_BYTES_MIN
         rest += _HEADER_BYTES_PER_TENSOR * len(survey.tensors)

@@ -20,14 +20,13 @@ from holdfast.format.boxes import Box, whole
 from holdfast.state.local_boxes import Piece, know_piece
 
 _WRAPPER = "FullyShardedDataParallel"
-Managed = Mapping[int, Mapping[str, nn.Parameter]]
-"""Parameters by the ``id`` of the module that has them, then by their names in it."""
 
 
-def managed_parameters(path: str, root: nn.Module) -> Managed:
+def managed_parameters(path: str, root: nn.Module) -> Mapping[int, Mapping[str, nn.Parameter]]:
     """Return the parameters below ``root``, called ``path``, that FSDP1 has flattened.
 
-    From now on ``local_box`` tells what of them is here.
+    By the ``id`` of the module that has them, then by their names in it. From now on ``local_box``
+    tells what of them is here.
 
     Raises:
         InvalidRequestError: what is here of a parameter cannot be told; names it, and the cure.

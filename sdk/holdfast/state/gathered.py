@@ -7,7 +7,7 @@ tells. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -49,6 +49,7 @@ def gather(
     *,
     aliases_here: Mapping[str, str],
     some: bool,
+    not_here: Collection[str] = (),
 ) -> GatheredOptimizer | None:
     """Return what was saved of the parameters ``names``, by group; None: not of all of them.
 
@@ -58,6 +59,7 @@ def gather(
         texts: Rank and text, the nearest first.
         aliases_here: Second names that tensors have now.
         some: Other ranks have the rest: what was saved of more parameters is theirs.
+        not_here: Parameters of which only others have anything.
 
     Raises:
         InvalidRequestError: parameters of one group were in groups that differ.
@@ -74,6 +76,7 @@ def gather(
     of = {name: found.get(called.get(name, name)) for name in wanted}
     here = wanted | set(called.values())
     extra = {name for name in found.keys() - here if aliases_here.get(name) not in here}
+    extra.difference_update(not_here)
     if None in of.values() or (extra and not some) or not all(names):
         return None
     keys: dict[tuple[str, ...], list[str]] = {}

@@ -23,6 +23,7 @@ from holdfast.format.blob import SavedModule, SavedOptimizer
 from holdfast.format.tree import PLAIN, Json
 from holdfast.state import State, modules, optimizers
 from holdfast.state.dataloaders import Resumable, ResumableLoader, is_stateful_loader
+from holdfast.state.inner_optimizers import check_inner
 from holdfast.state.sections import Section, section_of
 from holdfast.state.survey import Survey
 
@@ -227,7 +228,7 @@ def _section(path: str, value: Any) -> Kind:
 
 
 def _optimizer(path: str, value: Any) -> Kind:
-    optimizers.check_optimizer(path, value)
+    check_inner(path, value)
     return _TREE if optimizers.has_own_saving(value) else _OPTIMIZER
 
 

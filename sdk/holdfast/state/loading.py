@@ -25,8 +25,9 @@ from holdfast.reading.reader import Segments
 from holdfast.state import blanks, modules, optimizers
 from holdfast.state.dataloaders import Resumable
 from holdfast.state.gathered import GatheredOptimizer, gather
+from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.kinds import Kind, named
-from holdfast.state.local_boxes import is_nothing, local, shape_of
+from holdfast.state.local_boxes import local, shape_of
 from holdfast.state.name_differences import name_differences
 from holdfast.state.other_classes import warn_of_optimizer, warn_of_scheduler
 from holdfast.state.owners import Owners, told
@@ -217,9 +218,11 @@ class Loading:
         self._missing.append(fqn)
 
     def _stored(
-        self, fqn: str, parameter: torch.Tensor, *, of_torch: bool
+        self, fqn: str, parameter: torch.Tensor, *, of_torch: bool, group: tuple[int, ...]
     ) -> tuple[str, torch.Tensor]:
         """Return what a tensor of an optimizer is called there, and what it is made like here.
+
+        ``group`` are the ranks of which one has it, if the optimizer deals parameters out to them.
 
         Not a piece of a tensor of the mesh, but what that rank alone had for its piece, is a tensor
         of another shape than the parameter; and one of its shape, if all ranks have that and each
@@ -242,7 +245,7 @@ class Loading:
                 )
             if alone:
                 return own, here
-        stored = self._find(fqn, parameter)
+        stored = self._find(fqn, parameter, group=group)
         if stored is None:
             raise NotReadyError(f"the checkpoint has no tensor {fqn!r}", fqn=fqn)
         return stored, parameter
@@ -252,13 +255,15 @@ class Loading:
         fqn = self._survey.fqn_of.get(id(parameter), "")
         return self._wants.has(fqn) or self._wants.has(self._owners.aliases.get(fqn, fqn))
 
-    def _find(self, fqn: str, target: torch.Tensor, *, of_all: bool = False) -> str | None:
+    def _find(
+        self, fqn: str, target: torch.Tensor, *, of_all: bool = False, group: tuple[int, ...] = ()
+    ) -> str | None:
         """Return what a tensor is called in the checkpoint, None: it is not there.
 
         ``target`` is what will hold it, or the parameter that it is state of; ``of_all``: DDP has
-        it alike on all ranks.
+        it alike on all ranks; ``group``: see ``_stored``.
         """
-        mesh = self._survey.mesh_of.get(id(target))
+        mesh = group or self._survey.mesh_of.get(id(target))
         of_model = self._owners.is_of_section(self._survey.fqn_of.get(id(target), fqn))
         stored = self._owners.find(fqn, mesh, of_model=of_model, of_all=of_all)
         if len(stored) > 1:
@@ -292,10 +297,11 @@ class Loading:
             groups = [self.decode(group.tree, group.rank) for group in found.groups]
         else:
             groups = cast("list[object]", self.decode(self._live.groups[path]))
-        warn_of_optimizer(path, optimizer, cast("list[dict[str, object]]", groups))
+        warn_of_optimizer(path, stepping(optimizer), cast("list[dict[str, object]]", groups))
         if saved.strict:
             of = zip(chain(*names), optimizers.parameters(optimizer), strict=True)
-            here = [name for name, p in of if not is_nothing(p)]
+            steps = optimizers.stepped_here(optimizer)
+            here = [name for name, p in of if id(p) in steps]
             saved = self._with_all_keys(path, saved, here, called)
         else:
             loose = cast("dict[str, dict[str, object]]", self.decode(self._live.loose[path]))
@@ -310,6 +316,7 @@ class Loading:
                 f"{path}.state.{called.get(name, name)}.{key}",
                 p,
                 of_torch=optimizers.is_of_torch(optimizer),
+                group=dealt_out(optimizer),
             ),
             wants=self._wants,
         )
@@ -330,8 +337,9 @@ class Loading:
         meshes = (mesh_of.get(id(p), ()) for p in optimizers.parameters(optimizer))
         some = any(mesh and len(mesh) < world_size for mesh in meshes)
         found = gather(
-            path, names, self._owners.texts(), aliases_here=self._survey.aliases, some=some
-        )
+            path, names, self._owners.texts(), aliases_here=self._survey.aliases, some=some,
+            not_here={t.fqn for t in self._survey.tensors if t.mesh and not t.tensor.numel()},
+        )  # fmt: skip
         if found is None:
             self._owners.require_all(path)
         return found

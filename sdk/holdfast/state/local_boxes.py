@@ -9,6 +9,7 @@ need.
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.format.boxes import Box, whole
 
 _DTENSOR = "DTensor"
-_REFUSED = "ShardedTensor"
+_SHARDED_TENSOR = "ShardedTensor"
 
 
 class LocalBox(NamedTuple):
@@ -61,20 +62,30 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return _is_a(tensor, _DTENSOR)
 
 
+def is_sharded_tensor(tensor: torch.Tensor) -> bool:
+    """Tell whether this is a ``ShardedTensor``, of which only the shards have memory."""
+    return _is_a(tensor, _SHARDED_TENSOR)
+
+
 def is_part(tensor: torch.Tensor) -> bool:
-    """Tell whether a parameter is one that several ranks hold together: a DTensor, or flattened."""
-    return is_sharded(tensor) or is_range_of(tensor)
+    """Tell whether several ranks hold a parameter together: a DTensor, flattened, a shard."""
+    return is_sharded(tensor) or is_piece(tensor)
 
 
-def is_range_of(parameter: torch.Tensor) -> bool:
-    """Tell whether what is here of a parameter is a range of its elements: it was flattened."""
+def is_piece(parameter: torch.Tensor) -> bool:
+    """Tell whether this is a piece of a parameter and does not say so: flattened, or a shard."""
     piece = _piece(parameter, None)
     return _is_unknown(parameter) if piece is None else piece.holders != piece.mesh
 
 
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Tell whether an optimizer may step this: a parameter, or what is here of one."""
+    return isinstance(tensor, nn.Parameter) or is_piece(tensor)
+
+
 def is_nothing(parameter: torch.Tensor) -> bool:
-    """Tell whether nothing is here of a flattened parameter: its optimizer never steps it here."""
-    return is_range_of(parameter) and not parameter.numel()
+    """Tell whether this is such a piece without elements: its optimizer never steps it here."""
+    return is_piece(parameter) and not parameter.numel()
 
 
 def shape_of(tensor: torch.Tensor, of: torch.Tensor | None = None) -> tuple[int, ...]:
@@ -120,6 +131,12 @@ def check_kind(fqn: str, tensor: torch.Tensor) -> None:
     Raises:
         InvalidRequestError: it is of such a kind; names it.
     """
+    if is_sharded_tensor(tensor):  # it answers hardly any question
+        raise InvalidRequestError(
+            f"not supported yet: {fqn} is a ShardedTensor of its own; a module's can be saved, so "
+            f"put the module that has it into the state",
+            key=fqn,
+        )
     if nn.parameter.is_lazy(tensor):
         raise InvalidRequestError(
             f"parameter {fqn!r} is not initialized yet: run one forward pass first", key=fqn
@@ -136,8 +153,6 @@ def check_kind(fqn: str, tensor: torch.Tensor) -> None:
             f"and values, or to_dense() of it, into the state",
             key=fqn,
         )
-    if _is_a(tensor, _REFUSED):
-        raise InvalidRequestError(f"not supported yet: {fqn} is a {_REFUSED}", key=fqn)
     if _is_unknown(tensor):
         raise InvalidRequestError(
             f"parameter {fqn!r} was flattened by FullyShardedDataParallel, and what of it is here "
@@ -213,7 +228,7 @@ def _place(
     if here is None:
         return f"lies on other ranks{_named(mesh)}: leave it out of the state of this one"
     for axis in range(mesh.ndim):
-        fault = _fault(mesh, placements, axis)
+        fault = _fault(shape, mesh, placements, axis)
         if fault:
             return fault
     lengths, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
@@ -228,7 +243,7 @@ def _place(
     )
 
 
-def _fault(mesh: Any, placements: Sequence[Any], axis: int) -> str:
+def _fault(shape: Sequence[int], mesh: Any, placements: Sequence[Any], axis: int) -> str:
     """Return why a tensor that is cut so along this axis has no box here; empty: it has."""
     placement, here = placements[axis], mesh.get_coordinate()
     # torch deals rows out in the order of the group, which is that of the ranks, and tells
@@ -244,17 +259,29 @@ def _fault(mesh: Any, placements: Sequence[Any], axis: int) -> str:
             f"is a {placement!r}{_named(mesh)}: each rank has a summand, not a piece of it; "
             f"redistribute() it to Shard or Replicate first"
         )
-    # Rows that were dealt out to one axis before another one cut them are one run only
-    # together with that other cut; see torch's _StridedShard.
-    factor = getattr(placement, "split_factor", 1)
-    later = zip(mesh.shape[axis + 1 :], placements[axis + 1 :], strict=True)
-    cuts = [n for n, p in later if getattr(p, "dim", None) == getattr(placement, "dim", -1)]
-    if factor != 1 and torch.Size(cuts).numel() != factor:
+    if not _is_one_run(shape, mesh, placements, axis):
         return (
-            f"cannot be saved yet: its rows on this rank lie apart in the whole "
-            f"({placement!r}{_named(mesh)})"
+            f"has rows on this rank that lie apart in the whole ({placement!r}{_named(mesh)}): "
+            f"redistribute() it to Shard or Replicate first, or save it as it lies on the mesh "
+            f"with the axis that cuts it, too"
         )
     return ""
+
+
+def _is_one_run(shape: Sequence[int], mesh: Any, placements: Sequence[Any], axis: int) -> bool:
+    """Tell whether each rank has one run of the rows that an axis deals out.
+
+    Rows that were dealt out to one axis before another one cut them are a run only together with
+    that other cut, or if there are so few that one rank has them all; see torch's _StridedShard.
+    """
+    factor = getattr(placements[axis], "split_factor", 1)
+    if factor == 1 or mesh.shape[axis] == 1:
+        return True
+    dim: int = placements[axis].dim
+    of_dim = (getattr(placement, "dim", None) == dim for placement in placements)
+    cuts = [size if cut else 1 for size, cut in zip(mesh.shape, of_dim, strict=True)]
+    few = math.prod(cuts) == cuts[axis] and shape[dim] <= factor
+    return few or math.prod(cuts[axis + 1 :]) == factor
 
 
 def _is_a(tensor: torch.Tensor, name: str) -> bool:

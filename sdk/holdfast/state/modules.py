@@ -17,12 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.format.blob import SavedModule
 from holdfast.state.fsdp1 import (
-    Managed,
     drop_whole_parameters,
     is_flat,
     managed_parameters,
     parameter_lists,
 )
+from holdfast.state.local_boxes import is_parameter
+from holdfast.state.sharded_tensors import seen_at, shards_below, watched
 from holdfast.state.survey import Home, Survey
 
 _INNER = {
@@ -32,6 +33,8 @@ _INNER = {
 }  # fmt: skip
 """Of each class that wraps a module: where it keeps it. Names do not show the wrapper."""
 Rename = Callable[[str], str]
+Managed = Mapping[int, Mapping[str, torch.Tensor]]
+"""Tensors by the ``id`` of the module that has them, then by their names in it."""
 
 
 class _Place(NamedTuple):
@@ -112,7 +115,7 @@ def survey_module(
     default = _Place(Home.HOLDERS, alone) if alone else _Place(Home.RANK)
     if replicated:
         default = _Place(Home.SHARED)
-    managed = managed_parameters(path, root)
+    managed = _managed(path, root)
     for base, module in parts(path, root, remove_duplicate=False):
         for name, tensor in _persistent(module, managed):
             fqn = named_in_model(path, f"{base}.{name}", rename)
@@ -121,7 +124,7 @@ def survey_module(
                 fqn,
                 tensor,
                 home=place.home,
-                deferred=isinstance(tensor, nn.Parameter) and deferred(fqn, tensor),
+                deferred=is_parameter(tensor) and deferred(fqn, tensor),
                 mesh=place.mesh,
                 holders=place.holders,
             )
@@ -133,7 +136,9 @@ def survey_module(
     survey.sources.append(lambda: chain.from_iterable(map(dict.values, tables)))
     if managed:
         lists = parameter_lists(root)
+        shards = watched(root)
         survey.sources.append(lambda: chain.from_iterable(lists))
+        survey.sources.append(lambda: seen_at(shards))
         survey.sources.append(lambda: _unmanaged(root, managed))
     survey.static[path] = SavedModule(section=bool(alone))
     for name, module in extra_states(path, root):
@@ -142,7 +147,7 @@ def survey_module(
 
 def names(path: str, root: nn.Module) -> Iterator[str]:
     """Yield the names of all tensors that are saved of ``root``, called ``path``."""
-    managed = managed_parameters(path, root)
+    managed = _managed(path, root)
     for base, module in parts(path, root, remove_duplicate=False):
         for name, _ in _persistent(module, managed):
             yield f"{base}.{name}"
@@ -177,7 +182,7 @@ def load_module(
         Names below ``path`` that were saved and that the module lacks.
     """
     names: set[str] = set()
-    managed = managed_parameters(path, root)
+    managed = _managed(path, root)
     if managed:
         drop_whole_parameters(root)
     for base, module in parts(path, root, remove_duplicate=False):
@@ -186,6 +191,15 @@ def load_module(
             names.add(fqn)
             want(fqn, tensor)
     return [fqn for fqn in saved if fqn.startswith(f"{path}.") and fqn not in names]
+
+
+def _managed(path: str, root: nn.Module) -> Managed:
+    """Return what is taken in place of what stands in modules' tables, or does not stand there."""
+    some = managed_parameters(path, root), shards_below(path, root)
+    return {
+        key: dict(chain.from_iterable(of.get(key, {}).items() for of in some))
+        for key in chain(*some)
+    }
 
 
 def _persistent(module: nn.Module, managed: Managed) -> Iterator[tuple[str, torch.Tensor]]:
@@ -197,9 +211,9 @@ def _persistent(module: nn.Module, managed: Managed) -> Iterator[tuple[str, torc
             yield name, buffer
 
 
-def _parameters(module: nn.Module, managed: Managed) -> Mapping[str, nn.Parameter | None]:
+def _parameters(module: nn.Module, managed: Managed) -> Mapping[str, torch.Tensor | None]:
     """Return the parameters of a module, whatever FSDP1 has put into its table for now."""
-    table: dict[str, nn.Parameter | None] = module._parameters  # noqa: SLF001
+    table: Mapping[str, torch.Tensor | None] = module._parameters  # noqa: SLF001
     if id(module) not in managed:
         return table
     # In an order that no forward changes: it takes parameters out and puts them in again.
@@ -207,7 +221,7 @@ def _parameters(module: nn.Module, managed: Managed) -> Mapping[str, nn.Paramete
 
 
 def _unmanaged(root: nn.Module, managed: Managed) -> Iterator[nn.Parameter | None]:
-    """Yield what modules have beside the parameters that FSDP1 has flattened."""
+    """Yield what the tables of such modules have beside."""
     for module in root.modules():
         if id(module) in managed:
             for name, parameter in module._parameters.items():  # noqa: SLF001

@@ -14,16 +14,19 @@ from itertools import chain
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import SavedOptimizer
 from holdfast.reading.dtypes import TORCH
 from holdfast.state.blanks import device_of
+from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.layouts import is_expanded
 from holdfast.state.local_boxes import (
     is_nothing,
     is_part,
+    is_piece,
     local,
     local_box,
     shape_of,
@@ -35,24 +38,16 @@ _STATE_COPIES = {
     "SGD": 1, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1,
     "RMSprop": 1, "Adadelta": 2, "Rprop": 2, "ASGD": 1, "Lion": 1, "Muon": 1,
 }  # fmt: skip
-_REFUSED = frozenset({"ZeroRedundancyOptimizer"})
 _FP32_BYTES = 4
 
 
 def has_own_saving(optimizer: Optimizer) -> bool:
     """Tell whether the class saves itself in its own way, so that ``state_dict()`` is called."""
-    kind = type(optimizer)
+    kind = type(stepping(optimizer))
     return (
         kind.state_dict is not Optimizer.state_dict
         or kind.load_state_dict is not Optimizer.load_state_dict
     )
-
-
-def check_optimizer(path: str, optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose state is spread over ranks."""
-    if {cls.__name__ for cls in type(optimizer).__mro__} & _REFUSED:
-        name = type(optimizer).__name__
-        raise InvalidRequestError(f"not supported yet: {path} is a {name}", key=path)
 
 
 def is_strict(optimizer: Optimizer) -> bool:
@@ -63,18 +58,26 @@ def is_strict(optimizer: Optimizer) -> bool:
         and type(state) is dict
         and all(isinstance(key, str) for key in state)
         and all(isinstance(value, torch.Tensor) for value in state.values())
-        for p, state in optimizer.state.items()
+        for p, state in stepping(optimizer).state.items()
     )
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
     """Tell whether torch wrote the class: what it keeps is like the parameter, or counts steps."""
-    return type(optimizer).__module__.startswith("torch.optim.")
+    return type(stepping(optimizer)).__module__.startswith("torch.optim.")
 
 
 def parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     """Return the parameters of all groups, in order."""
     return chain.from_iterable(group["params"] for group in optimizer.param_groups)
+
+
+def stepped_here(optimizer: Optimizer) -> set[int]:
+    """Return the ids of the parameters that this rank steps: others have the rest, or more of it.
+
+    What is kept of a parameter is not known where it is not stepped.
+    """
+    return {id(p) for p in parameters(stepping(optimizer)) if not is_nothing(p)}
 
 
 def parameter_names(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> list[list[str]]:
@@ -121,34 +124,61 @@ def check_trained(
 def survey_optimizer(
     survey: Survey, path: str, optimizer: Optimizer, *, replicated: bool, strict: bool
 ) -> None:
-    """Add the state of ``optimizer`` to the survey; its parameters' modules came before it."""
+    """Add the state of ``optimizer`` to the survey; its parameters' modules came before it.
+
+    Raises:
+        InvalidRequestError: what is kept of its parameters cannot be saved; names it.
+    """
     names = parameter_names(optimizer, survey.fqn_of)
     keys: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    shared = replicated or all(
-        survey.home_of.get(id(p)) is Home.SHARED for p in parameters(optimizer)
-    )
-    # Numbers of torch's own count steps; another's may be of the piece that its rank has.
-    alike = is_of_torch(optimizer)
+    group = dealt_out(optimizer)
+    if group and not strict:
+        raise InvalidRequestError(
+            f"{path!r} is a {type(optimizer).__name__} whose inner optimizer keeps more than "
+            f"tensors by parameter: use an optimizer that keeps only such",
+            key=path,
+        )
     if strict:
+        steps = {id(p) for p in parameters(stepping(optimizer))}
+        alone = Home.SHARED if replicated else Home.RANK
+        if all(survey.home_of.get(id(p)) is Home.SHARED for p in parameters(optimizer)):
+            alone = Home.SHARED
         for name, p in zip(chain.from_iterable(names), parameters(optimizer), strict=True):
-            state = cast("dict[str, torch.Tensor]", optimizer.state.get(p, {}))
-            if is_nothing(p) and (alike or not state):
-                continue  # what is kept of it, those ranks tell that step it
-            keys[tuple(state)].append(name)
-            if is_part(p):  # its module may not be in the state
-                survey.mesh_of.setdefault(id(p), local_box(name, p).mesh)
-            for key, tensor in state.items():
-                fqn = f"{path}.state.{name}.{key}"
-                # A group of ranks that has a plain parameter has all of its state alike, too.
-                common = (alike and not tensor.dim()) or not is_part(p)
-                mesh = survey.mesh_of.get(id(p), ()) if common else ()
-                home = Home.HOLDERS if mesh else Home.SHARED if shared else Home.RANK
-                survey.add(fqn, tensor, home=home, deferred=True, mesh=mesh, of=p)
-    if not strict:
+            state = cast("dict[str, torch.Tensor]", stepping(optimizer).state.get(p, {}))
+            if id(p) not in steps:
+                survey.elsewhere.add(f"{path}.state.{name}")
+            elif not is_nothing(p) or (state and not is_of_torch(optimizer)):
+                keys[tuple(state)].append(name)
+                _survey_state(survey, f"{path}.state.{name}", optimizer, p, alone)
+    else:
         survey.loose.add(path)
     pairs = [[list(held), of] for held, of in keys.items()]
     survey.static[path] = SavedOptimizer(strict, names, pairs)
     survey.sources.append(lambda: _identities(optimizer, strict=strict))
+
+
+def _survey_state(
+    survey: Survey, path: str, optimizer: Optimizer, p: torch.Tensor, alone: Home
+) -> None:
+    """Add what is kept of ``p`` under names that begin with ``path``."""
+    if is_part(p):  # its module may not be in the state
+        survey.mesh_of.setdefault(id(p), local_box(path, p).mesh)
+    group = dealt_out(optimizer)
+    for key, tensor in stepping(optimizer).state.get(p, {}).items():
+        # A group of ranks that has a plain parameter has all of its state alike, too. Numbers of
+        # torch's own count steps; another's may be of the piece that its rank has.
+        common = not is_part(p) or (is_of_torch(optimizer) and not tensor.dim())
+        mesh = group or (survey.mesh_of.get(id(p), ()) if common else ())
+        survey.add(
+            f"{path}.{key}",
+            tensor,
+            home=Home.HOLDERS if mesh else alone,
+            deferred=True,
+            mesh=mesh,
+            holders=(dist.get_rank(),) if group else None,
+            of=p,
+            known_to_all=not (group or is_piece(p)),
+        )
 
 
 def live_groups(optimizer: Optimizer) -> list[dict[str, object]]:
@@ -160,13 +190,14 @@ def loose_state(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> dict[str, ob
     """Return the state of an optimizer that is not strict, by parameter name."""
     names = chain.from_iterable(parameter_names(optimizer, fqn_of))
     by_id = dict(zip(map(id, parameters(optimizer)), names, strict=True))
-    unknown = [p for p in optimizer.state if id(p) not in by_id]
+    kept = stepping(optimizer).state
+    unknown = [p for p in kept if id(p) not in by_id]
     if unknown:
         raise InvalidRequestError(
             f"{type(optimizer).__name__} keeps state under {str(unknown[0])[:40]!r}, which is not "
             f"one of its parameters: such an optimizer cannot be saved"
         )
-    return {by_id[id(p)]: dict(state) for p, state in optimizer.state.items()}
+    return {by_id[id(p)]: dict(state) for p, state in kept.items()}
 
 
 def load_optimizer(
@@ -203,14 +234,16 @@ def load_optimizer(
             f"optimizer {path!r} has other parameters than when it was saved: "
             f"{_difference(names, saved.params)}"
         )
-    by_name = dict(zip(chain.from_iterable(names), parameters(optimizer), strict=True))
+    steps = {id(p) for p in parameters(stepping(optimizer))}
+    each = zip(chain.from_iterable(names), parameters(optimizer), strict=True)
+    by_name = {name: p for name, p in each if id(p) in steps}
     wanted: dict[str, Mapping[str, object]] = {}
     if loose is None:
         on_device = _steps_on_device(optimizer)
         for keys, of in saved.state:
-            for name in of:
+            for name in filter(by_name.__contains__, of):
                 p = by_name[name]
-                before = optimizer.state.get(p, {})
+                before = stepping(optimizer).state.get(p, {})
                 state = wanted[name] = {}
                 for key in keys:
                     fqn = f"{path}.state.{name}.{key}"
@@ -222,24 +255,28 @@ def load_optimizer(
 
 
 def expected_state(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, int, int]]:
-    """Yield each parameter, with the bytes of the state that its optimizer will make of it.
+    """Yield parameters of which nothing is kept here yet, with the bytes of what will be.
 
-    First those here, then those on all ranks that hold any of the parameter.
+    First those here, then those on all ranks that hold any of the parameter. If its optimizer has
+    made any state, these are the parameters that other ranks step.
     """
+    here, begun = stepped_here(optimizer), bool(stepping(optimizer).state)
     for group in optimizer.param_groups:
         for p in group["params"]:
-            whole_count = math.prod(shape_of(p))
-            yield (
-                p,
-                _state_bytes(optimizer, group, p, local(p).numel()),
-                _state_bytes(optimizer, group, p, whole_count),
-            )
+            if id(p) not in here:
+                yield p, 0, _state_bytes(optimizer, group, p, math.prod(shape_of(p)))
+            elif not begun:
+                yield (
+                    p,
+                    _state_bytes(optimizer, group, p, local(p).numel()),
+                    _state_bytes(optimizer, group, p, math.prod(shape_of(p))),
+                )
 
 
 def _state_bytes(
     optimizer: Optimizer, group: Mapping[str, object], p: torch.Tensor, elements_count: int
 ) -> int:
-    kind = type(optimizer).__name__
+    kind = type(stepping(optimizer)).__name__
     copies = _STATE_COPIES.get(kind)
     if copies is None:
         return 2 * _FP32_BYTES * elements_count
@@ -254,7 +291,8 @@ def _identities(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:
     # The lists themselves stand between the groups: a parameter that moves is a change.
     found: Iterable[object] = chain(lists, chain.from_iterable(lists))
     if strict:
-        found = chain(found, chain.from_iterable(map(dict.values, optimizer.state.values())))
+        kept = stepping(optimizer).state.values()
+        found = chain(found, chain.from_iterable(map(dict.values, kept)))
     return found
 
 
@@ -265,13 +303,13 @@ def _put_state(
     loose: Mapping[str, Mapping[str, object]] | None,
 ) -> None:
     """Let the optimizer have what was read: ``wanted`` as it is, ``loose`` in memory that fits."""
-    on_device = _steps_on_device(optimizer)
+    on_device, kept = _steps_on_device(optimizer), stepping(optimizer).state
     for name, p in by_name.items():
         values = (wanted if loose is None else loose).get(name, {})
         if not values:
-            optimizer.state.pop(p, None)
+            kept.pop(p, None)
             continue
-        state = cast("dict[str, object]", optimizer.state[p])
+        state = cast("dict[str, object]", kept[p])
         for key in [key for key in state if key not in values]:
             del state[key]
         for key, value in values.items():

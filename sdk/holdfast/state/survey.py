@@ -18,7 +18,7 @@ from torch import nn
 from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import Saved
 from holdfast.format.boxes import Box
-from holdfast.state.local_boxes import is_range_of, is_sharded, local_box
+from holdfast.state.local_boxes import is_parameter, is_sharded, local_box
 
 
 class Home(Enum):
@@ -142,7 +142,10 @@ def _is_near(tensor: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class Survey:
-    """All that does not change from save to save; built by one walk, then left alone."""
+    """All that does not change from save to save; built by one walk, then left alone.
+
+    ``elsewhere`` are the places of what is kept, of parameters that are here, by other ranks alone.
+    """
 
     tensors: list[CapturedTensor] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -152,6 +155,7 @@ class Survey:
     home_of: dict[int, Home] = field(default_factory=dict)
     extras: list[tuple[str, nn.Module]] = field(default_factory=list)
     loose: set[str] = field(default_factory=set)
+    elsewhere: set[str] = field(default_factory=set)
     mesh_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
     holders_of: dict[int, int] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
@@ -167,6 +171,7 @@ class Survey:
         mesh: tuple[int, ...] = (),
         holders: tuple[int, ...] | None = None,
         of: torch.Tensor | None = None,
+        known_to_all: bool = True,
     ) -> None:
         """Take ``tensor`` in under ``fqn``; the second name of one tensor becomes an alias.
 
@@ -179,6 +184,7 @@ class Survey:
             mesh: The ranks that hold it, if ``home`` is ``HOLDERS``.
             holders: Those of them of which one saves it; None: any may.
             of: The parameter of which an optimizer keeps it.
+            known_to_all: Those of ``mesh`` that have nothing of it know of it, too.
 
         Raises:
             InvalidRequestError: its name is taken, or it cannot be saved; see ``local_box``.
@@ -208,7 +214,7 @@ class Survey:
         self.tensors.append(
             CapturedTensor(
                 fqn, here.tensor, home, deferred, here.shape, here.box, holders, mesh,
-                parameter=isinstance(tensor, nn.Parameter),
-                known_to_all=of is None or not is_range_of(of),
+                parameter=is_parameter(tensor),
+                known_to_all=known_to_all,
             )
         )  # fmt: skip

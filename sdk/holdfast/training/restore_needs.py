@@ -169,9 +169,9 @@ def _wanted(
     seen: set[str] = set()
     texts = set(texts)
     for name, stored in _by_name(index).items():
-        held = boxes.find(name)
-        if blob_rank(name) is not None or (held is None and boxes.is_elsewhere(name)):
+        if blob_rank(name) is not None or boxes.is_elsewhere(name):
             continue
+        held = boxes.find(name)
         meant = {name, own_name(name, source)}
         if held and held.mesh:
             # A group of other ranks is not the one that saved, and has no tensor of its own there.

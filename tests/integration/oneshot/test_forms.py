@@ -12,9 +12,9 @@ from tests.servers.nursery import NURSERY
 import holdfast
 
 HERE = Path(__file__).parent
-WAIT_S = 240
+WAIT_S = 480
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

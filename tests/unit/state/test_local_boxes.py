@@ -47,6 +47,10 @@ def made(mesh, shape, placements):
         ((2, 2), (Shard(1), Shard(0)), (5, 3), 1),
         ((2, 2), (Shard(0), Shard(0)), (7, 3), 1),
         ((2, 2), (_StridedShard(0, split_factor=2), Shard(0)), (7, 3), 1),
+        # Dealt out before a cut that is not there: one rank has all rows, of an axis or of these.
+        ((1, 4), (_StridedShard(0, split_factor=2), Replicate()), (7, 3), 4),
+        ((4,), (_StridedShard(1, split_factor=3),), (2, 3), 1),
+        ((2, 2), (_StridedShard(0, split_factor=4), Replicate()), (3, 2), 2),
     ],
 )
 def test_the_boxes_of_all_ranks_are_the_tensor_each_as_often_as_it_is_held(
@@ -111,6 +115,8 @@ def test_a_tensor_on_a_part_of_the_ranks_says_which():
             "is a Partial(sum) over mesh (dp=2, tp=2)",
         ),
         ((_StridedShard(0, split_factor=2), Replicate()), "lie apart in the whole"),
+        ((_StridedShard(0, split_factor=2), Replicate()), "redistribute() it to Shard or"),
+        ((_StridedShard(0, split_factor=8), Shard(0)), "lie apart in the whole"),
     ],
 )
 def test_what_is_no_box_is_refused_with_its_mesh(placements, text):

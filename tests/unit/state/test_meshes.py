@@ -337,19 +337,6 @@ def test_a_distributed_tensor_of_its_own_is_refused(world):
     assert "not supported yet: extra.t is a DTensor" in refusal({"extra": {"t": tensor}})
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own import
-def test_an_optimizer_spread_over_ranks_is_refused(world):
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    world(0)
-    optimizer = ZeroRedundancyOptimizer(
-        nn.Linear(2, 2).parameters(), optimizer_class=torch.optim.SGD, lr=0.1
-    )
-
-    expected = "not supported yet: optimizer is a ZeroRedundancyOptimizer"
-    assert refusal({"optimizer": optimizer}) == expected
-
-
 class CountsItsPiece(torch.optim.SGD):
     """Another's optimizer: a number of each rank's piece."""
 
