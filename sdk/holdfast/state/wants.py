@@ -73,7 +73,8 @@ class Wants:
         """
         here = local_box(fqn, target, of)
         check_fillable(fqn, here.tensor)
-        self._fill(fqn, target, Want(here.tensor.detach(), stored, here.box), of)
+        self._check_fits(fqn, target, stored, of)
+        self._add(Want(here.tensor.detach(), stored, here.box))
 
     def fill_alone(self, fqn: str, target: torch.Tensor, stored: str) -> bool:
         """Have ``target`` filled if it is as it was saved, and nothing else is to fill its memory.
@@ -95,18 +96,24 @@ class Wants:
         Raises:
             InvalidRequestError: as ``fill`` says, or it cannot be given memory; see ``blanks``.
         """
+        box = local_box(fqn, target).box
+        self._check_fits(fqn, target, stored)
         memory = blanks.new_memory(fqn, target)
-        self._fill(fqn, target, Want(memory, stored, local_box(fqn, target).box), None)
+        self._add(Want(memory, stored, box))
         self.then(partial(blanks.put, target, memory))
 
-    def _fill(self, fqn: str, target: torch.Tensor, want: Want, of: torch.Tensor | None) -> None:
-        spec = self.spec(want.name)
+    def _check_fits(
+        self, fqn: str, target: torch.Tensor, stored: str, of: torch.Tensor | None = None
+    ) -> None:
+        spec = self.spec(stored)
         if not fits(target, spec, of):
             raise InvalidRequestError(
                 f"tensor {fqn!r} is {shape_of(target, of)} {target.dtype} now and was saved as "
                 f"{spec.shape} {TORCH[spec.dtype]}: build the model as it was saved, or use "
                 f"another job name"
             )
+
+    def _add(self, want: Want) -> None:
         self._wants.append(want)
         self._filled.add(_memory(want.target))
 
