@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from math import prod
 from operator import le
 
 from holdfast.format.boxes import Box, check_dims, intersect, without
@@ -63,7 +64,7 @@ class Overlaps:
         if enough:
             return [next((one for one in enough if self._boxes[one[0]] == region), enough[0])], None
         missing = region.elements_count
-        if self._apart and missing == sum(shared.elements_count for _, shared in found):
+        if self._apart and missing == sum(prod(shared.lengths) for _, shared in found):
             return found, None
         holes = [region] if missing else []
         chosen = []

@@ -20,6 +20,7 @@ from holdfast.format.boxes import Box, whole
 from holdfast.format.flat_ranges import boxes_of, is_range
 from holdfast.format.names import blob_name
 from holdfast.format.segment import SegmentHeader, TensorSpec
+from holdfast.garbage import no_collection
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part, Pieces
 
@@ -131,12 +132,8 @@ class Reader:
 
     def read(self, wants: Sequence[Want]) -> None:
         """See ``Segments.read``."""
-        copies: list[Copy] = []
-        for want in wants:
-            spec = self._pieces.specs.get(want.name)
-            _check(want, spec)
-            for target, box in _boxes(want, spec):
-                copies += _copies(target, box, self._pieces.choose(want.name, box))
+        with no_collection():
+            copies = [copy for want in wants for copy in self._planned(want)]
         with torch.no_grad():
             self._source.copy(copies)
 
@@ -179,6 +176,13 @@ class Reader:
         if spec is not None and (spec.dtype != "U8" or spec.length_bytes > BLOB_BYTES_MAX):
             raise ManifestError(f"{name} is no text of at most {BLOB_BYTES_MAX} bytes")
         return self.tensor(name).numpy().tobytes().rstrip(b" ")
+
+    def _planned(self, want: Want) -> Iterator[Copy]:
+        """Yield what fills the target of ``want``, which is checked before."""
+        spec = self._pieces.specs.get(want.name)
+        _check(want, spec)
+        for target, box in _boxes(want, spec):
+            yield from _copies(target, box, self._pieces.choose(want.name, box))
 
     def _whole(self, name: str) -> Box:
         spec = self._pieces.specs.get(name)
