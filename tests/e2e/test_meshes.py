@@ -125,7 +125,8 @@ def parts(outputs):
 def test_each_example_is_killed_and_the_next_one_goes_on_on_its_mesh(stack):
     """As their docstrings say they are run, but for torchrun; 4 -> 2 -> 3 ranks at the end."""
     safe = 0
-    for name, world_size in (("hsdp", 4), ("fsdp2_tp", 4), ("fsdp2", 4), ("fsdp2", 2)):
+    examples = ("hsdp", 4), ("fsdp2_tp", 4), ("fsdp1", 3), ("fsdp2", 4), ("fsdp2", 2)
+    for name, world_size in examples:
         ranks = example(stack, name, world_size)
         until(partial(reaches, stack, safe + 10), f"{name} to have saved step {safe + 10}")
         ranks.trainers[1].process.kill()

@@ -16,7 +16,7 @@ from tests.unit.state.conftest import world  # noqa: F401 - a fixture
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -31,7 +31,7 @@ from holdfast.objectstore import open_store
 from holdfast.state.capture import Capture
 
 WORLD = 4
-SIZES = {"fsdp": (4,), "hsdp": (2, 2), "tp": (4,), "2d": (2, 2), "3d": (2, 2, 2)}
+SIZES = {"fsdp": (4,), "fsdp1": (4,), "hsdp": (2, 2), "tp": (4,), "2d": (2, 2), "3d": (2, 2, 2)}
 SPLIT = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*single process:UserWarning")
@@ -52,7 +52,11 @@ def on_mesh(kind):
     if kind in ("tp", "2d", "3d"):
         parallelize_module(model, mesh[axes[-1]], SPLIT, src_data_rank=None)
         mesh = mesh[axes[:-1]] if axes[1:] else None
-    if mesh is not None:
+    if kind == "fsdp1":
+        settings = {"use_orig_params": True, "device_id": torch.device("cpu")}
+        model[0] = FullyShardedDataParallel(model[0], **settings)
+        model = FullyShardedDataParallel(model, **settings)
+    elif mesh is not None:
         for layer in (model[0], model[2], model[3], model):
             fully_shard(layer, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -5,16 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from tests.integration.oneshot.forms import KINDS, WORLD, check, plain, tensors
 from tests.servers.nursery import NURSERY
+from torch.distributed import checkpoint as dcp
 
 import holdfast
+from holdfast.cli.main import main
 
 HERE = Path(__file__).parent
 WAIT_S = 480
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:.*single process:UserWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +47,31 @@ def test_a_plain_model_takes_what_each_form_on_each_mesh_has_saved(saved, mesh, 
     holdfast.load(saved / f"{mesh} {form}", state)
 
     check(torch.load(saved / f"{mesh} {form}.pt"), tensors(state), f"{mesh} {form}")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "form"), [kind for kind in KINDS if kind[0].startswith(("fsdp1", "zero"))]
+)
+def test_what_flat_parameters_became_goes_out_to_other_tools(saved, tmp_path, mesh, form):
+    """F89, by the command line: Hugging Face's folder, torch's file, and DCP's, which it loads.
+
+    What FSDP1 ignores each rank has saved, with the same bits: that is one tensor.
+    """
+    name = f"{mesh} {form}"
+    expected = torch.load(saved / f"{name}.pt")
+
+    def export(dest, kind, *more):
+        command = ["export", str(saved / name), str(tmp_path / dest), "--format", kind, *more]
+        assert main(command) == 0
+
+    export("hf", "hf", "--only", "model", "--strip", "model")
+    export("all.pt", "torch", "--only", "model", "--only", "optimizer")
+    export("dcp", "dcp", "--only", "model", "--only", "optimizer")
+
+    weights = safetensors.torch.load_file(tmp_path / "hf" / "model.safetensors")
+    of_model = {key: value for key, value in expected.items() if key.startswith("model.")}
+    check(of_model, {f"model.{key}": value for key, value in weights.items()}, "hf")
+    check(expected, torch.load(tmp_path / "all.pt", weights_only=True), "torch")
+    loaded = {key: torch.full_like(value, -1) for key, value in expected.items()}
+    dcp.load(loaded, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    check(expected, loaded, "dcp")
