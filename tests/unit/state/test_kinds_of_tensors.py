@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as Rows
 from torch.nn.utils import parametrizations, parametrize
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_map
 
 from holdfast.convert import exporting
 from holdfast.convert.reading import CheckpointReader
@@ -61,6 +62,42 @@ def test_a_tensor_that_stands_for_several_is_refused(inside):
 
     with pytest.raises(InvalidRequestError, match=r"'x.*' is a TwoTensor, made of a, b"):
         worlds.plan_of(Capture(state, rank=0, world_size=1))
+
+
+class Wrapped(torch.Tensor):
+    """Stands for one tensor, which has the memory, as subclasses that count or trace do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, _types, args=(), kwargs=None):
+        bare = tree_map(lambda x: x.inner if isinstance(x, Wrapped) else x, (args, kwargs or {}))
+        out = func(*bare[0], **bare[1])
+        if func is torch.ops.aten.copy_.default:
+            return args[0]
+        return tree_map(lambda x: Wrapped(x) if isinstance(x, torch.Tensor) else x, out)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["value", "parameter"])
+def test_a_tensor_that_stands_for_another_one_is_filled(tmp_path, inside):
+    def state(inner):
+        if not inside:
+            return {"x": Wrapped(inner)}
+        return {"x": nn.ParameterList([nn.Parameter(Wrapped(inner), requires_grad=False)])}
+
+    saved, target = torch.arange(6.0).view(2, 3), torch.zeros(2, 3)
+
+    worlds.there_and_back(tmp_path, state(saved), state(target))
+
+    assert torch.equal(saved, target)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
