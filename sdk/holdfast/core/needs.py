@@ -21,7 +21,7 @@ HEADS_BYTES_MAX = 60 << 20
 As much as a message holds: a head that is longer is never told, and a rank of a mesh fetches all.
 """
 HEADS_COUNT_MAX = 512
-"""Of a checkpoint of so many ranks a rank asks for all heads; of a bigger one all is fetched."""
+"""A rank asks for the heads of so many ranks at most; where it needs more, all is fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

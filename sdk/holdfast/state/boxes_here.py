@@ -43,14 +43,14 @@ class LocalBoxes:
         for shape, box, holders in {(t.shape, t.box, t.holders) for t in self.cut()}:
             if len(holders) != 1 or is_range(shape, box):
                 return None
-            places = zip(shape, box.offsets, box.stops, strict=True)
-            # If none is cut, the one that was is of one row, which is rank 0's.
-            cut = [place for place in places if place[2] - place[1] != place[0]]
-            if box.elements_count and len(cut) > 1:
+            if not box.elements_count:
+                continue
+            cut = [dim for dim, length in enumerate(box.lengths) if length != shape[dim]]
+            if len(cut) > 1:
                 return None
-            for length, begin, end in cut if box.elements_count else ():
-                rows = -(-length // saved)
-                found.update(range(begin // rows, (end - 1) // rows + 1))
+            for dim in cut:  # if none is cut, the one that was is one row long, which is rank 0's
+                rows = -(-shape[dim] // saved)
+                found.update(range(box.offsets[dim] // rows, (box.stops[dim] - 1) // rows + 1))
         return found
 
     def find(self, name: str) -> CapturedTensor | None:

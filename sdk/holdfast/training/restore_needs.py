@@ -143,7 +143,9 @@ def _near(source: int, boxes: LocalBoxes, others: int) -> set[int] | None:
         return None
     if not others:
         return {source, *(rank for tensor in boxes.cut() for rank in tensor.holders)}
-    savers = None if boxes.sections else boxes.likely_savers(others)
+    if boxes.sections or boxes.elsewhere:
+        return None
+    savers = boxes.likely_savers(others)
     return None if savers is None else {source, *savers}
 
 

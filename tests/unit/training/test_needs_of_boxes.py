@@ -156,6 +156,16 @@ def test_of_too_many_ranks_those_that_had_its_rows_are_asked_all_the_same(monkey
     assert [[0, 1]] == agent.asked
 
 
+@pytest.mark.parametrize("more", [{"sections": ["model"]}, {"elsewhere": ["optimizer"]}])
+def test_where_others_have_tensors_alone_all_heads_are_asked_for(more):
+    """What of a section or an optimizer is on one rank, no cut of rows tells."""
+    agent = everybody()
+
+    named(agent, replace(held(0, 2), **more))
+
+    assert [[0, 1, 2, 3]] == agent.asked
+
+
 def test_rows_that_were_cut_otherwise_are_looked_for_in_all_heads():
     """Rank 3 had none of them, as its own head says."""
     agent = Agent(*(head(rank, place=(rank + 1) % SAVED) for rank in range(SAVED)))
