@@ -17,6 +17,7 @@ from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
     ManifestError,
+    NotFoundError,
     TruncatedShardError,
     UnavailableError,
 )
@@ -64,7 +65,18 @@ class CheckpointFolder:
             ManifestError: it breaks a rule of the format, or is of another folder.
             UnsupportedFormatError: a version that this code does not read.
         """
-        data = self.store.get(self.prefix + MANIFEST, length_bytes_max=MANIFEST_BYTES_MAX)
+        key = self.prefix + MANIFEST
+        try:
+            data = self.store.get(key, length_bytes_max=MANIFEST_BYTES_MAX)
+        except NotFoundError as error:
+            if error.context.get("key") != key:
+                raise  # not even its folder is there, and the error names that
+            where = f"{self.prefix} of {self.store.url}" if self.prefix else self.store.url
+            raise NotFoundError(
+                f"no checkpoint folder is at {where}: it has no {MANIFEST}; one ends in "
+                f"step-<n>.g<generation>, or is what holdfast.save wrote",
+                key=key,
+            ) from error
         manifest = decode_manifest(data)
         place = folder_place(self.prefix)
         if place is not None and (place.job, place.checkpoint) != (

@@ -53,12 +53,9 @@ def reading(place: Target | str, environ: Mapping[str, str]) -> Iterator[Reading
         store = open_store(place)
         try:
             store.check()
-            if not any(entry.key == MANIFEST for entry in store.list(MANIFEST)):
-                raise NotFoundError(
-                    f"no checkpoint folder is at {store.url}: it has no {MANIFEST}; one ends in "
-                    f"step-<n>.g<generation>, or is what holdfast.save wrote"
-                )
-            yield Reading(CheckpointFolder(store), lambda: None)
+            folder = CheckpointFolder(store)
+            folder.manifest()  # raises, in a sentence of its own, if there is none
+            yield Reading(folder, lambda: None)
         finally:
             store.close()
         return

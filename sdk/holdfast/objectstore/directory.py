@@ -15,6 +15,7 @@ from secrets import token_hex
 
 from holdfast.errors import (
     CorruptionError,
+    InvalidRequestError,
     NotFoundError,
     PreconditionError,
     TruncatedShardError,
@@ -37,6 +38,8 @@ class DirectoryStore(DirectoryUploads):
         """Take ``root``, an absolute path; with ``make`` it is made, 0700, if it is missing."""
         super().__init__(Tree(root))
         if make:
+            if root.is_file():
+                raise InvalidRequestError(f"{root} is no folder: choose another path")
             with self._tree.errors(""):
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
 

@@ -82,8 +82,10 @@ class Tree:
     def _descend(self, folder: str, *, make: bool = False) -> int:
         try:
             at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except FileNotFoundError as error:
             raise NotFoundError(f"the store's folder {self.root} is missing") from error
+        except NotADirectoryError as error:
+            raise NotFoundError(f"{self.root} is a file, or below one, and no folder") from error
         for name in filter(None, folder.split("/")):
             try:
                 below = _step(at, name, make=make)

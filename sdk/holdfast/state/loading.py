@@ -139,6 +139,7 @@ class Loading:
         lost = [path for path in here if path not in known]
         extra = [path for path in known if path not in here]
         if self._strict and (lost or extra):
+            self._check_plain(lost, extra)
             raise InvalidRequestError(
                 f"{name_differences('state', lost, extra)}; strict=False loads the rest",
                 key=(lost + extra)[0],
@@ -146,6 +147,24 @@ class Loading:
         self._missing += lost
         self._unexpected += extra
         return {path: value for path, value in here.items() if path in known}
+
+    def _check_plain(self, lost: Sequence[str], extra: Sequence[str]) -> None:
+        """Refuse what is an object on one side and plain data, its state_dict(), on the other."""
+        plain_there = next((path for path in lost if path in self._live.tree), None)
+        if plain_there is not None:
+            raise InvalidRequestError(
+                f"state {plain_there!r} is a {type(self._objects[plain_there]).__name__} now and "
+                f"was saved as plain data: load it into an empty dict, and give that to "
+                f"load_state_dict()",
+                key=plain_there,
+            )
+        plain_here = next((path for path in extra if path in self._state), None)
+        if plain_here is not None:
+            raise InvalidRequestError(
+                f"state {plain_here!r} is a {type(self._state[plain_here]).__name__} now and was "
+                f"saved as an object: put the object into the state, not its state_dict()",
+                key=plain_here,
+            )
 
     @property
     def loaders(self) -> Mapping[int, Resumable]:

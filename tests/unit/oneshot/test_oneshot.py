@@ -306,3 +306,35 @@ def test_several_ranks_without_a_process_group_are_refused(place, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(holdfast.errors.PreconditionError, match="after init_process_group"):
         holdfast.save(place, {"a": 1})
+
+
+def test_a_state_dict_in_the_place_of_an_object_is_named_both_ways(place):
+    """Who knows torch.save gives its state_dict(); ``strict=False`` would load nothing of it."""
+    model = torch.nn.Linear(2, 2)
+    holdfast.save(place / "object", {"model": model})
+    holdfast.save(place / "plain", {"model": model.state_dict()})
+
+    with pytest.raises(InvalidRequestError, match=r"put the object into the state, not its state"):
+        holdfast.load(place / "object", {"model": model.state_dict()})
+    with pytest.raises(InvalidRequestError, match=r"'model' is a Linear now .* as plain data"):
+        holdfast.load(place / "plain", {"model": model})
+
+
+@pytest.mark.parametrize(("at", "said"), [("", "no checkpoint folder is at"), ("x", "is missing")])
+def test_a_path_without_a_checkpoint_is_named(tmp_path, at, said):
+    with pytest.raises(NotFoundError, match=said) as found:
+        holdfast.load(tmp_path / at, {})
+
+    assert said in str(found.value)
+    assert str(tmp_path / at) in str(found.value)
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    """As who has files of torch.save gives them; a retry would find the same file."""
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"any")
+
+    with pytest.raises(InvalidRequestError, match=r"model\.pt is no folder: choose another path"):
+        holdfast.save(file, {"n": 1})
+    with pytest.raises(NotFoundError, match=r"model\.pt is a file"):
+        holdfast.load(file, {"n": 1})
