@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from holdfast.convert import dcp_files, safetensors_files, torch_files
@@ -61,7 +62,12 @@ def _safetensors(
             safetensors_files.write_file(source, path, source.specs(), advance)
         return [dest]
     # The state first: whoever finds the tensors finds it too.
-    with staged(dest, force=force) as path, staged(beside, force=force) as other:
-        safetensors_files.write_file(source, path, source.specs(), advance)
-        safetensors_files.write_state(source, other)
+    with ExitStack() as undo:
+        with staged(dest, force=force) as path:
+            with staged(beside, force=force) as other:
+                safetensors_files.write_file(source, path, source.specs(), advance)
+                safetensors_files.write_state(source, other)
+            if not force:  # alone it would refuse the next export
+                undo.callback(beside.unlink)
+        undo.pop_all()
     return [dest, beside]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.integration.convert import made
 
+from holdfast.convert import staged as staging
 from holdfast.convert.exporting import FORMATS, export
 from holdfast.convert.reading import CheckpointReader
 from holdfast.errors import ExhaustedError
@@ -107,3 +108,24 @@ def test_a_signal_ends_an_export_as_an_error_does(command, number, folder, tmp_p
     for form, error in zip(FORMATS, errors, strict=True):
         assert "stopped" == error["kind"]
         assert f"stopped by {number.name}: out/{form} was not written" in error["message"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_state_does_not_stay_alone_where_the_tensors_did_not_follow(
+    force, folder, tmp_path, monkeypatch
+):
+    """It is there first; the next export is not refused because of it. What was there stays."""
+    dest = tmp_path / "out.safetensors"
+    with CheckpointReader(folder) as reader:
+        if force:
+            export(reader, dest, "safetensors")
+        before = sorted(path.name for path in tmp_path.iterdir())
+        with monkeypatch.context() as patched:
+            plain = staging._replace
+            fails = lambda at, to: plain(at, to) if to != dest else os.kill(os.getpid(), 2)  # noqa: E731
+            patched.setattr(staging, "_replace", fails)
+            with pytest.raises(KeyboardInterrupt):
+                export(reader, dest, "safetensors", force=force)
+
+        assert before == sorted(path.name for path in tmp_path.iterdir())
+        export(reader, dest, "safetensors", force=force)
