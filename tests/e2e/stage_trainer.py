@@ -13,9 +13,10 @@ import warnings
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
@@ -65,6 +66,14 @@ def build(kind: str, stages: int) -> tuple[nn.Module, holdfast.Section]:
         for layer in module.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(module, mesh=mesh)
+    elif kind == "grid":
+        sizes = stages, copies // 2, 2
+        grid = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp", "tp"))
+        for layer in module.layers:
+            split = {"linear": ColwiseParallel(output_layouts=Replicate())}
+            parallelize_module(layer, grid["tp"], split)
+            fully_shard(layer, mesh=grid["dp"])
+        fully_shard(module, mesh=grid["dp"])
     names = {f"layers.{i}": f"layers.{number * each + i}" for i in range(each)}
     return module, holdfast.Section(module, names)
 
@@ -88,6 +97,7 @@ def digest(section: holdfast.Section, optimizer: torch.optim.Optimizer) -> str:
 def main() -> None:
     """Train some steps."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--job", required=True)
     parser.add_argument("--kind", required=True)
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
@@ -98,7 +108,7 @@ def main() -> None:
     module, section = build(options.kind, options.stages)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
     state: dict[str, object] = {"model": section, "optimizer": optimizer}
-    checkpointer = holdfast.Checkpointer("stages", state, save=holdfast.EverySteps(1))
+    checkpointer = holdfast.Checkpointer(options.job, state, save=holdfast.EverySteps(1))
     restored = checkpointer.restore()
     begin = restored.step if restored else 0
     print(f"loaded {begin} {digest(section, optimizer)}", flush=True)

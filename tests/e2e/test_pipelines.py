@@ -57,17 +57,24 @@ def test_the_example_is_killed_and_goes_on_with_other_stages_to_the_same_loss(st
         safe = steps
 
 
-def test_a_pipeline_goes_on_over_every_kind_of_stage(stack):
-    """Each begins with the very bits, of model and optimizer, that the last one left."""
+ROUTES = [
+    ["ddp 2 2", "plain 4 1", "fsdp 2 2", "plain 1 1", "fsdp 1 2", "ddp 2 2", "plain 2 1"],
+    ["grid 2 4", "grid 2 2", "fsdp 2 2", "grid 1 4", "plain 1 1", "grid 2 4"],
+]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+def test_a_pipeline_goes_on_over_every_kind_of_stage(stack, route):
+    """Each begins with the very bits, of model and optimizer, that the last one left.
+
+    By kind, stages and ranks of each; a grid is of stages, FSDP2 and tensor parallelism.
+    """
     before, steps = None, 0
-    for kind, stages, copies in (
-        ("ddp", 2, 2), ("plain", 4, 1), ("fsdp", 2, 2), ("plain", 1, 1), ("fsdp", 1, 2),
-        ("ddp", 2, 2), ("plain", 2, 1),
-    ):  # fmt: skip
+    for kind, stages, copies in map(str.split, route):
         steps += 2
         outputs = launch(
-            stack, STAGES, stages * copies, "--kind", kind, "--stages", str(stages),
-            "--steps", str(steps),
+            stack, STAGES, int(stages) * int(copies), "--kind", kind, "--stages", stages,
+            "--steps", str(steps), "--job", f"stages-{ROUTES.index(route)}",
         ).succeed()  # fmt: skip
 
         # On as many ranks it hears only then that they are other groups.
