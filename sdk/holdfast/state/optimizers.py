@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -139,17 +139,19 @@ def survey_optimizer(
             key=path,
         )
     if strict:
-        steps = {id(p) for p in parameters(stepping(optimizer))}
-        alone = Home.SHARED if replicated else Home.RANK
-        if all(survey.home_of.get(id(p)) is Home.SHARED for p in parameters(optimizer)):
-            alone = Home.SHARED
+        inner = stepping(optimizer)
+        steps = {id(p) for p in parameters(inner)}
+        shared = replicated or all(
+            survey.home_of.get(id(p)) is Home.SHARED for p in parameters(optimizer)
+        )
+        keeping = _Keeping(Home.SHARED if shared else Home.RANK, group, is_of_torch(optimizer))
         for name, p in zip(chain.from_iterable(names), parameters(optimizer), strict=True):
-            state = cast("dict[str, torch.Tensor]", stepping(optimizer).state.get(p, {}))
+            state = cast("dict[str, torch.Tensor]", inner.state.get(p, {}))
             if id(p) not in steps:
                 survey.elsewhere.add(f"{path}.state.{name}")
-            elif not is_nothing(p) or (state and not is_of_torch(optimizer)):
+            elif not is_nothing(p) or (state and not keeping.alike):
                 keys[tuple(state)].append(name)
-                _survey_state(survey, f"{path}.state.{name}", optimizer, p, alone)
+                _survey_state(survey, f"{path}.state.{name}", p, state, keeping)
     else:
         survey.loose.add(path)
     pairs = [[list(held), of] for held, of in keys.items()]
@@ -157,27 +159,45 @@ def survey_optimizer(
     survey.sources.append(lambda: _identities(optimizer, strict=strict))
 
 
+class _Keeping(NamedTuple):
+    """How an optimizer keeps what it keeps: the same for all of its parameters.
+
+    ``alone`` is where a tensor belongs that no group of ranks has in common, ``group`` what
+    ``dealt_out`` says. ``alike``: numbers count steps; another's may be of the piece that is here.
+    """
+
+    alone: Home
+    group: tuple[int, ...]
+    alike: bool
+
+
 def _survey_state(
-    survey: Survey, path: str, optimizer: Optimizer, p: torch.Tensor, alone: Home
+    survey: Survey,
+    path: str,
+    p: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+    keeping: _Keeping,
 ) -> None:
-    """Add what is kept of ``p`` under names that begin with ``path``."""
-    if is_part(p):  # its module may not be in the state
+    """Add the state of ``p`` under names that begin with ``path``."""
+    part, group = is_part(p), keeping.group
+    if part:  # its module may not be in the state
         survey.mesh_of.setdefault(id(p), local_box(path, p).mesh)
-    group = dealt_out(optimizer)
-    for key, tensor in stepping(optimizer).state.get(p, {}).items():
-        # A group of ranks that has a plain parameter has all of its state alike, too. Numbers of
-        # torch's own count steps; another's may be of the piece that its rank has.
-        common = not is_part(p) or (is_of_torch(optimizer) and not tensor.dim())
-        mesh = group or (survey.mesh_of.get(id(p), ()) if common else ())
+    mesh_of_p = survey.mesh_of.get(id(p), ())
+    holders = (dist.get_rank(),) if group else None
+    known_to_all = not (group or is_piece(p))
+    for key, tensor in state.items():
+        # A group of ranks that has a plain parameter has all of its state alike, too.
+        common = not part or (keeping.alike and not tensor.dim())
+        mesh = group or (mesh_of_p if common else ())
         survey.add(
             f"{path}.{key}",
             tensor,
-            home=Home.HOLDERS if mesh else alone,
+            home=Home.HOLDERS if mesh else keeping.alone,
             deferred=True,
             mesh=mesh,
-            holders=(dist.get_rank(),) if group else None,
+            holders=holders,
             of=p,
-            known_to_all=not (group or is_piece(p)),
+            known_to_all=known_to_all,
         )
 
 

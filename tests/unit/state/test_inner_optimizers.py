@@ -12,6 +12,7 @@ from tests.unit.state.test_whose_tensor import load
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import holdfast
 from holdfast.core.shard import unlike_ranks
 from holdfast.errors import InvalidRequestError
 from holdfast.format.header import parse_header
@@ -245,3 +246,52 @@ def test_one_that_keeps_more_than_tensors_is_refused_with_the_cure(world):
     optimizer.optim.state[optimizer.optim.param_groups[0]["params"][0]] = {"calls": 3}
     with pytest.raises(InvalidRequestError, match="use an optimizer that keeps only such"):
         Capture({"m": made, "o": optimizer}, rank=0, world_size=WORLD)
+
+
+def staged(rank, stages, *, filled, make=zero):
+    """A stage of a pipeline by hand over the ranks that copy it, which deal its optimizer out."""
+    copies, each = dist.get_world_size() // stages, 4 // stages
+    number = rank // copies
+    groups = [list(range(n * copies, (n + 1) * copies)) for n in range(stages)]
+    made = [dist.new_group(ranks) for ranks in groups]
+    layers = nn.Sequential(*list(model(filled))[number * each : (number + 1) * each])
+    names = {str(i): str(number * each + i) for i in range(each)}
+    wrapped = DistributedDataParallel(layers, process_group=made[number])
+    kwargs = {"process_group": made[number]} if make is zero else {"lr": 0.1}
+    optimizer = make(layers.parameters(), **kwargs)
+    steps = getattr(optimizer, "optim", optimizer)
+    called = {id(p): f"{number * each + int(n[0])}{n[1:]}" for n, p in layers.named_parameters()}
+    for p in [p for group in steps.param_groups for p in group["params"]]:
+        if filled:
+            moments = {key: numbered(key, called[id(p)], p.shape) for key in KEYS}
+            steps.state[p] = {"step": torch.tensor(5.0), **moments}
+    return {"m": holdfast.Section(wrapped, names), "o": optimizer}, called
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ranks_after"), [(2, 2, 4), (2, 4, 4), (2, 1, 2), (2, 1, 1), (1, 2, 4)]
+)
+@pytest.mark.parametrize("make", [zero, torch.optim.AdamW], ids=["zero", "adam"])
+def test_stages_of_a_pipeline_deal_out_what_other_stages_had(
+    world, tmp_path, before, after, ranks_after, make
+):
+    saved = Saved(tmp_path, world, lambda rank: staged(rank, before, filled=True)[0], WORLD)
+    called = {}
+
+    def again(rank):
+        held, names = staged(rank, after, filled=False, make=make)
+        called.update(names)
+        return held
+
+    for rank in range(ranks_after):
+        called.clear()
+        held = load(saved, world, again, rank, ranks_after)
+        steps = getattr(held["o"], "optim", held["o"])
+        mine = [p for group in steps.param_groups for p in group["params"]]
+        assert len(steps.state) == len(mine) > 0
+        for p in mine:
+            for key in KEYS:
+                expected = numbered(key, called[id(p)], p.shape)
+                assert torch.equal(expected, steps.state[p][key]), (key, called[id(p)])
+        for p in held["m"].module.parameters():
+            assert torch.equal(numbered("w", called[id(p)], p.shape), p)
