@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
@@ -46,6 +47,7 @@ ITEM_BYTES: dict[str, int] = {
 _STEP_DIGITS = 15
 _GENERATION_DIGITS = 10
 _PREFIX = struct.Struct("<Q")
+_quoted = json.JSONEncoder().encode
 _VERSION, _JOB, _RUN, _STEP, _GENERATION, _RANK, _WORLD, _VOLUME, _PLAN, _PARENT = (
     f"holdfast.{word}"
     for word in (
@@ -163,30 +165,28 @@ def header_template(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> H
     Raises:
         InvalidRequestError: a limit of the format is exceeded, or a name stands twice.
     """
-    _check_specs(specs)
+    _check_names(specs)
     checked_plan_hash(identity.plan_hash)
-    ordered = sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype])
-    table: dict[str, object] = {METADATA_KEY: _metadata(identity, ordered)}
+    pairs = ((spec, _checked_cut(spec)) for spec in specs)
+    ordered = sorted(pairs, key=lambda pair: -pair[1].item_bytes)
+    rows = [(METADATA_KEY, json.dumps(_metadata(identity, ordered), separators=(",", ":")))]
     ends: list[int] = []
     offset = 0
-    for spec in ordered:
-        begin, offset = offset, offset + spec.length_bytes
+    for spec, cut in ordered:
+        begin, offset = offset, offset + cut.length_bytes
         ends.append(offset)
-        table[spec.fqn] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.box.lengths),
-            "data_offsets": [begin, offset],
-        }
+        rows.append((spec.fqn, f'{{{cut.kind},"data_offsets":[{begin},{offset}]}}'))
     if offset > OFFSET_BYTES_MAX:
         raise InvalidRequestError(f"tensors of {offset} bytes exceed {OFFSET_BYTES_MAX}")
-    text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode()
+    text = _object(rows).encode()
     text += b" " * (-(len(text) + _PREFIX.size) % ALIGNMENT_BYTES)
     if len(text) > HEADER_BYTES_MAX:
         raise InvalidRequestError(f"header of {len(text)} bytes exceeds {HEADER_BYTES_MAX}")
     data = _PREFIX.pack(len(text)) + text
+    base = len(data)
     entries = tuple(
-        TensorEntry(spec=spec, begin=len(data) + end - spec.length_bytes, end=len(data) + end)
-        for spec, end in zip(ordered, ends, strict=True)
+        TensorEntry(spec, base + end - cut.length_bytes, base + end)
+        for (spec, cut), end in zip(ordered, ends, strict=True)
     )
     spots = {key: _spot(data, key) for key in (_STEP, _GENERATION, _PARENT)}
     return HeaderTemplate(data=data, entries=entries, length_bytes=len(data) + offset, _spots=spots)
@@ -206,7 +206,7 @@ def header_length(prefix: bytes) -> int:
     return _PREFIX.size + int(length)
 
 
-def _check_specs(specs: Sequence[TensorSpec]) -> None:
+def _check_names(specs: Sequence[TensorSpec]) -> None:
     if len(specs) > TENSORS_COUNT_MAX:
         raise InvalidRequestError(f"{len(specs)} tensors exceed {TENSORS_COUNT_MAX}")
     seen: set[str] = set()
@@ -215,28 +215,60 @@ def _check_specs(specs: Sequence[TensorSpec]) -> None:
             raise InvalidRequestError(f"tensor name {spec.fqn[:80]!r} is not usable")
         if spec.fqn in seen:
             raise InvalidRequestError(f"tensor {spec.fqn!r} stands twice in one segment")
-        if spec.dtype not in ITEM_BYTES:
-            raise InvalidRequestError(f"tensor {spec.fqn!r} has the unknown dtype {spec.dtype!r}")
-        if len(spec.shape) > DIMS_COUNT_MAX:
-            raise InvalidRequestError(f"tensor {spec.fqn!r} has {len(spec.shape)} dims")
-        if not is_inside(spec.shape, spec.box):
-            raise InvalidRequestError(f"tensor {spec.fqn!r} has a box outside its shape")
-        if not addressable(spec.shape, ITEM_BYTES[spec.dtype]):
-            raise InvalidRequestError(
-                f"tensor {spec.fqn!r} has the shape {spec.shape}, which no memory can have"
-            )
         seen.add(spec.fqn)
 
 
-def _metadata(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> dict[str, str]:
-    flat = {spec.fqn: spec.shape for spec in specs if is_range(spec.shape, spec.box)}
-    sharding = {
-        spec.fqn: {
-            "saved_offsets": list(spec.box.offsets),
-            "global_shape": list(flat_shape(spec.shape) if spec.fqn in flat else spec.shape),
-        }
-        for spec in specs
-    }
+class _Cut(NamedTuple):
+    """What all regions of one dtype, shape and box have in common; two parts of JSON of them."""
+
+    item_bytes: int
+    length_bytes: int
+    kind: str
+    place: str
+
+
+def _checked_cut(spec: TensorSpec) -> _Cut:
+    cut = _cut(spec.dtype, spec.shape, spec.box)
+    if isinstance(cut, str):
+        raise InvalidRequestError(f"tensor {spec.fqn!r} {cut}")
+    return cut
+
+
+@lru_cache(maxsize=4096)
+def _cut(dtype: str, shape: tuple[int, ...], box: Box) -> _Cut | str:
+    """Return what such regions have in common, or why no tensor can be one."""
+    if dtype not in ITEM_BYTES:
+        return f"has the unknown dtype {dtype!r}"
+    if len(shape) > DIMS_COUNT_MAX:
+        return f"has {len(shape)} dims"
+    if not is_inside(shape, box):
+        return "has a box outside its shape"
+    item_bytes = ITEM_BYTES[dtype]
+    if not addressable(shape, item_bytes):
+        return f"has the shape {shape}, which no memory can have"
+    outer = flat_shape(shape) if is_range(shape, box) else shape
+    return _Cut(
+        item_bytes,
+        item_bytes * box.elements_count,
+        f'"dtype":"{dtype}","shape":{_list(box.lengths)}',
+        f'{{"saved_offsets":{_list(box.offsets)},"global_shape":{_list(outer)}}}',
+    )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return json.dumps(numbers, separators=(",", ":"))
+
+
+def _object(members: Iterable[tuple[str, str]]) -> str:
+    """Return a JSON object of values that are JSON already: most of them are like others."""
+    return "{" + ",".join([f"{_quoted(name)}:{text}" for name, text in members]) + "}"
+
+
+def _metadata(
+    identity: SegmentIdentity, ordered: Sequence[tuple[TensorSpec, _Cut]]
+) -> dict[str, str]:
+    sharding = _object((spec.fqn, cut.place) for spec, cut in ordered)
+    flat = {spec.fqn: spec.shape for spec, _ in ordered if is_range(spec.shape, spec.box)}
     shapes = {SHAPES_KEY: json.dumps(flat, separators=(",", ":"))} if flat else {}
     return {
         "format": "pt",
@@ -252,7 +284,7 @@ def _metadata(identity: SegmentIdentity, specs: Sequence[TensorSpec]) -> dict[st
         _PLAN: identity.plan_hash,
         _PARENT: _parent_text(identity.parent),
         **shapes,
-        SHARDING_KEY: json.dumps(sharding, separators=(",", ":")),
+        SHARDING_KEY: sharding,
     }
 
 

@@ -44,7 +44,7 @@ def dtype_name(fqn: str, tensor: torch.Tensor) -> str:
             f"the state",
             key=fqn,
         )
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+    if tensor.layout is not torch.strided or tensor.is_meta:
         raise InvalidRequestError(
             f"tensor {fqn!r} is {tensor.layout} on {tensor.device}; only dense tensors with "
             f"storage can be saved"

@@ -70,7 +70,7 @@ def tally_of(
         if _is_common(t):
             total += tally(name, _dtype(t), t.shape, t.box)
     for t in tensors:
-        if _is_common(t) and _answers(t, rank):
+        if _answers(t, rank) and _is_common(t):
             name = stored_name(t, rank, world_size)
             total -= tally(name, _dtype(t), t.shape, whole(t.shape))
     return total

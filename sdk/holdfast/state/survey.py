@@ -137,7 +137,7 @@ def _is_near(tensor: torch.Tensor) -> bool:
     answers for its memory itself.
     """
     plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return plain and tensor.device.type == "cpu"
+    return plain and tensor.is_cpu
 
 
 @dataclass(slots=True)
