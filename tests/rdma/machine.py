@@ -37,7 +37,7 @@ SUITE = "trixie-backports"  # Soft-RoCE knows network namespaces from Linux 7 on
 MIRROR = "http://deb.debian.org/debian"
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "veth", "rdma_rxe", "ib_uverbs")
-RUN_S_MAX = 240.0
+RUN_S_MAX = 480.0
 FETCH_S_MAX = 600.0
 MEMORY = "3G"
 
@@ -58,6 +58,7 @@ exec switch_root /root /bin/bash /run/said/begin
 
 BEGIN = """exec < /dev/null > /run/said/log 2>&1
 export {environment}
+echo machine > /proc/sys/kernel/hostname
 cd {folder}
 ln -s {verbs} {packages}
 ip link set lo up
@@ -211,6 +212,7 @@ def run(kernel: Path, root: Path, said: Path, command: list[str]) -> int:
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "100",
         "HOLDFAST_TEST_RDMA": "1",
+        "PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT / 'services'}",
     }
     begin = BEGIN.format(
         environment=shlex.join(f"{name}={value}" for name, value in environment.items()),

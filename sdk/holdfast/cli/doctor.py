@@ -47,6 +47,8 @@ KNOWN_VARIABLES = frozenset(
             "PERSIST_RATE",
             "QUEUE",
             "QUEUE_LEASE_S",
+            "RDMA",
+            "RDMA_PORT",
             "REST_LISTEN",
             "RESTORE_TIMEOUT",
             "RPC_PORT",
@@ -58,6 +60,7 @@ KNOWN_VARIABLES = frozenset(
         ),
     )
 )
+RDMA = "rdma"
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 SHM = "/dev/shm"  # noqa: S108 - only looked at
 _MADV_POPULATE_WRITE = 23
@@ -217,6 +220,8 @@ def _services(facts: Facts) -> Iterator[Check]:
         yield from _metadata(facts.metadata)
     for agent in facts.agents:
         yield _agent(agent)
+        if agent.transports:
+            yield _rdma(agent)
 
 
 def _metadata(metadata: MetadataFacts) -> Iterator[Check]:
@@ -257,6 +262,18 @@ def _agent(agent: AgentFacts) -> Check:
     )
     advice = "it does not reach metadata: saves stay local until it does"
     return check("agent", agent.metadata_reachable, found, advice)
+
+
+def _rdma(agent: AgentFacts) -> Check:
+    """Say whether data goes over RDMA; that there is none is no fault."""
+    rdma = next((one for one in agent.transports if one.kind == RDMA), None)
+    if rdma is None:
+        return check("rdma", True, f"{agent.node}: not used, no device or turned off", "")
+    came = ", ".join(
+        f"{format_bytes(one.fetched_bytes)} over {one.kind}" for one in agent.transports
+    )
+    found = f"{agent.node}: {rdma.place or 'not used'}; fetched {came}"
+    return check("rdma", not rdma.problem, found, f"{rdma.problem}; see docs/howto/rdma.md")
 
 
 def _version(distribution: str) -> str | None:

@@ -34,6 +34,16 @@ class MetadataFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransportFacts:
+    """How a kind of transport fares at an agent; ``problem`` empty: it has none."""
+
+    kind: str
+    place: str = ""
+    fetched_bytes: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
     """An agent as it answered."""
 
@@ -43,6 +53,7 @@ class AgentFacts:
     budget_bytes: int = 0
     used_bytes: int = 0
     metadata_reachable: bool = False
+    transports: tuple[TransportFacts, ...] = ()
 
 
 def probe_metadata(address: str) -> MetadataFacts:
@@ -90,6 +101,12 @@ def probe_agent(socket: Path) -> AgentFacts:
         budget_bytes=answer.budget_bytes,
         used_bytes=answer.used_bytes,
         metadata_reachable=answer.metadata_reachable,
+        transports=tuple(
+            TransportFacts(
+                kind=one.kind, place=one.place, fetched_bytes=one.fetched_bytes, problem=one.problem
+            )
+            for one in answer.transports
+        ),
     )
 
 

@@ -91,6 +91,7 @@ class DescribeResponse(_message.Message):
     METADATA_ADDRESS_FIELD_NUMBER: _builtins.int
     METADATA_REACHABLE_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    TRANSPORTS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     arena: _builtins.str
     budget_bytes: _builtins.int
@@ -100,6 +101,10 @@ class DescribeResponse(_message.Message):
     metadata_reachable: _builtins.bool
     refusal: _builtins.str
     """why the job does not fit beside what is here; empty: it does"""
+    @_builtins.property
+    def transports(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransportState]:
+        """in order of preference"""
+
     def __init__(
         self,
         *,
@@ -111,14 +116,48 @@ class DescribeResponse(_message.Message):
         metadata_address: _builtins.str = ...,
         metadata_reachable: _builtins.bool = ...,
         refusal: _builtins.str = ...,
+        transports: _abc.Iterable[Global___TransportState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "reserved_bytes", b"reserved_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "reserved_bytes", b"reserved_bytes", "transports", b"transports", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class TransportState(_message.Message):
+    """How a kind of transport fares at a node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    place: _builtins.str
+    """device, port and address, for people"""
+    fetched_bytes: _builtins.int
+    """since the agent started"""
+    problem: _builtins.str
+    """why it is not used, or was left for another; empty: no problem"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        place: _builtins.str = ...,
+        fetched_bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetched_bytes", b"fetched_bytes", "kind", b"kind", "place", b"place", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransportState: _TypeAlias = TransportState  # noqa: Y015
 
 @_typing.final
 class OpenSessionRequest(_message.Message):

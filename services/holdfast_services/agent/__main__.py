@@ -11,13 +11,12 @@ from holdfast_services.agent.app import Agent
 from holdfast_services.agent.settings import Settings
 from holdfast_services.kit import runner
 from holdfast_services.kit.ready import say_ready
-from holdfast_services.transport.tcp import TcpTransport
 
 
 async def serve(stop: asyncio.Event) -> None:
     """Run an agent until ``stop`` is set."""
     settings = Settings.from_env(os.environ)
-    agent = Agent(settings, TcpTransport(settings.listen_host, settings.data_port))
+    agent = Agent(settings)
     await agent.start()
     try:
         addresses = {

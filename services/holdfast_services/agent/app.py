@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
 
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.inventory import Peer
+from holdfast.core.user_events import Event
 from holdfast.errors import AccessError, UnavailableError
 from holdfast.rpc.channel import unix_target
 from holdfast.v1 import agent_pb2_grpc
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient, PeerClients
+from holdfast_services.agent.data_plane import data_plane
 from holdfast_services.agent.fetcher import Fetcher
 from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.recovery import adopt
@@ -27,7 +31,7 @@ from holdfast_services.agent.settings import Settings, default_budget_bytes
 from holdfast_services.agent.shell import Shell
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.kit.server import make_server
-from holdfast_services.transport import ServedSegments, Transport
+from holdfast_services.transport import ServedSegments
 
 GRACE_S = 1.0
 
@@ -39,18 +43,17 @@ class Agent:
 
     Args:
         settings: What it is to be.
-        transport: Moves the bytes of segments; it is the agent's from now on, and closed with it.
     """
 
     me: Peer
 
-    def __init__(self, settings: Settings, transport: Transport) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._target = unix_target(settings.agent_socket)
         budget = settings.budget_bytes or default_budget_bytes(settings.arena)
         self._arena = Arena(settings.arena, budget)
-        self._served = ServedSegments()
-        self._transport = transport
+        self._transport = data_plane(settings, budget)
+        self._served = ServedSegments(revoke=self._transport.revoke)
         self._metadata = MetadataClient(settings.metadata_address)
         self._peers = PeerClients()
         self._local = make_server()
@@ -92,7 +95,8 @@ class Agent:
         self._reporter = Reporter(self.me.node, self._metadata, self._shell)
         self._shell.on_inventory = self._reporter.poke
         self._shell.on_event = self._reporter.tell
-        service = AgentService(self._shell, self._arena, self._metadata)
+        self._tell_of_transports()
+        service = AgentService(self._shell, self._arena, self._metadata, self._transport.states)
         heads = HeadFinder(shell=self._shell, arena=self._arena, peers=self._peers, tier=tier)
         local, remote = AgentRpc(service, heads), ReplicationRpc(service, heads)
         agent_pb2_grpc.add_AgentServicer_to_server(local, self._local)
@@ -110,6 +114,22 @@ class Agent:
             self.me.rpc_address,
             ", ".join(map(str, endpoints)),
         )
+
+    def _tell_of_transports(self) -> None:
+        """Tell people which transport cannot be used, now and when one is left for another."""
+        loop = asyncio.get_running_loop()
+        warn = partial(Event, severity="warning", context={"node": self.me.node})
+
+        def left(why: str) -> None:
+            event = warn(kind="transport_left", message=why)
+            with suppress(RuntimeError):  # the loop is closed: nobody hears any more
+                loop.call_soon_threadsafe(self._reporter.tell, event)
+
+        self._transport.on_fallback = left
+        for state in self._transport.states():
+            if state.problem:
+                message = f"{state.kind} is not used: {state.problem}"
+                self._reporter.tell(warn(kind="transport_unused", message=message))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Scan and report until ``stop`` is set; then say goodbye.

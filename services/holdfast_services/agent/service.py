@@ -35,6 +35,7 @@ from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.shell import Shell
 from holdfast_services.transport import deadline_s
 from holdfast_services.transport.located import Located
+from holdfast_services.transport.preferred import TransportState
 
 WATCH_S_MAX = 60.0
 RESERVE_S_BASE = 30.0
@@ -53,6 +54,7 @@ class Description:
     metadata_address: str
     metadata_reachable: bool
     refusal: str
+    transports: tuple[TransportState, ...] = ()
 
 
 class AgentService:
@@ -62,9 +64,17 @@ class AgentService:
         shell: The state, and the only way to change it.
         arena: Where slots are and who is alive; closed by whoever opened it.
         metadata: The way to the catalogue.
+        transports: Says how the ways to other agents' bytes fare.
     """
 
-    def __init__(self, shell: Shell, arena: Arena, metadata: MetadataClient) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        arena: Arena,
+        metadata: MetadataClient,
+        transports: Callable[[], tuple[TransportState, ...]] = tuple,
+    ) -> None:
+        self._transports = transports
         self._shell = shell
         self._arena = arena
         self._metadata = metadata
@@ -97,6 +107,7 @@ class AgentService:
             metadata_address=self._metadata.address,
             metadata_reachable=not state.lost,
             refusal=self._refusal(job, wish) if job else "",
+            transports=self._transports(),
         )
 
     def _refusal(self, job: str, wish: MemoryWish) -> str:

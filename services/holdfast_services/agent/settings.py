@@ -19,7 +19,8 @@ BUDGET_SHARE = 0.5
 class Settings:
     """See ``docs/reference/environment.md``. ``budget_bytes`` 0: choose by free space.
 
-    ``store`` empty: no object tier. It is opened when a restore first needs it.
+    ``store`` empty: no object tier. It is opened when a restore first needs it. ``rdma_devices``
+    empty: all that there are; None: no RDMA.
     """
 
     node: str
@@ -33,6 +34,8 @@ class Settings:
     domain: str
     ready_file: Path | None
     store: str = ""
+    rdma_devices: tuple[str, ...] | None = ()
+    rdma_port: int = 0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -57,7 +60,15 @@ class Settings:
             domain=environ.get("HOLDFAST_DOMAIN", ""),
             ready_file=ready_file(environ),
             store=environ.get("HOLDFAST_STORE", ""),
+            rdma_devices=_rdma_devices(environ.get("HOLDFAST_RDMA", "auto")),
+            rdma_port=env.port(environ, "HOLDFAST_RDMA_PORT"),
         )
+
+
+def _rdma_devices(text: str) -> tuple[str, ...] | None:
+    if text == "off":
+        return None
+    return () if text == "auto" else tuple(name.strip() for name in text.split(","))
 
 
 def _path(environ: Mapping[str, str], name: str, meaning: str) -> Path:

@@ -76,8 +76,14 @@ def address_of(kind: str, endpoints: Sequence[Endpoint]) -> str:
     for endpoint in endpoints:
         if endpoint.kind == kind:
             return endpoint.address
-    others = ", ".join(endpoint.kind for endpoint in endpoints)[:80] or "nothing"
-    raise UnavailableError(f"serves over {others}; this side fetches over {kind} only")
+    raise no_way([kind], endpoints)
+
+
+def no_way(kinds: Sequence[str], endpoints: Sequence[Endpoint]) -> UnavailableError:
+    """Return the error of a peer that serves over none of ``kinds``; names those of both sides."""
+    theirs = ", ".join(endpoint.kind for endpoint in endpoints)[:80] or "nothing"
+    ours = ", ".join(kinds)
+    return UnavailableError(f"serves over {theirs}; this side fetches over {ours} only")
 
 
 class Transport(Protocol):

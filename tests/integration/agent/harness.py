@@ -50,7 +50,8 @@ def until(met, what: str, wait_s: float = WAIT_S):
 class Catalogue(metadata_pb2_grpc.MetadataServicer):
     """Keeps the last inventory of each node; answers with the views that the test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.inventories: dict[str, Inventory] = {}
         self.views: dict[str, NodeView] = {}
         self.common = NodeView(version="0")
@@ -66,7 +67,7 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
     def start(self) -> None:
         self._server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
         metadata_pb2_grpc.add_MetadataServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self._server.add_insecure_port(f"{self.host}:{self.port}")
         self._server.start()
 
     def stop(self) -> None:
@@ -74,7 +75,7 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def set_run(self, wants: dict[str, tuple[Want, ...]] | None = None, **fields) -> None:
         """Change the run's view and the nodes' wants; peers are all nodes that reported."""
@@ -152,10 +153,14 @@ def want(
 
 
 class Node:
-    """One agent process."""
+    """One agent process, run by the command ``under``, if there is one."""
 
-    def __init__(self, name: str, folder: Path, metadata: str, environ: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, folder: Path, metadata: str, environ: dict[str, str],
+        under: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.name = name
+        self._under = under
         self.folder = folder
         self.arena = folder / "arena"
         self.socket = folder / "s" / "agent.sock"
@@ -178,7 +183,7 @@ class Node:
         self._ready.unlink(missing_ok=True)
         self.log = (self.folder / "log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast_services.agent"],
+            [*self._under, sys.executable, "-m", "holdfast_services.agent"],
             env=self._environ,
             stdout=self.log,
             stderr=self.log,
@@ -191,8 +196,12 @@ class Node:
         self.spawn()
         self.wait_ready()
 
-    def wait_ready(self) -> None:
-        until(lambda: self._ready.exists() or self.process.poll() is not None, "agent is ready")
+    def wait_ready(self, wait_s: float = WAIT_S) -> None:
+        until(
+            lambda: self._ready.exists() or self.process.poll() is not None,
+            "agent is ready",
+            wait_s,
+        )
         assert self._ready.exists(), self.log_text()
         self.ready = json.loads(self._ready.read_text())
 

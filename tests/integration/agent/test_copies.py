@@ -229,7 +229,7 @@ def test_a_peer_that_serves_over_nothing_known_here_is_told_apart(node, catalogu
     a, b = node("a"), node("b")
     reported(catalogue, "a", "b")
     _, _, shard = saved(a)
-    later = (Endpoint(kind="rdma", address="?"),)
+    later = (Endpoint(kind="later", address="?"),)
     source = replace(catalogue.inventories["a"].node, endpoints=later)
     request = pb.HoldRequest(
         shard=shard_message(shard), source=codec.to_message(source, common_pb2.Peer)
@@ -238,8 +238,22 @@ def test_a_peer_that_serves_over_nothing_known_here_is_told_apart(node, catalogu
         b.call_peer("Hold", request)
 
     [why] = until(lambda: catalogue.said("fetch_failed"), "told")
-    assert why.endswith("a: serves over rdma; this side fetches over tcp only")
+    assert why.endswith("a: serves over later; this side fetches over tcp only")
     assert () == catalogue.inventories["b"].bad_sources
+
+
+def test_a_node_whose_rdma_cannot_be_used_says_so_and_uses_tcp(node, catalogue, saved):
+    a, b = node("a"), node("b", HOLDFAST_RDMA="nowhere0")
+    reported(catalogue, "a", "b")
+    _, _, shard = saved(a)
+    source = codec.to_message(catalogue.inventories["a"].node, common_pb2.Peer)
+    b.call_peer("Hold", pb.HoldRequest(shard=shard_message(shard), source=source))
+
+    [why] = until(lambda: catalogue.said("transport_unused"), "told")
+    assert why.startswith("rdma is not used: no RDMA device") or "no device nowhere0" in why
+    assert seg_bytes(a) == seg_bytes(b)
+    states = b.call("Describe", pb.DescribeRequest()).transports
+    assert [("rdma", 0), ("tcp", shard.length_bytes)] == [(s.kind, s.fetched_bytes) for s in states]
 
 
 def test_a_source_whose_slot_changed_is_left_without_blame(node, catalogue, saved):

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from holdfast.core.decision import DecisionState
+from holdfast.core.inventory import Endpoint
 from holdfast.core.node_view import NodeView
 from holdfast.errors import AlreadyExistsError
 from holdfast.rpc.channel import call, sync_channel
@@ -214,6 +216,26 @@ def test_metrics_are_prometheus_text(service, saved):
 
     assert figures["holdfast_nodes_live"] == "2"
     assert float(figures["holdfast_report_seconds_count"]) >= 4
+
+
+def test_metrics_count_nodes_with_rdma_and_fetches_that_went_another_way(service, saved, kit):
+    """F110."""
+    agent = kit.Agent("c")
+    inventory = agent.inventory()
+    endpoints = (Endpoint(kind="rdma", address="c:3"), *inventory.node.endpoints)
+    service.report(replace(inventory, node=replace(inventory.node, endpoints=endpoints)))
+    events = [
+        pb.Event(kind=kind, severity="warning", message="m")
+        for kind in ("transport_left", "fetch_failed", "transport_left")
+    ]
+    service.call("Record", pb.RecordRequest(node="c", events=events))
+    lines = service.http.get("/metrics").text.splitlines()
+    figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+    assert figures["holdfast_nodes_serving_rdma"] == "1"
+    assert figures["holdfast_transports_left"] == "2"
+    agent.leaving = True
+    service.report(agent.inventory())
 
 
 def test_the_page_is_one_file_that_asks_nobody_else(service):

@@ -20,6 +20,19 @@ def test_sizes_and_ports_are_read():
     assert (2 << 30, 7, 0) == (made.budget_bytes, made.data_port, made.rpc_port)
 
 
+@pytest.mark.parametrize(
+    ("said", "devices"),
+    [
+        ("auto", ()),
+        ("off", None),
+        ("m0", ("m0",)),
+        ("m0, m1", ("m0", "m1")),
+    ],
+)
+def test_rdma_is_on_off_or_of_named_devices(said, devices):
+    assert devices == Settings.from_env({**BASE, "HOLDFAST_RDMA": said}).rdma_devices
+
+
 @pytest.mark.parametrize("key", ["HOLDFAST_ADDRESS", "HOLDFAST_AGENT", "HOLDFAST_ARENA"])
 def test_what_is_missing_is_named(key):
     with pytest.raises(InvalidRequestError, match=key):

@@ -11,12 +11,15 @@ import pytest
 
 from holdfast.cli.doctor import Facts, checks, gather
 from holdfast.cli.doctor_store import StoreFacts, look_at_store
-from holdfast.cli.probes import AgentFacts, MetadataFacts
+from holdfast.cli.probes import AgentFacts, MetadataFacts, TransportFacts
 from holdfast.rpc.protocol import PROTOCOL
 
 GIB = 1 << 30
 METADATA = MetadataFacts(address="h:1", version="1", protocols=(PROTOCOL, PROTOCOL), skew_s=0.2)
 AGENT = AgentFacts(socket=Path("/s"), node="a", budget_bytes=GIB, metadata_reachable=True)
+RDMA = TransportFacts(kind="rdma", place="mlx5_0/1 (10.2.0.1)", fetched_bytes=GIB)
+BROKEN = replace(RDMA, problem="no cable")
+TCP = TransportFacts(kind="tcp")
 STORE = StoreFacts(url="file:///s", queue_error="", worker_ready=True)
 GOOD = Facts(
     python=(3, 11, 7),
@@ -69,6 +72,8 @@ def test_a_healthy_machine_has_nothing_to_mend():
          "fail", "/s"),
         (replace(GOOD, agents=(replace(AGENT, metadata_reachable=False),)), "agent", "warn",
          "metadata"),
+        (replace(GOOD, agents=(replace(AGENT, transports=(BROKEN, TCP)),)), "rdma", "warn",
+         "no cable; see docs/howto/rdma.md"),
         (replace(GOOD, store=replace(STORE, error="no bucket")), "object store", "fail",
          "HOLDFAST_STORE"),
         (replace(GOOD, store=replace(STORE, queue_error="silence")), "queue", "fail",
@@ -82,6 +87,20 @@ def test_each_trouble_is_found_and_comes_with_advice(facts, name, level, advice)
 
     assert [check.level for check in found] == [level]
     assert advice in found[0].advice
+
+
+@pytest.mark.parametrize(
+    ("transports", "found"),
+    [
+        ((RDMA, TCP), "a: mlx5_0/1 (10.2.0.1); fetched 1 GiB over rdma, 0 B over tcp"),
+        ((TCP,), "a: not used, no device or turned off"),
+    ],
+)
+def test_rdma_is_seen_to_be_in_use_or_not(transports, found):
+    facts = replace(GOOD, agents=(replace(AGENT, transports=transports),))
+    [seen] = [check for check in checks(facts) if check.name == "rdma"]
+
+    assert ("ok", found) == (seen.level, seen.found)
 
 
 @pytest.mark.parametrize("store", [None, STORE])

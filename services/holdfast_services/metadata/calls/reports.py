@@ -12,6 +12,7 @@ from holdfast.core.ids import node_name
 from holdfast.core.inventory import Inventory
 from holdfast.core.node_view import NodeView
 from holdfast.core.retry import bounded
+from holdfast.core.user_events import Event
 from holdfast.rpc.codec import to_message
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.metadata.calls.batch import Batch
@@ -22,6 +23,8 @@ from holdfast_services.metadata.usecases import agents
 
 WATCH_POLL_S = 1.0
 WATCH_S_MAX = 60.0
+TRANSPORT_LEFT = "transport_left"
+"""An agent's event: a fetch went over another transport than the first that both sides have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Reports:
         self._batch: Batch[Inventory, Taken] = Batch(self._take)
         self.count = 0
         self.s_sum = 0.0
+        self.transports_left_count = 0
 
     async def report(self, inventory: Inventory) -> NodeView:
         """Take a node's inventory and return what the node should know; idempotent.
@@ -55,6 +59,10 @@ class Reports:
         self.count += 1
         self.s_sum += time.monotonic() - began_s
         return replace(view, incarnation_min=taken.incarnation_min)
+
+    def count_events(self, events: Sequence[Event]) -> None:
+        """Count what the figures tell of the news of agents."""
+        self.transports_left_count += sum(event.kind == TRANSPORT_LEFT for event in events)
 
     async def watch(self, node: str, version: str, wait_s: float) -> NodeView:
         """Return the node's view once its version is not ``version``, or after ``wait_s``."""

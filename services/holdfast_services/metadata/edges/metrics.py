@@ -6,10 +6,14 @@ from collections.abc import Iterator
 
 from holdfast_services.metadata.calls.health import waiting_count
 from holdfast_services.metadata.calls.reports import Reports
+from holdfast_services.metadata.domain.model import Node
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges.cost_figures import cost_lines
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.transactor import Transactor
+
+RDMA = "rdma"
+"""The kind of endpoint."""
 
 _Figure = tuple[str, str, float]
 
@@ -28,10 +32,15 @@ def _memory(world: World) -> Iterator[_Figure]:
     replicated = sum(row.replicated_at_s is not None for row in rows)
     yield "holdfast_nodes_live", "gauge", len(world.live)
     yield "holdfast_nodes_known", "gauge", len(world.nodes)
+    yield "holdfast_nodes_serving_rdma", "gauge", sum(map(_serves_rdma, world.live.values()))
     yield "holdfast_jobs_active", "gauge", len(world.runs)
     yield "holdfast_checkpoints", "gauge", len(rows)
     yield "holdfast_checkpoints_replicated", "gauge", replicated
     yield "holdfast_arena_used_bytes", "gauge", used_bytes
+
+
+def _serves_rdma(node: Node) -> bool:
+    return any(endpoint.kind == RDMA for endpoint in node.inventory.node.endpoints)
 
 
 async def _objects(transactor: Transactor, objects: ObjectTier) -> list[_Figure]:
@@ -63,3 +72,4 @@ async def _objects(transactor: Transactor, objects: ObjectTier) -> list[_Figure]
 def _process(reports: Reports) -> Iterator[_Figure]:
     yield "holdfast_report_seconds_sum", "counter", reports.s_sum
     yield "holdfast_report_seconds_count", "counter", reports.count
+    yield "holdfast_transports_left", "counter", reports.transports_left_count

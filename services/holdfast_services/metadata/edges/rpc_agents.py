@@ -66,6 +66,7 @@ class MetadataRpc(MetadataServicer):
         del context
         events = [from_message(event, Event) for event in request.events]
         await self._transactor.change(lambda c: agents.record(c, request.node, events))
+        self._reports.count_events(events)
         return pb.RecordResponse()
 
 

@@ -8,7 +8,7 @@ from ipaddress import IPv6Address
 
 from holdfast.errors import UnavailableError
 from holdfast_services.transport.rdma.frames import Greeting
-from holdfast_services.transport.rdma.ports import LinkLayer, Place, reachable
+from holdfast_services.transport.rdma.ports import LinkLayer, Place, neighbours, reachable
 from holdfast_services.transport.rdma.registered import RegisteredMemory
 from holdfast_services.transport.rdma.verbs import Card, Queue
 
@@ -64,7 +64,7 @@ class Adapter:
 
 
 def least_busy(adapters: Sequence[Adapter], link_layer: LinkLayer, gid: IPv6Address) -> Adapter:
-    """Return the port to use with a peer's.
+    """Return the port to use with a peer's: of its network first, then the least busy.
 
     Raises:
         UnavailableError: none is on the peer's fabric.
@@ -72,4 +72,6 @@ def least_busy(adapters: Sequence[Adapter], link_layer: LinkLayer, gid: IPv6Addr
     found = [one for one in adapters if reachable(one.place, link_layer, gid)]
     if not found:
         raise UnavailableError(f"no RDMA port here is on the fabric of {gid}")
-    return min(found, key=lambda adapter: adapter.queues_count)
+    return min(
+        found, key=lambda one: (not neighbours(one.place.gid.address, gid), one.queues_count)
+    )

@@ -213,19 +213,41 @@ class _Pull:
 
     def _completed(self) -> Iterator[int]:
         for completion in self._lane.queue.completions():
+            if completion.refused:
+                self._ask_why()
             if completion.error:
                 raise UnavailableError(f"{self._lane.address}: {completion.error}")
             if self._flow.arrived(completion.tag):
                 self._lane.send(frames.DONE)
             yield completion.tag
 
+    def _ask_why(self) -> None:
+        """Give a part back that could not be read: it may be that its slot was freed meanwhile.
+
+        Raises:
+            NotFoundError: so it is; nobody is to blame.
+        """
+        self._lane.send(frames.DONE)
+        until_s = time.monotonic() + SILENCE_S_MAX
+        for about in (*self._flow.all_awaited, Awaited.DONE):
+            while (answer := self._next(about)) is None:
+                self._fetch.check()
+                if time.monotonic() > until_s:
+                    return
+                self._lane.wait()
+            self._check(answer[0])
+
+    def _next(self, about: Awaited) -> tuple[int, ...] | None:
+        layout = frames.LENT if about is Awaited.LENT else wire.TRAILER
+        data = self._lane.frames(layout.size)
+        return None if data is None else layout.unpack(data)
+
     def _answered(self) -> Iterator[int]:
         while (about := self._flow.awaited) is not None:
-            layout = frames.LENT if about is Awaited.LENT else wire.TRAILER
-            data = self._lane.frames(layout.size)
-            if data is None:
+            answer = self._next(about)
+            if answer is None:
                 return
-            status, *where = layout.unpack(data)
+            status, *where = answer
             index = self._flow.answered()
             self._check(status)
             if about is Awaited.LENT:

@@ -47,6 +47,11 @@ class Flow:
         return self._awaited[0][0] if self._awaited else None
 
     @property
+    def all_awaited(self) -> tuple[Awaited, ...]:
+        """What the answers that are due are about, in order."""
+        return tuple(about for about, _ in self._awaited)
+
+    @property
     def ended(self) -> bool:
         """Whether all parts are verified."""
         return not (self._waiting or self._awaited or self._reading)

@@ -11,6 +11,10 @@ from holdfast.errors import UnavailableError
 
 READS_COUNT_MAX = 16
 """READs that a side serves at a time on one queue pair, where its device can."""
+NETWORK_BYTES = 8
+"""Of a GID: the subnet of InfiniBand, the network of an IPv6 address."""
+MAPPED_NETWORK_BYTES = 15
+"""Of a mapped IPv4 address: a network of 256."""
 
 
 class LinkLayer(IntEnum):
@@ -123,13 +127,19 @@ def usable_places(
     return places
 
 
+def neighbours(one: IPv6Address, other: IPv6Address) -> bool:
+    """Tell whether two addresses are likely of one network: of cards on rails of their own."""
+    bytes_count = NETWORK_BYTES if one.ipv4_mapped is None else MAPPED_NETWORK_BYTES
+    return one.packed[:bytes_count] == other.packed[:bytes_count]
+
+
 def reachable(place: Place, link_layer: int, gid: IPv6Address) -> bool:
     """Tell whether a peer's port may be on the same fabric as ``place``."""
     if place.port.link_layer != link_layer:
         return False
     if link_layer == LinkLayer.ETHERNET:
         return True
-    return place.gid.address.packed[:8] == gid.packed[:8]  # the subnet
+    return place.gid.address.packed[:NETWORK_BYTES] == gid.packed[:NETWORK_BYTES]
 
 
 def memlock_shortage(limit_bytes: int | None, needed_bytes: int) -> str:

@@ -8,6 +8,7 @@ mapping is registered for as long as one part takes. Only what is lent is readab
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import threading
 from collections import defaultdict
@@ -17,6 +18,8 @@ from weakref import WeakKeyDictionary
 from holdfast.errors import UnavailableError
 from holdfast.format.digest import PART_BYTES
 from holdfast_services.transport.rdma.verbs import Card, Queue, Region, Window
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +127,10 @@ class RegisteredMemory:
             for lent in called_in:
                 lent.window = None
         for window in windows:
-            window.close()
+            try:
+                window.close()
+            except UnavailableError as error:  # a peer may still read what it cannot believe
+                log.error("memory is withdrawn, and was not called in: %s", error)  # noqa: TRY400
 
     def close(self) -> None:
         """Forget all; nothing is lent, and nobody uses it any more."""

@@ -180,12 +180,20 @@ class Card:
             self.context.close()
 
 
+ACCESS_REFUSED = "the other side refused access to its memory"
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What became of a request, by its tag; ``error`` empty: it is done."""
 
     tag: int
     error: str
+
+    @property
+    def refused(self) -> bool:
+        """Whether the other side's card did not let this one read."""
+        return self.error == ACCESS_REFUSED
 
 
 class Queue:
@@ -355,7 +363,7 @@ _ERRORS: dict[int, str] = (
     else {
         int(e.IBV_WC_LOC_PROT_ERR): "local memory is not registered",
         int(e.IBV_WC_WR_FLUSH_ERR): "the queue pair is in error",
-        int(e.IBV_WC_REM_ACCESS_ERR): "the other side refused access to its memory",
+        int(e.IBV_WC_REM_ACCESS_ERR): ACCESS_REFUSED,
         int(e.IBV_WC_RETRY_EXC_ERR): "the other side does not answer",
     }
 )

@@ -1,0 +1,227 @@
+"""What goes wrong with cards, cables, peers and slots while bytes are read from afar."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import subprocess
+import threading
+import time
+
+import pytest
+from tests.rdma.segments import KEY, LAST_PART_BYTES, SLOT, mapped_segment, request_for, serving
+
+from holdfast.errors import NotFoundError, UnavailableError
+from holdfast_services.transport import wire
+from holdfast_services.transport.rdma import frames, verbs
+from holdfast_services.transport.rdma.client import Lane
+
+WAIT_S = 30.0
+
+
+def fetch(transport, endpoints, wanted, done=None):
+    """Fetch into new memory; return it."""
+    target = mmap.mmap(-1, len(wanted))
+    done = set() if done is None else done
+    request = request_for(wanted)
+    transport.fetch(endpoints, request, memoryview(target), done=done, stop=threading.Event())
+    return target
+
+
+def until(met):
+    ends_s = time.monotonic() + WAIT_S
+    while not (value := met()):
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+    return value
+
+
+def test_a_peer_that_dies_while_it_is_read_is_unavailable(transport, peer):
+    """F58; what came before is whole, and others are read as before."""
+    near, far, done = transport(), transport(), set()
+    _, endpoints = peer(5, 4, "kill", "-9", "{pid}")
+    with pytest.raises(UnavailableError):
+        fetch(near, endpoints, mapped_segment(5), done)
+
+    assert done < set(range(5))
+    small = mapped_segment(1)
+    assert small[:] == fetch(near, far.serve(serving(small, far.revoke)), small)[:]
+
+
+def test_a_card_that_goes_down_is_unavailable_and_used_again_when_it_is_up(transport, peer):
+    """And then all bytes come from the other node."""
+    wanted, near = mapped_segment(3), transport()
+    _, endpoints = peer(3, 3, "ip", "link", "set", "cable0", "down")
+    with pytest.raises(UnavailableError):
+        fetch(near, endpoints, wanted)
+    subprocess.run(["ip", "-n", "B", "link", "set", "cable0", "up"], check=True)
+
+    def again():
+        try:
+            return fetch(near, endpoints, wanted)
+        except UnavailableError:
+            return None
+
+    assert wanted[:] == until(again)[:]
+
+
+class _Reader:
+    """One lane, by hand: asks for the first part and reads where it wants."""
+
+    def __init__(self, transport, endpoints):
+        [endpoint] = endpoints
+        self.lane = Lane(endpoint.address, transport._adapters[0])
+        self.target = mmap.mmap(-1, LAST_PART_BYTES)
+        self.held = self.lane.adapter.memory.hold(memoryview(self.target))
+        self.lane.send(
+            wire.encode_request(
+                wire.PartRequest(
+                    key=KEY, incarnation=SLOT.incarnation, begin=0, length_bytes=LAST_PART_BYTES
+                )
+            )
+        )
+        status, self.key, self.address = frames.LENT.unpack(self._frame(frames.LENT.size))
+        assert wire.Status.OK == status
+
+    def _frame(self, count):
+        def come():
+            self.lane.wait()
+            return self.lane.frames(count)
+
+        return until(come)
+
+    def read(self, *, key=0, shift=0):
+        """Read 4 KiB with what was lent, changed; return what became of it."""
+        self.lane.queue.read(
+            1, self.held.region, self.held.address, 4096,
+            key=self.key ^ key, source=self.address + shift,
+        )  # fmt: skip
+
+        def completed():
+            self.lane.wait()
+            return self.lane.queue.completions()
+
+        [completion] = until(completed)
+        return completion.error
+
+    def give_back(self):
+        self.lane.send(frames.DONE)
+        [status] = wire.TRAILER.unpack(self._frame(wire.TRAILER.size))
+        return status
+
+
+@pytest.fixture
+def reader(transport):
+    """A reader of a segment in this process; returns (it, memory, what is served, the server)."""
+    far, memory = transport(), mapped_segment(1)
+    served = serving(memory, far.revoke)
+    made = _Reader(transport(), far.serve(served))
+    yield made, memory, served, far
+    made.lane.close()
+
+
+def test_what_is_lent_can_be_read(reader):
+    made, memory, *_ = reader
+
+    assert "" == made.read()
+    assert memory[:4096] == made.target[:4096]
+    assert wire.Status.OK == made.give_back()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"key": 1}, {"key": 0x5500}, {"shift": LAST_PART_BYTES - 4095}, {"shift": -1}],
+    ids=["another key of the window", "another key", "past the part", "before the part"],
+)
+def test_a_forged_capability_is_refused_and_the_next_fetch_works(reader, transport, forged):
+    made, memory, _, far = reader
+
+    assert verbs.ACCESS_REFUSED == made.read(**forged)
+    assert bytes(4096) == made.target[:4096]
+    assert memory[:] == fetch(transport(), far.serve(serving(memory, far.revoke)), memory)[:]
+
+
+def test_a_capability_ends_when_the_part_is_given_back(reader):
+    made, *_ = reader
+    made.give_back()
+
+    assert verbs.ACCESS_REFUSED == made.read()
+
+
+def test_a_capability_ends_when_the_slot_is_withdrawn(reader):
+    """The slot may be written again from then on."""
+    made, memory, served, _ = reader
+    served.withdraw(SLOT)
+    memory[:4096] = b"x" * 4096
+
+    assert verbs.ACCESS_REFUSED == made.read()
+    assert bytes(4096) == made.target[:4096]
+    assert wire.Status.NOT_FOUND == made.give_back()
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_slot_freed_and_reused_while_it_is_read_is_not_found(transport, at):
+    """A3: whatever arrived is of nobody; the source is not left for another transport."""
+    memory = mapped_segment(4)
+    request = request_for(memory)
+    near, far = transport(), transport()
+    served = serving(memory, far.revoke)
+
+    class Reusing:
+        asked = 0
+
+        def lookup(self, key, incarnation):
+            self.asked += 1
+            if self.asked == at:
+                served.withdraw(SLOT)
+                memory[:] = bytes(len(memory))
+            return served.lookup(key, incarnation)
+
+    target, done = mmap.mmap(-1, len(memory)), set()
+    with pytest.raises(NotFoundError):
+        near.fetch(
+            far.serve(Reusing()), request, memoryview(target), done=done, stop=threading.Event()
+        )
+    assert done < set(range(4))
+
+
+def test_memory_is_registered_once_and_released_with_its_mapping(transport, monkeypatch):
+    """A slot that is used again costs nothing; one that is dropped is not pinned any more."""
+    registered = []
+    register = verbs.Card.register
+
+    def counted(card, address, length_bytes):
+        registered.append(address)
+        return register(card, address, length_bytes)
+
+    monkeypatch.setattr(verbs.Card, "register", counted)
+    near, far, memory = transport(), transport(), mapped_segment(2)
+    request, target = request_for(memory), mmap.mmap(-1, len(memory))
+    served = serving(memory, far.revoke)
+    endpoints = far.serve(served)
+    for _ in range(2):
+        near.fetch(endpoints, request, memoryview(target), done=set(), stop=threading.Event())
+    kept = [len(adapter.memory._kept) for end in (near, far) for adapter in end._adapters]
+    assert 4 == len(set(registered)) == len(registered)
+    assert 2 == sum(kept)
+
+    served.withdraw(SLOT)
+    near.close()
+    far.close()
+    del target, memory, request
+    gc.collect()
+    assert [] == [
+        1 for end in (near, far) for adapter in end._adapters for _ in adapter.memory._kept
+    ]
+
+
+def test_of_two_cards_the_less_busy_one_is_taken(transport):
+    near, far = transport(), transport()
+    endpoints = far.serve(serving(mapped_segment(1), far.revoke))
+    lanes = [near._lanes._new(endpoints[0].address) for _ in range(4)]
+
+    assert [2, 2] == [adapter.queues_count for adapter in near._adapters]
+    assert [2, 2] == [adapter.queues_count for adapter in far._adapters]
+    for lane in lanes:
+        lane.close()
+    until(lambda: [0, 0] == [adapter.queues_count for adapter in far._adapters])
