@@ -246,7 +246,7 @@ def qemu(image: Path, root: Path, said: Path) -> list[str]:
     command = [
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none", "-monitor", "none", "-serial", "file:console"),
-        *("-machine", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"),
+        *("-machine", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "qemu64"),
         *("-smp", "2", "-m", MEMORY, "-kernel", str(image), "-initrd", str(root)),
         *("-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"),
     ]

@@ -8,9 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import botocore.session
-from botocore.config import Config
-
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
@@ -48,6 +45,9 @@ class S3Server:
     @contextmanager
     def client(self) -> Iterator[Any]:
         """Yield the library's own client."""
+        import botocore.session  # every session of tests loads this module, few make a client
+        from botocore.config import Config
+
         access, secret, token = (self.environment.get(key) for key in KEYS)
         client = botocore.session.Session().create_client(
             "s3", endpoint_url=self.endpoint, region_name="us-east-1",
