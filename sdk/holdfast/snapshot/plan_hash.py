@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
-from holdfast.format.boxes import whole
+from holdfast.format.boxes import Box, whole
 from holdfast.format.names import own_name
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tally import tally
@@ -21,15 +21,20 @@ from holdfast.state.survey import CapturedTensor, Home
 _PLAN_HASH_LENGTH = 32
 _SHARED_HASH_LENGTH = 16
 _text = cache(str)
+_quoted = json.JSONEncoder().encode
 
 
 def hash_of(specs: Sequence[TensorSpec], rank: int, world_size: int) -> str:
     """Return the hash of a segment that holds ``specs``: equal for equal boxes."""
-    table = [
-        (spec.fqn, spec.dtype, spec.shape, spec.box.offsets, spec.box.lengths) for spec in specs
-    ]
-    text = json.dumps([rank, world_size, table], separators=(",", ":"))
+    rows = [f"[{_quoted(fqn)},{_cut(dtype, shape, box)}]" for fqn, dtype, shape, box in specs]
+    text = f"[{rank},{world_size},[{','.join(rows)}]]"
     return hashlib.sha256(text.encode()).hexdigest()[:_PLAN_HASH_LENGTH]
+
+
+@lru_cache(maxsize=4096)
+def _cut(dtype: str, shape: tuple[int, ...], box: Box) -> str:
+    """Return what the rows of all tensors that are cut alike have in common, as JSON."""
+    return json.dumps([dtype, shape, box.offsets, box.lengths], separators=(",", ":"))[1:-1]
 
 
 def shared_hash(tensors: Iterable[CapturedTensor], world_size: int) -> str:
