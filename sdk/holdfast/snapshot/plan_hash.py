@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
+
+import torch
 
 from holdfast.format.boxes import Box, whole
 from holdfast.format.names import own_name
@@ -20,7 +22,6 @@ from holdfast.state.survey import CapturedTensor, Home
 
 _PLAN_HASH_LENGTH = 32
 _SHARED_HASH_LENGTH = 16
-_text = cache(str)
 _quoted = json.JSONEncoder().encode
 
 
@@ -43,13 +44,20 @@ def shared_hash(tensors: Iterable[CapturedTensor], world_size: int) -> str:
     Ranks that know others share them out in another way, and leave some to nobody.
     """
     shared = sorted(
-        (t.fqn, t.shape, _text(t.tensor.dtype))
+        (t.fqn, _kind(t.shape, t.tensor.dtype))
         for t in tensors
         if t.home in (Home.SHARED, Home.FIRST)
         or (t.home is Home.HOLDERS and len(t.mesh) == world_size and t.known_to_all)
     )
-    text = json.dumps(shared, separators=(",", ":"))
+    rows = [f"[{_quoted(fqn)},{kind}]" for fqn, kind in shared]
+    text = f"[{','.join(rows)}]"
     return hashlib.sha256(text.encode()).hexdigest()[:_SHARED_HASH_LENGTH]
+
+
+@lru_cache(maxsize=4096)
+def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Return shape and dtype as JSON, for the row of a tensor."""
+    return json.dumps([shape, str(dtype)], separators=(",", ":"))[1:-1]
 
 
 def tally_of(

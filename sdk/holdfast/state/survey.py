@@ -18,7 +18,7 @@ from torch import nn
 from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import Saved
 from holdfast.format.boxes import Box
-from holdfast.state.local_boxes import is_parameter, is_sharded, local_box
+from holdfast.state.local_boxes import is_parameter, local_box
 
 
 class Home(Enum):
@@ -206,7 +206,7 @@ class Survey:
         self.home_of[id(tensor)] = home
         if mesh:
             self.mesh_of[id(tensor)], self.holders_of[id(tensor)] = mesh, len(holders)
-        if is_sharded(tensor):
+        if here.tensor is not tensor:
             self._sharded.append(tensor)
             if len(self._sharded) == 1:
                 # What a module's ``to()`` replaces is not the DTensor but what is in it.
