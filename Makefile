@@ -107,7 +107,7 @@ test-rdma: $(STAMP) ## RDMA between two nodes of a virtual machine with Soft-RoC
 	$(BIN)/python -m tests.rdma.machine bash tests/rdma/two_nodes.sh \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider -m rdma tests/rdma tests/contract/test_transport.py
 
-test: lint types imports test-pins $(PROTO_STAMP) ## Everything that must pass
+test: lint types imports test-pins test-rdma $(PROTO_STAMP) ## Everything that must pass
 	$(PYTEST) $(PARALLEL)
 
 simulate: $(STAMP) ## Live through SEEDS=10000 histories of a cluster in trouble, on all cores

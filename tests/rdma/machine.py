@@ -40,6 +40,7 @@ MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "veth", "rdma_rxe", "i
 RUN_S_MAX = 480.0
 FETCH_S_MAX = 600.0
 MEMORY = "3G"
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # not every user has these
 
 INIT = """#!/bin/sh
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
@@ -87,15 +88,23 @@ def main(command: list[str]) -> int:
 
 def packages() -> None:
     """Install what is missing; say what cannot be had."""
-    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    missing = [package for program, package in PROGRAMS.items() if not here(program)]
     if not VERBS.is_dir():
         missing += VERBS_PACKAGES
     if missing:
-        install(*missing)
-    lacking = [program for program in PROGRAMS if shutil.which(program) is None]
-    if lacking or not VERBS.is_dir():
+        try:
+            install(*missing)
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.decode(errors="replace")
+            sys.exit(f"RDMA is not tested: {shlex.join(error.cmd)} says {said}")
+    if not all(map(here, PROGRAMS)) or not VERBS.is_dir():
         wanted = " ".join((*PROGRAMS.values(), *VERBS_PACKAGES))
         sys.exit(f"RDMA is not tested: as root, apt-get install {wanted}")
+
+
+def here(program: str) -> bool:
+    """Tell whether a program can be started."""
+    return shutil.which(program, path=PATH) is not None
 
 
 def installed_kernel() -> Path:
@@ -168,7 +177,7 @@ def initrd(kernel: Path, folder: Path) -> Path:
     root = folder / "root"
     for name in ("bin", "modules", "proc", "sys", "dev", "host", "changes", "root"):
         (root / name).mkdir(parents=True)
-    shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
+    shutil.copy(shutil.which("busybox", path=PATH) or "", root / "bin/busybox")
     for name in ("sh", "mount", "insmod", "mkdir", "switch_root", "poweroff", "cat", "echo"):
         (root / "bin" / name).symlink_to("busybox")
     order = modules_in_order(kernel)
@@ -261,7 +270,7 @@ def call(*words: object, folder: Path = ROOT) -> str:
     command = list(map(str, words))
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=FETCH_S_MAX, check=False,
-        env={**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
+        env={**os.environ, "PATH": PATH, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
     )  # fmt: skip
     if done.returncode != 0:
         sys.exit(f"RDMA is not tested: {shlex.join(command)} says {done.stderr or done.stdout}")

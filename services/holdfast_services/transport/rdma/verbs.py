@@ -49,7 +49,7 @@ else:
 
 DEVICES = Path("/sys/class/infiniband")
 PACKET_NUMBER_BITS = 24
-RETRANSMIT_TIMEOUT = 16  # 4.096 us x 2^16 = 0.27 s
+RETRANSMIT_TIMEOUT = 17  # 4.096 us x 2^17 = 0.54 s
 RETRIES_COUNT = 6  # 7 may mean for ever
 RECEIVER_TIMER = 12
 HOPS_MAX = 64
