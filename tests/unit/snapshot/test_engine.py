@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.state import worlds
 from torch import nn
 
 from holdfast.core.session import SlotLease
@@ -24,12 +24,6 @@ from holdfast.snapshot.optimizer_gate import Gate
 from holdfast.snapshot.plan import balance
 from holdfast.state.capture import Capture
 from holdfast.threads import limit_this_thread
-
-_SPEC = importlib.util.spec_from_file_location(
-    "holdfast_test_worlds", Path(__file__).parents[1] / "state" / "worlds.py"
-)
-worlds = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(worlds)
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer, dict]:
