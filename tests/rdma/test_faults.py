@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import mmap
+import socket
 import subprocess
 import threading
 import time
+from dataclasses import replace
+from ipaddress import IPv6Address
 
 import pytest
 from tests.rdma.segments import KEY, LAST_PART_BYTES, SLOT, mapped_segment, request_for, serving
@@ -225,3 +228,55 @@ def test_of_two_cards_the_less_busy_one_is_taken(transport):
     for lane in lanes:
         lane.close()
     until(lambda: [0, 0] == [adapter.queues_count for adapter in far._adapters])
+
+
+def test_a_peer_where_no_way_leads_is_refused_before_verbs_wait_for_it(transport, monkeypatch):
+    """Verbs would hold the interpreter's lock for a second, and with it the agent's heartbeat."""
+    monkeypatch.setattr(verbs.Queue, "connect", lambda *_: pytest.fail("verbs were asked"))
+    adapter = transport()._adapters[0]
+    queue = adapter.open_queue(1)
+    theirs = replace(queue.greeting(), gid=IPv6Address("::ffff:10.2.0.77"))
+    with pytest.raises(UnavailableError, match=r"no way from 10\.2\.0\.1 to 10\.2\.0\.77"):
+        adapter.connect(queue, theirs)
+    adapter.close_queue(queue)
+
+
+LOOK_UP = wire.encode_request(
+    wire.PartRequest(key=KEY, incarnation=SLOT.incarnation, begin=0, length_bytes=LAST_PART_BYTES)
+)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"HFD", b"HFDP", LOOK_UP[:20], bytes(32), frames.DONE, LOOK_UP + 2 * frames.DONE, 5 * LOOK_UP,
+     LOOK_UP.replace(b"r1/", b"../")],
+    ids=["torn verb", "verb alone", "torn", "no verb", "nothing lent", "done twice",
+         "too many", "no shard"],
+)  # fmt: skip
+def test_nonsense_ends_its_own_connection_and_leaves_nothing_lent(transport, said):
+    """P9: whoever connects may say anything."""
+    near, far, memory = transport(), transport(), mapped_segment(1)
+    [endpoint] = endpoints = far.serve(serving(memory, far.revoke))
+    lane = Lane(endpoint.address, near._adapters[0])
+    lane.send(said)
+    lane.connection.shutdown(socket.SHUT_WR)
+    until(lambda: [0, 0] == [adapter.queues_count for adapter in far._adapters])
+    lane.close()
+
+    assert [{}, {}] == [adapter.memory._lent for adapter in far._adapters]
+    assert memory[:] == fetch(near, endpoints, memory)[:]
+
+
+@pytest.mark.parametrize("said", [b"HFRD", b"x" * 36, bytes(36)], ids=["torn", "text", "zeros"])
+def test_who_does_not_greet_is_given_no_queue_pair(transport, said):
+    far, memory = transport(), mapped_segment(1)
+    [endpoint] = endpoints = far.serve(serving(memory, far.revoke))
+    host, _, port = endpoint.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(said)
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.recv(100)
+
+    assert answer in (b"", frames.encode_refusal(wire.Status.REFUSED))
+    assert [0, 0] == [adapter.queues_count for adapter in far._adapters]
+    assert memory[:] == fetch(transport(), endpoints, memory)[:]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ipaddress import IPv6Address
 
 from holdfast.errors import UnavailableError
+from holdfast_services.transport.rdma import neighbours
 from holdfast_services.transport.rdma.frames import Greeting
-from holdfast_services.transport.rdma.ports import LinkLayer, Place, neighbours, reachable
+from holdfast_services.transport.rdma.ports import LinkLayer, Place, reachable, same_network
 from holdfast_services.transport.rdma.registered import RegisteredMemory
 from holdfast_services.transport.rdma.verbs import Card, Queue
 
@@ -51,11 +52,21 @@ class Adapter:
         """
         queue = self.open_queue(SERVED_DEPTH)
         try:
-            queue.connect(theirs)
+            self.connect(queue, theirs)
         except UnavailableError:
             self.close_queue(queue)
             raise
         return queue
+
+    def connect(self, queue: Queue, theirs: Greeting) -> None:
+        """Make a queue pair of this port the counterpart of a peer's.
+
+        Raises:
+            UnavailableError: there is no way from here to the peer's.
+        """
+        if theirs.link_layer == LinkLayer.ETHERNET:
+            neighbours.find(self.place.gid.address, theirs.gid)
+        queue.connect(theirs)
 
     def close(self) -> None:
         """Release the memory and the device; no queue pair is left."""
@@ -73,5 +84,5 @@ def least_busy(adapters: Sequence[Adapter], link_layer: LinkLayer, gid: IPv6Addr
     if not found:
         raise UnavailableError(f"no RDMA port here is on the fabric of {gid}")
     return min(
-        found, key=lambda one: (not neighbours(one.place.gid.address, gid), one.queues_count)
+        found, key=lambda one: (not same_network(one.place.gid.address, gid), one.queues_count)
     )

@@ -78,7 +78,7 @@ class Lane:
             raise UnavailableError(f"{self.address} broke off")
         if frames.greeting_status(data) != Status.OK:
             raise UnavailableError(f"{self.address} does not serve this node over RDMA now")
-        self.queue.connect(frames.decode_greeting(data))
+        self.adapter.connect(self.queue, frames.decode_greeting(data))
 
     @property
     def idle(self) -> bool:

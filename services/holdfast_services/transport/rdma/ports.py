@@ -127,7 +127,7 @@ def usable_places(
     return places
 
 
-def neighbours(one: IPv6Address, other: IPv6Address) -> bool:
+def same_network(one: IPv6Address, other: IPv6Address) -> bool:
     """Tell whether two addresses are likely of one network: of cards on rails of their own."""
     bytes_count = NETWORK_BYTES if one.ipv4_mapped is None else MAPPED_NETWORK_BYTES
     return one.packed[:bytes_count] == other.packed[:bytes_count]

@@ -50,7 +50,7 @@ class RdmaServer:
             adapter = least_busy(self._adapters, theirs.link_layer, theirs.gid)
             queue = adapter.connected(theirs)
         except (InvalidRequestError, UnavailableError) as error:
-            log.warning("a peer is not served over RDMA: %s", error)
+            log.info("a peer is not served over RDMA: %s", error)
             connection.sendall(frames.encode_refusal(Status.REFUSED))
             return
         session = _Session(connection, self._source, adapter, queue)
@@ -93,7 +93,10 @@ class _Session:
             return False
         if head == frames.DONE:
             return self._take_back()
-        head += receive(self._connection, wire.REQUEST.size - len(head))
+        rest = receive(self._connection, wire.REQUEST.size - len(head))
+        if not rest:
+            return False
+        head += rest
         try:
             key = receive(self._connection, wire.key_length(head))
             request = wire.decode_request(head, key)
