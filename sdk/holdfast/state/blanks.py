@@ -16,6 +16,9 @@ from torch import nn
 from holdfast.errors import InvalidRequestError
 from holdfast.state.local_boxes import is_sharded, local
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""What of a tensor is called in the backward pass; it stays with memory, not with the object."""
+
 
 def is_blank(tensor: torch.Tensor) -> bool:
     """Tell whether what of ``tensor`` lies here has no memory."""
@@ -63,9 +66,12 @@ def put(tensor: torch.Tensor, memory: torch.Tensor) -> None:
     else:
         filled.requires_grad_(tensor.requires_grad)
     filled.__dict__.update(tensor.__dict__)
+    hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name)}
     if not is_sharded(tensor):
         filled.__class__ = tensor.__class__
     torch.utils.swap_tensors(tensor, filled)  # type: ignore[no-untyped-call]
+    for name, called in hooks.items():
+        setattr(tensor, name, called)
 
 
 def _of_mesh(tensor: Any, memory: torch.Tensor) -> torch.Tensor:

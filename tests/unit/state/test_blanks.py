@@ -59,6 +59,19 @@ def load(folder, saved, target, **how):
         return Capture(target, rank=0, world_size=1).load(segments, step=1, **how)
 
 
+def test_hooks_of_a_parameter_on_meta_are_called_after_the_restore(tmp_path):
+    """Whoever steps in the backward pass would else not step at all."""
+    saved, state = trained(), on_meta()
+    weight, called = state["model"].embed.weight, []
+    weight.register_hook(lambda _: called.append("gradient"))
+    weight.register_post_accumulate_grad_hook(lambda _: called.append("accumulated"))
+
+    load(tmp_path, saved, state)
+    step(state)
+
+    assert called == ["gradient", "accumulated"]
+
+
 def test_a_module_on_meta_is_filled_and_its_parameters_stay_the_same_objects(tmp_path):
     saved, state = trained(), on_meta()
     model, optimizer = state["model"], state["optimizer"]
