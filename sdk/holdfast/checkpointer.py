@@ -136,7 +136,7 @@ class Checkpointer:
         self._capture = Capture(
             state, rank=self._place.rank, world_size=self._place.world_size, rng=rng
         )
-        self._check_follows()
+        check_follows(state)
         self._session = AgentSession(self._agent_socket())
         self._saver: Saver | None = None
         try:
@@ -231,7 +231,7 @@ class Checkpointer:
             )
         if made_since:
             self._capture.check()
-            self._check_follows()
+            check_follows(self.state)
         scope = Scope.of(self.state, strict=strict, only=only)
         expected = self._decided if made_since else self._decide(step, scope)
         saver = self._saver
@@ -434,11 +434,6 @@ class Checkpointer:
         """
         if self._capture.boxes is not None:
             self._terms.admit(self._session, self._capture.estimate(), named=False)
-
-    def _check_follows(self) -> None:
-        """Refuse copies of what training changes, at any depth."""
-        for key, value in self.state.items():
-            check_follows(key, value)
 
     def _require_open(self) -> None:
         """Refuse to restore what no session holds: its bytes could be replaced while read."""

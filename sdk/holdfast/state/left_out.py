@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.errors import InvalidRequestError
 from holdfast.state.local_boxes import local, shape_of
@@ -18,37 +20,55 @@ from holdfast.state.survey import Survey
 
 _OF_OPTIMIZERS = {"state", "param_groups"}
 _OF_SCHEDULERS = {"last_epoch", "_last_lr"}
+_COPIES = (
+    (_OF_OPTIMIZERS, Optimizer, "an optimizer"),
+    (_OF_SCHEDULERS, LRScheduler, "a scheduler"),
+)
+"""Of each kind whose ``state_dict()`` is taken for it: keys of that, class, and what it is."""
 
 
-def check_follows(path: str, value: object) -> None:
+def check_follows(state: Mapping[str, object]) -> None:
     """Refuse the ``state_dict()`` of an optimizer or a scheduler: it stays what it is now.
 
+    Beside an object of the kind it is meant, as that of the best step is.
+
     Args:
-        path: The name of ``value`` in the state.
-        value: A plain value; dicts, lists and tuples are looked through.
+        state: The user's; its dicts, lists and tuples are looked through.
 
     Raises:
         InvalidRequestError: names the first one.
     """
-    if isinstance(value, Mapping):
-        for keys, what in ((_OF_OPTIMIZERS, "an optimizer"), (_OF_SCHEDULERS, "a scheduler")):
-            if keys <= value.keys():
-                raise InvalidRequestError(
-                    f"state {path!r} is the state_dict() of {what}, which training does not "
-                    f"change any more: put the object itself into the state",
-                    key=path,
-                )
+    for keys, kind, what in _COPIES:
+        found = list(_looked_through("", state, kind))
+        copies = (
+            path for path, value in found if isinstance(value, Mapping) and keys <= value.keys()
+        )
+        copy = next(copies, None)
+        if copy is not None and not any(isinstance(value, kind) for _, value in found):
+            raise InvalidRequestError(
+                f"state {copy!r} is the state_dict() of {what}, which training does not "
+                f"change any more: put the object itself into the state",
+                key=copy,
+            )
+
+
+def _looked_through(path: str, value: object, kind: type) -> Iterator[tuple[str, object]]:
+    """Yield all mappings and objects of a kind, with their paths."""
+    if isinstance(value, kind):
+        yield path, value
+    elif isinstance(value, Mapping):
+        yield path, value
         for key, inner in value.items():
-            check_follows(f"{path}.{key}", inner)
+            yield from _looked_through(f"{path}.{key}" if path else str(key), inner, kind)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            check_follows(f"{path}.{index}", inner)
+            yield from _looked_through(f"{path}.{index}", inner, kind)
 
 
 def unsaved_parameters(
     survey: Survey, objects: Mapping[str, object], saved: Iterable[torch.Tensor]
 ) -> list[str]:
-    """Return a sentence for each optimizer with parameters that nothing in the state holds.
+    """Return a sentence for each optimizer that trains parameters which nothing in the state holds.
 
     Args:
         survey: What is found of modules and optimizers.
@@ -64,7 +84,13 @@ def unsaved_parameters(
     }
     if not unknown:
         return []
-    everything = chain(saved, (captured.tensor for captured in survey.tensors))
+    # A module that saves itself may do so by copies.
+    own = (
+        value.parameters()
+        for path, value in objects.items()
+        if isinstance(value, nn.Module) and path not in survey.static
+    )
+    everything = chain(saved, (captured.tensor for captured in survey.tensors), *own)
     held = {place for tensor in everything for place in _places(tensor)}
     sentences = []
     for path, found in unknown.items():
@@ -79,7 +105,9 @@ def unsaved_parameters(
 
 
 def _is_unknown(parameter: torch.Tensor, survey: Survey) -> bool:
-    return id(parameter) not in survey.fqn_of and bool(local(parameter).numel())
+    if id(parameter) in survey.fqn_of or not parameter.requires_grad:
+        return False
+    return bool(local(parameter).numel())
 
 
 def _places(tensor: torch.Tensor) -> Iterator[int]:

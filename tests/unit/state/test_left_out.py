@@ -81,9 +81,44 @@ def test_a_copy_of_an_optimizer_or_scheduler_is_refused_at_any_depth(name):
     copy = copies()[name]
     said = rf"'s.deep.1' is the state_dict\(\) of an? {name}"
     with pytest.raises(InvalidRequestError, match=said):
-        check_follows("s", {"deep": [0, copy]})
+        check_follows({"s": {"deep": [0, copy]}})
 
 
 def test_plain_data_and_the_objects_themselves_follow():
     model = nn.Linear(2, 3)
-    check_follows("s", {"model": model, "optimizer": optimizer_of(model), "state": {"n": 1}, 3: ()})
+    check_follows(
+        {"s": {"model": model, "optimizer": optimizer_of(model), "state": {"n": 1}, 3: ()}}
+    )
+
+
+def test_a_copy_beside_the_objects_is_meant():
+    """What a script goes back to: the optimizer and the scheduler of the best step."""
+    optimizer = optimizer_of(nn.Linear(2, 3))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    check_follows({"best": copies(), "trained": [optimizer, {"by": scheduler}]})
+    with pytest.raises(InvalidRequestError, match="of a scheduler"):
+        check_follows({"best": copies(), "optimizer": optimizer})
+
+
+def test_frozen_parameters_are_not_missed_until_they_are_trained():
+    """LoRA: the state has what is trained, the optimizer was given all."""
+    base, lora = nn.Linear(5, 4).requires_grad_(False), nn.Linear(2, 3)
+    state = {"lora": lora, "optimizer": optimizer_of(base, lora)}
+
+    assert left_out(state) == []
+    base.weight.requires_grad_(True)
+    assert "1 parameters" in left_out(state)[0]
+
+
+class Packed(nn.Linear):
+    """Saves itself in its own way, by copies."""
+
+    def state_dict(self, **kwargs):
+        return {"packed": torch.cat([p.detach().flatten() for p in self.parameters()])}
+
+
+def test_a_module_that_saves_itself_by_copies_holds_its_parameters():
+    model = Packed(2, 3)
+
+    assert left_out({"model": model, "optimizer": optimizer_of(model)}) == []
