@@ -215,6 +215,63 @@ def test_a_tag_that_is_saved_again_keeps_its_checkpoint_until_the_new_one_is_who
     assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
 
 
+def no_space():
+    raise OSError("no space")
+
+
+def test_a_save_is_whole_though_a_file_of_the_script_cannot_be_moved(tmp_path, monkeypatch):
+    """Such as another user's folder: it is kept beside, until it can be."""
+    commit(save(tmp_path, 1), World(0, 1), None, part(1.0))
+    Path(tmp_path, "step", "rng.bin").write_bytes(b"of the script")
+    rename = Path.rename
+    with monkeypatch.context() as refused:
+        refused.setattr(
+            Path, "rename", lambda p, to: no_space() if p.name == "rng.bin" else rename(p, to)
+        )
+        commit(save(tmp_path, 2), World(0, 1), None, part(2.0))
+
+    assert 2.0 == loaded(tmp_path / "step")
+    commit(save(tmp_path, 3), World(0, 1), None, part(3.0))
+    assert b"of the script" == Path(tmp_path, "step", "rng.bin").read_bytes()
+    assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_tag_that_is_a_link_stays_one_and_its_folder_is_written(tmp_path):
+    """A link may lead to another disk, where there is room for checkpoints."""
+    target = tmp_path / "disk" / "real"
+    target.mkdir(parents=True)
+    Path(tmp_path, "step").symlink_to(target)
+    for number in (1, 2):
+        commit(save(tmp_path, number), World(0, 1), None, part(float(number)))
+
+    assert Path(tmp_path, "step").readlink() == target
+    assert 2.0 == loaded(target)
+    assert ["real"] == [path.name for path in target.parent.iterdir()]
+    assert {"step", "latest", "disk"} == {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("tag", [".", "..", "", "other/.."])
+def test_a_tag_whose_folder_has_other_checkpoints_in_it_is_refused(tmp_path, words, tag):
+    """They would be exchanged with it."""
+    with pytest.raises(InvalidRequestError, match="tag name a folder of its own"):
+        commit(save(tmp_path / "saves", 1, tag), World(0, 1), words, part())
+    with pytest.raises(UnavailableError, match="tag name a folder of its own"):
+        commit(save(tmp_path / "saves", 1, tag), World(1, 2), words, part())
+
+
+@pytest.mark.parametrize(
+    "tag", ["a b", "a%20#?*", "[a]", ".a", "a.new", "ä", "a\nb", "x/y", "s3:a"]
+)
+def test_tags_may_have_characters_that_mean_something_elsewhere(tmp_path, tag):
+    for number in (1, 2):
+        commit(save(tmp_path, number, tag), World(0, 1), None, part(float(number)))
+    placing.beside(tmp_path / tag, "b" * 32).mkdir()  # of a killed save
+    commit(save(tmp_path, 3, tag), World(0, 1), None, part(3.0))
+
+    assert 3.0 == loaded(tmp_path / tag)
+    assert {tmp_path / tag} == {*Path(tmp_path, tag).parent.iterdir()} - {tmp_path / "latest"}
+
+
 def test_a_save_that_fails_over_another_leaves_nothing_beside_it(tmp_path, words):
     both(tmp_path, words, part(1.0), part(), 1)
     with pytest.raises(UnavailableError, match=r"rank 1 failed: .*no such value"):

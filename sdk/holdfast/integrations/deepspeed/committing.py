@@ -76,7 +76,7 @@ class Save:
     @property
     def folder(self) -> Path:
         """Where the checkpoint lies."""
-        return Path(self.save_dir, self.tag)
+        return placing.folder_of(self.save_dir, self.tag)
 
     @property
     def ended(self) -> RunId:
@@ -129,6 +129,7 @@ def commit(save: Save, world: World, words: Any, part: Callable[[], Part]) -> No
 
 
 def _lead(save: Save, world: World, board: Board, part: Callable[[], Part]) -> None:
+    placing.check_apart(save.save_dir, save.folder)
     place = placing.prepare(save.folder, save.run)
     is_beside = place != save.folder
     with closing(open_store(str(place), make=True)) as store, _undone_by_errors() as undo:

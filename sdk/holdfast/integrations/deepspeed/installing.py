@@ -18,7 +18,7 @@ from holdfast.errors import AccessError, InvalidRequestError
 from holdfast.integrations.deepspeed.committing import LAUNCH_LENGTH
 from holdfast.integrations.deepspeed.engine import HoldfastCheckpointEngine, OnFailure
 from holdfast.integrations.deepspeed.partitions import rows_of
-from holdfast.integrations.deepspeed.placing import mark, recover
+from holdfast.integrations.deepspeed.placing import folder_of, mark, recover
 from holdfast.oneshot.world import Agreement, World
 
 _INSTALLED = "_holdfast_on_failure"
@@ -116,7 +116,7 @@ def _loader(engine: Any) -> Any:
         asked = signature.bind(here, load_dir, tag, *args, **named)
         if tag is None:
             return of_its_class(*asked.args, **asked.kwargs)
-        folder = Path(load_dir, str(tag))
+        folder = folder_of(load_dir, str(tag))
         recover(folder)
         weights_only = _asks_for_weights(here, asked.arguments)
         with ours.opened(str(folder), weights_only=weights_only):

@@ -16,6 +16,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.errors import InvalidRequestError
 from holdfast.format.keys import MANIFEST
 from holdfast.objectstore.folders import exchange
 from holdfast.objectstore.rules import WORK_FOLDER
@@ -27,6 +28,27 @@ _OF_A_CHECKPOINT = re.compile(
     rf"|{MODEL_FILE.pattern}|{OPTIMIZER_FILE.pattern}"
 )
 _NEW, _OLD = ".new", ".old"
+
+
+def folder_of(save_dir: str, tag: str) -> Path:
+    """Return where the checkpoint of a tag lies; where a link leads, if it is one.
+
+    What is exchanged is then the folder, not the link, and lies on one disk with what is beside.
+    """
+    return Path(save_dir, tag).resolve()
+
+
+def check_apart(save_dir: str, folder: Path) -> None:
+    """Refuse a tag whose folder is ``save_dir`` itself, or has it inside: both would be exchanged.
+
+    Raises:
+        InvalidRequestError: it is; names the folder.
+    """
+    if Path(save_dir).resolve().is_relative_to(folder):
+        raise InvalidRequestError(
+            f"the checkpoint would be {folder} itself, with all that is in {save_dir}: have the "
+            f"tag name a folder of its own inside of that"
+        )
 
 
 def beside(folder: Path, run: str) -> Path:
@@ -68,15 +90,17 @@ def replace(new: Path, folder: Path) -> Path:
 
 
 def discard(old: Path, folder: Path) -> None:
-    """Remove what a checkpoint has left in ``old``; what else lies there goes to ``folder``."""
-    if not old.is_dir():
-        return
-    for path in old.iterdir():
-        if not _OF_A_CHECKPOINT.fullmatch(path.name):
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.path.lexists(folder / path.name):
-                path.rename(folder / path.name)
-    shutil.rmtree(old, ignore_errors=True)
+    """Remove what a checkpoint has left in ``old``; what else lies there goes to ``folder``.
+
+    If that cannot be moved, ``old`` stays until the next save of the tag.
+    """
+    with suppress(OSError):
+        for path in old.iterdir():
+            if not _OF_A_CHECKPOINT.fullmatch(path.name):
+                folder.mkdir(parents=True, exist_ok=True)
+                if not os.path.lexists(folder / path.name):
+                    path.rename(folder / path.name)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def recover(folder: Path) -> None:
