@@ -96,7 +96,7 @@ def packages() -> None:
             install(*missing)
         except subprocess.CalledProcessError as error:
             said = error.stderr.decode(errors="replace")
-            sys.exit(f"RDMA is not tested: {shlex.join(error.cmd)} says {said}")
+            sys.exit(f"RDMA is not tested: apt-get says\n{said}")
     if not all(map(here, PROGRAMS)) or not VERBS.is_dir():
         wanted = " ".join((*PROGRAMS.values(), *VERBS_PACKAGES))
         sys.exit(f"RDMA is not tested: as root, apt-get install {wanted}")
@@ -154,6 +154,8 @@ class Apt:
                 "Dir::Cache::pkgcache=",
                 "Dir::Cache::srcpkgcache=",
                 "APT::Sandbox::User=root",
+                "APT::Update::Error-Mode=any",
+                "Acquire::Retries=3",
             )
             for word in ("-o", option)
         ]
@@ -273,7 +275,7 @@ def call(*words: object, folder: Path = ROOT) -> str:
         env={**os.environ, "PATH": PATH, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
     )  # fmt: skip
     if done.returncode != 0:
-        sys.exit(f"RDMA is not tested: {shlex.join(command)} says {done.stderr or done.stdout}")
+        sys.exit(f"RDMA is not tested: {command[0]} says\n{done.stderr or done.stdout}")
     return done.stdout
 
 

@@ -14,6 +14,7 @@ from ipaddress import IPv6Address
 import pytest
 from tests.rdma.segments import KEY, LAST_PART_BYTES, SLOT, mapped_segment, request_for, serving
 
+from holdfast.core.inventory import Endpoint
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast_services.transport import wire
 from holdfast_services.transport.rdma import frames, verbs
@@ -280,3 +281,23 @@ def test_who_does_not_greet_is_given_no_queue_pair(transport, said):
     assert answer in (b"", frames.encode_refusal(wire.Status.REFUSED))
     assert [0, 0] == [adapter.queues_count for adapter in far._adapters]
     assert memory[:] == fetch(transport(), endpoints, memory)[:]
+
+
+@pytest.mark.parametrize(
+    "said", [b"HFRD\x02\x00" + bytes(30), b"HTTP/1.1 400 Bad Request\r\n" * 2], ids=["later", "web"]
+)
+def test_a_peer_that_greets_otherwise_is_unavailable(transport, said):
+    """Of a later version, or something else: it may serve over TCP."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet():
+            with other.accept()[0] as connection:
+                connection.recv(frames.GREETING.size, socket.MSG_WAITALL)
+                connection.sendall(said)
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        endpoints = (Endpoint(kind="rdma", address=f"127.0.0.1:{other.getsockname()[1]}"),)
+        with pytest.raises(UnavailableError, match="not a greeting of RDMA, version 1"):
+            fetch(transport(), endpoints, mapped_segment(1))
+        greeting.join()

@@ -76,9 +76,13 @@ class Lane:
         data = self.connection.recv(frames.GREETING.size, socket.MSG_WAITALL)
         if len(data) < frames.GREETING.size:
             raise UnavailableError(f"{self.address} broke off")
-        if frames.greeting_status(data) != Status.OK:
-            raise UnavailableError(f"{self.address} does not serve this node over RDMA now")
-        self.adapter.connect(self.queue, frames.decode_greeting(data))
+        try:
+            if frames.greeting_status(data) != Status.OK:
+                raise UnavailableError(f"{self.address} does not serve this node over RDMA now")
+            theirs = frames.decode_greeting(data)
+        except InvalidRequestError as cause:  # of a later version: it has other ways, too
+            raise UnavailableError(f"{self.address}: {cause.message}") from cause
+        self.adapter.connect(self.queue, theirs)
 
     @property
     def idle(self) -> bool:
