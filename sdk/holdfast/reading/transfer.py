@@ -27,7 +27,7 @@ class Transfer:
 
     def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Owe a copy; both must stay as they are until ``run`` has returned."""
-        self._pairs.append((target.detach(), source))
+        self._pairs.append(_as_in_memory(target.detach(), source))
 
     def run(self) -> None:
         """Do all copies that are owed."""
@@ -57,6 +57,15 @@ class Transfer:
             length_bytes += source.nbytes
         if targets:
             yield targets, sources
+
+
+def _as_in_memory(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pair as the target lies in memory: torch fills no views that turn signs around."""
+    if target.is_conj():
+        target, source = target.conj(), source.conj()
+    if target.is_neg():
+        target, source = torch._neg_view(target), torch._neg_view(source)  # noqa: SLF001
+    return target, source
 
 
 def _pieces(

@@ -114,6 +114,7 @@ class Loading:
         self._wants.run()
 
     def _load_tree(self) -> None:
+        self._wants.then(self._wants.read_alone)
         stay = frozenset() if self._strict else frozenset(map(id, self._objects.values()))
         saved = {key: tree for key, tree in self._live.tree.items() if self._chosen(key)}
         for key, tree in saved.items():

@@ -41,6 +41,7 @@ class Wants:
         self._segments = segments
         self._specs = segments.specs()
         self._wants: list[Want] = []
+        self._alone: list[Want] = []
         self._equals: list[_Equal] = []
         self._filled: set[int] = set()
         self._after: list[Callable[[], None]] = []
@@ -79,6 +80,8 @@ class Wants:
     def fill_alone(self, fqn: str, target: torch.Tensor, stored: str) -> bool:
         """Have ``target`` filled if it is as it was saved, and nothing else is to fill its memory.
 
+        By ``read_alone``, not ``run`` itself.
+
         Returns:
             Whether it will be.
 
@@ -88,7 +91,12 @@ class Wants:
         if not fits(target, self.spec(stored)) or _memory(target) in self._filled:
             return False
         self.fill(fqn, target, stored)
+        self._alone.append(self._wants.pop())
         return True
+
+    def read_alone(self) -> None:
+        """Read what ``fill_alone`` has taken: after objects were loaded, which may write to it."""
+        self._segments.read(self._alone)
 
     def make(self, fqn: str, target: torch.Tensor, stored: str) -> None:
         """Have ``target``, which has no memory, get new memory that holds the tensor ``stored``.
