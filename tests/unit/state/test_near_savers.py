@@ -152,6 +152,23 @@ def test_copies_of_rows_may_have_been_saved_by_anybody(world):
     assert capture.boxes.likely_savers(3) is None
 
 
+@pytest.mark.parametrize(
+    ("box", "likely"),
+    [
+        pytest.param(Box((3,), (5,)), None, id="a range"),
+        pytest.param(Box((4, 3), (4, 3)), None, id="a grid"),
+        pytest.param(Box((0, 0), (0, 0)), {0}, id="nothing"),
+        pytest.param(Box((4, 0), (4, 6)), {0, 2, 3}, id="rows"),
+    ],
+)
+def test_only_of_rows_that_one_dim_deals_out_it_is_known_who_had_them(box, likely):
+    held = CapturedTensor(
+        "w", torch.empty(0), Home.HOLDERS, False, (8, 6), box, (1,), (0, 1, 2, 3)
+    )  # fmt: skip
+
+    assert LocalBoxes({"w": held}, {}).likely_savers(4) == likely
+
+
 @pytest.mark.parametrize("placement", [Shard(0), Replicate()], ids=["cut", "whole"])
 def test_what_the_model_lacks_now_is_seen_by_all_ranks_or_by_those_who_read_of_it(
     world, tmp_path, placement

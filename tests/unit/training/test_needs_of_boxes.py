@@ -131,6 +131,25 @@ def test_half_as_many_ranks_need_the_segments_that_their_rows_are_in():
     assert {"holdfast.rank.1", "rank.1.extra"} == spans(needs, 1)
 
 
+def test_what_a_group_of_other_ranks_saved_under_the_name_is_looked_for_in_all_heads():
+    """Each pair of ranks had a tensor of its own: rank 0's group now is not the one that was."""
+
+    def of_pair(rank: int) -> Head:
+        half = rows(4 * (rank % 2), 4 * (rank % 2) + 4)
+        first = rank - rank % 2
+        saved = TensorSpec(
+            fqn=f"rank.{first}.model.w", dtype="F32", shape=(ROWS, COLUMNS), box=half
+        )
+        return mate(rank, saved)
+
+    agent = Agent(*map(of_pair, range(SAVED)))
+
+    needs = named(agent, held(0, 4))
+
+    assert agent.asked == [[0, 1], [0, 1, 2, 3]]
+    assert {need.rank for need in needs.shards} == {0, 2}
+
+
 def test_of_more_ranks_one_asks_those_who_had_its_rows_and_whose_text_it_reads():
     """F80: not everybody, however many there were: a limit of all heads says nothing of these."""
     agent = everybody()
