@@ -85,12 +85,17 @@ class Ranks:
         self.words.unlink(missing_ok=True)
         pids = [fork(lambda rank=rank: self._swept(rank, dying, point)) for rank in range(2)]
         code = ended(pids[dying])
-        word = f"{run_of(LAUNCH, 2)}/1".encode()
-        told = self.words.exists() and word in self.words.read_bytes()
-        if code and not (dying == 1 and told):  # rank 0 goes on if it has all it needs
+        if code and not (dying == 1 and self._has_told()):  # rank 0 goes on if it has all it needs
             os.kill(pids[1 - dying], signal.SIGKILL)
         ended(pids[1 - dying])
         return code
+
+    def _has_told(self) -> bool:
+        """Tell whether rank 1 said what it has; a store whose ranks have all ended has no file."""
+        try:
+            return f"{run_of(LAUNCH, 2)}/1".encode() in self.words.read_bytes()
+        except FileNotFoundError:
+            return False
 
     def found(self) -> dict[str, object]:
         """Return what ``latest`` names, what it has, and what is there after the next save."""
