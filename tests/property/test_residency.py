@@ -63,11 +63,13 @@ class Residency(RuleBasedStateMachine):
         self.state, actions = handle(before, event)
         assert frozen == before, "handle changed the state it was given"
         kept = self.named()
+        rotten = event.name if isinstance(event, ev.SlotVerified) and not event.intact else None
         for action in actions:
             self.check(action)
             if isinstance(action, ev.RenameSlot) and action.old.state is SlotState.SEALED:
                 gone = frozen.slots[action.old.slot].content
                 good = gone is not None and gone.held is HeldState.SEALED
+                good = good and action.old != rotten  # what was found just now counts
                 lost = good and self.state.held(gone.shard.id) is None
                 assert not (lost and gone.shard.id.checkpoint in kept), "freed what is restored"
             if isinstance(action, ev.RenameSlot):
