@@ -49,7 +49,27 @@ def dtype_name(fqn: str, tensor: torch.Tensor) -> str:
             f"tensor {fqn!r} is {tensor.layout} on {tensor.device}; only dense tensors with "
             f"storage can be saved"
         )
+    check_memory(fqn, tensor)
     return name
+
+
+def check_memory(fqn: str, tensor: torch.Tensor) -> None:
+    """Do nothing if the elements of ``tensor`` are in memory: who read others would crash.
+
+    Raises:
+        InvalidRequestError: its storage was freed, as by ``untyped_storage().resize_(0)``.
+    """
+    if is_freed(tensor):
+        raise InvalidRequestError(
+            f"the memory of tensor {fqn!r} was freed (untyped_storage().resize_(0)): save and "
+            f"restore while it has its values",
+            key=fqn,
+        )
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has elements and its storage none."""
+    return not tensor.untyped_storage().nbytes() and tensor.numel() > 0
 
 
 def _instead(tensor: torch.Tensor) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 from holdfast.errors import InvalidRequestError
 from holdfast.format.blob import Saved
 from holdfast.format.boxes import Box
+from holdfast.reading.dtypes import is_freed
 from holdfast.state.local_boxes import is_parameter, local_box
 
 
@@ -112,6 +113,8 @@ class Identity:
         # other threads want the lock, getting it back takes the training thread 5 ms.
         if all(map(_Places.hold, self._parts)):
             return True
+        if any(map(is_freed, self._tensors)):
+            return False
         before = self._kinds
         self._look()
         return self._kinds == before

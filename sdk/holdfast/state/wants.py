@@ -15,7 +15,7 @@ import torch
 from holdfast.errors import InvalidRequestError, NotReadyError
 from holdfast.format.boxes import Box, in_rows
 from holdfast.format.segment import TensorSpec
-from holdfast.reading.dtypes import TORCH
+from holdfast.reading.dtypes import TORCH, check_memory
 from holdfast.reading.reader import Segments, Want
 from holdfast.state import blanks
 from holdfast.state.layouts import empty_in_layout, is_expanded
@@ -210,6 +210,7 @@ def check_fillable(fqn: str, target: torch.Tensor) -> None:
             f"to_empty(device=...) on its module before the restore",
             key=fqn,
         )
+    check_memory(fqn, target)
     if is_expanded(target):
         raise InvalidRequestError(
             f"the elements of tensor {fqn!r} share memory (expand): make it contiguous()", key=fqn
