@@ -10,7 +10,7 @@ from torch import nn
 from holdfast.errors import InvalidRequestError
 from holdfast.state.capture import Capture
 
-FREED = r"memory of tensor '{}' was freed \(untyped_storage\(\).resize_\(0\)\)"
+FREED = r"memory of tensor '.+' was freed"
 
 
 def trained():
@@ -39,7 +39,7 @@ def test_what_was_freed_is_not_planned(name):
     state = trained()
     named(state)[name].untyped_storage().resize_(0)
 
-    with pytest.raises(InvalidRequestError, match="memory of tensor .* was freed"):
+    with pytest.raises(InvalidRequestError, match=FREED):
         worlds.plan_of(Capture(state, rank=0, world_size=1))
 
 
@@ -54,7 +54,7 @@ def test_a_plan_does_not_hold_what_was_freed_since_then(name):
     storage.resize_(0)
     for _ in range(2):
         if name == "x":  # of plain values each is looked at anew, and told by name
-            with pytest.raises(InvalidRequestError, match=FREED.format("x")):
+            with pytest.raises(InvalidRequestError, match=FREED):
                 plan.is_current()
         else:
             assert not plan.is_current()
@@ -68,5 +68,5 @@ def test_what_was_freed_is_not_filled(name, tmp_path):
     state = trained()
     with worlds.save_all(tmp_path, [Capture(trained(), rank=0, world_size=1)]) as segments:
         named(state)[name].untyped_storage().resize_(0)
-        with pytest.raises(InvalidRequestError, match="memory of tensor .* was freed"):
+        with pytest.raises(InvalidRequestError, match=FREED):
             Capture(state, rank=0, world_size=1).load(segments, step=1)
