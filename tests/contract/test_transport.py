@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tests.said import tcp
+from tests.soft_card import SoftCard, soft_place
 
 from holdfast.core.inventory import Endpoint
 from holdfast.core.slot_names import SlotName, SlotState
@@ -20,6 +21,8 @@ from holdfast_services.transport import (
     tcp_client,
 )
 from holdfast_services.transport.memory import MemoryNetwork, MemoryTransport
+from holdfast_services.transport.rdma import adapter
+from holdfast_services.transport.rdma.transport import RdmaTransport, find_places
 from holdfast_services.transport.tcp import TcpTransport
 
 KEY = "r1/5/1/0/0"
@@ -27,31 +30,35 @@ SLOT = SlotName("s1", 4, SlotState.SEALED)
 LENGTH = 2 * PART_BYTES + 12_345
 
 
-def _tcp():
+def _tcp(_=None):
     return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1"), tcp("127.0.0.1:1")
 
 
-def _memory():
+def _memory(_):
     network = MemoryNetwork()
     nowhere = (Endpoint(kind="memory", address="nobody"),)
     return MemoryTransport(network, "near"), MemoryTransport(network, "far"), nowhere
 
 
-def _rdma():
-    from holdfast_services.transport.rdma.transport import RdmaTransport, find_places
-
+def _rdma(_):
     places = find_places((), 0)
     near, far = (RdmaTransport(places, "127.0.0.1") for _ in range(2))
     return near, far, (Endpoint(kind="rdma", address="127.0.0.1:1"),)
 
 
+def _soft_rdma(monkeypatch):
+    monkeypatch.setattr(adapter, "Card", SoftCard)
+    near, far = (RdmaTransport([soft_place()], "127.0.0.1") for _ in range(2))
+    return near, far, (Endpoint(kind="rdma", address="127.0.0.1:1"),)
+
+
 @pytest.fixture(
-    params=[_tcp, _memory, pytest.param(_rdma, marks=pytest.mark.rdma)],
-    ids=["tcp", "memory", "rdma"],
+    params=[_tcp, _memory, _soft_rdma, pytest.param(_rdma, marks=pytest.mark.rdma)],
+    ids=["tcp", "memory", "rdma in software", "rdma"],
 )
-def ends(request):
+def ends(request, monkeypatch):
     """(fetching end, serving end, endpoints where nobody serves)."""
-    near, far, nowhere = request.param()
+    near, far, nowhere = request.param(monkeypatch)
     yield near, far, nowhere
     near.close()
     far.close()

@@ -38,6 +38,7 @@ SILENCE_S_MAX = 10.0
 POLL_S = 0.2
 KEPT_S_MAX = 15.0
 KEPT_COUNT_MAX = 16
+ADDRESSES_COUNT = 1 << 64
 
 
 class Lane:
@@ -259,11 +260,15 @@ class _Pull:
             else:
                 self._verify(index)
             yield index
+        if not self._flow.ended and self._lane.frames(1) is not None:
+            raise UnavailableError(f"{self._lane.address} answers what nobody asked for")
 
     def _read(self, index: int, key: int, source: int) -> None:
         """Ask the card for the bytes of a part."""
         begin, end = self._fetch.request.part(index)
         lane = self._lane
+        if source + end - begin > ADDRESSES_COUNT:
+            raise UnavailableError(f"{lane.address} lends memory that no machine has")
         held = lane.adapter.memory.hold(self._fetch.destination[begin:end])
         self._held[index] = held
         pieces = list(messages(end - begin, lane.adapter.place.port.message_bytes_max))
