@@ -184,30 +184,53 @@ def wide(kind, *, filled):
     return {"m": wrapped, "o": optimizer}
 
 
-def test_ranks_that_deal_out_among_themselves_get_their_own_back(world, tmp_path):
-    """Two groups of two ranks train two models, which have the same names."""
+HALVES = ([0, 1], [2, 3])
 
-    def make(rank, filled):
-        groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-        made = model(filled=False)
-        optimizer = zero(made.parameters(), process_group=groups[rank // 2])
-        for group in optimizer.optim.param_groups if filled else ():
-            for p in group["params"]:
-                optimizer.optim.state[p] = {
-                    "step": torch.tensor(2.0 + rank // 2),
-                    "exp_avg": torch.full_like(p, rank // 2),
-                    "exp_avg_sq": torch.zeros_like(p),
-                }
-        return {"m": made, "o": optimizer}
 
-    saved = Saved(tmp_path, world, lambda rank: make(rank, True), WORLD)
+def dealt(rank, groups=HALVES, *, filled):
+    """Groups of ranks train a model each, which have the same names."""
+    made, found = [dist.new_group(ranks) for ranks in groups], model(filled=False)
+    number = next(n for n, ranks in enumerate(groups) if rank in ranks)
+    optimizer = zero(found.parameters(), process_group=made[number])
+    for group in optimizer.optim.param_groups if filled else ():
+        for p in group["params"]:
+            optimizer.optim.state[p] = {
+                "step": torch.tensor(2.0 + number),
+                "exp_avg": torch.full_like(p, number),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
+    return {"m": found, "o": optimizer}
+
+
+def load_all(saved, world, held_by, rank, world_size):
+    """Load where all of the checkpoint is."""
+    world(rank, world_size)
+    held = held_by(rank)
+    with saved.segments(range(saved.world_size)) as segments:
+        Capture(held, rank=rank, world_size=world_size).load(segments, step=1)
+    return held
+
+
+@pytest.mark.parametrize("load", [load, load_all])
+def test_ranks_that_deal_out_among_themselves_get_their_own_back(world, tmp_path, load):
+    """Also where what the other group keeps under the same names is there, too."""
+    saved = Saved(tmp_path, world, lambda rank: dealt(rank, filled=True), WORLD)
     for rank in range(WORLD):
-        held = load(saved, world, lambda rank: make(rank, False), rank, WORLD)
+        held = load(saved, world, lambda rank: dealt(rank, filled=False), rank, WORLD)
         steps = held["o"].optim
         assert len(steps.state) == sum(len(group["params"]) for group in steps.param_groups)
         for kept in steps.state.values():
             assert kept["step"] == 2.0 + rank // 2
             assert (kept["exp_avg"] == rank // 2).all()
+
+
+@pytest.mark.parametrize("groups", [([0, 1, 2, 3],), ([0, 2], [1, 3]), ([0, 1],), ([0, 1, 2],)])
+def test_what_groups_keep_that_differs_is_never_taken_by_another_group(world, tmp_path, groups):
+    saved = Saved(tmp_path, world, lambda rank: dealt(rank, filled=True), WORLD)
+    count = sum(map(len, groups))
+    for rank in range(count):
+        with pytest.raises(InvalidRequestError, match=r"o\.state\.m.* by several groups of ranks"):
+            load_all(saved, world, lambda rank: dealt(rank, groups, filled=False), rank, count)
 
 
 def test_what_it_writes_is_copied_after_the_save_has_returned(world):
