@@ -8,7 +8,7 @@ import torch.distributed as dist
 from tests.unit.state import worlds
 from tests.unit.state.test_needs_over_meshes import Saved
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
 from torch.distributed.fsdp import ShardingStrategy, fully_shard
 
@@ -288,6 +288,16 @@ def test_flat_parameters_without_names_are_refused_with_the_cure(world):
     world(0)
     with pytest.raises(InvalidRequestError, match="make it with use_orig_params=True"):
         Capture({"m": wrapped(use_orig_params=False)}, rank=0, world_size=WORLD)
+
+
+def test_hybrid_shards_that_only_some_ranks_have_are_refused_with_the_cure(world):
+    """Half of eight ranks train this model: what the others have is another one."""
+    world(1, 8)
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("a", "b"))
+    model = wrapped(ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
+    said = r"m is sharded over ranks \[0, 1\] and copied to ranks \[1, 3\], .* \(FSDP2\)"
+    with pytest.raises(InvalidRequestError, match=said):
+        Capture({"m": model}, rank=1, world_size=8)
 
 
 def test_an_optimizer_of_flat_parameters_without_its_model_is_refused_with_the_cure(world):
