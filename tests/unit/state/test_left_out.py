@@ -122,3 +122,24 @@ def test_a_module_that_saves_itself_by_copies_holds_its_parameters():
     model = Packed(2, 3)
 
     assert left_out({"model": model, "optimizer": optimizer_of(model)}) == []
+
+
+def test_a_parameter_without_elements_is_not_missed():
+    nothing = nn.ParameterList([nn.Parameter(torch.empty(0, 4))])
+    model = nn.Linear(2, 3)
+
+    assert left_out({"model": model, "optimizer": optimizer_of(model, nothing)}) == []
+
+
+class Masters(torch.optim.SGD):
+    """Trains parameters of its own, in full precision, and saves them itself."""
+
+    def state_dict(self):
+        trained = [p.detach() for group in self.param_groups for p in group["params"]]
+        return {**super().state_dict(), "masters": [p.clone() for p in trained]}
+
+
+def test_parameters_of_an_optimizer_that_saves_itself_are_not_missed():
+    masters = [nn.Parameter(p.detach().double()) for p in nn.Linear(2, 3).parameters()]
+
+    assert left_out({"model": nn.Linear(2, 3), "optimizer": Masters(masters, lr=0.1)}) == []

@@ -132,6 +132,19 @@ def test_what_is_no_box_is_refused_with_its_mesh(placements, text):
     assert text in message
 
 
+def test_few_rows_that_two_axes_deal_out_are_refused():
+    """One rank of the second axis has all that are left to it: rows 0 and 2, by the first."""
+    dealt = _StridedShard(0, split_factor=2), _StridedShard(0, split_factor=4)
+
+    def refused(mesh):
+        tensor = made(mesh, (4, 1), dealt)
+        with pytest.raises(InvalidRequestError, match="lie apart in the whole"):
+            local_box("w", tensor)
+        return local(tensor).flatten().tolist()
+
+    assert on(0, (2, 2), None, refused) == [0.0, 2.0]
+
+
 def test_a_tensor_whose_ranks_hold_another_size_than_torch_says_is_refused():
     """``from_local`` without the whole shape takes the pieces for even ones."""
 
