@@ -17,8 +17,9 @@ from tests.rdma.segments import KEY, LAST_PART_BYTES, SLOT, mapped_segment, requ
 from holdfast.core.inventory import Endpoint
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast_services.transport import wire
+from holdfast_services.transport.connection import connect
 from holdfast_services.transport.rdma import frames, verbs
-from holdfast_services.transport.rdma.client import Lane
+from holdfast_services.transport.rdma.lane import Lane
 
 WAIT_S = 30.0
 
@@ -53,11 +54,12 @@ def test_a_peer_that_dies_while_it_is_read_is_unavailable(transport, peer):
 
 
 def test_a_card_that_goes_down_is_unavailable_and_used_again_when_it_is_up(transport, peer):
-    """And then all bytes come from the other node."""
+    """And then all bytes come from the other node. Meanwhile they come over the other card."""
     wanted, near = mapped_segment(3), transport()
     _, endpoints = peer(3, 3, "ip", "link", "set", "cable0", "down")
     with pytest.raises(UnavailableError):
         fetch(near, endpoints, wanted)
+    assert wanted[:] == fetch(near, endpoints, wanted)[:]
     subprocess.run(["ip", "-n", "B", "link", "set", "cable0", "up"], check=True)
 
     def again():
@@ -69,12 +71,17 @@ def test_a_card_that_goes_down_is_unavailable_and_used_again_when_it_is_up(trans
     assert wanted[:] == until(again)[:]
 
 
+def lane_to(endpoint, transport):
+    address = endpoint.address
+    return Lane(address, connect(address), transport._adapters[0], lambda: None)
+
+
 class _Reader:
     """One lane, by hand: asks for the first part and reads where it wants."""
 
     def __init__(self, transport, endpoints):
         [endpoint] = endpoints
-        self.lane = Lane(endpoint.address, transport._adapters[0])
+        self.lane = lane_to(endpoint, transport)
         self.target = mmap.mmap(-1, LAST_PART_BYTES)
         self.held = self.lane.adapter.memory.hold(memoryview(self.target))
         self.lane.send(
@@ -90,7 +97,7 @@ class _Reader:
     def _frame(self, count):
         def come():
             self.lane.wait()
-            return self.lane.frames(count)
+            return self.lane.received(count)
 
         return until(come)
 
@@ -222,7 +229,7 @@ def test_memory_is_registered_once_and_released_with_its_mapping(transport, monk
 def test_of_two_cards_the_less_busy_one_is_taken(transport):
     near, far = transport(), transport()
     endpoints = far.serve(serving(mapped_segment(1), far.revoke))
-    lanes = [near._lanes._new(endpoints[0].address) for _ in range(4)]
+    lanes = [near._lanes._new(endpoints[0].address, lambda: None) for _ in range(4)]
 
     assert [2, 2] == [adapter.queues_count for adapter in near._adapters]
     assert [2, 2] == [adapter.queues_count for adapter in far._adapters]
@@ -258,7 +265,7 @@ def test_nonsense_ends_its_own_connection_and_leaves_nothing_lent(transport, sai
     """P9: whoever connects may say anything."""
     near, far, memory = transport(), transport(), mapped_segment(1)
     [endpoint] = endpoints = far.serve(serving(memory, far.revoke))
-    lane = Lane(endpoint.address, near._adapters[0])
+    lane = lane_to(endpoint, near)
     lane.send(said)
     lane.connection.shutdown(socket.SHUT_WR)
     until(lambda: [0, 0] == [adapter.queues_count for adapter in far._adapters])

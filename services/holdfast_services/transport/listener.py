@@ -110,20 +110,3 @@ class Listener:
         with connection, suppress(OSError):
             connection.setblocking(False)
             connection.send(self._busy)
-
-
-def receive(connection: socket.socket, count: int) -> bytes:
-    """Return exactly ``count`` bytes, or none when the other side is done.
-
-    Raises:
-        ConnectionError: it broke off in the middle.
-    """
-    data = b""
-    while len(data) < count:
-        piece = connection.recv(count - len(data))
-        if not piece:
-            if data:
-                raise ConnectionError(f"broke off after {len(data)} of {count} bytes")
-            return b""
-        data += piece
-    return data

@@ -104,12 +104,9 @@ class Preferred:
 
     def _usable(self, endpoints: Sequence[Endpoint]) -> list[tuple[Way, Endpoint]]:
         """Return the ways to a peer in order; those that rest only if there is no other."""
-        found = [
-            (way, endpoint)
-            for way in self._ways
-            for endpoint in endpoints
-            if endpoint.kind == way.kind
-        ]
+        # Of a kind the first, as ``address_of``: a peer says how many, and each takes time.
+        places = {endpoint.kind: endpoint for endpoint in reversed(endpoints)}
+        found = [(way, places[way.kind]) for way in self._ways if way.kind in places]
         if not found:
             raise no_way([way.kind for way in self._ways], endpoints)
         now_s = time.monotonic()

@@ -26,11 +26,11 @@ from holdfast.errors import (
 )
 from holdfast.format.digest import PartHasher, part_hasher
 from holdfast_services.transport import FetchRequest, deadline_s, wire
+from holdfast_services.transport.connection import connect
 from holdfast_services.transport.wire import Status
 
 STREAMS_COUNT = 2
 ASKED_COUNT_MAX = 2
-CONNECT_S_MAX = 5.0
 STALL_S_MAX = 10.0
 POLL_S = 0.2
 SLICE_BYTES = 4 << 20
@@ -117,11 +117,7 @@ def _stream(job: _Job) -> None:
 
 
 def _connect(job: _Job) -> socket.socket:
-    host, _, port = job.address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UnavailableError(f"endpoint {job.address[:80]!r} is not host:port")
-    connection = socket.create_connection((host, int(port)), timeout=CONNECT_S_MAX)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = connect(job.address)
     # The kernel's timeouts: the socket stays blocking, so that a slice takes one call.
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(POLL_S))

@@ -11,7 +11,8 @@ import socket
 
 from holdfast.errors import CheckpointError
 from holdfast_services.transport import SegmentSource, reused, wire
-from holdfast_services.transport.listener import Listener, receive
+from holdfast_services.transport.connection import receive
+from holdfast_services.transport.listener import Listener
 from holdfast_services.transport.wire import Status
 
 REJECT_S_MAX = 1.0

@@ -87,6 +87,17 @@ def test_a_way_that_fails_is_left_with_its_reason_and_its_parts_stay():
     )
 
 
+def test_of_several_places_of_a_kind_the_first_alone_is_asked():
+    """A peer may name a thousand, and each takes as long as a connection may."""
+    fast, slow = Fake("fast", error=UnavailableError("no cable")), Fake("slow")
+    made, _ = preferred(fast, slow)
+    others = tuple(Endpoint(kind="fast", address=f"a:{port}") for port in range(2, 9))
+    fetch(made, (FAST, *others, SLOW))
+
+    assert [(FAST,)] == fast.asked
+    assert [(SLOW,)] == slow.asked
+
+
 def test_a_way_that_was_left_rests_for_that_peer_alone():
     fast, slow = Fake("fast", error=UnavailableError("no cable")), Fake("slow")
     made, said = preferred(fast, slow)

@@ -1,151 +1,39 @@
 """Reads parts of a peer's segment over RDMA, verified one by one.
 
-One thread per fetch, which waits for the control connection and for completions at once. The
-connection of a fetch that ended well is kept for the next; any other is closed, with its queue
-pair, before the fetch returns: after that the card writes no more into the caller's memory.
+One thread per fetch, which waits for the control connection and for completions at once. The lane
+of a fetch that ended well is kept for the next; any other is closed before the fetch returns: after
+that the card writes no more into the caller's memory.
 """
 
 from __future__ import annotations
 
-import select
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from holdfast.errors import (
-    CheckpointError,
     DigestMismatchError,
     InvalidRequestError,
     NotFoundError,
     StoppedError,
     UnavailableError,
 )
-from holdfast.format.digest import PART_BYTES, part_digest
+from holdfast.format.digest import part_digest
 from holdfast_services.transport import FetchRequest, deadline_s, wire
+from holdfast_services.transport.connection import connect
 from holdfast_services.transport.rdma import frames
 from holdfast_services.transport.rdma.adapter import Adapter
-from holdfast_services.transport.rdma.flow import PARTS_COUNT_MAX, Awaited, Flow, messages
+from holdfast_services.transport.rdma.flow import Awaited, Flow, messages
+from holdfast_services.transport.rdma.lane import SILENCE_S_MAX, Lane
 from holdfast_services.transport.rdma.registered import Held
-from holdfast_services.transport.rdma.verbs import Queue
 from holdfast_services.transport.wire import Status
 
-CONNECT_S_MAX = 5.0
-SILENCE_S_MAX = 10.0
-POLL_S = 0.2
-KEPT_S_MAX = 15.0
 KEPT_COUNT_MAX = 16
 ADDRESSES_COUNT = 1 << 64
-
-
-class Lane:
-    """A control connection to a peer, and the queue pair that belongs to it."""
-
-    def __init__(self, address: str, adapter: Adapter) -> None:
-        """Connect both.
-
-        Raises:
-            UnavailableError: one of them cannot be.
-        """
-        self.address = address
-        self.adapter = adapter
-        self.kept_s = 0.0
-        port = adapter.place.port
-        per_part = sum(1 for _ in messages(PART_BYTES, port.message_bytes_max))
-        self.queue: Queue = adapter.open_queue(PARTS_COUNT_MAX * per_part)
-        try:
-            self.connection = _connect(address)
-        except UnavailableError:
-            adapter.close_queue(self.queue)
-            raise
-        try:
-            self._greet()
-            self.connection.setblocking(False)
-        except CheckpointError:
-            self.close()
-            raise
-        except OSError as cause:
-            self.close()
-            raise UnavailableError(f"{address} broke off: {cause}") from cause
-        self._received = b""
-
-    def _greet(self) -> None:
-        self.connection.sendall(frames.encode_greeting(self.queue.greeting()))
-        data = self.connection.recv(frames.GREETING.size, socket.MSG_WAITALL)
-        if len(data) < frames.GREETING.size:
-            raise UnavailableError(f"{self.address} broke off")
-        try:
-            if frames.greeting_status(data) != Status.OK:
-                raise UnavailableError(f"{self.address} does not serve this node over RDMA now")
-            theirs = frames.decode_greeting(data)
-        except InvalidRequestError as cause:  # of a later version: it has other ways, too
-            raise UnavailableError(f"{self.address}: {cause.message}") from cause
-        self.adapter.connect(self.queue, theirs)
-
-    @property
-    def idle(self) -> bool:
-        """Whether it may be used again: not kept for too long, and the peer has said nothing."""
-        if time.monotonic() - self.kept_s > KEPT_S_MAX:
-            return False
-        try:
-            self.connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
-
-    def send(self, data: bytes) -> None:
-        """Send a request: far fewer bytes are under way than the kernel takes at once."""
-        try:
-            self.connection.sendall(data)
-        except OSError as cause:
-            raise UnavailableError(f"{self.address} broke off: {cause}") from cause
-
-    def frames(self, count: int) -> bytes | None:
-        """Return the next ``count`` bytes of answers, None when they are not here yet."""
-        if len(self._received) < count:
-            try:
-                data = self.connection.recv(1 << 12)
-            except BlockingIOError:
-                return None
-            except OSError as cause:
-                raise UnavailableError(f"{self.address} broke off: {cause}") from cause
-            if not data:
-                raise UnavailableError(f"{self.address} broke off")
-            self._received += data
-            if len(self._received) < count:
-                return None
-        found, self._received = self._received[:count], self._received[count:]
-        return found
-
-    def wait(self) -> None:
-        """Wait until there is an answer or a completion, at most ``POLL_S``."""
-        poll = select.poll()
-        for fd in (self.connection.fileno(), self.queue.fd):
-            poll.register(fd, select.POLLIN)
-        ready = dict(poll.poll(int(POLL_S * 1e3)))
-        if self.queue.fd in ready:
-            self.queue.acknowledge()
-
-    def close(self) -> None:
-        """End both; the card writes nothing more for this lane."""
-        self.adapter.close_queue(self.queue)
-        with suppress(OSError):
-            self.connection.close()
-
-
-def _connect(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    try:
-        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S_MAX)
-    except (OSError, ValueError, OverflowError) as cause:
-        raise UnavailableError(f"cannot reach {address}: {cause}") from cause
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+_LAYOUTS = {Awaited.LENT: frames.LENT, Awaited.DONE: wire.TRAILER}
 
 
 @dataclass(slots=True)
@@ -233,26 +121,18 @@ class _Pull:
             NotFoundError: so it is; nobody is to blame.
         """
         self._lane.send(frames.DONE)
-        until_s = time.monotonic() + SILENCE_S_MAX
         for about in (*self._flow.all_awaited, Awaited.DONE):
-            while (answer := self._next(about)) is None:
-                self._fetch.check()
-                if time.monotonic() > until_s:
-                    return
-                self._lane.wait()
-            self._check(answer[0])
-
-    def _next(self, about: Awaited) -> tuple[int, ...] | None:
-        layout = frames.LENT if about is Awaited.LENT else wire.TRAILER
-        data = self._lane.frames(layout.size)
-        return None if data is None else layout.unpack(data)
+            layout = _LAYOUTS[about]
+            status, *_ = layout.unpack(self._lane.receive(layout.size, self._fetch.check))
+            self._check(status)
 
     def _answered(self) -> Iterator[int]:
         while (about := self._flow.awaited) is not None:
-            answer = self._next(about)
-            if answer is None:
+            layout = _LAYOUTS[about]
+            data = self._lane.received(layout.size)
+            if data is None:
                 return
-            status, *where = answer
+            status, *where = layout.unpack(data)
             index = self._flow.answered()
             self._check(status)
             if about is Awaited.LENT:
@@ -260,7 +140,7 @@ class _Pull:
             else:
                 self._verify(index)
             yield index
-        if not self._flow.ended and self._lane.frames(1) is not None:
+        if not self._flow.ended and self._lane.received(1) is not None:
             raise UnavailableError(f"{self._lane.address} answers what nobody asked for")
 
     def _read(self, index: int, key: int, source: int) -> None:
@@ -306,7 +186,7 @@ class Lanes:
     """Fetches over lanes that are kept for the next fetch from the same peer.
 
     Args:
-        adapters: The ports to choose from: for a new lane the one with the fewest queue pairs.
+        adapters: The ports to choose from, those with the fewest queue pairs first.
     """
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
@@ -326,7 +206,7 @@ class Lanes:
                 return
             fetch.check()
         if fetch.missing:
-            self._pull(fetch, self._new(fetch.address))
+            self._pull(fetch, self._new(fetch.address, fetch.check))
 
     def _pull(self, fetch: Fetch, lane: Lane) -> None:
         pull = _Pull(fetch, lane)
@@ -341,9 +221,16 @@ class Lanes:
                 lane.close()
                 pull.let_go()
 
-    def _new(self, address: str) -> Lane:
-        adapter = min(self._adapters, key=lambda one: one.queues_count)
-        return Lane(address, adapter)
+    def _new(self, address: str, check: Callable[[], None]) -> Lane:
+        """Return a lane from the least busy port, or else from the next: a cable may be out."""
+        reasons: list[str] = []
+        for adapter in sorted(self._adapters, key=lambda one: one.queues_count):
+            connection = connect(address)  # if nobody is there no other port helps
+            try:
+                return Lane(address, connection, adapter, check)
+            except UnavailableError as error:
+                reasons.append(error.message)
+        raise UnavailableError("; ".join(dict.fromkeys(reasons)))
 
     def _take(self, address: str) -> Lane | None:
         with self._guard:

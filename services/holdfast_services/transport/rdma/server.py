@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from holdfast.errors import CheckpointError, InvalidRequestError, UnavailableError
 from holdfast_services.transport import SegmentSource, reused, wire
-from holdfast_services.transport.listener import Listener, receive
+from holdfast_services.transport.connection import receive
+from holdfast_services.transport.listener import Listener
 from holdfast_services.transport.rdma import frames
 from holdfast_services.transport.rdma.adapter import Adapter, least_busy
 from holdfast_services.transport.rdma.flow import PARTS_COUNT_MAX

@@ -5,16 +5,17 @@ from __future__ import annotations
 import mmap
 import socket
 import threading
+import time
 from contextlib import closing
 
 import pytest
-from tests.rdma.segments import mapped_segment, request_for
+from tests.rdma.segments import mapped_segment, request_for, serving
 from tests.soft_card import Queue, SoftCard, soft_place
 
 from holdfast.core.inventory import Endpoint
-from holdfast.errors import UnavailableError
-from holdfast_services.transport import wire
-from holdfast_services.transport.rdma import adapter, frames
+from holdfast.errors import StoppedError, UnavailableError
+from holdfast_services.transport import connection, wire
+from holdfast_services.transport.rdma import adapter, frames, neighbours
 from holdfast_services.transport.rdma.transport import KIND, RdmaTransport
 
 WAIT_S = 30.0
@@ -116,3 +117,63 @@ def test_an_address_that_wraps_around_is_refused(transport, peer):
 
     with pytest.raises(UnavailableError):
         fetch(transport(), peer(serve), mapped_segment(2))
+
+
+class Unplugged(SoftCard):
+    """A card whose port leads nowhere."""
+
+    def queue(self, depth):
+        queue = super().queue(depth)
+        if self._place.port.device == "unplugged":
+            queue.connect = self._nowhere
+        return queue
+
+    def _nowhere(self, _):
+        raise UnavailableError("no way from here")
+
+
+def test_a_port_that_leads_nowhere_is_passed_over_for_another(transport, monkeypatch):
+    """Else it is the least busy for ever, and all bytes travel over TCP."""
+    monkeypatch.setattr(adapter, "Card", Unplugged)
+    far, memory = transport(), mapped_segment(2)
+    near = transport("unplugged", "soft0")
+    endpoints = far.serve(serving(memory))
+
+    assert memory[:] == fetch(near, endpoints, memory)[:]
+    assert [0, 1] == [one.queues_count for one in near._adapters]
+    with pytest.raises(UnavailableError, match="no way from here"):
+        fetch(transport("unplugged"), endpoints, memory)
+
+
+def test_a_greeting_may_come_late(transport, monkeypatch):
+    """The holder looks for the way to here first, as long as a connection may take, or longer."""
+    monkeypatch.setattr(connection, "CONNECT_S_MAX", 0.1)
+    far, memory = transport(), mapped_segment(1)
+
+    def find(*_):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.3)
+
+    monkeypatch.setattr(neighbours, "find", find)
+    assert memory[:] == fetch(transport(), far.serve(serving(memory)), memory)[:]
+
+
+def test_a_peer_that_does_not_greet_is_interrupted(transport):
+    """F58: shutdown does not wait for a peer that hangs."""
+    stop, memory = threading.Event(), mapped_segment(1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def accept():
+            held, _ = silent.accept()
+            with held:
+                held.recv(frames.GREETING.size, socket.MSG_WAITALL)
+                stop.set()
+                held.recv(1)
+
+        asked = threading.Thread(target=accept)
+        asked.start()
+        endpoints = (Endpoint(kind=KIND, address=f"127.0.0.1:{silent.getsockname()[1]}"),)
+        target = memoryview(mmap.mmap(-1, len(memory)))
+        with pytest.raises(StoppedError):
+            transport().fetch(endpoints, request_for(memory), target, done=set(), stop=stop)
+        asked.join(WAIT_S)
