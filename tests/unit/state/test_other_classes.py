@@ -37,14 +37,23 @@ def test_another_optimizer_is_named_with_the_settings_that_it_lacks(tmp_path, ca
     assert "'momentum', 'dampening', 'nesterov' exist only in the script" in text
 
 
+def with_private():
+    """The scheduler of another version of torch, which has something more for itself."""
+    held = made()
+    held["scheduler"]._in_one_version = True
+    return held
+
+
 @pytest.mark.parametrize(
     ("there", "here"),
     [
         (made, made),
+        (with_private, made),
+        (made, with_private),
         (made, lambda: made(optimizer=Adam)),
         (lambda: made(scheduler=lambda of: LambdaLR(of, lambda n: 0.9**n)),) * 2,
     ],
-    ids=["same", "same state", "functions"],
+    ids=["same", "private then", "private now", "same state", "functions"],
 )
 def test_what_has_the_same_settings_is_not_named(tmp_path, caplog, there, here):
     worlds.there_and_back(tmp_path, there(), here())
