@@ -202,8 +202,12 @@ def _survey_state(
 
 
 def live_groups(optimizer: Optimizer) -> list[dict[str, object]]:
-    """Return every group without its parameters."""
-    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    """Return every group without its parameters, as the next step goes by it.
+
+    What steps fills a group that was added with settings that the outer optimizer has only then.
+    """
+    pairs = zip(stepping(optimizer).param_groups, optimizer.param_groups, strict=True)
+    return [{k: v for k, v in {**inner, **g}.items() if k != "params"} for inner, g in pairs]
 
 
 def loose_state(optimizer: Optimizer, fqn_of: Mapping[int, str]) -> dict[str, object]:

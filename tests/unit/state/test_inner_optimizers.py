@@ -318,3 +318,22 @@ def test_stages_of_a_pipeline_deal_out_what_other_stages_had(
                 assert torch.equal(expected, steps.state[p][key]), (key, called[id(p)])
         for p in held["m"].module.parameters():
             assert torch.equal(numbered("w", called[id(p)], p.shape), p)
+
+
+def test_a_group_that_was_added_is_saved_with_what_the_inner_optimizer_has_of_it(
+    world, tmp_path, caplog
+):
+    """Until the next step the outer one has only what it was made with: no other class is it."""
+
+    def make(_, **kwargs):
+        made = model(filled=False)
+        optimizer = zero(made[0].parameters(), **kwargs)
+        optimizer.add_param_group({"params": [*made[1].parameters()], "lr": 0.3})
+        return {"m": made, "o": optimizer}
+
+    saved = Saved(tmp_path, world, make, WORLD)
+    for rank in range(WORLD):
+        held = load(saved, world, lambda rank: make(rank, eps=0.5), rank, WORLD)
+        added = held["o"].param_groups[1]
+        assert (0.3, 1e-8, (0.9, 0.999)) == (added["lr"], added["eps"], added["betas"])
+    assert "another class" not in caplog.text
