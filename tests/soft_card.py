@@ -19,7 +19,7 @@ from holdfast_services.transport.rdma.ports import Gid, LinkLayer, Place, Port
 from holdfast_services.transport.rdma.verbs import ACCESS_REFUSED, Completion
 
 _numbers = itertools.count(1)
-_bound: dict[int, Window] = {}
+bound: dict[int, Window] = {}
 """The windows that are bound, by key, of all cards: one fabric."""
 
 
@@ -50,7 +50,7 @@ class Window:
     end: int = 0
 
     def close(self) -> None:
-        _bound.pop(self.key, None)
+        bound.pop(self.key, None)
 
 
 class Queue:
@@ -76,7 +76,7 @@ class Queue:
 
     def read(self, tag, region, address, length_bytes, *, key, source) -> None:
         struct.pack("<IQIQ", length_bytes, address, key, source)  # as wide as the card's
-        window = _bound.get(key)
+        window = bound.get(key)
         error = ""
         if self._failed:
             error = "the queue pair is in error"
@@ -95,7 +95,7 @@ class Queue:
             raise UnavailableError("the queue pair is in error")
         assert region.registered
         window.key, window.begin, window.end = next(_numbers), address, address + length_bytes
-        _bound[window.key] = window
+        bound[window.key] = window
 
     def acknowledge(self) -> None:
         os.eventfd_read(self.fd)

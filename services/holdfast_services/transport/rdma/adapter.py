@@ -68,11 +68,6 @@ class Adapter:
             neighbours.find(self.place.gid.address, theirs.gid)
         queue.connect(theirs)
 
-    def close(self) -> None:
-        """Release the memory and the device; no queue pair is left."""
-        self.memory.close()
-        self._card.close()
-
 
 def least_busy(adapters: Sequence[Adapter], link_layer: LinkLayer, gid: IPv6Address) -> Adapter:
     """Return the port to use with a peer's: of its network first, then the least busy.

@@ -115,7 +115,8 @@ def usable_places(
         UnavailableError: nowhere; says why not of each.
     """
     chosen = [port for port in ports if not names or port.device in names]
-    reasons = [f"no device {name}" for name in names if all(p.device != name for p in ports)]
+    found = {port.device for port in ports}
+    reasons = [f"no device {name} to open" for name in names if name not in found]
     places: list[Place] = []
     for port in chosen:
         try:
@@ -142,14 +143,15 @@ def reachable(place: Place, link_layer: int, gid: IPv6Address) -> bool:
     return place.gid.address.packed[:NETWORK_BYTES] == gid.packed[:NETWORK_BYTES]
 
 
-def memlock_shortage(limit_bytes: int | None, needed_bytes: int) -> str:
+def memlock_shortage(limit_bytes: int | None, budget_bytes: int, ports_count: int) -> str:
     """Say why the memory that may be locked does not suffice; empty: it does.
 
-    ``limit_bytes`` None: no limit holds for this process.
+    All of the budget is registered at each port. ``limit_bytes`` None: no limit holds for this
+    process.
     """
-    if limit_bytes is None or limit_bytes >= needed_bytes:
+    if limit_bytes is None or limit_bytes >= budget_bytes * ports_count:
         return ""
     return (
-        f"memlock limit {limit_bytes >> 10} KiB is less than the budget of "
-        f"{needed_bytes >> 10} KiB: ulimit -l unlimited, or LimitMEMLOCK=infinity"
+        f"memlock limit {limit_bytes >> 10} KiB is less than the budget at each port, "
+        f"{ports_count} x {budget_bytes >> 10} KiB: ulimit -l unlimited, or LimitMEMLOCK=infinity"
     )

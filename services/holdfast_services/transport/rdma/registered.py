@@ -132,14 +132,6 @@ class RegisteredMemory:
             except UnavailableError as error:  # a peer may still read what it cannot believe
                 log.error("memory is withdrawn, and was not called in: %s", error)  # noqa: TRY400
 
-    def close(self) -> None:
-        """Forget all; nothing is lent, and nobody uses it any more."""
-        with self._registering:
-            for regions in self._kept.values():
-                for region in regions.values():
-                    region.close()
-            self._kept.clear()
-
     def _piece(self, memory: mmap.mmap, index: int) -> Region:
         with self._registering:
             regions = self._kept.setdefault(memory, {})

@@ -36,7 +36,7 @@ def find_places(names: Collection[str], registered_bytes: int) -> list[Place]:
         UnavailableError: it has, and none can be used; says why, and what to do.
     """
     places = usable_places(verbs.ports(), names, _is_ours)
-    shortage = memlock_shortage(_memlock_limit_bytes(), registered_bytes * len(places))
+    shortage = memlock_shortage(_memlock_limit_bytes(), registered_bytes, len(places))
     if shortage:
         raise UnavailableError(shortage)
     return places
@@ -106,7 +106,10 @@ class RdmaTransport:
             adapter.memory.revoke(view)
 
     def close(self) -> None:
-        """Stop serving, end all queue pairs; it may serve again."""
+        """Stop serving, end the queue pairs that no fetch uses; it may serve again.
+
+        Devices stay open, and memory registered, for as long as this and the mappings live.
+        """
         self._lanes.close()
         if self._server is not None:
             self._server.close()

@@ -7,6 +7,7 @@ pyverbs never releases the interpreter's lock: nothing here may wait in it. Whoe
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import select
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast_services.transport.rdma.frames import Greeting
@@ -47,6 +48,8 @@ except ImportError as cause:
 else:
     MISSING = ""
 
+log = logging.getLogger(__name__)
+
 DEVICES = Path("/sys/class/infiniband")
 PACKET_NUMBER_BITS = 24
 RETRANSMIT_TIMEOUT = 17  # 4.096 us x 2^17 = 0.54 s
@@ -59,11 +62,9 @@ COMPLETIONS_PER_POLL = 16
 _channels = threading.Lock()
 """Whoever makes or closes a channel holds it: its descriptor is found by comparing."""
 
-T = TypeVar("T")
-
 
 def ports() -> list[Port]:
-    """Return the ports of all devices that this process sees.
+    """Return the ports of all devices that this process can open; the log names the others.
 
     Raises:
         NotFoundError: this machine has no RDMA device.
@@ -79,19 +80,28 @@ def ports() -> list[Port]:
         )
     with _said("cannot list RDMA devices"):
         names = [str(device.name, "ascii") for device in get_device_list()]
-    found = [port for name in names for port in _ports_of(name)]
+    found: list[Port] = []
+    reasons: list[str] = []
+    for name in names:
+        try:
+            found += _ports_of(name)
+        except UnavailableError as error:  # a container may have some devices of its host
+            log.info("%s", error.message)
+            reasons.append(error.message)
     if not found:
-        raise UnavailableError(f"RDMA devices {', '.join(devices)}, and none can be opened")
+        why = "; ".join(reasons) or "none is there for this process"
+        raise UnavailableError(f"RDMA devices {', '.join(devices)}: {why}")
     return found
 
 
-def _ports_of(device: str) -> Iterator[Port]:
+def _ports_of(device: str) -> list[Port]:
     with _said(f"cannot open RDMA device {device}"):
         context = Context(name=device)
         about = context.query_device()
-        for number in range(1, about.phys_port_cnt + 1):
-            yield _port(context, device, number, about)
+        numbers = range(1, about.phys_port_cnt + 1)
+        found = [_port(context, device, number, about) for number in numbers]
         context.close()
+    return found
 
 
 def _port(context: Any, device: str, number: int, about: Any) -> Port:
@@ -172,12 +182,6 @@ class Card:
     def queue(self, depth: int) -> Queue:
         """Return a queue pair for up to ``depth`` requests at a time."""
         return Queue(self, depth)
-
-    def close(self) -> None:
-        """Close the device; everything made of it is closed already."""
-        with _said("cannot close an RDMA device"):
-            self.domain.close()
-            self.context.close()
 
 
 ACCESS_REFUSED = "the other side refused access to its memory"
@@ -316,7 +320,7 @@ class Queue:
         """End the connection: when this returns the card reads and writes no more for it."""
         with _said("cannot destroy a queue pair"):
             self._pair.close()
-        self._completions.close()
+            self._completions.close()
         self._close_channel()
 
     def _close_channel(self) -> None:
@@ -371,10 +375,13 @@ _ERRORS: dict[int, str] = (
 
 @contextmanager
 def _said(what: str) -> Iterator[None]:
-    """Turn an error of pyverbs into ours: what could not be done, and the cure if we know one."""
+    """Turn an error of pyverbs into ours: what could not be done, and the cure if we know one.
+
+    So is one of the system, such as having no descriptor left.
+    """
     try:
         yield
-    except PyverbsError as cause:
+    except (PyverbsError, OSError) as cause:
         code = getattr(cause, "error_code", 0)
         cure = "; is the memlock limit too low? ulimit -l unlimited" if code == errno.ENOMEM else ""
         raise UnavailableError(f"{what}: {cause}{cure}") from cause

@@ -6,16 +6,21 @@ import mmap
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import replace
 
 import pytest
-from tests.rdma.segments import mapped_segment, request_for, serving
+from tests import soft_card
+from tests.rdma.segments import KEY as SHARD
+from tests.rdma.segments import SLOT, mapped_segment, request_for, serving
 from tests.soft_card import Queue, SoftCard, soft_place
 
 from holdfast.core.inventory import Endpoint
-from holdfast.errors import StoppedError, UnavailableError
+from holdfast.errors import InvalidRequestError, NotFoundError, StoppedError, UnavailableError
 from holdfast_services.transport import connection, wire
-from holdfast_services.transport.rdma import adapter, frames, neighbours
+from holdfast_services.transport.rdma import adapter, client, frames, neighbours
+from holdfast_services.transport.rdma.flow import PARTS_COUNT_MAX
+from holdfast_services.transport.rdma.lane import Lane
 from holdfast_services.transport.rdma.transport import KIND, RdmaTransport
 
 WAIT_S = 30.0
@@ -25,6 +30,7 @@ KEY = 0xDEAD
 @pytest.fixture(autouse=True)
 def _soft(monkeypatch):
     monkeypatch.setattr(adapter, "Card", SoftCard)
+    soft_card.bound.clear()
 
 
 @pytest.fixture
@@ -177,3 +183,133 @@ def test_a_peer_that_does_not_greet_is_interrupted(transport):
         with pytest.raises(StoppedError):
             transport().fetch(endpoints, request_for(memory), target, done=set(), stop=stop)
         asked.join(WAIT_S)
+
+
+def test_a_slot_withdrawn_after_the_look_up_and_before_the_loan_is_not_lent(transport, monkeypatch):
+    """A3: nobody would call in what was lent after its memory was revoked."""
+    far, memory = transport(), mapped_segment(1)
+    served = serving(memory, far.revoke)
+    bind = Queue.bind
+
+    def withdrawn_meanwhile(queue, *words):
+        served.withdraw(SLOT)
+        memory[:] = bytes(len(memory))
+        bind(queue, *words)
+
+    monkeypatch.setattr(Queue, "bind", withdrawn_meanwhile)
+    read = []
+    monkeypatch.setattr(Queue, "read", lambda *_, **__: read.append(1))
+    with pytest.raises(NotFoundError):
+        fetch(transport(), far.serve(served), mapped_segment(1))
+    assert [] == read
+    assert {} == soft_card.bound
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_bytes_past_the_end_are_refused_and_not_cut_short(transport, over):
+    far, memory = transport(), mapped_segment(1)
+    wanted = replace(request_for(memory), length_bytes=len(memory) + over)
+    target = memoryview(mmap.mmap(-1, len(memory) + over))
+    raises = pytest.raises(InvalidRequestError) if over else nullcontext()
+    with raises:
+        transport().fetch(
+            far.serve(serving(memory)), wanted, target, done=set(), stop=threading.Event()
+        )
+
+
+@pytest.fixture
+def by_hand(transport):
+    """A lane to a peer that serves a segment; returns (lane, what is served)."""
+    far = transport()
+    served = serving(mapped_segment(2), far.revoke)
+    [endpoint] = far.serve(served)
+    made = Lane(
+        endpoint.address, connection.connect(endpoint.address), transport()._adapters[0], raises_not
+    )
+    yield made, served
+    made.close()
+
+
+def raises_not():
+    """Nobody stops these."""
+
+
+LOOK_UP = wire.encode_request(
+    wire.PartRequest(key=SHARD, incarnation=SLOT.incarnation, begin=0, length_bytes=5000)
+)
+
+
+def asked(lane, count):
+    lane.send(count * LOOK_UP)
+    return [frames.LENT.unpack(lane.receive(frames.LENT.size, raises_not)) for _ in range(count)]
+
+
+def test_a_peer_is_lent_no_more_than_may_be_under_way(by_hand):
+    lane, _ = by_hand
+    statuses = [status for status, *_ in asked(lane, PARTS_COUNT_MAX + 1)]
+
+    assert [*[wire.Status.OK] * PARTS_COUNT_MAX, wire.Status.INVALID] == statuses
+
+
+def test_what_is_given_back_is_lent_no_more(by_hand):
+    lane, _ = by_hand
+    [[_, key, _]] = asked(lane, 1)
+    assert key in soft_card.bound
+    lane.send(frames.DONE)
+    lane.receive(wire.TRAILER.size, raises_not)
+
+    assert {} == soft_card.bound
+
+
+def test_what_is_withdrawn_is_called_in(by_hand):
+    lane, served = by_hand
+    asked(lane, 2)
+    assert 2 == len(soft_card.bound)
+    served.withdraw(SLOT)
+
+    assert {} == soft_card.bound
+
+
+def test_what_a_peer_had_when_it_hangs_up_is_called_in(by_hand):
+    lane, _ = by_hand
+    asked(lane, 2)
+    lane.connection.shutdown(socket.SHUT_WR)
+    with pytest.raises(UnavailableError, match="broke off"):
+        lane.receive(1, raises_not)
+
+    assert {} == soft_card.bound
+
+
+def test_a_lane_is_used_again_unless_the_peer_has_closed_it(transport):
+    far, near, memory = transport(), transport(), mapped_segment(1)
+    endpoints = far.serve(serving(memory))
+    made = []
+    new = near._lanes._new
+    near._lanes._new = lambda *words: made.append(1) or new(*words)
+    for _ in range(2):
+        fetch(near, endpoints, memory)
+    assert 1 == len(made)
+
+    [lane] = near._lanes._kept
+    lane.connection.shutdown(socket.SHUT_RDWR)
+    fetch(near, endpoints, memory)
+    assert 2 == len(made)
+    assert 1 == near._adapters[0].queues_count
+
+
+def test_no_more_lanes_are_kept_than_there_is_room_for(transport, monkeypatch):
+    monkeypatch.setattr(client, "KEPT_COUNT_MAX", 2)
+    near, memory = transport(), mapped_segment(1)
+    for _ in range(4):
+        fetch(near, transport().serve(serving(memory)), memory)
+
+    assert 2 == near._adapters[0].queues_count
+
+
+@pytest.mark.usefixtures("_deaf_card")
+def test_a_card_that_says_nothing_is_given_up(transport, monkeypatch):
+    """However long the fetch may take as a whole."""
+    monkeypatch.setattr(client, "SILENCE_S_MAX", 0.1)
+    far, memory = transport(), mapped_segment(1)
+    with pytest.raises(UnavailableError, match="is silent"):
+        fetch(transport(), far.serve(serving(memory)), memory)
