@@ -113,7 +113,8 @@ class _Walked(nn.Module):
         return super().named_modules(*args, **kwargs)
 
 
-def test_a_state_that_was_checked_is_walked_again_once_it_is_forgotten():
+@pytest.mark.parametrize("anew", [Capture.forget, Capture.survey])
+def test_a_state_that_was_checked_is_walked_again_once_it_is_forgotten(anew):
     """A restore asks five times, and with many tensors each walk takes as long as the load."""
     model = _Walked()
     capture = Capture({"m": model}, rank=0, world_size=1)
@@ -126,6 +127,6 @@ def test_a_state_that_was_checked_is_walked_again_once_it_is_forgotten():
 
     model.inner.weight = nn.Parameter(torch.zeros(3, 3))
     few = capture.estimate().own_bytes
-    capture.forget()
+    anew(capture)
 
     assert capture.estimate().own_bytes > few
