@@ -15,13 +15,14 @@ class LocalBoxes:
     """Which boxes of which tensors this rank holds, by name; ``aliases``: other names of them.
 
     Of what is in ``sections``, by their names, other ranks hold the rest; what is right in
-    ``elsewhere`` they hold alone.
+    ``elsewhere`` they hold alone; what is in ``dealt`` any group of ranks may have saved.
     """
 
     tensors: Mapping[str, CapturedTensor]
     aliases: Mapping[str, str]
     sections: Collection[str] = ()
     elsewhere: Collection[str] = ()
+    dealt: Collection[str] = ()
 
     def cut(self) -> Iterator[CapturedTensor]:
         """Yield what is held of tensors that several ranks hold; not of scalars."""

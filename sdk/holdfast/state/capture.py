@@ -199,7 +199,7 @@ class Capture:
             return None
         tensors = {tensor.fqn: tensor for tensor in survey.tensors}
         sections = [path for path, saved in survey.static.items() if blobs.is_section(saved)]
-        return LocalBoxes(tensors, dict(survey.aliases), sections, survey.elsewhere)
+        return LocalBoxes(tensors, dict(survey.aliases), sections, survey.elsewhere, survey.dealt)
 
     def survey(self) -> Survey:
         """Walk modules and optimizers anew and name their tensors."""

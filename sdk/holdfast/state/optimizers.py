@@ -138,6 +138,8 @@ def survey_optimizer(
             f"tensors by parameter: use an optimizer that keeps only such",
             key=path,
         )
+    if group:
+        survey.dealt.add(path)
     if strict:
         inner = stepping(optimizer)
         steps = {id(p) for p in parameters(inner)}

@@ -147,7 +147,8 @@ def _is_near(tensor: torch.Tensor) -> bool:
 class Survey:
     """All that does not change from save to save; built by one walk, then left alone.
 
-    ``elsewhere`` are the places of what is kept, of parameters that are here, by other ranks alone.
+    ``elsewhere`` are the places of what is kept, of parameters that are here, by other ranks alone;
+    ``dealt`` the optimizers that deal their parameters out to ranks.
     """
 
     tensors: list[CapturedTensor] = field(default_factory=list)
@@ -159,6 +160,7 @@ class Survey:
     extras: list[tuple[str, nn.Module]] = field(default_factory=list)
     loose: set[str] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
+    dealt: set[str] = field(default_factory=set)
     mesh_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
     holders_of: dict[int, int] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)

@@ -178,7 +178,9 @@ def _wanted(
         if held and held.mesh:
             # A group of other ranks is not the one that saved, and has no tensor of its own there.
             meant = {name} if other_than else {name, own_name(name, held.mesh[0])}
-        of_any = everyone and _may_be_of_any(name, stored, held, source, other_than)
+        of_any = everyone and (
+            is_under(name, boxes.dealt) or _may_be_of_any(name, stored, held, source, other_than)
+        )
         others = list(stored) if of_any else []
         # An optimizer's groups are there, also if nothing else of it is.
         texts.update(blob_name(rank) for rank in map(own_rank, others) if rank is not None)
