@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 from holdfast.errors import InvalidRequestError
@@ -53,7 +54,7 @@ def check_apart(save_dir: str, folder: Path) -> None:
 
 def beside(folder: Path, run: str) -> Path:
     """Return where save ``run`` is written if there is a checkpoint in ``folder``."""
-    return folder.with_name(f".{folder.name}.{run}{_NEW}")
+    return folder.with_name(f"{_beginning(folder)}{run}{_NEW}")
 
 
 def is_whole(folder: Path) -> bool:
@@ -135,10 +136,11 @@ def replace_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
+def _beginning(folder: Path) -> str:
+    """Return how names of what lies beside ``folder`` begin: short, however long its own name."""
+    return f".holdfast-{sha256(os.fsencode(folder.name)).hexdigest()[:16]}-"
+
+
 def _left_beside(folder: Path) -> list[Path]:
     """Return what killed saves have left, what is new before what is old."""
-    ours = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{32}}(?:{_NEW}|{_OLD})")
-    with suppress(FileNotFoundError):
-        found = [path for path in folder.parent.iterdir() if ours.fullmatch(path.name)]
-        return sorted(found, key=lambda path: (path.suffix, path.name))
-    return []
+    return sorted(folder.parent.glob(f"{_beginning(folder)}*"), key=lambda path: path.suffix)
