@@ -14,6 +14,7 @@ import holdfast
 from holdfast.core.ids import RunId
 from holdfast.errors import (
     CheckpointError,
+    ConflictError,
     ExhaustedError,
     InvalidRequestError,
     NotFoundError,
@@ -288,6 +289,22 @@ def test_ranks_that_differ_in_what_is_saved_once_for_all_are_told_by_name(tmp_pa
              part(alike={"groups.d": "2", "same": "3", "more": "4"}))  # fmt: skip
 
     assert not Path(tmp_path, "latest").exists()
+
+
+@pytest.mark.parametrize(("number", "rank"), [(5, 1), (1, 2)], ids=["another save", "another rank"])
+def test_what_a_rank_tells_of_is_not_taken_for_its_part_of_this_save(tmp_path, words, number, rank):
+    """The words come from the network. A manifest that has one rank twice has another one not."""
+    told = Board(words, save(tmp_path, number).run)
+    told.tell("begun", {"beside": False})
+    told.tell("over", {})
+
+    def other_is_sent():
+        commit(save(tmp_path, number), World(rank, 3), words, part())
+        Board(words, save(tmp_path).run).tell("1", told.told(str(rank)))
+        return part()()
+
+    with pytest.raises(ConflictError, match="rank 1 tells of another save"):
+        commit(save(tmp_path), World(0, 3), words, other_is_sent)
 
 
 def test_without_a_manifest_there_is_no_checkpoint_and_no_latest(tmp_path):

@@ -108,6 +108,26 @@ def test_after_a_kill_between_two_renames_the_new_one_counts_not_the_old(tmp_pat
         assert 2.0 == loaded(folder)
 
 
+@pytest.mark.parametrize("can", [True, False], ids=["exchange", "two renames"])
+def test_nor_is_a_folder_in_the_way_that_was_made_again_since_then(tmp_path, monkeypatch, can):
+    """DeepSpeed makes it for each save, and a script may have put its own there."""
+    if not can:
+        monkeypatch.setattr(placing, "exchange", lambda *_: False)
+    new = placing.beside(tmp_path / "step", KILLED)
+    save(tmp_path, 1, 1.0, new.with_suffix(".old").name)
+    save(tmp_path, 2, 2.0, new.name)
+    Path(tmp_path, "step").mkdir()
+    Path(tmp_path, "step", "rng.bin").write_bytes(b"of the script")
+
+    fails(tmp_path, 3)
+    assert 2.0 == loaded(tmp_path / "step")
+    save(tmp_path, 4, 4.0)
+
+    assert 4.0 == loaded(tmp_path / "step")
+    assert b"of the script" == Path(tmp_path, "step", "rng.bin").read_bytes()
+    assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
+
+
 def test_what_is_not_whole_does_not_take_the_place_of_a_checkpoint_that_is(tmp_path):
     """Such as what could not all be removed of a save that was killed before."""
     save(tmp_path, 1, 1.0, "new")

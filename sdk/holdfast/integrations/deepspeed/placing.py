@@ -16,6 +16,7 @@ import shutil
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 
 from holdfast.errors import InvalidRequestError
 from holdfast.format.keys import MANIFEST
@@ -83,7 +84,8 @@ def replace(new: Path, folder: Path) -> Path:
     """Put ``new`` in the place of ``folder``, and return where that is now, for ``discard``."""
     if folder.is_dir() and exchange(new, folder):
         return new
-    old = new.with_suffix(_OLD)
+    # Not with the name of ``new``: beside that of a killed save lies what it was to replace.
+    old = folder.with_name(f"{_beginning(folder)}{token_hex(16)}{_OLD}")
     with suppress(FileNotFoundError):
         folder.rename(old)
     new.rename(folder)
