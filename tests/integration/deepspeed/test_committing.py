@@ -293,14 +293,16 @@ def test_ranks_that_differ_in_what_is_saved_once_for_all_are_told_by_name(tmp_pa
 
 @pytest.mark.parametrize(("number", "rank"), [(5, 1), (1, 2)], ids=["another save", "another rank"])
 def test_what_a_rank_tells_of_is_not_taken_for_its_part_of_this_save(tmp_path, words, number, rank):
-    """The words come from the network. A manifest that has one rank twice has another one not."""
+    """Words come from the network. It is said of whom, before others are waited for in vain."""
     told = Board(words, save(tmp_path, number).run)
     told.tell("begun", {"beside": False})
     told.tell("over", {})
+    heard = Board(words, save(tmp_path).run)
+    heard.tell("2", {"error": "it is not asked for"})
 
     def other_is_sent():
         commit(save(tmp_path, number), World(rank, 3), words, part())
-        Board(words, save(tmp_path).run).tell("1", told.told(str(rank)))
+        heard.tell("1", told.told(str(rank)))
         return part()()
 
     with pytest.raises(ConflictError, match="rank 1 tells of another save"):
