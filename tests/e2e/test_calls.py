@@ -56,6 +56,20 @@ def test_a_second_restore_is_refused(make):
         ck.restore()
 
 
+def test_a_model_that_came_into_the_state_after_the_checkpointer_was_made_is_restored(make):
+    saved, late = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    first = make(state={"n": 1, "model": saved})
+    first.save(1).wait("local", timeout_s=30)
+    first.close()
+    state = {"n": 0}
+    second = make(state=state, restored=False)
+    state["model"] = late
+
+    assert second.restore().step == 1
+    assert torch.equal(saved.weight, late.weight)
+    assert state["n"] == 1
+
+
 @pytest.mark.parametrize("call", ["decide", "restore"])
 @pytest.mark.parametrize("decided", [True, False], ids=["after", "before"])
 def test_what_is_closed_restores_nothing(make, call, decided):
