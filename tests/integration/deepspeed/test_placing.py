@@ -128,6 +128,24 @@ def test_nor_is_a_folder_in_the_way_that_was_made_again_since_then(tmp_path, mon
     assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
 
 
+def test_a_save_does_not_fail_of_a_load_that_comes_between_its_two_renames(tmp_path, monkeypatch):
+    """Such as that of an evaluation: what it takes for left over is of a save under way."""
+    monkeypatch.setattr(placing, "exchange", lambda *_: False)
+    rename, folder = Path.rename, tmp_path / "step"
+
+    def rename_and_load(path, to):
+        rename(path, to)
+        if path == folder:
+            placing.recover(folder)
+
+    save(tmp_path, 1, 1.0)
+    monkeypatch.setattr(Path, "rename", rename_and_load)
+    save(tmp_path, 2, 2.0)
+
+    assert 2.0 == loaded(folder)
+    assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
+
+
 def test_what_is_not_whole_does_not_take_the_place_of_a_checkpoint_that_is(tmp_path):
     """Such as what could not all be removed of a save that was killed before."""
     save(tmp_path, 1, 1.0, "new")

@@ -88,7 +88,11 @@ def replace(new: Path, folder: Path) -> Path:
     old = folder.with_name(f"{_beginning(folder)}{token_hex(16)}{_OLD}")
     with suppress(FileNotFoundError):
         folder.rename(old)
-    new.rename(folder)
+    try:
+        new.rename(folder)
+    except FileNotFoundError:
+        if not is_whole(folder):  # ``recover`` was quicker
+            raise
     return old
 
 
