@@ -34,9 +34,9 @@ def peer():
     """Start peers on the other node, B, see ``peer.py``; returns (process, its endpoints)."""
     started = []
 
-    def start(*words: object):
+    def start(*words: object, host: str = "10.2.0.2"):
         process = subprocess.Popen(
-            [*ON_B, sys.executable, "-m", "tests.rdma.peer", "10.2.0.2", *map(str, words)],
+            [*ON_B, sys.executable, "-m", "tests.rdma.peer", host, *map(str, words)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(process)
