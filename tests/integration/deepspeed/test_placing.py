@@ -1,5 +1,6 @@
 """What a killed save leaves beside a tag's folder, and what the next save or load makes of it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,26 @@ def test_a_save_does_not_fail_of_a_load_that_comes_between_its_two_renames(tmp_p
 
     assert 2.0 == loaded(folder)
     assert {"step", "latest"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_save_fails_whose_bytes_are_gone_before_they_are_in_place(tmp_path, monkeypatch):
+    """``latest`` would name a folder that is not there; the checkpoint before is put back."""
+    monkeypatch.setattr(placing, "exchange", lambda *_: False)
+    rename, folder = Path.rename, tmp_path / "step"
+
+    def rename_and_remove(path, to):
+        rename(path, to)
+        if path == folder:
+            shutil.rmtree(placing.beside(folder, run_of("a" * 24, 2)))
+
+    save(tmp_path, 1, 1.0)
+    with monkeypatch.context() as removed:
+        removed.setattr(Path, "rename", rename_and_remove)
+        with pytest.raises(FileNotFoundError):
+            save(tmp_path, 2, 2.0)
+    placing.recover(folder)
+
+    assert 1.0 == loaded(folder)
 
 
 def test_what_is_not_whole_does_not_take_the_place_of_a_checkpoint_that_is(tmp_path):
