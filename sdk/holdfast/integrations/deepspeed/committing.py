@@ -149,7 +149,7 @@ def _lead(save: Save, world: World, board: Board, part: Callable[[], Part]) -> N
         (place / name).write_bytes(b"")  # nor is there a pickle that was saved before
     old = placing.replace(place, save.folder) if is_beside else None
     if save.latest:
-        placing.write_latest(Path(save.save_dir), save.tag)
+        placing.write_latest(save.save_dir, save.tag)
     if old is not None:
         placing.discard(old, save.folder)
 

@@ -28,7 +28,7 @@ from holdfast.integrations.deepspeed import committing
 from holdfast.integrations.deepspeed.background import Background
 from holdfast.integrations.deepspeed.contents import Contents, add_model, add_optimizer
 from holdfast.integrations.deepspeed.host_copies import HostCopies
-from holdfast.integrations.deepspeed.placing import MODEL_FILE, OPTIMIZER_FILE, replace_name
+from holdfast.integrations.deepspeed.placing import MODEL_FILE, OPTIMIZER_FILE, name_until_whole
 from holdfast.integrations.deepspeed.reading import SavedEngine
 from holdfast.logs import steady_logger
 from holdfast.oneshot.world import World
@@ -286,6 +286,6 @@ def _of_all_ranks(names: list[str], world_size: int) -> Iterator[str]:
 
 
 def _save_file(state: object, path: Path) -> None:
-    made = replace_name(path)
+    made = name_until_whole(path)
     torch.save(state, made)
     made.replace(path)

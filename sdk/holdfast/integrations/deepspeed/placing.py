@@ -5,7 +5,7 @@ the new one is whole, which is written into a folder beside: then the two are ex
 file system cannot do that in one step (NFS), it takes two renames, and a save that is killed
 between them is put right by the next load or save.
 
-Called by rank 0 alone, but for ``beside`` and ``recover``.
+Rank 0 alone calls ``prepare``, ``replace``, ``discard`` and ``write_latest``.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ def recover(folder: Path) -> None:
                 left.rename(folder)
 
 
-def write_latest(save_dir: Path, tag: str) -> None:
+def write_latest(save_dir: str, tag: str) -> None:
     """Have DeepSpeed's ``latest`` name ``tag``: at no time is it a part of a name."""
-    path = save_dir / "latest"
-    made = replace_name(path)
+    path = Path(save_dir, "latest")
+    made = name_until_whole(path)
     with made.open("w", encoding="utf-8") as file:
         file.write(tag)
         file.flush()
@@ -137,8 +137,8 @@ def mark(path: Path) -> None:
     path.touch(exist_ok=True)
 
 
-def replace_name(path: Path) -> Path:
-    """Return the name under which a file is written that is to replace ``path``."""
+def name_until_whole(path: Path) -> Path:
+    """Return what a file is called that is to have the name of ``path`` once it is whole."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
