@@ -149,4 +149,8 @@ def _beginning(folder: Path) -> str:
 
 def _left_beside(folder: Path) -> list[Path]:
     """Return what killed saves have left, what is new before what is old."""
-    return sorted(folder.parent.glob(f"{_beginning(folder)}*"), key=lambda path: path.suffix)
+    with suppress(FileNotFoundError):
+        beginning = _beginning(folder)
+        found = [path for path in folder.parent.iterdir() if path.name.startswith(beginning)]
+        return sorted(found, key=lambda path: path.suffix)
+    return []
