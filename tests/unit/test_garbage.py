@@ -1,6 +1,7 @@
 """``holdfast.garbage``: the search for garbage is afterwards as it was before."""
 
 import gc
+import weakref
 
 import pytest
 
@@ -24,3 +25,45 @@ def test_the_search_goes_on_as_it_was_also_after_an_error(was_on):
         (gc.enable if before else gc.disable)()
 
     assert was_on is after
+
+
+class Node:
+    def __init__(self):
+        self.me = self
+
+
+@no_collection()
+def make_nodes(count):
+    return [Node() for _ in range(count)]
+
+
+def test_what_was_made_meanwhile_is_not_searched_right_afterwards(request):
+    """It would take as long as it took to make it, and finds nothing; a full search finds it."""
+    searched = []
+
+    def watch(phase, info):
+        if phase == "start" and info["generation"] == 0:
+            searched.append(len(gc.get_objects(generation=0)))
+
+    gc.callbacks.append(watch)
+    request.addfinalizer(lambda: gc.callbacks.remove(watch))
+    nodes = make_nodes(50_000)
+    more = [[] for _ in range(5_000)]
+    assert searched, f"no search came with {len(more)} objects more"
+    assert max(searched) < 50_000
+    made = weakref.ref(nodes[0])
+    nodes.clear()
+    gc.collect()
+
+    assert made() is None
+
+
+def test_what_a_script_has_frozen_stays_frozen():
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        make_nodes(1)
+
+        assert 0 < gc.get_freeze_count() <= count
+    finally:
+        gc.unfreeze()

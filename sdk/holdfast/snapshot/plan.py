@@ -268,15 +268,16 @@ def make_plan(
             f"tensors"
         )
     mine = {stored_name(t, rank, world_size): t for t in _own_tensors(survey, rank, world_size)}
-    specs = [_spec(name, t) for name, t in mine.items()]
-    specs += [
+    of_mine = [_spec(name, t) for name, t in mine.items()]
+    specs = of_mine + [
         live.specs.get(name) or _live_spec(name, tensor, rank)
         for name, tensor in live.tensors.items()
     ]
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = hash_of(specs, rank, world_size)
     if world_size > 1:
-        plan_hash += f"-{encode(tally_of(survey.tensors, mine, rank, world_size))}"
+        saved = zip(mine.values(), of_mine, strict=True)
+        plan_hash += f"-{encode(tally_of(survey.tensors, saved, rank, world_size))}"
         plan_hash += f".{shared_hash(survey.tensors, world_size)}"
     identity = SegmentIdentity(
         id=ShardId(run_id(run), Step(0), Generation(generation), Rank(rank)),

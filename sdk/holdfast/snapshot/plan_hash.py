@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -62,7 +62,7 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 def tally_of(
     tensors: Iterable[CapturedTensor],
-    saved: Mapping[str, CapturedTensor],
+    saved: Iterable[tuple[CapturedTensor, TensorSpec]],
     rank: int,
     world_size: int,
 ) -> int:
@@ -74,18 +74,18 @@ def tally_of(
 
     Args:
         tensors: All that the rank has.
-        saved: Those of them, or of whose boxes, that it saves, by the names in its segment.
+        saved: Those of them, or of whose boxes, that it saves, with what its segment says of each.
         rank: This rank.
         world_size: How many there are.
     """
     total = 0
-    for name, t in saved.items():
+    for t, spec in saved:
         if _is_common(t):
-            total += tally(name, _dtype(t), t.shape, t.box)
+            total += tally(*spec)
     for t in tensors:
         if _answers(t, rank) and _is_common(t):
             name = stored_name(t, rank, world_size)
-            total -= tally(name, _dtype(t), t.shape, whole(t.shape))
+            total -= tally(name, dtype_name(t.fqn, t.tensor), t.shape, whole(t.shape))
     return total
 
 
@@ -105,7 +105,3 @@ def _answers(t: CapturedTensor, rank: int) -> bool:
         return rank == (t.mesh[0] if t.mesh else 0)
     begins = not any(t.box.offsets) and t.box.elements_count > 0
     return begins and rank == t.holders[0]
-
-
-def _dtype(t: CapturedTensor) -> str:
-    return dtype_name(t.fqn, t.tensor)

@@ -21,9 +21,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from holdfast.errors import InvalidRequestError
 from holdfast.format.boxes import Box, whole
 
-_DTENSOR = "DTensor"
-_SHARDED_TENSOR = "ShardedTensor"
-
 
 class LocalBox(NamedTuple):
     """The region ``box`` of a tensor of this ``shape``, in the memory of ``tensor``.
@@ -59,12 +56,12 @@ def know_piece(parameter: torch.Tensor, piece: Piece) -> None:
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Tell whether this is one rank's view of a tensor that several ranks hold: a DTensor."""
-    return _is_a(tensor, _DTENSOR)
+    return _class(type(tensor)).is_dtensor
 
 
 def is_sharded_tensor(tensor: torch.Tensor) -> bool:
     """Tell whether this is a ``ShardedTensor``, of which only the shards have memory."""
-    return _is_a(tensor, _SHARDED_TENSOR)
+    return _class(type(tensor)).is_sharded_tensor
 
 
 def is_part(tensor: torch.Tensor) -> bool:
@@ -131,13 +128,14 @@ def check_kind(fqn: str, tensor: torch.Tensor) -> None:
     Raises:
         InvalidRequestError: it is of such a kind; names it.
     """
-    if is_sharded_tensor(tensor):  # it answers hardly any question
+    kind = _class(type(tensor))
+    if kind.is_sharded_tensor:  # it answers hardly any question
         raise InvalidRequestError(
             f"not supported yet: {fqn} is a ShardedTensor of its own; a module's can be saved, so "
             f"put the module that has it into the state",
             key=fqn,
         )
-    if nn.parameter.is_lazy(tensor):
+    if kind.is_lazy:
         raise InvalidRequestError(
             f"parameter {fqn!r} is not initialized yet: run one forward pass first", key=fqn
         )
@@ -284,13 +282,19 @@ def _is_one_run(shape: Sequence[int], mesh: Any, placements: Sequence[Any], axis
     return few or math.prod(cuts[axis + 1 :]) == factor
 
 
-def _is_a(tensor: torch.Tensor, name: str) -> bool:
-    return name in _class_names(type(tensor))
+class _Class(NamedTuple):
+    """What a class of tensors says of each of them."""
+
+    is_dtensor: bool
+    is_sharded_tensor: bool
+    is_lazy: bool
 
 
 @lru_cache(maxsize=256)
-def _class_names(kind: type) -> frozenset[str]:
-    return frozenset(cls.__name__ for cls in kind.__mro__)
+def _class(kind: type) -> _Class:
+    """Return it by names: importing the classes takes a second."""
+    names = {cls.__name__ for cls in kind.__mro__}
+    return _Class("DTensor" in names, "ShardedTensor" in names, "UninitializedTensorMixin" in names)
 
 
 def _named(mesh: Any) -> str:
