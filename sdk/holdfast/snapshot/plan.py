@@ -331,7 +331,7 @@ def _owners_among_holders(survey: Survey) -> dict[str, int]:
     """
     held: dict[tuple[int, ...], list[tuple[str, int]]] = defaultdict(list)
     for t in survey.tensors:
-        if t.home is Home.HOLDERS and t.shape:
+        if t.home is Home.HOLDERS and t.shape and len(t.holders) > 1:
             held[t.holders].append((t.fqn, t.tensor.nbytes))
     return {
         fqn: holders[at]
