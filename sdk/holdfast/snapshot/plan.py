@@ -329,15 +329,19 @@ def _owners_among_holders(survey: Survey) -> dict[str, int]:
     Holders of one box have the same list of boxes that they hold together, so each of them comes to
     the same answer; ranks that hold none of them need not know it.
     """
+    owners: dict[str, int] = {}
     held: dict[tuple[int, ...], list[tuple[str, int]]] = defaultdict(list)
     for t in survey.tensors:
-        if t.home is Home.HOLDERS and t.shape and len(t.holders) > 1:
+        if t.home is not Home.HOLDERS or not t.shape:
+            continue
+        if len(t.holders) == 1:
+            owners[t.fqn] = t.holders[0]
+        else:
             held[t.holders].append((t.fqn, t.tensor.nbytes))
-    return {
-        fqn: holders[at]
-        for holders, sizes in held.items()
-        for fqn, at in balance(sizes, [0] * len(holders)).items()
-    }
+    for holders, sizes in held.items():
+        for fqn, at in balance(sizes, [0] * len(holders)).items():
+            owners[fqn] = holders[at]
+    return owners
 
 
 def _pieces(
