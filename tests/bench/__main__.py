@@ -31,6 +31,7 @@ MODULES = (
     "draining",
     "catalogue",
     "needs",
+    "parity",
     "planner",
     "save_plan",
     "dcp",
