@@ -8,15 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.cli import catalogue, stack, where
+from holdfast.core.attempts import REPLICAS_MAX
 from holdfast.core.byte_sizes import parse_bytes
 from holdfast.core.ids import STEP_MAX, WORLD_SIZE_MAX, job_name
+from holdfast.core.model_sizes import PARAMS_COUNT_MAX
 from holdfast.errors import CheckpointError
 
 COUNT_MAX = 1_000_000
 ATTEMPT_MAX = 9_999_999_999
 SPAN_S_MAX = 100 * 366 * 86_400
+GPUS_MAX = 1024
 LINK_S_MAX = 7 * 86_400
 
+_PARAMS = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)(?:e([0-9]{1,2})|([KMBT]))?", re.IGNORECASE)
+_PARAMS_EXPONENT = {None: 0, "K": 3, "M": 6, "B": 9, "T": 12}
 _SPAN = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,3})?)(s|m|h|d)?")
 _SPAN_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -97,3 +102,37 @@ def link_s(text: str) -> int:
 def rank(text: str) -> int:
     """Return a rank."""
     return _number(text, 0, WORLD_SIZE_MAX - 1)
+
+
+def params(text: str) -> int:
+    """Return a number of parameters, as people write it: 70e9, 70B, 350M."""
+    match = _PARAMS.fullmatch(text)
+    exponent = int(match[2] or 0) if match else 0
+    if match and match[3]:
+        exponent = _PARAMS_EXPONENT[match[3].upper()]
+    found = round(float(match[1]) * 10**exponent) if match else 0
+    if not 1 <= found <= PARAMS_COUNT_MAX:
+        raise argparse.ArgumentTypeError(
+            f"must be a number like 70e9, 70B or 350M, up to {PARAMS_COUNT_MAX:.0e}, got {text}"
+        )
+    return found
+
+
+def nodes_planned(text: str) -> int:
+    """Return a number of nodes of a cluster."""
+    return _number(text, 1, WORLD_SIZE_MAX)
+
+
+def gpus(text: str) -> int:
+    """Return a number of ranks on one node."""
+    return _number(text, 1, GPUS_MAX)
+
+
+def shards(text: str) -> int:
+    """Return the number of parts that a state is cut into."""
+    return _number(text, 1, WORLD_SIZE_MAX)
+
+
+def replicas(text: str) -> int:
+    """Return a number of copies on other nodes."""
+    return _number(text, 0, REPLICAS_MAX)

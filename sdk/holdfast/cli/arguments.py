@@ -10,8 +10,9 @@ from typing import Any
 
 import holdfast
 from holdfast.cli import argument_types as types
-from holdfast.cli import catalogue, doctor, export, importing, keep, stack, verify
+from holdfast.cli import catalogue, doctor, export, importing, keep, plan, stack, verify
 from holdfast.cli.output import Report
+from holdfast.cli.plan_arguments import add_plan_arguments
 
 Command = Callable[[argparse.Namespace, Mapping[str, str]], Report]
 Commands = Any  # argparse does not name its type in public
@@ -45,6 +46,15 @@ def parser() -> argparse.ArgumentParser:
     _add_catalogue(commands)
     _add_conversion(commands)
     _add_keeping(commands)
+    add_plan_arguments(
+        _add(
+            commands,
+            "plan --params 70e9 --nodes 16 --gpus 8",
+            "This command says how much memory a job would need on each node, for each policy. It "
+            "needs no service.",
+            plan.plan,
+        )
+    )
     _add_doctor(commands)
     return top
 

@@ -34,7 +34,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """``slots x (own + incoming) + restore``, all in bytes.
+    """``slots x own + incoming_slots x incoming + restore``, all in bytes.
 
     ``own_bytes`` are the segments of this node's ranks at one step; ``incoming_bytes`` the copies
     it holds for others; ``restore_bytes`` what its ranks fetch beyond those to restore.
@@ -48,14 +48,38 @@ class MemoryNeed:
     @property
     def total_bytes(self) -> int:
         """The sum."""
-        return self.slots * (self.own_bytes + self.incoming_bytes) + self.restore_bytes
+        kept = self.slots * self.own_bytes + self.incoming_slots * self.incoming_bytes
+        return kept + self.restore_bytes
+
+    @property
+    def incoming_slots(self) -> int:
+        """How many steps of what others have written are held at once."""
+        return self.slots
 
     def __str__(self) -> str:
-        return (
-            f"{self.slots} slots x ({format_bytes(self.own_bytes)} own + "
-            f"{format_bytes(self.incoming_bytes)} incoming copies) + "
-            f"{format_bytes(self.restore_bytes)} to restore = {format_bytes(self.total_bytes)}"
-        )
+        parts = [f"{self.slots} slots x {format_bytes(self.own_bytes)} own"]
+        if self.incoming_bytes:
+            copies = format_bytes(self.incoming_bytes)
+            parts.append(f"{self.incoming_slots} slots x {copies} incoming copies")
+        if self.restore_bytes:
+            parts.append(f"{format_bytes(self.restore_bytes)} to restore")
+        return f"{' + '.join(parts)} = {format_bytes(self.total_bytes)}"
+
+
+def shortfall(need: MemoryNeed, budget_bytes: int, *, beside: str = "", advice: str = "") -> str:
+    """Return why a job does not fit, with its sum, in the words of every refusal.
+
+    Args:
+        need: Of the job, on one node.
+        budget_bytes: The budget of the node's arena.
+        beside: What else takes room there, for people; empty: nothing.
+        advice: What to do first, ending in a comma and a space; empty: nothing comes first.
+    """
+    besides = f", beside {beside}" if beside else ""
+    return (
+        f"{need}{besides}, but the arena's budget is {format_bytes(budget_bytes)}; {advice}raise "
+        f"HOLDFAST_BUDGET, lower replicas, or use more nodes"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +107,10 @@ def memory_need(
         own_bytes: Segments of this node's ranks at one step.
         restored_bytes: What it has to have of one step at once so that its ranks can load it: with
             plain DDP all segments, where each rank has a state of its own those that its ranks
-            need, beside those that it has for itself and others.
+            need, beside those that it has for itself and others: see ``restored_bytes_of_part``.
         protection: What was asked for.
         nodes_count: Nodes of the job; copies are cut to one less.
-        slots: Slots per segment.
+        slots: Slots per segment of its own ranks.
     """
     incoming = protection.incoming_bytes(own_bytes, nodes_count)
     return MemoryNeed(
@@ -95,3 +119,20 @@ def memory_need(
         incoming_bytes=incoming,
         restore_bytes=max(restored_bytes - own_bytes - incoming, 0),
     )
+
+
+def restored_bytes_of_part(
+    *, own_bytes: int, loaded_bytes: int, whole_bytes: int, replicas: int
+) -> int:
+    """Return what a node whose ranks load only a part has to have of a checkpoint at once.
+
+    What ranks that have changed places need lies beside what their node saved, and what it
+    holds for others: none of that may go before they have begun.
+
+    Args:
+        own_bytes: Segments of this node's ranks at one step.
+        loaded_bytes: What its ranks load.
+        whole_bytes: The checkpoint.
+        replicas: Copies asked for.
+    """
+    return min(whole_bytes, loaded_bytes + own_bytes * (replicas + 1))

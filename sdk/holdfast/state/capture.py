@@ -30,6 +30,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from holdfast.core.budget import restored_bytes_of_part
 from holdfast.errors import InvalidRequestError
 from holdfast.format import blob as blobs
 from holdfast.format.names import EXTRA_PREFIX, RESERVED
@@ -68,13 +69,15 @@ class Estimate:
     names_needs: bool
 
     def restored_bytes(self, *, named: bool, local_world_size: int, replicas: int) -> int:
-        """Return what a node has to have of a checkpoint at once; ``named``: ranks name needs.
-
-        What ranks that have changed places need lies beside what their node saved, and what it
-        holds for others: none of that may go before they have begun.
-        """
-        part = (self.loaded_bytes + self.own_bytes * (replicas + 1)) * local_world_size
-        return min(self.whole_bytes, part) if named and self.names_needs else self.whole_bytes
+        """Return what a node has to have of a checkpoint at once; ``named``: ranks name needs."""
+        if not (named and self.names_needs):
+            return self.whole_bytes
+        return restored_bytes_of_part(
+            own_bytes=self.own_bytes * local_world_size,
+            loaded_bytes=self.loaded_bytes * local_world_size,
+            whole_bytes=self.whole_bytes,
+            replicas=replicas,
+        )
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """``core.budget``: the sum that a refusal writes out (P8)."""
 
-from holdfast.core.budget import memory_need, slots_per_rank
+from holdfast.core.budget import memory_need, restored_bytes_of_part, shortfall, slots_per_rank
 from holdfast.core.protection import Copies
 
 
@@ -53,7 +53,33 @@ def test_the_text_is_the_sum_written_out():
         own_bytes=1 << 30, restored_bytes=4 << 30, protection=Copies(1), nodes_count=4
     )
 
-    assert "2 slots x (1 GiB own + 1 GiB incoming copies) + 2 GiB to restore = 6 GiB" == str(need)
+    text = "2 slots x 1 GiB own + 2 slots x 1 GiB incoming copies + 2 GiB to restore = 6 GiB"
+    assert text == str(need)
+
+
+def test_the_text_leaves_out_what_is_not_needed():
+    need = memory_need(own_bytes=1 << 30, restored_bytes=0, protection=Copies(1), nodes_count=1)
+
+    assert "2 slots x 1 GiB own = 2 GiB" == str(need)
+
+
+def test_a_node_of_ranks_with_a_part_each_has_theirs_beside_its_own_and_the_copies():
+    part = {"own_bytes": 10, "loaded_bytes": 10, "replicas": 1}
+
+    assert 30 == restored_bytes_of_part(**part, whole_bytes=1000)
+    assert 25 == restored_bytes_of_part(**part, whole_bytes=25)
+
+
+def test_a_refusal_names_the_sum_the_budget_and_what_to_do():
+    need = memory_need(own_bytes=1 << 30, restored_bytes=0, protection=Copies(0), nodes_count=1)
+
+    assert shortfall(need, 1 << 30) == (
+        "2 slots x 1 GiB own = 2 GiB, but the arena's budget is 1 GiB; raise HOLDFAST_BUDGET, "
+        "lower replicas, or use more nodes"
+    )
+    assert "= 2 GiB, beside a, but the arena's budget is 3 B; do b, raise " in shortfall(
+        need, 3, beside="a", advice="do b, "
+    )
 
 
 def test_an_object_tier_costs_one_slot_more_and_the_copies_that_go_with_it():

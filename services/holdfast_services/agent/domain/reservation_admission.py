@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.core.budget import MemoryNeed, Reservation, memory_need
+from holdfast.core.budget import MemoryNeed, Reservation, memory_need, shortfall
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.slot_rules import freeable
@@ -45,11 +45,7 @@ def refusal(state: State, job: str, need: MemoryNeed) -> str:
         rest = f" and {more} more jobs" if more > 0 else ""
         beside.append(f"checkpoints of jobs that do not train here ({named}{rest})")
     advice = "remove a finished job's memory (holdfast rm JOB), " if named else ""
-    return (
-        f"{need}{', beside ' if beside else ''}{' and '.join(beside)}, but the arena's budget is "
-        f"{format_bytes(state.budget_bytes)}; {advice}raise HOLDFAST_BUDGET, lower replicas, or "
-        f"use more nodes"
-    )
+    return shortfall(need, state.budget_bytes, beside=" and ".join(beside), advice=advice)
 
 
 def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:

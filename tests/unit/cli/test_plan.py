@@ -1,0 +1,150 @@
+"""``holdfast plan``: what a job would need, by the sum that admits it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.said import agent_session, tcp
+
+from holdfast.cli.main import EXIT_FAILED, EXIT_OK, main
+from holdfast.core.budget import Reservation, restored_bytes_of_part
+from holdfast.core.inventory import Peer
+from holdfast.errors import ExhaustedError
+from holdfast_services.agent.domain import State, admit, handle
+from holdfast_services.agent.domain import events as ev
+
+GIB = 1 << 30
+
+
+def plan(capsys, *arguments, rc=EXIT_OK):
+    assert rc == main(["plan", *arguments])
+    return capsys.readouterr().out
+
+
+def policies(capsys, *arguments, rc=EXIT_OK):
+    return json.loads(plan(capsys, "--json", *arguments, rc=rc))
+
+
+def test_the_issues_example_prints_a_line_per_policy(capsys):
+    text = plan(capsys, *["--params", "70e9", "--nodes", "16", "--gpus", "8", "--dtype", "bf16"])
+
+    assert (
+        "70,000,000,000 parameters x (2 B of bf16 weights + 2 x 2 B of adamw) = 391.2 GiB" in text
+    )
+    assert "16 nodes x 8 ranks save 24.4 GiB per node and load 24.4 GiB" in text
+    rows = [line.split()[:2] for line in text.splitlines()[2:]]
+    assert [[n, p] for n in "012" for p in ("no", "yes")] == rows
+
+
+def test_sharded_ranks_load_as_much_as_they_save(capsys):
+    found = policies(capsys, "--state", "64G", "--nodes", "4", "--gpus", "2", "--replicas", "1")
+
+    assert (64 * GIB, 16 * GIB, 16 * GIB) == (
+        found["state_bytes"],
+        found["own_bytes"],
+        found["loaded_bytes"],
+    )
+    plain = found["policies"][0]
+    assert (1, False, 2, 2) == (
+        plain["replicas"],
+        plain["persist"],
+        plain["slots"],
+        plain["incoming_slots"],
+    )
+    assert (16 * GIB, 16 * GIB, 5 * 16 * GIB) == (
+        plain["incoming_bytes"],
+        plain["restore_bytes"],
+        plain["total_bytes"],
+    )
+
+
+@pytest.mark.parametrize(("shards", "loaded"), [(1, 64), (4, 32), (8, 16)])
+def test_ranks_that_share_a_part_load_more_than_they_save(capsys, shards, loaded):
+    """Plain DDP, hybrid sharding, FSDP: what is saved is shared out in each."""
+    shape = ["--state", "64G", "--nodes", "4", "--gpus", "2", "--shards", str(shards)]
+    found = policies(capsys, *shape)
+
+    assert (16 * GIB, loaded * GIB) == (found["own_bytes"], found["loaded_bytes"])
+
+
+def test_what_does_not_fit_is_refused_in_the_words_of_the_agent(capsys):
+    """P8: one arithmetic, one wording."""
+    shape = ["--state", "4M", "--nodes", "2", "--gpus", "1", "--replicas", "1", "--budget", "7M"]
+    text = plan(capsys, *shape, rc=EXIT_FAILED)
+    own = 2 << 20
+    part = {"own_bytes": own, "loaded_bytes": own, "whole_bytes": 2 * own}
+    asked = Reservation(
+        plan_hash="p",
+        length_bytes=own,
+        slots=2,
+        restored_bytes=restored_bytes_of_part(**part, replicas=1),
+    )
+    me = Peer(node="a", rpc_address="a:1", endpoints=tcp("a:2"))
+    session = agent_session(
+        id="s", job="job", run="r", generation=1, rank=0, world_size=2, replicas=1, nonce=b"n"
+    )
+    agent, _ = handle(State(me=me, budget_bytes=7 << 20), ev.SessionOpened(session))
+
+    with pytest.raises(ExhaustedError) as refused:
+        admit(agent, agent.sessions["s"], asked)
+
+    assert f"replicas=1 does not fit: {refused.value.message}\n" in text
+
+
+def test_it_fails_if_nothing_fits(capsys):
+    shape = ["--state", "4M", "--nodes", "2", "--gpus", "1"]
+
+    some = policies(capsys, *shape, "--replicas", "0", "--budget", "6M")
+    assert [True, False] == [one["fits"] for one in some["policies"]]
+    found = policies(capsys, *shape, "--budget", "1M", rc=EXIT_FAILED)
+    assert not any(one["fits"] for one in found["policies"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--state", "0"], "a state of 0 bytes"),
+        (["--state", "1G", "--nodes", "2", "--gpus", "2", "--shards", "3"], "--shards 3"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_by_name(capsys, arguments, named):
+    assert main(["plan", *arguments]) == EXIT_FAILED
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--params", "many"],
+        ["--params", "0"],
+        ["--params", "1e99"],
+        ["--params", "7B", "--state", "1G"],
+        ["--params", "7B", "--optimizer", "magic"],
+        ["--params", "7B", "--replicas", "65"],
+        ["--params", "7B", "--nodes", "0"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_usage(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", *arguments])
+
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("70e9", 70 * 10**9),
+        ("70B", 70 * 10**9),
+        ("1.5t", 15 * 10**11),
+        ("350M", 350 * 10**6),
+        ("12", 12),
+    ],
+)
+def test_parameters_are_counted_as_people_do(capsys, text, count):
+    found = policies(capsys, "--params", text, "--optimizer", "sgd", "--dtype", "bf16")
+
+    assert 2 * count == found["state_bytes"]
