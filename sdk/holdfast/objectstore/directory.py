@@ -44,6 +44,11 @@ class DirectoryStore(DirectoryUploads):
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
+    def root(self) -> Path:
+        """The folder, by name."""
+        return self._tree.root
+
+    @property
     def url(self) -> str:
         """The ``file:`` URL of the folder."""
         return self._tree.root.as_uri()
@@ -52,6 +57,17 @@ class DirectoryStore(DirectoryUploads):
     def checks_parts(self) -> bool:
         """False: no checksum is sent along."""
         return False
+
+    def hold(self) -> int:
+        """Keep to the folder that has the name now, whatever takes its place, until ``close``.
+
+        Returns its descriptor, which stays the store's.
+
+        Raises:
+            NotFoundError: there is no folder.
+        """
+        with self._tree.errors(""):
+            return self._tree.hold()
 
     def check(self) -> None:
         """See ``ObjectStore.check``: the folder is there and can be written in."""
@@ -167,6 +183,7 @@ class DirectoryStore(DirectoryUploads):
     def close(self) -> None:
         """Remove the folder for unfinished writes if it is empty."""
         self._tree.prune(WORK_FOLDER)
+        self._tree.let_go()
 
 
 def _info(key: str, found: os.stat_result) -> ObjectInfo:

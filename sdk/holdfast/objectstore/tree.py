@@ -42,6 +42,23 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._held: int | None = None
+
+    def hold(self) -> int:
+        """Keep to the folder that is at ``root`` now until ``let_go``; return its descriptor.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        if self._held is None:
+            self._held = self._open_root()
+        return self._held
+
+    def let_go(self) -> None:
+        """Go by name again; idempotent."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     @contextmanager
     def errors(self, key: str) -> Iterator[None]:
@@ -79,13 +96,18 @@ class Tree:
         finally:
             os.close(at)
 
-    def _descend(self, folder: str, *, make: bool = False) -> int:
+    def _open_root(self) -> int:
+        if self._held is not None:
+            return os.dup(self._held)
         try:
-            at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise NotFoundError(f"the store's folder {self.root} is missing") from error
         except NotADirectoryError as error:
             raise NotFoundError(f"{self.root} is a file, or below one, and no folder") from error
+
+    def _descend(self, folder: str, *, make: bool = False) -> int:
+        at = self._open_root()
         for name in filter(None, folder.split("/")):
             try:
                 below = _step(at, name, make=make)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, MutableMapping
-from contextlib import closing
 from dataclasses import dataclass
 
-from holdfast.bucket.folder import CheckpointFolder
-from holdfast.objectstore import open_store
+from holdfast.bucket.holding import opened
 from holdfast.oneshot.world import find_world
 from holdfast.oneshot.writing import check_state, write
 from holdfast.reading.folder import open_folder
@@ -98,12 +96,12 @@ def load(
         DigestMismatchError: bytes differ from those that were saved; names shard and part.
         ManifestError: a file breaks a rule of the format.
         NotReadyError: the checkpoint lacks a tensor (strict).
+        ConflictError: another save has replaced the folder meanwhile, where files have no locks.
         InvalidRequestError: the state has another structure than the saved one.
     """
     check_state(state)
     world = find_world(alone=True)
-    with closing(open_store(os.fspath(path))) as store:
-        folder = CheckpointFolder(store)
+    with opened(os.fspath(path)) as folder:
         manifest = folder.manifest()
         with open_folder(folder, manifest) as segments:
             capture = Capture(state, rank=world.rank, world_size=world.size, rng=rng)

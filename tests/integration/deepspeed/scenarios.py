@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Timer
 
@@ -19,8 +20,10 @@ from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
+from holdfast.bucket.holding import remove
 from holdfast.integrations import deepspeed as ours
 from holdfast.integrations.deepspeed import committing
+from holdfast.objectstore.folders import exchange
 
 BASE = Path(sys.argv[1])
 SAVED = 2
@@ -170,6 +173,41 @@ def one_engine_after_initialize(rank):
     note(rank, "a pickle", raised(lambda: again.load_checkpoint(theirs)))
     engine.destroy()
     again.destroy()
+
+
+def one_for_all_ranks(rank):
+    """Rank 0 has opened the checkpoint when another takes its place, and rank 1 comes late."""
+    engine, folder = t.make(2), BASE / "replaced"
+    for tag in ("before", "after"):
+        t.train(engine, STEPS)
+        engine.save_checkpoint(str(folder), tag=tag)
+        ours.wait(engine)
+    before, truth = folder / "before", t.truth(engine)
+    again = t.make(2, seed=5)
+    served = again.checkpoint_engine
+    opened = served.opened
+
+    @contextmanager
+    def opened_early(*args, **named):
+        served.opened = opened
+        with opened(*args, **named) as saved:
+            dist.barrier()
+            yield saved
+
+    @contextmanager
+    def opened_anew(*args, **named):
+        served.opened = opened
+        dist.barrier()
+        exchange(folder / "after", before)
+        remove(folder / "after")
+        with opened(*args, **named) as saved:
+            yield saved
+
+    served.opened = opened_anew if rank == 1 else opened_early
+    again.load_checkpoint(str(folder), tag="before")
+    note(rank, "one for all", t.differences(truth, t.truth(again)))
+    for made in (engine, again):
+        made.destroy()
 
 
 def sixteen_bit(rank):
@@ -357,8 +395,8 @@ def main():
 
     def the_rest(rank):
         for work in (
-            the_contract, sixteen_bit, failures, a_save_that_does_not_end, cannot_be_written,
-            values_that_differ, refusals,
+            the_contract, one_for_all_ranks, sixteen_bit, failures, a_save_that_does_not_end,
+            cannot_be_written, values_that_differ, refusals,
         ):  # fmt: skip
             work(rank)
 

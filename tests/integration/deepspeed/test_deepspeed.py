@@ -87,6 +87,11 @@ def test_a_checkpoint_of_deepspeeds_own_is_refused_and_not_unpickled(report):
     assert "is a pickle and is not read" in report["a pickle"]
 
 
+def test_all_ranks_load_the_same_save_where_another_takes_its_place_meanwhile(report):
+    """Else each would have its part of the optimizer from another one, and nobody would know."""
+    assert [] == report["one for all"]
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_16_bit_weights_are_written_as_a_file_of_torch(report, stage):
     assert [] == report[f"bit16 {stage}"]

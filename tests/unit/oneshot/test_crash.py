@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast
+from holdfast.bucket import holding
 from holdfast.errors import (
     AlreadyExistsError,
     CheckpointError,
@@ -73,7 +74,7 @@ class Faulty(MemoryStore):
 def store(monkeypatch):
     store = Faulty()
     monkeypatch.setattr(writing, "open_store", lambda path, *, make=False: store)
-    monkeypatch.setattr(holdfast.oneshot, "open_store", lambda path: store)
+    monkeypatch.setattr(holding, "open_store", lambda path: store)
     return store
 
 

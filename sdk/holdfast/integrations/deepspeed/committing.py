@@ -11,7 +11,6 @@ where both have the same tag.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.holding import remove
 from holdfast.bucket.writing import upload_part_bytes
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.shard import Shard
@@ -134,7 +134,7 @@ def _lead(save: Save, world: World, board: Board, part: Callable[[], Part]) -> N
     is_beside = place != save.folder
     with closing(open_store(str(place), make=True)) as store, _undone_by_errors() as undo:
         if is_beside:
-            undo.callback(shutil.rmtree, place, ignore_errors=True)
+            undo.callback(remove, place)
         sweep(store, overwrite=True)
         board.tell(_BEGUN, {"beside": is_beside})
         folder, made = CheckpointFolder(store), part()

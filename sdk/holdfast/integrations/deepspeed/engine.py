@@ -11,7 +11,7 @@ import re
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -23,7 +23,13 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
 )
 from torch.optim import Optimizer
 
-from holdfast.errors import InvalidRequestError, OutcomeUnknownError, PreconditionError
+from holdfast.bucket.holding import TRIES_MAX
+from holdfast.errors import (
+    ConflictError,
+    InvalidRequestError,
+    OutcomeUnknownError,
+    PreconditionError,
+)
 from holdfast.integrations.deepspeed import committing
 from holdfast.integrations.deepspeed.background import Background
 from holdfast.integrations.deepspeed.contents import Contents, add_model, add_optimizer
@@ -31,7 +37,7 @@ from holdfast.integrations.deepspeed.host_copies import HostCopies
 from holdfast.integrations.deepspeed.placing import MODEL_FILE, OPTIMIZER_FILE, name_until_whole
 from holdfast.integrations.deepspeed.reading import SavedEngine
 from holdfast.logs import steady_logger
-from holdfast.oneshot.world import World
+from holdfast.oneshot.world import Agreement, World
 from holdfast.snapshot.later_copies import Copies
 from holdfast.snapshot.optimizer_gate import GATE_S_MAX, Gate
 
@@ -212,6 +218,24 @@ class HoldfastCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 yield saved
             finally:
                 self._opened = None
+
+    @contextmanager
+    def opened_by_all(self, folder: str, *, weights_only: bool = False) -> Iterator[SavedEngine]:
+        """Have the same checkpoint open on all ranks; collective. See ``opened``.
+
+        Raises:
+            ConflictError: each time they looked another save had just taken the folder's place.
+            CheckpointError: one of the ranks cannot open it, and why.
+        """
+        for _ in range(TRIES_MAX):
+            with ExitStack() as kept:
+                with Agreement(self._world) as said:
+                    saved = kept.enter_context(self.opened(folder, weights_only=weights_only))
+                    said.value = {"run": saved.run}
+                if len({value["run"] for value in said.values}) == 1:
+                    yield saved
+                    return
+        raise ConflictError(f"{folder} is replaced by other saves faster than all ranks open it")
 
     def _served(self) -> Any:
         engine = self._engine()

@@ -119,7 +119,7 @@ def _loader(engine: Any) -> Any:
         folder = folder_of(load_dir, str(tag))
         recover(folder)
         weights_only = _asks_for_weights(here, asked.arguments)
-        with ours.opened(str(folder), weights_only=weights_only):
+        with ours.opened_by_all(str(folder), weights_only=weights_only):
             # Of other ranks' or stage's names it finds none, and says so with an assertion.
             _mark_own(Path(here._get_ckpt_name(load_dir, tag)))  # noqa: SLF001
             return of_its_class(*asked.args, **asked.kwargs)

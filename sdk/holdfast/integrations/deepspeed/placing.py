@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 
+from holdfast.bucket.holding import remove
 from holdfast.errors import InvalidRequestError
 from holdfast.format.keys import MANIFEST
 from holdfast.objectstore.folders import exchange
@@ -99,7 +100,7 @@ def replace(new: Path, folder: Path) -> Path:
 def discard(old: Path, folder: Path) -> None:
     """Remove what a checkpoint has left in ``old``; what else lies there goes to ``folder``.
 
-    If that cannot be moved, ``old`` stays until the next save of the tag.
+    If that cannot be moved, or somebody reads it, ``old`` stays until the next save of the tag.
     """
     with suppress(OSError):
         for path in old.iterdir():
@@ -107,7 +108,7 @@ def discard(old: Path, folder: Path) -> None:
                 folder.mkdir(parents=True, exist_ok=True)
                 if not os.path.lexists(folder / path.name):
                     path.rename(folder / path.name)
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
 
 
 def recover(folder: Path) -> None:

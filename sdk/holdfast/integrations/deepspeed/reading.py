@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import cache
+from types import TracebackType
 from typing import Any, Self, cast
 
 import torch
 
 from holdfast.bucket.folder import CheckpointFolder
+from holdfast.bucket.holding import opened
 from holdfast.errors import InvalidRequestError, NotFoundError, NotReadyError
 from holdfast.format import blob as blobs
 from holdfast.format.boxes import Box, whole
+from holdfast.format.manifest import Manifest
 from holdfast.format.names import own_name
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json, decode
@@ -31,7 +34,6 @@ from holdfast.integrations.deepspeed.contents import (
     OWN,
 )
 from holdfast.integrations.deepspeed.partitions import Row, own_range, rows_of, shape_of
-from holdfast.objectstore import open_store
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.folder import open_folder
 from holdfast.reading.reader import Want
@@ -58,18 +60,12 @@ class SavedEngine:
         self._engine = engine
         self._weights_only = weights_only
         self._folder = folder
-        with ExitStack() as opened:
-            store = opened.enter_context(closing(open_store(folder)))
-            checkpoint = CheckpointFolder(store)
-            try:
-                manifest = checkpoint.manifest()
-            except NotFoundError as cause:
-                raise NotFoundError(
-                    f"{folder} holds no whole checkpoint of Holdfast; what DeepSpeed has written "
-                    f"itself is a pickle and is not read"
-                ) from cause
-            self._reader = opened.enter_context(open_folder(checkpoint, manifest))
-            self._opened = opened.pop_all()
+        with ExitStack() as kept:
+            checkpoint = kept.enter_context(opened(folder))
+            manifest = _manifest(checkpoint, folder)
+            self.run = manifest.checkpoint.run
+            self._reader = kept.enter_context(open_folder(checkpoint, manifest))
+            self._kept = kept.pop_all()
         self._specs: Mapping[str, TensorSpec] = self._reader.specs()
         self._tree = cache(self._read_tree)
         self._model_files: dict[int, dict[str, Any]] = {}
@@ -77,8 +73,13 @@ class SavedEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._kept.__exit__(kind, error, trace)
 
     def model_file(self, rank: int) -> dict[str, Any]:
         """Return what the file of the model has for the engine.
@@ -238,6 +239,16 @@ class SavedEngine:
 
     def _read_tree(self, rank: int) -> dict[str, Any]:
         return dict(blobs.decode(self._reader.blob(rank)).live.tree)
+
+
+def _manifest(checkpoint: CheckpointFolder, folder: str) -> Manifest:
+    try:
+        return checkpoint.manifest()
+    except NotFoundError as cause:
+        raise NotFoundError(
+            f"{folder} holds no whole checkpoint of Holdfast; what DeepSpeed has written itself is "
+            f"a pickle and is not read"
+        ) from cause
 
 
 def _inner_state(
