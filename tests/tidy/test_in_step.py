@@ -92,8 +92,8 @@ def test_setting_up_says_what_it_fetches_for_no_gpu(gpu, said):
 
 IMPORTED_AS = {"grpcio": "grpc", "protobuf": "google.protobuf"}
 NOT_IMPORTED = {"psycopg", "pyeclib", "torchdata"}
-"""SQLAlchemy imports the first by the URL of the database; the second brings a library that is called
-by its path; the user makes objects of the last."""
+"""SQLAlchemy imports the first by the URL of the database; the second brings a library that is
+called by its path; the user makes objects of the last."""
 
 
 def test_every_dependency_of_users_is_imported():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core.byte_sizes import format_bytes
-from holdfast.core.protection import Copies
+from holdfast.core.protection import Protection
 
 SLOTS_PER_RANK = 2
 """One to write while the other holds the newest step."""
@@ -36,14 +36,16 @@ class Reservation:
 class MemoryNeed:
     """``slots x own + incoming_slots x incoming + restore``, all in bytes.
 
-    ``own_bytes`` are the segments of this node's ranks at one step; ``incoming_bytes`` the copies
-    it holds for others; ``restore_bytes`` what its ranks fetch beyond those to restore.
+    ``own_bytes`` are the segments of this node's ranks at one step; ``incoming_bytes`` the copies,
+    or elements of parity, it holds for others, which ``incoming`` names; ``restore_bytes`` what its
+    ranks fetch beyond those to restore.
     """
 
     slots: int
     own_bytes: int
     incoming_bytes: int
     restore_bytes: int
+    incoming: str = "copies"
 
     @property
     def total_bytes(self) -> int:
@@ -59,8 +61,8 @@ class MemoryNeed:
     def __str__(self) -> str:
         parts = [f"{self.slots} slots x {format_bytes(self.own_bytes)} own"]
         if self.incoming_bytes:
-            copies = format_bytes(self.incoming_bytes)
-            parts.append(f"{self.incoming_slots} slots x {copies} incoming copies")
+            each = format_bytes(self.incoming_bytes)
+            parts.append(f"{self.incoming_slots} slots x {each} incoming {self.incoming}")
         if self.restore_bytes:
             parts.append(f"{format_bytes(self.restore_bytes)} to restore")
         return f"{' + '.join(parts)} = {format_bytes(self.total_bytes)}"
@@ -97,9 +99,10 @@ def memory_need(
     *,
     own_bytes: int,
     restored_bytes: int,
-    protection: Copies,
+    protection: Protection,
     nodes_count: int,
     slots: int = SLOTS_PER_RANK,
+    shards_count: int = 1,
 ) -> MemoryNeed:
     """Return what one node needs for its ranks to save, to hold copies, and to restore.
 
@@ -111,13 +114,15 @@ def memory_need(
         protection: What was asked for.
         nodes_count: Nodes of the job; copies are cut to one less.
         slots: Slots per segment of its own ranks.
+        shards_count: Segments of this node's ranks at one step; elements are as long as one.
     """
-    incoming = protection.incoming_bytes(own_bytes, nodes_count)
+    incoming = protection.incoming_bytes(own_bytes, nodes_count, shards_count)
     return MemoryNeed(
         slots=slots,
         own_bytes=own_bytes,
         incoming_bytes=incoming,
-        restore_bytes=max(restored_bytes - own_bytes - incoming, 0),
+        restore_bytes=protection.left_bytes(max(restored_bytes - own_bytes, 0), incoming),
+        incoming=protection.incoming,
     )
 
 

@@ -1,7 +1,7 @@
 """``core.budget``: the sum that a refusal writes out (P8)."""
 
 from holdfast.core.budget import memory_need, restored_bytes_of_part, shortfall, slots_per_rank
-from holdfast.core.protection import Copies
+from holdfast.core.protection import Copies, Parity
 
 
 def test_a_ddp_node_needs_slots_copies_and_the_rest_of_the_checkpoint():
@@ -90,3 +90,15 @@ def test_an_object_tier_costs_one_slot_more_and_the_copies_that_go_with_it():
 
     assert (2, 3) == (plain.slots, more.slots)
     assert 100 + 100 == more.total_bytes - plain.total_bytes
+
+
+def test_parity_is_in_the_sum_in_the_same_words():
+    """G4: elements cost m/k of the state, rounded up by the real groups, and serve no restore."""
+    need = memory_need(
+        own_bytes=8 << 30, restored_bytes=64 << 30, protection=Parity(4, 2), nodes_count=8,
+        shards_count=8,
+    )  # fmt: skip
+
+    assert need.incoming_bytes == 6 << 30
+    assert need.restore_bytes == 56 << 30
+    assert "2 slots x 6 GiB incoming parity elements" in str(need)

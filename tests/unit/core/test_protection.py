@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.protection import NO_COPIES, Copies
+from holdfast.core.protection import NO_COPIES, Copies, Parity
 
 RING = ("a", "b", "c", "d")
 RACKS = {"a": "r1", "b": "r1", "c": "r2", "d": ""}
@@ -51,3 +51,45 @@ def test_a_node_holds_for_others_what_they_hold_for_it():
     assert Copies(2).incoming_bytes(100, nodes_count=4) == 200
     assert Copies(2).incoming_bytes(100, nodes_count=2) == 100
     assert Copies(2).incoming_bytes(100, nodes_count=0) == 0
+
+
+def test_parity_with_too_few_nodes_costs_no_more():
+    """What is left survives fewer losses, in smaller groups: m/k stays, or is less."""
+    asked = Parity(4, 2)
+    allowed = {count: asked.within(map(str, range(count)), {}) for count in range(8)}
+    assert {count: (one.k, one.m) for count, one in allowed.items() if one.m} == {
+        3: (2, 1), 4: (2, 1), 5: (2, 1), 6: (4, 2), 7: (4, 2),
+    }  # fmt: skip
+    assert allowed[2].losses == 0
+    assert Parity(3, 2).cut(1) == Parity(2, 1)
+    assert Parity(2, 2, "rack").within(RING, RACKS) == Parity(1, 1, "rack")
+
+
+def test_parity_asks_for_no_whole_copies_but_takes_them_for_enough():
+    assert Parity(4, 2).copies == NO_COPIES
+    assert not Parity(4, 2).met(("a", "b"), RACKS)
+    assert Parity(4, 2).met(("a", "b", "c"), RACKS)
+    assert not Parity(4, 2, "rack").met(("a", "b", "c"), RACKS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes_count", "shards_count", "elements"),
+    [
+        (Parity(2, 1), 2, 1, 0),  # too few nodes
+        (Parity(2, 1), 3, 1, 1),
+        (Parity(4, 2), 6, 1, 1),
+        (Parity(4, 2), 6, 8, 6),  # two groups of 8 stripes with 2 elements each, on 6 nodes
+        (Parity(8, 2), 100, 8, 4),
+        (Parity(2, 2), 4, 1, 1),
+    ],
+)
+def test_a_node_holds_as_many_elements_as_the_fullest_one(
+    asked, nodes_count, shards_count, elements
+):
+    own = 100 * shards_count
+    assert asked.incoming_bytes(own, nodes_count, shards_count) == 100 * elements
+
+
+def test_elements_are_no_shards_that_a_restore_need_not_fetch():
+    assert Copies(1).left_bytes(300, incoming_bytes=100) == 200
+    assert Parity(2, 1).left_bytes(300, incoming_bytes=100) == 300
