@@ -32,6 +32,7 @@ from holdfast.policy import (
     kept,
     persist_rule,
     save_policy,
+    slots_of,
 )
 from holdfast.state.capture import Capture
 from holdfast.state.left_out import check_follows
@@ -70,7 +71,8 @@ class Checkpointer:
         save: When to save to memory.
         persist: Which saved steps also go to the object store: ``EverySteps(n)`` takes the first
             one committed at or after each multiple, ``EverySeconds(s)`` the first one so long
-            after the last; ``AnyOf`` both. It costs a third slot of memory, never time.
+            after the last; ``AnyOf`` both. It costs a third slot of memory, never time,
+            unless ``slots`` is 2.
         keep: Which checkpoints of the job the object store keeps; None leaves its policy unchanged.
         replicas: Number of copies on other nodes.
         on_failure: ``degrade`` refuses to start if the configuration cannot work, and later only
@@ -82,6 +84,9 @@ class Checkpointer:
         role: Name of one part of the job, such as ``actor``, with checkpoints under ``job/role``.
         checksum: ``seal``: the agent computes the digests when it takes a shard over.
         rng: Also save the random state of Python, NumPy, torch and CUDA.
+        slots: Slots of memory that each rank saves into, 2 to 16: one holds the newest step, the
+            others receive later ones while it waits for its copies. None takes 2, and 3 with
+            ``persist``.
 
     Raises:
         InvalidRequestError: the name, a state value or a mesh is not supported, or the process
@@ -105,6 +110,7 @@ class Checkpointer:
         role: str = "",
         checksum: Literal["seal"] = "seal",
         rng: bool = True,
+        slots: int | None = None,
     ) -> None:
         if on_failure not in ("degrade", "warn", "raise"):
             raise InvalidRequestError(
@@ -131,6 +137,7 @@ class Checkpointer:
             keep=kept(keep),
             takeover=takeover,
             must_fit=on_failure != "warn",
+            slots=slots_of(slots),
         )
         self._pid = os.getpid()
         self._capture = Capture(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from holdfast.core import persistence_rules
 from holdfast.core.announcements import SaveReason
+from holdfast.core.budget import checked_slots
 from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.protection import Copies
 from holdfast.errors import InvalidRequestError
@@ -282,6 +283,19 @@ def copies_of(replicas: int | Replicas) -> Copies:
     """
     asked = replicas if isinstance(replicas, Replicas) else Replicas(replicas)
     return Copies(asked.count, asked.domain)
+
+
+def slots_of(slots: int | None) -> int:
+    """Return the slots of memory that each rank asks for, 0: as many as it needs.
+
+    Raises:
+        InvalidRequestError: it is no number that a rank can have.
+    """
+    if slots is None:
+        return 0
+    if not _is_count(slots, 1):
+        raise InvalidRequestError(f"slots must be a whole number, not {slots!r}")
+    return checked_slots(slots)
 
 
 def _is_count(value: object, least: int) -> bool:

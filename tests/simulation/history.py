@@ -14,13 +14,13 @@ from tests.simulation.ghosts import Ghosts
 from tests.simulation.job import Job
 from tests.simulation.metadata import Fleet
 from tests.simulation.node import Node
-from tests.simulation.plan import NAMES, RANKS_MAX, TROUBLE_S, Plan, ranks_per_node
+from tests.simulation.plan import NAMES, RANKS_MAX, TROUBLE_S, Plan, ranks_per_node, slots_of
 from tests.simulation.segments import LENGTH, PART_BYTES
 from tests.simulation.trouble import befall
 from tests.simulation.worker import Worker
 from tests.simulation.world import Do, Net, World
 
-from holdfast.core.budget import memory_need, slots_per_rank
+from holdfast.core.budget import memory_need
 from holdfast.core.protection import Copies
 from holdfast_services.agent.domain import wanted_parts
 
@@ -189,6 +189,6 @@ def _budget_bytes(plan: Plan) -> int:
     need = memory_need(
         own_bytes=LENGTH * each, restored_bytes=LENGTH * (part if plan.sharded else RANKS_MAX),
         protection=Copies(plan.replicas), nodes_count=plan.nodes,
-        slots=slots_per_rank(persist=bool(plan.persist_steps)),
+        slots=slots_of(plan),
     )  # fmt: skip
     return need.total_bytes + LENGTH * plan.spare_slots

@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+from holdfast.core.budget import slots_per_rank
+
 TROUBLE_S = 6.0
 BEGIN_S = 0.5
 KINDS_COUNT_MAX = 9
@@ -19,6 +21,7 @@ GAPS_S = (1.5, 4.0, 8.0)
 SCENES_PART = 0.6
 SHARDED_PART = 0.3
 RANGED_PART = 0.5
+SLOTS_PART = 0.15
 SCENE_GAPS_S = (4.0, 8.0)
 NAMES = "abcd"
 NODE_LEASE_S = 5.0
@@ -51,7 +54,7 @@ class Plan:
     """A cluster, a job and all trouble. ``workers`` 0: there is no object store.
 
     ``sharded``: each rank has a part of the state, and names what it needs of a checkpoint;
-    ``ranged``: and of that not all bytes.
+    ``ranged``: and of that not all bytes. ``slots`` of each rank; 0: as many as it needs.
     ``seed`` draws what the plan leaves open: how long each message and each copy takes. ``lost``,
     ``doubled``, ``answer_lost`` and ``slow`` are chances of one message. ``peace_s`` is when all
     trouble ends; 0: two seconds after the last of it begins, and at ``TROUBLE_S`` at most.
@@ -68,6 +71,7 @@ class Plan:
     save_every: int = 1
     persist_steps: int = 0
     keep_last: int = 0
+    slots: int = 0
     sharded: bool = False
     ranged: bool = False
     lost: float = 0.0
@@ -82,6 +86,11 @@ def ranks_per_node(plan: Plan) -> int:
     """Return how many ranks the budget of a node is for, when all that can be lost for good is."""
     gone = len({t.target for t in plan.troubles if t.kind == "lose_node" and not t.for_s})
     return -(-RANKS_MAX // max(plan.nodes - gone, 1))
+
+
+def slots_of(plan: Plan) -> int:
+    """Return how many slots each rank has."""
+    return slots_per_rank(persist=bool(plan.persist_steps), asked=plan.slots)
 
 
 def draw(seed: int) -> Plan:
@@ -112,7 +121,10 @@ def draw(seed: int) -> Plan:
     # Drawn apart, so that what a seed was before there were sharded jobs stays as it was.
     sharded = random.Random(f"sharded {seed}").random() < SHARDED_PART
     ranged = sharded and random.Random(f"ranged {seed}").random() < RANGED_PART
-    plan = replace(plan, sharded=sharded, ranged=ranged)
+    sized = random.Random(f"slots {seed}")
+    slots = sized.choice([2, 4] if plan.persist_steps else [3, 4])
+    slots = slots if sized.random() < SLOTS_PART else 0
+    plan = replace(plan, sharded=sharded, ranged=ranged, slots=slots)
     return replace(plan, troubles=tuple(_troubles(plan, rng, scene)))
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from tests.said import agent_session, registration, session_update
 from tests.simulation.checks import Broken, intact
 from tests.simulation.node import File, Node
+from tests.simulation.plan import slots_of
 from tests.simulation.saves import Saves
 from tests.simulation.segments import BODY, JOB, LENGTH, Moment, plan_hash, segment
 from tests.simulation.world import Do
 
 from holdfast.core.attempts import Seat
-from holdfast.core.budget import Reservation, slots_per_rank
+from holdfast.core.budget import Reservation
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.needs import Needs, ShardNeed
@@ -145,7 +146,7 @@ class Process:
             persist=PersistRule(steps=plan.persist_steps) if plan.persist_steps else None,
             retention=Retention(last=plan.keep_last) if plan.keep_last else None,
             generation=self._generation if self.begun else 0, restored=self.restored,
-            start=attempt.start, names_needs=plan.sharded,
+            start=attempt.start, names_needs=plan.sharded, slots=plan.slots,
         )  # fmt: skip
 
     def _refused(self, error: CheckpointError) -> None:
@@ -175,7 +176,7 @@ class Process:
         self.node.feed(ev.SessionOpened(session))
         asked = Reservation(
             plan_hash=plan_hash(attempt.world_size), length_bytes=LENGTH,
-            slots=slots_per_rank(persist=bool(attempt.job.plan.persist_steps)),
+            slots=slots_of(attempt.job.plan),
             restored_bytes=LENGTH * self._restored_count(),
         )  # fmt: skip
         assert self.node.state is not None
@@ -390,7 +391,7 @@ class Process:
             and file.name.state is SlotState.SEALED and file.shard.id.rank == self.rank
         }  # fmt: skip
         kept = [key for key in mine if slot_rules.heard(node.state, key)]
-        slots = slots_per_rank(persist=bool(self.attempt.job.plan.persist_steps))
+        slots = slots_of(self.attempt.job.plan)
         full = sum(file.length_bytes for file in files) + LENGTH > node.budget_bytes
         return full and len(kept) == len(mine) >= slots
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.cli import catalogue, stack, where
 from holdfast.core.attempts import REPLICAS_MAX
+from holdfast.core.budget import SLOTS_PER_RANK, SLOTS_PER_RANK_MAX
 from holdfast.core.byte_sizes import parse_bytes
 from holdfast.core.ids import STEP_MAX, WORLD_SIZE_MAX, job_name
 from holdfast.core.model_sizes import PARAMS_COUNT_MAX
@@ -131,6 +132,11 @@ def gpus(text: str) -> int:
 def shards(text: str) -> int:
     """Return the number of parts that a state is cut into."""
     return _number(text, 1, WORLD_SIZE_MAX)
+
+
+def slots(text: str) -> int:
+    """Return a number of slots of memory that a rank may ask for."""
+    return _number(text, SLOTS_PER_RANK, SLOTS_PER_RANK_MAX)
 
 
 def replicas(text: str) -> int:

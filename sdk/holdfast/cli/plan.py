@@ -129,7 +129,8 @@ def _model(args: argparse.Namespace) -> ModelState | None:
 def _options(args: argparse.Namespace, shape: JobShape) -> Iterator[Option]:
     for replicas in REPLICAS_SHOWN if args.replicas is None else (args.replicas,):
         for persist in (True,) if args.persist else (False, True):
-            need = shape.need(Copies(replicas), slots=slots_per_rank(persist=persist))
+            slots = slots_per_rank(persist=persist, asked=args.slots)
+            need = shape.need(Copies(replicas), slots=slots)
             yield Option(replicas=replicas, persist=persist, need=need)
 
 

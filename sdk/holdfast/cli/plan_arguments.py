@@ -35,6 +35,13 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
         help="The job keeps N copies on other nodes (default: 0, 1 and 2 are compared).",
     )
     command.add_argument(
+        "--slots",
+        type=types.slots,
+        default=0,
+        metavar="N",
+        help="The ranks save into N slots of memory each (default: 2, and 3 with --persist).",
+    )
+    command.add_argument(
         "--persist",
         action="store_true",
         help="With it, steps also go to an object store (default: with and without are compared).",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from holdfast.core.budget import checked_slots, slots_per_rank
 from holdfast.core.decision import Start
 from holdfast.core.ids import (
     GENERATION_MAX,
@@ -38,6 +39,7 @@ class AttemptSpec:
     the policy that it has; ``start`` None begins at the newest checkpoint. ``generation`` is that
     of the attempt if the rank trains already, and ``restored`` what it began with, None: at step 0.
     ``names_needs``: the rank says what it needs of a checkpoint; else it needs all of it.
+    ``slots`` of memory are what each rank asks for, 0: as many as ``persist`` takes.
     """
 
     job: str
@@ -56,6 +58,12 @@ class AttemptSpec:
     generation: int = 0
     restored: CheckpointId | None = None
     names_needs: bool = False
+    slots: int = 0
+
+    @property
+    def slots_per_rank(self) -> int:
+        """How many slots of memory each rank has."""
+        return slots_per_rank(persist=self.persist.on, asked=self.slots)
 
     @property
     def protection(self) -> Copies:
@@ -98,6 +106,7 @@ def check(spec: AttemptSpec) -> None:
     rule = spec.persist
     if not (0 <= rule.steps <= STEP_MAX and 0 <= rule.seconds < math.inf):
         raise InvalidRequestError(f"persist rule {rule} must not be negative", job=spec.job)
+    checked_slots(spec.slots)
     _check_begun(spec)
     _check_texts(spec)
 

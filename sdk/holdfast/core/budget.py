@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.protection import Protection
+from holdfast.errors import InvalidRequestError
 
 SLOTS_PER_RANK = 2
 """One to write while the other holds the newest step."""
@@ -14,9 +15,32 @@ PERSIST_SLOTS_PER_RANK = 3
 """One more, for the step that is on its way to the object store: saves never wait for it."""
 
 
-def slots_per_rank(*, persist: bool) -> int:
-    """Return how many slots a rank needs; ``persist``: some of its steps go to an object store."""
-    return PERSIST_SLOTS_PER_RANK if persist else SLOTS_PER_RANK
+SLOTS_PER_RANK_MAX = 16
+
+
+def slots_per_rank(*, persist: bool, asked: int = 0) -> int:
+    """Return how many slots a rank has.
+
+    Args:
+        persist: Some of its steps go to an object store.
+        asked: How many the job asks for, 0: as many as it needs. With two and ``persist`` what
+            drains takes what is left of the budget, or the slot of a later step.
+    """
+    return asked or (PERSIST_SLOTS_PER_RANK if persist else SLOTS_PER_RANK)
+
+
+def checked_slots(asked: int) -> int:
+    """Return a number of slots that a job may ask for; 0: as many as it needs.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if asked and not SLOTS_PER_RANK <= asked <= SLOTS_PER_RANK_MAX:
+        raise InvalidRequestError(
+            f"slots={asked} must be {SLOTS_PER_RANK} to {SLOTS_PER_RANK_MAX}: one holds the newest "
+            f"step while another is written"
+        )
+    return asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

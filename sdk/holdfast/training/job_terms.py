@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 class Terms:
     """What a script asks of its job, at this ``place`` in its launch.
 
-    ``keep`` None leaves the job its policy. ``must_fit``: without the memory it does not begin.
+    ``keep`` None leaves the job its policy; ``slots`` 0 takes as many as ``persist``
+    needs. ``must_fit``: without the memory it does not begin.
     """
 
     job: str
@@ -39,6 +40,7 @@ class Terms:
     keep: Retention | None
     takeover: bool
     must_fit: bool
+    slots: int = 0
 
     def admit(self, session: AgentSession, estimate: Estimate, *, named: bool) -> Path:
         """Return the node's arena, after checking that the job fits its budget (P8).
@@ -61,7 +63,7 @@ class Terms:
             ),
             replicas=self.copies.n,
             nodes_count=self.place.nodes_count,
-            slots=slots_per_rank(persist=self.persist.on),
+            slots=slots_per_rank(persist=self.persist.on, asked=self.slots),
         )
         node = session.describe(DESCRIBE_S_MAX, self.job, wish)
         if node.refusal:
@@ -93,4 +95,5 @@ class Terms:
             retention=self.keep,
             start=start,
             names_needs=names_needs,
+            slots=self.slots,
         )

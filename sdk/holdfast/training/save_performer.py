@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.budget import Reservation, slots_per_rank
+from holdfast.core.budget import Reservation
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError
 from holdfast.logs import steady_logger
@@ -157,7 +157,7 @@ class SavePerformer:
                 Reservation(
                     plan_hash=self.plan.plan_hash,
                     length_bytes=self.plan.length_bytes,
-                    slots=slots_per_rank(persist=self._spec.persist.on),
+                    slots=self._spec.slots_per_rank,
                     restored_bytes=self._capture.estimate().restored_bytes(
                         named=self._spec.names_needs,
                         local_world_size=self._spec.local_world_size,

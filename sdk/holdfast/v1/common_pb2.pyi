@@ -300,6 +300,7 @@ class AttemptSpec(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     NAMES_NEEDS_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     nonce: _builtins.bytes
     """1 to 64 bytes; names the launch, the same on all its ranks"""
@@ -320,6 +321,8 @@ class AttemptSpec(_message.Message):
     """
     names_needs: _builtins.bool
     """The rank says which shards it needs once a checkpoint is proposed; unset: it needs all of it."""
+    slots: _builtins.int
+    """of memory for each rank; 0: as many as its persist rule takes"""
     @_builtins.property
     def persist(self) -> Global___PersistRule:
         """unset: nothing goes to the object store by itself"""
@@ -353,10 +356,11 @@ class AttemptSpec(_message.Message):
         generation: _builtins.int = ...,
         restored: Global___CheckpointId | None = ...,
         names_needs: _builtins.bool = ...,
+        slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "names_needs", b"names_needs", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "names_needs", b"names_needs", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "slots", b"slots", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

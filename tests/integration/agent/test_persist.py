@@ -140,6 +140,30 @@ def test_the_third_slot_is_in_the_sum_that_a_refusal_writes_out(node, monkeypatc
     holdfast.Checkpointer("job", state, replicas=0).close()
 
 
+def test_slots_by_number_are_reserved_told_and_in_the_sum(node, catalogue, begin, monkeypatch):
+    """F43."""
+    a = node("a")
+    ck = begin(a, slots=4)
+    handle = ck.step(1)
+    commit(catalogue, handle)
+
+    assert 4 == catalogue.registrations[-1].spec.slots
+    assert [4] == [s["reservation"]["slots"] for s in a.dump()["sessions"].values()]
+
+    small = node("b", HOLDFAST_BUDGET="2M")
+    monkeypatch.setenv("HOLDFAST_AGENT", str(small.socket))
+    state = {"model": torch.nn.Linear(512, 400)}
+    with pytest.raises(ExhaustedError, match="4 slots x"):
+        holdfast.Checkpointer("job", state, replicas=0, slots=4)
+
+
+@pytest.mark.parametrize("slots", [1, 17, True, 2.5, "2"])
+def test_slots_that_no_rank_can_have_are_refused_by_name(slots):
+    """Before an agent is asked."""
+    with pytest.raises(InvalidRequestError, match="slots"):
+        holdfast.Checkpointer("job", {"model": torch.nn.Linear(1, 1)}, slots=slots)
+
+
 def test_ctrl_c_while_a_restore_waits_ends_the_session(node, catalogue, monkeypatch):
     """A script that goes on makes another; it is not told that a catalogue was lost."""
     a = node("a")

@@ -59,6 +59,15 @@ def test_sharded_ranks_load_as_much_as_they_save(capsys):
     )
 
 
+def test_slots_by_number_are_in_the_sum(capsys):
+    """F43."""
+    shape = ["--state", "4M", "--nodes", "2", "--gpus", "1", "--replicas", "0"]
+    found = policies(capsys, *shape, "--slots", "5")["policies"]
+
+    assert [5, 5] == [one["slots"] for one in found]
+    assert "5 slots x 2 MiB own + 2 MiB to restore = 12 MiB" == found[0]["sum"]
+
+
 @pytest.mark.parametrize(("shards", "loaded"), [(1, 64), (4, 32), (8, 16)])
 def test_ranks_that_share_a_part_load_more_than_they_save(capsys, shards, loaded):
     """Plain DDP, hybrid sharding, FSDP: what is saved is shared out in each."""
@@ -124,6 +133,8 @@ def test_a_job_that_cannot_be_is_refused_by_name(capsys, arguments, named):
         ["--params", "7B", "--optimizer", "magic"],
         ["--params", "7B", "--replicas", "65"],
         ["--params", "7B", "--nodes", "0"],
+        ["--params", "7B", "--slots", "1"],
+        ["--params", "7B", "--slots", "17"],
     ],
     ids=" ".join,
 )

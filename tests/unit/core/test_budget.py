@@ -1,7 +1,16 @@
 """``core.budget``: the sum that a refusal writes out (P8)."""
 
-from holdfast.core.budget import memory_need, restored_bytes_of_part, shortfall, slots_per_rank
+import pytest
+
+from holdfast.core.budget import (
+    checked_slots,
+    memory_need,
+    restored_bytes_of_part,
+    shortfall,
+    slots_per_rank,
+)
 from holdfast.core.protection import Copies, Parity
+from holdfast.errors import InvalidRequestError
 
 
 def test_a_ddp_node_needs_slots_copies_and_the_rest_of_the_checkpoint():
@@ -80,6 +89,21 @@ def test_a_refusal_names_the_sum_the_budget_and_what_to_do():
     assert "= 2 GiB, beside a, but the arena's budget is 3 B; do b, raise " in shortfall(
         need, 3, beside="a", advice="do b, "
     )
+
+
+@pytest.mark.parametrize(
+    ("persist", "asked", "slots"),
+    [(False, 0, 2), (True, 0, 3), (False, 4, 4), (True, 2, 2), (True, 16, 16)],
+)
+def test_a_rank_has_the_slots_that_it_asks_for_or_as_many_as_it_needs(persist, asked, slots):
+    """F43."""
+    assert slots == slots_per_rank(persist=persist, asked=checked_slots(asked))
+
+
+@pytest.mark.parametrize("asked", [1, 17, -1])
+def test_slots_that_no_rank_can_have_are_refused_with_the_bounds(asked):
+    with pytest.raises(InvalidRequestError, match=f"slots={asked} must be 2 to 16"):
+        checked_slots(asked)
 
 
 def test_an_object_tier_costs_one_slot_more_and_the_copies_that_go_with_it():

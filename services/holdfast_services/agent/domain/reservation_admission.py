@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from holdfast.core.budget import MemoryNeed, Reservation, memory_need, shortfall
+from holdfast.core.budget import (
+    SLOTS_PER_RANK_MAX,
+    MemoryNeed,
+    Reservation,
+    memory_need,
+    shortfall,
+)
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast_services.agent.domain.slot_rules import freeable
 from holdfast_services.agent.domain.state import Session, State
 
-SLOTS_PER_SESSION_MAX = 16
 JOBS_NAMED_MAX = 4
 
 
@@ -23,10 +28,10 @@ def admit(state: State, session: Session, asked: Reservation) -> None:
         ExhaustedError: with the sum written out.
         InvalidRequestError: a length or a number of slots that makes no sense.
     """
-    if asked.length_bytes <= 0 or not 0 < asked.slots <= SLOTS_PER_SESSION_MAX:
+    if asked.length_bytes <= 0 or not 0 < asked.slots <= SLOTS_PER_RANK_MAX:
         raise InvalidRequestError(
             f"cannot reserve {asked.slots} slots of {asked.length_bytes} bytes; "
-            f"1..{SLOTS_PER_SESSION_MAX} slots of at least 1 byte"
+            f"1..{SLOTS_PER_RANK_MAX} slots of at least 1 byte"
         )
     if refused := refusal(state, session.spec.job, _need(state, session, asked)):
         raise ExhaustedError(refused, node=state.me.node, job=session.spec.job)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from holdfast.core.abandoned_step import AbandonedStep
-from holdfast.core.budget import slots_per_rank
 from holdfast.core.ids import CheckpointId
 from holdfast.core.shard import unlike_ranks
 from holdfast.core.user_events import Event
@@ -116,7 +115,7 @@ def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[
     if run.attempt is None:
         return
     beside = run.parent is not None or free_before(run) is not None
-    room = slots_per_rank(persist=run.attempt.spec.persist.on) - beside
+    room = run.attempt.spec.slots_per_rank - beside
     waiting = (row.id for row in run.checkpoints if run.usable(row.id) and not _safe(row))
     mine = sorted((key for key in waiting if key.generation == committing(run)), reverse=True)
     beyond = [key for key in mine if key in mine[room:] or _unowned(evidence.live.get(key, {}))]
