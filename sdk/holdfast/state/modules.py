@@ -129,11 +129,15 @@ def survey_module(
                 holders=place.holders,
             )
     tables: list[dict[str, Any]] = []
+    left_out: list[set[str]] = []
     for module in root.modules():
         tables += (module._buffers, module._modules)  # noqa: SLF001
+        left_out.append(module._non_persistent_buffers_set)  # noqa: SLF001
         if id(module) not in managed:
             tables.append(module._parameters)  # noqa: SLF001
     survey.sources.append(lambda: chain.from_iterable(map(dict.values, tables)))
+    survey.keys.append(lambda: chain(map(len, tables), chain.from_iterable(tables)))
+    survey.keys.append(lambda: chain.from_iterable(left_out))
     if managed:
         lists = parameter_lists(root)
         shards = watched(root)

@@ -159,6 +159,7 @@ def survey_optimizer(
     pairs = [[list(held), of] for held, of in keys.items()]
     survey.static[path] = SavedOptimizer(strict, names, pairs)
     survey.sources.append(lambda: _identities(optimizer, strict=strict))
+    survey.keys.append(lambda: _keys(optimizer, strict=strict))
 
 
 class _Keeping(NamedTuple):
@@ -314,12 +315,24 @@ def _state_bytes(
 
 def _identities(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:
     lists = [group["params"] for group in optimizer.param_groups]
-    # The lists themselves stand between the groups: a parameter that moves is a change.
     found: Iterable[object] = chain(lists, chain.from_iterable(lists))
     if strict:
-        kept = stepping(optimizer).state.values()
-        found = chain(found, chain.from_iterable(map(dict.values, kept)))
+        kept = stepping(optimizer).state
+        found = chain(found, kept, chain.from_iterable(map(dict.values, kept.values())))
     return found
+
+
+def _keys(optimizer: Optimizer, *, strict: bool) -> Iterable[object]:
+    """Return how many parameters each group has, and what each of them has and what that is called.
+
+    One that moves from the end of a group to the begin of the next is the same one in the same
+    order, and so is state that is handed on to another parameter.
+    """
+    counts: Iterable[object] = [len(group["params"]) for group in optimizer.param_groups]
+    if strict:
+        kept = stepping(optimizer).state.values()
+        counts = chain(counts, map(len, kept), chain.from_iterable(kept))
+    return counts
 
 
 def _put_state(

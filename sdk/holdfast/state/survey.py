@@ -1,7 +1,7 @@
 """What a walk over the state finds: named tensors, where they belong, and how to notice a change.
 
 A *survey* is made on a plan change only. Between changes ``Identity.holds`` compares identities,
-in loops that run in C.
+and what the objects are called, in loops that run in C.
 """
 
 from __future__ import annotations
@@ -99,15 +99,20 @@ class Identity:
     """
 
     def __init__(self, survey: Survey) -> None:
-        self._sources = survey.sources
-        self._seen = self._now()
+        self._sources, self._keys = survey.sources, survey.keys
+        self._seen, self._called = self._now(self._sources), self._now(self._keys)
         self._tensors = [captured.tensor for captured in survey.tensors]
         self._look()
 
     def holds(self) -> bool:
-        """Tell whether every source still gives the very same objects, of the same sizes."""
-        now = self._now()
+        """Tell whether every source still gives the very same objects, of the same sizes.
+
+        And whether they are called as they were: equal texts are the same, whichever objects.
+        """
+        now = self._now(self._sources)
         if len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)):
+            return False
+        if self._now(self._keys) != self._called:
             return False
         # None of it lets go of the interpreter's lock, as `is_set_to` does for each tensor: where
         # other threads want the lock, getting it back takes the training thread 5 ms.
@@ -126,9 +131,10 @@ class Identity:
         parts = (tensors[at : at + _AT_ONCE] for at in range(0, len(tensors), _AT_ONCE))
         self._parts = list(map(_Places, parts))
 
-    def _now(self) -> list[object]:
+    @staticmethod
+    def _now(sources: Iterable[Source]) -> list[object]:
         found: list[object] = []
-        for source in self._sources:
+        for source in sources:
             found.extend(source())
         return found
 
@@ -147,6 +153,7 @@ def _is_near(tensor: torch.Tensor) -> bool:
 class Survey:
     """All that does not change from save to save; built by one walk, then left alone.
 
+    ``sources`` give what must stay the same object, ``keys`` the names and counts that go with it.
     ``elsewhere`` are the places of what is kept, of parameters that are here, by other ranks alone;
     ``dealt`` the optimizers that deal their parameters out to ranks.
     """
@@ -155,6 +162,7 @@ class Survey:
     aliases: dict[str, str] = field(default_factory=dict)
     static: dict[str, Saved] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
+    keys: list[Source] = field(default_factory=list)
     fqn_of: dict[int, str] = field(default_factory=dict)
     home_of: dict[int, Home] = field(default_factory=dict)
     extras: list[tuple[str, nn.Module]] = field(default_factory=list)

@@ -130,3 +130,85 @@ def test_a_state_that_was_checked_is_walked_again_once_it_is_forgotten(anew):
     anew(capture)
 
     assert capture.estimate().own_bytes > few
+
+
+def _rename_a_tensor(model, _optimizer):
+    model.rename = model._parameters.pop("last")
+
+
+def _rename_a_module(model, _optimizer):
+    model._modules["again"] = model._modules.pop("inner")
+
+
+def _move_a_tensor(model, _optimizer):
+    """All tensors and all their names stand in the order they had."""
+    moved = model.one._parameters.pop("a")
+    held = dict(model.two._parameters)
+    model.two._parameters.clear()
+    model.two._parameters.update({"a": moved, **held})
+
+
+def _keep_a_buffer(model, _optimizer):
+    model.register_buffer("scratch", model.scratch)
+
+
+def _keep_a_buffer_no_more(model, _optimizer):
+    model.register_buffer("mean", model.mean, persistent=False)
+
+
+def _move_between_groups(_model, optimizer):
+    one, two = optimizer.param_groups
+    two["params"].insert(0, one["params"].pop())
+
+
+def _hand_state_on(model, optimizer):
+    optimizer.state[model.last] = optimizer.state.pop(model.inner.weight)
+
+
+def _move_state(model, optimizer):
+    kept = optimizer.state
+    kept[model.two.b]["momentum_buffer"] = kept[model.one.a].pop("momentum_buffer")
+
+
+def _rename_state(_model, optimizer):
+    for kept in filter(None, optimizer.state.values()):
+        kept["velocity"] = kept.pop("momentum_buffer")
+
+
+_SAME_OBJECTS = [
+    _rename_a_tensor, _rename_a_module, _move_a_tensor, _keep_a_buffer, _keep_a_buffer_no_more,
+    _move_between_groups, _hand_state_on, _move_state, _rename_state,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", _SAME_OBJECTS, ids=lambda change: change.__name__.strip("_"))
+def test_the_same_objects_in_the_same_order_under_other_names_are_a_change(change):
+    """Else they are saved under the names that they had, and loaded under these without a word."""
+    model = nn.Module()
+    model.one, model.two = (nn.ParameterDict({key: torch.zeros(2, 2)}) for key in "ab")
+    model.inner = nn.Linear(2, 2, bias=False)
+    model.last = nn.Parameter(torch.zeros(2, 2))
+    model.register_buffer("mean", torch.zeros(2))
+    model.register_buffer("scratch", torch.zeros(2), persistent=False)
+    weights = [model.one.a, model.inner.weight]
+    groups = [{"params": weights}, {"params": [model.two.b, model.last]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    optimizer.state[model.two.b] = {}
+    for weight in weights:
+        weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    identity = _identity({"m": model, "o": optimizer})
+
+    assert identity.holds()
+    change(model, optimizer)
+    assert not identity.holds()
+
+
+def test_a_name_that_was_written_again_is_the_same_name():
+    """Wrappers take tensors out of their tables and put them back, under a text made anew."""
+    model = nn.Linear(2, 2)
+    identity = _identity({"m": model})
+    bias = model._parameters.pop("bias")
+    model._parameters[b"bias".decode()] = bias
+
+    assert identity.holds()
