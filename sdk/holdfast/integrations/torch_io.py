@@ -124,7 +124,8 @@ def _is_path(f: File) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def _is_folder(path: str) -> bool:
-    return path.partition(":")[0] in _STORES or Path(path).is_dir()
+    scheme, colon, _ = path.partition(":")
+    return (bool(colon) and scheme in _STORES) or Path(path).is_dir()
 
 
 def _tensors_only(value: object, path: str) -> str | None:

@@ -54,6 +54,14 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert saved["optimizer"]["param_groups"] == found["optimizer"]["param_groups"]
 
 
+@pytest.mark.parametrize("name", ["file", "memory", "s3"])
+def test_a_file_of_torch_may_be_called_as_a_store_is(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": 1}, name)
+
+    assert torch_io.load(name) == {"a": 1}
+
+
 @pytest.mark.parametrize("value", [torch.ones(2, 3), 5, [1, torch.zeros(1)]])
 def test_what_is_saved_need_not_be_a_dict(tmp_path, value):
     torch_io.save(value, str(tmp_path / "c"))
