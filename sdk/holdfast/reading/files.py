@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +31,14 @@ from holdfast.reading.reader import Copy, Reader
 from holdfast.reading.transfer import Transfer
 
 Ranges = Sequence[ByteRange]
+ParseHeader = Callable[[memoryview, int], SegmentHeader]
 
 
 def open_files(
-    files: Iterable[tuple[Path, Shard]], held: Mapping[ShardId, Ranges] | None = None
+    files: Iterable[tuple[Path, Shard]],
+    held: Mapping[ShardId, Ranges] | None = None,
+    *,
+    parse: ParseHeader = parse_header,
 ) -> Reader:
     """Return a reader of the segments of one checkpoint that lie in ``files``.
 
@@ -42,6 +46,7 @@ def open_files(
         files: Where each segment is.
         held: What of a segment is in its file, header included, if not all of it: nothing else of
             it is read.
+        parse: How a header is parsed, if some are known already.
 
     Raises:
         NotFoundError: a file is gone.
@@ -50,7 +55,7 @@ def open_files(
         ManifestError: a header breaks a rule, or is of another shard than was asked for.
         InvalidRequestError: the shards are not of one (run, step, generation) and world size.
     """
-    source = MappedFiles(files, held or {})
+    source = MappedFiles(files, held or {}, parse)
     return Reader(source, source.world_size)
 
 
@@ -60,7 +65,13 @@ class MappedFiles:
     Invariants: every shard is of one (run, step, generation).
     """
 
-    def __init__(self, files: Iterable[tuple[Path, Shard]], held: Mapping[ShardId, Ranges]) -> None:
+    def __init__(
+        self,
+        files: Iterable[tuple[Path, Shard]],
+        held: Mapping[ShardId, Ranges],
+        parse: ParseHeader,
+    ) -> None:
+        self._parse = parse
         self._held: list[Ranges] = []
         self._maps: list[mmap.mmap] = []
         self._data: list[torch.Tensor] = []
@@ -132,7 +143,7 @@ class MappedFiles:
         with memoryview(mapping) as view:
             if not _holds(self._held[-1], 0, header_length(bytes(view[:8]))):
                 raise NotReadyError(f"the header of {shard.id.key} was not fetched to this node")
-            header = parse_header(view, shard.length_bytes)
+            header = self._parse(view, shard.length_bytes)
         header.expect(shard)
         self._headers.append(header)
         self._data.append(torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8)))

@@ -141,7 +141,7 @@ class SavePlan:
         }
         self.chunks = _chunks(self.deferred)
         self._parameters = {t.fqn: t.tensor for t in later.values() if t.parameter}
-        self._places: list[torch.Tensor] = []
+        self._places: Sequence[torch.Tensor] = ()
         self._sources: list[torch.Tensor] = []
 
     @property

@@ -154,6 +154,7 @@ class Capture:
         self._written: set[str] = set()
         self._orders: dict[str, buckets.BucketOrder] = {}
         self._found: Survey | None = None
+        self._seen: Identity | None = None
         self.check()
 
     def check(self) -> None:
@@ -162,12 +163,16 @@ class Capture:
         Raises:
             InvalidRequestError: as the class says.
         """
-        _check_names(self._walk().objects)
-        self._found = self.survey()
+        objects = self._walk().objects
+        _check_names(objects)
+        if self._seen is None or not self._are_same(objects) or not self._seen.holds():
+            self._found = survey = self.survey()
+            self._seen = Identity(survey)
+            self._seen.let_go()
 
     def forget(self) -> None:
         """Let go of what ``check`` has found: the mapping may change from here on."""
-        self._found = None
+        self._found = self._seen = None
 
     def _checked(self) -> Survey:
         return self.survey() if self._found is None else self._found
@@ -271,8 +276,11 @@ class Capture:
 
     def same_objects(self, live: LiveState) -> bool:
         """Tell whether ``live`` was taken of the very objects of the last survey."""
-        return list(live.objects) == list(self._objects) and all(
-            map(operator.is_, live.objects.values(), self._objects.values())
+        return self._are_same(live.objects)
+
+    def _are_same(self, objects: Mapping[str, object]) -> bool:
+        return list(objects) == list(self._objects) and all(
+            map(operator.is_, objects.values(), self._objects.values())
         )
 
     def live(self, survey: Survey) -> LiveState:

@@ -98,6 +98,8 @@ class Identity:
     another list each time ``holds`` found that a tensor lies elsewhere, or otherwise.
     """
 
+    places: Sequence[torch.Tensor]
+
     def __init__(self, survey: Survey) -> None:
         self._sources, self._keys = survey.sources, survey.keys
         self._seen, self._called = self._now(self._sources), self._now(self._keys)
@@ -123,6 +125,10 @@ class Identity:
         before = self._kinds
         self._look()
         return self._kinds == before
+
+    def let_go(self) -> None:
+        """Keep no memory that a script lets go: for whom ``places`` do not matter."""
+        self.places = ()
 
     def _look(self) -> None:
         tensors = self._tensors

@@ -140,7 +140,8 @@ class LateRestore:
         assert self._view is not None
         segments = self._view.segments
         located = [(self._arena / segment.file_name, segment.shard) for segment in segments]
-        return open_files(located, {segment.shard.id: segment.ranges for segment in segments})
+        held = {segment.shard.id: segment.ranges for segment in segments}
+        return open_files(located, held, parse=self._session.headers.parse)
 
     def _find_index(self) -> Index | None:
         """Return the index of all heads; None: they are not to be had, and all is here now."""
@@ -150,7 +151,7 @@ class LateRestore:
                 raise NotReadyError(f"{saved} ranks saved it")
             checkpoint = self.decision.checkpoint
             assert checkpoint is not None
-            return of_some(restore_needs.headers(checkpoint, range(saved), self._session.heads))
+            return of_some(self._session.headers.of(checkpoint, range(saved)))
         except CheckpointError as error:
             log.info("all of the checkpoint is fetched: %s", error)
             self.fetch_all()
@@ -180,7 +181,7 @@ class LateRestore:
             return own
         first = ShardNeed(rank=0)
         try:
-            index = of_some(restore_needs.headers(own.checkpoint, [0], self._session.heads))
+            index = of_some(self._session.headers.of(own.checkpoint, [0]))
             first = byte_ranges.needs(index, [_text_of(index, 0)])[0]
         except CheckpointError as error:
             log.info("all of the segment of rank 0 is fetched: %s", error)

@@ -109,9 +109,9 @@ class Naming:
         source = session.spec.rank % decision.world_size
         if self.boxes is not None:
             return restore_needs.of_boxes(
-                own, source, self.boxes, self.only, session.heads,
+                own, source, self.boxes, self.only, session.headers,
                 saved=decision.world_size, world_size=session.spec.world_size, far=self.far,
             )  # fmt: skip
         if self.only is not None:
-            return restore_needs.of_names(own, source, self.only, session.heads), False
+            return restore_needs.of_names(own, source, self.only, session.headers), False
         return own, own.whole

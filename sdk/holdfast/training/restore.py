@@ -295,7 +295,7 @@ def _load(
     started_s = time.monotonic()
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
     held = {segment.shard.id: segment.ranges for segment in chosen.segments}
-    with open_files(located, held) as segments:
+    with open_files(located, held, parse=session.headers.parse) as segments:
         part = len(located) < decision.shards_count
         if scope.strict and part and capture.boxes is None:
             _check_apart(segments, scope.only)

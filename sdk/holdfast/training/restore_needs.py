@@ -7,17 +7,15 @@ of bytes all of its segment, of its segment the whole checkpoint.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.decision import Decision
-from holdfast.core.ids import CheckpointId, Rank, ShardId
-from holdfast.core.needs import HEADS_COUNT_MAX, Head, Needs, ShardNeed, checked
-from holdfast.errors import CheckpointError, ManifestError, NotReadyError
+from holdfast.core.needs import HEADS_COUNT_MAX, Needs, ShardNeed, checked
+from holdfast.errors import CheckpointError, NotReadyError
 from holdfast.format import byte_ranges
 from holdfast.format.boxes import Box, whole
-from holdfast.format.header import parse_header
 from holdfast.format.index import Index, IndexedTensor, of_some
 from holdfast.format.names import (
     blob_name,
@@ -28,14 +26,12 @@ from holdfast.format.names import (
     own_rank,
     unranked,
 )
-from holdfast.format.segment import SegmentHeader
 from holdfast.garbage import no_collection
 from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.survey import CapturedTensor, Home
+from holdfast.training.headers import Headers
 
 log = logging.getLogger(__name__)
-
-FindHeads = Callable[[CheckpointId, Collection[int]], Collection[Head]]
 
 
 def own_needs(decision: Decision, spec: AttemptSpec, number: int, *, whole: bool) -> Needs:
@@ -56,7 +52,7 @@ def own_needs(decision: Decision, spec: AttemptSpec, number: int, *, whole: bool
     )
 
 
-def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) -> Needs:
+def of_names(needs: Needs, source: int, only: Collection[str], headers: Headers) -> Needs:
     """Return what of ``needs`` is under the names ``only`` of the state, by byte ranges.
 
     ``source`` is the rank whose state is taken: its text, and what it saved under those names. All
@@ -66,7 +62,7 @@ def of_names(needs: Needs, source: int, only: Collection[str], find: FindHeads) 
     if needs.whole:
         return needs
     try:
-        index = of_some(headers(needs.checkpoint, [source], find))
+        index = of_some(headers.of(needs.checkpoint, [source]))
         if index.tensor(blob_name(source)) is None:
             return needs
         own = ((tensor, name_for(tensor.fqn, source)) for tensor in index.tensors)
@@ -87,7 +83,7 @@ def of_boxes(
     source: int,
     boxes: LocalBoxes,
     only: Collection[str] | None,
-    find: FindHeads,
+    headers: Headers,
     *,
     saved: int,
     world_size: int,
@@ -105,7 +101,7 @@ def of_boxes(
         source: The rank whose state is taken where each has its own.
         boxes: What this rank has of which tensors.
         only: Names of the state that are loaded; None: all.
-        find: Asks for heads.
+        headers: Those of the checkpoint's segments.
         saved: How many ranks saved the checkpoint.
         world_size: How many there are now.
         far: The heads of all are asked for: those of the ranks near did not tell everything.
@@ -124,7 +120,7 @@ def of_boxes(
         if len(ranks) > HEADS_COUNT_MAX:
             continue
         try:
-            index = of_some(headers(needs.checkpoint, ranks, find))
+            index = of_some(headers.of(needs.checkpoint, ranks))
             wanted = list(
                 _wanted(index, source, texts, boxes, only, everyone=everyone, other_than=others)
             )
@@ -217,28 +213,3 @@ def _by_name(index: Index) -> dict[str, dict[str, IndexedTensor]]:
     for tensor in index.tensors:
         found.setdefault(unranked(tensor.fqn), {})[tensor.fqn] = tensor
     return found
-
-
-def headers(
-    checkpoint: CheckpointId, ranks: Collection[int], find: FindHeads
-) -> list[SegmentHeader]:
-    """Return the headers of the segments of all ``ranks``.
-
-    Raises:
-        NotReadyError: one is not to be had.
-        ManifestError: one is of another checkpoint.
-    """
-    found: dict[int, SegmentHeader] = {}
-    while len(found) < len(ranks):
-        heads = find(checkpoint, [rank for rank in ranks if rank not in found])
-        for head in heads:
-            header = parse_header(head.data, head.length_bytes)
-            wanted = ShardId(
-                checkpoint.run, checkpoint.step, checkpoint.generation, Rank(head.rank)
-            )
-            if header.identity.id != wanted:
-                raise ManifestError(f"the head of {wanted.key} is that of {header.identity.id.key}")
-            found[head.rank] = header
-        if not heads:
-            raise NotReadyError(f"{len(found)} of {len(ranks)} heads were found")
-    return list(found.values())

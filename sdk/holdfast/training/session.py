@@ -43,6 +43,7 @@ from holdfast.errors import (
 from holdfast.logs import steady_logger
 from holdfast.rpc.channel import call, sync_channel, unix_target
 from holdfast.rpc.codec import from_message, to_message
+from holdfast.training.headers import Headers
 from holdfast.training.outbox import Outbox
 from holdfast.v1 import agent_pb2 as pb
 from holdfast.v1 import common_pb2
@@ -82,6 +83,7 @@ class AgentSession:
         self._lock_descriptor = -1
         self._outbox = Outbox()
         self.needs_of_all = False
+        self.headers = Headers(self.heads)
         self._guard = threading.Lock()
         self._opening = threading.Lock()
         self._taking = threading.Lock()
@@ -231,6 +233,7 @@ class AgentSession:
     def begun(self, restored: CheckpointId | None) -> None:
         """Say that training begins: with ``restored`` loaded, None: at step 0."""
         assert self._spec is not None
+        self.headers.forget()
         self._spec = replace(self._spec, generation=self.generation, restored=restored)
         self.report(lambda report: replace(report, loaded=True))
 

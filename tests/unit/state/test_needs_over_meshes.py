@@ -15,6 +15,7 @@ from holdfast.format.header import parse_header
 from holdfast.format.segment import header_length
 from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
+from holdfast.training.headers import Headers
 from holdfast.training.restore_needs import of_boxes
 
 
@@ -41,8 +42,8 @@ class Saved:
     def needs(self, capture, only=None, *, far=False):
         needs, self.of_all = of_boxes(
             Needs(checkpoint=self._located[0][1].id.checkpoint), capture.rank % self.world_size,
-            capture.boxes, only, self.heads, saved=self.world_size, world_size=capture.world_size,
-            far=far,
+            capture.boxes, only, Headers(self.heads),
+            saved=self.world_size, world_size=capture.world_size, far=far,
         )  # fmt: skip
         return needs
 

@@ -1,5 +1,7 @@
 """A module that is wrapped after its Checkpointer was made."""
 
+import weakref
+
 import pytest
 import torch
 from tests.unit.state import worlds
@@ -70,3 +72,58 @@ def test_a_module_that_is_compiled_late_keeps_names_and_optimizer(tmp_path, in_p
     fresh["o"] = torch.optim.AdamW(fresh["m"].parameters())
     worlds.there_and_back(tmp_path, state, fresh)
     assert torch.equal(state["m"].weight, fresh["m"].weight)
+
+
+def walks(capture, monkeypatch):
+    """Return a list that grows with each survey of ``capture``."""
+    found = []
+    survey = Capture.survey
+    monkeypatch.setattr(Capture, "survey", lambda self: found.append(self) or survey(self))
+    return found
+
+
+def test_what_has_not_changed_since_it_was_checked_is_not_walked_again(monkeypatch):
+    model = nn.Linear(3, 8)
+    capture = Capture({"m": model}, rank=0, world_size=1)
+    before = capture.boxes, capture.names_needs, capture.estimate()
+    surveys = walks(capture, monkeypatch)
+
+    capture.check()
+
+    assert surveys == []
+    assert before == (capture.boxes, capture.names_needs, capture.estimate())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["m"].to(torch.float64),
+        lambda state: setattr(state["m"], "weight", nn.Parameter(torch.ones(8, 3))),
+        lambda state: state["m"].register_buffer("more", torch.ones(2)),
+        lambda state: state.update(n=nn.Linear(3, 8)),
+        lambda state: state["o"].add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
+        lambda state: state["o"].step(),
+        lambda state: state["m"].weight.requires_grad_(False),
+    ],
+)
+def test_what_has_changed_since_it_was_checked_is_walked_again(monkeypatch, change):
+    state = {"m": nn.Linear(3, 8)}
+    state["o"] = torch.optim.AdamW(state["m"].parameters())
+    state["m"](torch.ones(2, 3)).sum().backward()
+    capture = Capture(state, rank=0, world_size=1)
+    surveys = walks(capture, monkeypatch)
+
+    change(state)
+    capture.check()
+
+    assert surveys == [capture]
+
+
+def test_what_a_check_has_seen_keeps_no_memory_that_the_script_lets_go():
+    model = nn.Linear(3, 8)
+    capture = Capture({"m": model}, rank=0, world_size=1)
+    memory = weakref.ref(model.weight.untyped_storage())
+    model.weight.data = torch.ones(8, 3)
+
+    assert memory() is None
+    assert capture.names_needs is False

@@ -17,6 +17,7 @@ from holdfast.rpc.channel import MESSAGE_BYTES_MAX
 from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.survey import CapturedTensor, Home
 from holdfast.training import restore_needs
+from holdfast.training.headers import Headers
 from holdfast.training.restore_needs import of_boxes
 
 SAVED = 4
@@ -106,7 +107,9 @@ def held(begin: int, end: int, holders=(0,), mesh=(0, 1), shape=(ROWS, COLUMNS))
 
 
 def named(find, boxes, *, source=0, world_size=2, only=None) -> Needs:
-    needs, _ = of_boxes(NOTHING, source, boxes, only, find, saved=SAVED, world_size=world_size)
+    needs, _ = of_boxes(
+        NOTHING, source, boxes, only, Headers(find), saved=SAVED, world_size=world_size
+    )
     return needs
 
 
@@ -155,7 +158,7 @@ def test_of_more_ranks_one_asks_those_who_had_its_rows_and_whose_text_it_reads()
     agent = everybody()
 
     needs, of_all = of_boxes(
-        NOTHING, 1, held(7, 8, holders=(7,), mesh=range(8)), None, agent,
+        NOTHING, 1, held(7, 8, holders=(7,), mesh=range(8)), None, Headers(agent),
         saved=SAVED, world_size=8,
     )  # fmt: skip
 
@@ -190,7 +193,7 @@ def test_rows_that_were_cut_otherwise_are_looked_for_in_all_heads():
     agent = Agent(*(head(rank, place=(rank + 1) % SAVED) for rank in range(SAVED)))
 
     needs, of_all = of_boxes(
-        NOTHING, 1, held(7, 8, holders=(7,), mesh=range(8)), None, agent,
+        NOTHING, 1, held(7, 8, holders=(7,), mesh=range(8)), None, Headers(agent),
         saved=SAVED, world_size=8,
     )  # fmt: skip
 
@@ -387,7 +390,7 @@ def test_of_as_many_ranks_on_the_same_mesh_one_head_is_enough(monkeypatch):
 def test_what_is_needed_whole_stays_so():
     agent = everybody()
 
-    needs, _ = of_boxes(WHOLE, 0, held(0, 4), None, agent, saved=SAVED, world_size=2)
+    needs, _ = of_boxes(WHOLE, 0, held(0, 4), None, Headers(agent), saved=SAVED, world_size=2)
 
     assert (needs, []) == (WHOLE, agent.asked)
     assert ShardNeed(rank=0).ranges == ()

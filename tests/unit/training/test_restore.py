@@ -22,6 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.loading import Differences
+from holdfast.training.headers import Headers
 from holdfast.training.naming import Naming, Scope
 from holdfast.training.restore import Decided, decide, restore
 from holdfast.training.restore_needs import own_needs
@@ -57,6 +58,7 @@ class Agent:
         self.spec = attempt_spec(rank=1, world_size=2, names_needs=names_needs)
         self.needs, self.answers = None, list(answers)
         self.needs_of_all = False
+        self.headers = Headers(lambda *_: ())
         decision = Decision(
             number=1, state=DecisionState.CONFIRMED, generation=generation, fresh=True
         )
@@ -297,7 +299,7 @@ class Files:
 def files(monkeypatch):
     files = Files()
     opened = nullcontext(files)
-    monkeypatch.setattr("holdfast.training.restore.open_files", lambda located, held: opened)
+    monkeypatch.setattr("holdfast.training.restore.open_files", lambda *_, **parse: opened)
     return files
 
 
@@ -408,7 +410,7 @@ def test_where_parts_do_not_suffice_its_own_segment_comes_before_all_the_others(
     """All segments may be more than any node holds; parts do not outlive the agent."""
     agent = Agent(names_needs=True)
     agent.view = view = proposed()
-    agent.heads = agent.report = lambda *_: ()
+    agent.report = lambda *_: ()
     agent.answers = [confirmed(view, needs=1), confirmed(view, needs=2)]
     part = ShardNeed(rank=1, ranges=(ByteRange(begin=0, end=5),))
     monkeypatch.setattr(
@@ -437,7 +439,7 @@ def test_of_boxes_more_is_named_by_the_heads_of_all_before_everything_is(no_file
     """A state that its own header does not tell of is in a mate's; all may be more than fits."""
     agent = Agent(names_needs=True)
     agent.view = view = proposed()
-    agent.heads = agent.report = lambda *_: ()
+    agent.report = lambda *_: ()
     agent.answers = [confirmed(view, needs=number) for number in (1, 2, 3)]
     part = ShardNeed(rank=1, ranges=(ByteRange(begin=0, end=5),))
     named, loads = [], []
@@ -476,7 +478,7 @@ def test_what_of_a_segment_is_here_is_told_to_whoever_reads_it(no_files, monkeyp
     told = []
     monkeypatch.setattr(
         "holdfast.training.restore.open_files",
-        lambda located, held: told.append(held) or nullcontext(Files()),
+        lambda located, held, **parse: told.append(held) or nullcontext(Files()),
     )
     monkeypatch.setattr(State, "load", lambda *_, **how: FOUND)
     restored = restore(

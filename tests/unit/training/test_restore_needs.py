@@ -12,6 +12,7 @@ from holdfast.errors import UnavailableError
 from holdfast.format import byte_ranges
 from holdfast.format.boxes import whole
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
+from holdfast.training.headers import Headers
 from holdfast.training.restore_needs import of_names
 
 OWN = ShardId(RunId("r"), Step(7), Generation(1), Rank(1))
@@ -40,7 +41,7 @@ def head(shard=OWN, **fields):
 
 
 def named(only, *heads):
-    return of_names(ALL, 1, only, lambda checkpoint, ranks: heads)
+    return of_names(ALL, 1, only, Headers(lambda checkpoint, ranks: heads))
 
 
 @pytest.fixture(autouse=True)
@@ -104,10 +105,12 @@ def test_without_an_answer_all_that_the_rank_needs_is_named():
     def find(checkpoint, ranks):
         raise UnavailableError("the agent does not answer")
 
-    assert of_names(ALL, 1, ["model"], find) == ALL
+    assert of_names(ALL, 1, ["model"], Headers(find)) == ALL
 
 
 def test_what_is_needed_whole_stays_so():
     whole_needs = replace(ALL, whole=True)
 
-    assert of_names(whole_needs, 1, ["model"], lambda *_: [head()]) == whole_needs
+    headers = Headers(lambda *_: [head()])
+
+    assert of_names(whole_needs, 1, ["model"], headers) == whole_needs
