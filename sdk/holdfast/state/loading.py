@@ -33,7 +33,7 @@ from holdfast.state.other_classes import warn_of_optimizer, warn_of_scheduler
 from holdfast.state.owners import Owners, told
 from holdfast.state.sections import Section
 from holdfast.state.survey import Home, Survey
-from holdfast.state.values import ABSENT, make_numpy, merge
+from holdfast.state.values import ABSENT, check_keys, make_numpy, merge
 from holdfast.state.wants import Wants
 
 
@@ -119,7 +119,10 @@ class Loading:
         saved = {key: tree for key, tree in self._live.tree.items() if self._chosen(key)}
         for key, tree in saved.items():
             if self._strict or key in self._state:
-                self._wants.then(partial(self._merge, key, self.decode(tree), stay))
+                held = self.decode(tree)
+                if not self._strict:
+                    check_keys(self._state[key], held, key)
+                self._wants.then(partial(self._merge, key, held, stay))
             else:
                 self._unexpected.append(key)
         if not self._strict:

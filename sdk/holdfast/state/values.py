@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from holdfast.errors import InvalidRequestError
+from holdfast.format.tree import PLAIN
 from holdfast.state.wants import check_fillable
+
+_Keys: TypeAlias = tuple[object, ...]
 
 ABSENT = object()
 """Stands for an object that only the checkpoint has."""
@@ -48,6 +52,47 @@ def merge(
     if isinstance(saved, list | tuple | deque):
         return _merge_items(target, saved, path, exact=exact, objects=objects)
     return saved
+
+
+def check_keys(target: object, saved: object, path: str) -> None:
+    """Refuse a tensor or object that has the name of another: ``{0: t}`` beside ``{"0": t}``.
+
+    Both would be filled with the saved one, and the dict that holds both could not be saved.
+
+    Args:
+        target: What is here, as for ``merge``.
+        saved: What was decoded.
+        path: Its name.
+
+    Raises:
+        InvalidRequestError: names the keys of both.
+    """
+    here = dict(_leaves(target, path, ()))
+    for name, keys in _leaves(saved, path, ()):
+        other = here.get(name, keys)
+        if other != keys:
+            raise InvalidRequestError(
+                f"state {name!r} is under the keys {_shown(other)} of {path!r} now, and was under "
+                f"{_shown(keys)} when it was saved: give it the keys of then",
+                key=name,
+            )
+
+
+def _leaves(value: object, path: str, keys: _Keys) -> Iterator[tuple[str, _Keys]]:
+    """Yield names of the tensors and objects in a value, with the keys that lead there."""
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, list | tuple | deque):
+        items = enumerate(value)
+    elif isinstance(value, Mapping):
+        items = value.items()
+    elif type(value) not in PLAIN and type(value).__module__ != "numpy":
+        yield path, keys
+    for key, item in items:
+        yield from _leaves(item, f"{path}.{key}", (*keys, key))
+
+
+def _shown(keys: _Keys) -> str:
+    return "".join(f"[{key!r}]" for key in keys)
 
 
 def _merge_tensor(target: torch.Tensor, saved: torch.Tensor, path: str) -> torch.Tensor:

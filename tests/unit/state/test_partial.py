@@ -120,3 +120,32 @@ def test_a_strict_load_says_the_way_out(tmp_path):
         InvalidRequestError, match=r"'average' exists only in the script.*strict=False"
     ):
         through(tmp_path, {"model": model}, {"model": model, "average": nn.Linear(4, 3)})
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (lambda t: {0: t}, lambda t: {"0": t}),
+        (lambda t: [{"x": {0: t}}], lambda t: [{"x": {"0": t}}]),
+        (lambda t: {"a.b": t}, lambda t: {"a": {"b": t}}),
+    ],
+    ids=["number and text", "further down", "with a dot"],
+)
+@pytest.mark.parametrize("value", [torch.ones, lambda count: nn.Linear(count, 1)])
+def test_keys_that_make_the_same_name_are_not_taken_for_each_other(tmp_path, value, there, here):
+    """Such as numbers that became texts in JSON: one tensor would stand under both."""
+    mine = value(3)
+    before = mine.weight.clone() if isinstance(mine, nn.Module) else mine.clone()
+
+    with pytest.raises(InvalidRequestError, match=r"under the keys \[.+\] of 'x' now, and was"):
+        through(tmp_path, {"x": there(value(3))}, {"x": here(mine)}, strict=False)
+
+    assert torch.equal(before, mine.weight if isinstance(mine, nn.Module) else mine)
+
+
+def test_plain_values_under_such_keys_stay_apart(tmp_path):
+    here = {"x": {"0": [1.5]}}
+
+    through(tmp_path, {"x": {0: [2.5]}}, here, strict=False)
+
+    assert here == {"x": {0: [2.5], "0": [1.5]}}
