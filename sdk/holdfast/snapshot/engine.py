@@ -236,6 +236,7 @@ def _check_writes(snapshot: Snapshot) -> None:
 
 def _copy_chunk(snapshot: Snapshot, chunk: range) -> None:
     views = snapshot.buffer.deferred(snapshot.plan)
+    snapshot.plan.check_sources(chunk)
     part = slice(chunk.start, chunk.stop)
     _copy(views[part], snapshot.sources[part])
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import PreconditionError
+from holdfast.reading.dtypes import is_freed
 from holdfast.threads import limit_this_thread
 
 CHUNK_BYTES_MAX = 64 << 20
@@ -76,6 +77,11 @@ class Copies:
             for chunk in _chunks(later):
                 if self._reason:
                     raise PreconditionError(self._reason)
+                if any(is_freed(source) for _, source in chunk):
+                    raise PreconditionError(
+                        "the memory of a tensor was freed (untyped_storage().resize_(0)) while the "
+                        "state was copied: free it after the next step of the optimizer"
+                    )
                 _copy(chunk)
             now = [_version(source) for _, source in later]
             if now != list(versions):

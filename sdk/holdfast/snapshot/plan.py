@@ -31,7 +31,7 @@ from holdfast.format.segment import (
 )
 from holdfast.format.tally import encode
 from holdfast.garbage import no_collection
-from holdfast.reading.dtypes import dtype_name
+from holdfast.reading.dtypes import check_memory, dtype_name
 from holdfast.snapshot.plan_hash import hash_of, shared_hash, stored_name, tally_of
 from holdfast.state.capture import Estimate, LiveState
 from holdfast.state.left_out import unsaved_parameters
@@ -143,6 +143,7 @@ class SavePlan:
         self._parameters = {t.fqn: t.tensor for t in later.values() if t.parameter}
         self._places: Sequence[torch.Tensor] = ()
         self._sources: list[torch.Tensor] = []
+        self._addresses: list[int] = []
 
     @property
     def blob_capacity_bytes(self) -> int:
@@ -201,7 +202,21 @@ class SavePlan:
             self.check(self.deferred)
             self._places = self._identity.places
             self._sources = [piece.tensor.detach() for piece in self.deferred]
+            self._addresses = _addresses(self._sources)
         return self._sources
+
+    def check_sources(self, chunk: range) -> None:
+        """Do nothing if ``sources`` still have the memory of these deferred tensors.
+
+        Raises:
+            InvalidRequestError: some of it was freed, and who read it would end the process.
+        """
+        part = slice(chunk.start, chunk.stop)
+        sources = self._sources[part]
+        if _addresses(sources) == self._addresses[part]:
+            return
+        for piece, source in zip(self.deferred[part], sources, strict=True):
+            check_memory(piece.entry.spec.fqn, source)
 
     def check(self, pieces: Iterable[Piece]) -> None:
         """Do nothing if the tensors of ``pieces`` are of the sizes and dtypes that were planned.
@@ -342,6 +357,10 @@ def _owners_among_holders(survey: Survey) -> dict[str, int]:
         for fqn, at in balance(sizes, [0] * len(holders)).items():
             owners[fqn] = holders[at]
     return owners
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    return list(map(torch.Tensor.data_ptr, tensors))  # a loop in C
 
 
 def _pieces(
