@@ -59,7 +59,6 @@ SOCKET_POLL_S = 0.02
 SEAT_WAITS = Waits(first_s=RETRY_S, wait_s_max=5.0, factor=1.5)
 """They less than double: a job that begins hears soon that its catalogue is back."""
 PROGRESS_S = 0.1
-RESERVE_BYTES_PER_S_MIN = 200 << 20
 
 log = steady_logger(__name__)
 
@@ -346,9 +345,7 @@ class AgentSession:
             slots=reservation.slots,
             restored_bytes=reservation.restored_bytes,
         )
-        work = reservation.length_bytes * reservation.slots
-        timeout_s = CALL_S_MAX + work / RESERVE_BYTES_PER_S_MIN
-        call(self._stub.Reserve, request, timeout_s=timeout_s)
+        call(self._stub.Reserve, request, timeout_s=CALL_S_MAX)
 
     def _reopen(self) -> None:
         """Introduce this session to an agent that has forgotten it."""

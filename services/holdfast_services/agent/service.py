@@ -38,8 +38,8 @@ from holdfast_services.transport.located import Located
 from holdfast_services.transport.preferred import TransportState
 
 WATCH_S_MAX = 60.0
-RESERVE_S_BASE = 30.0
-POPULATE_BYTES_PER_S_MIN = 200 << 20
+RESERVE_S_MAX = 5.0
+"""How long who reserves is kept to hear that there is no room; slots are made after that, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +152,11 @@ class AgentService:
     async def reserve(self, session: str, asked: Reservation) -> None:
         """Reserve slots; returns once they are leased, or held by what may not be freed yet.
 
+        Or after ``RESERVE_S_MAX``: touching their memory may take minutes on a busy machine, and
+        goes on. Leases follow in the view, one by one, and what goes wrong then in an event.
+
         Raises:
             ExhaustedError: the budget or the file system cannot carry it.
-            UnavailableError: pre-faulting takes longer than its deadline.
         """
         admit(self._state, self.session(session), asked)
         self._shell.dispatch(ev.Reserved(session, asked))
@@ -167,9 +169,8 @@ class AgentService:
             refused = bool(self.session(session).refused)
             return left() == 0 or refused or (not creating and self._full(asked))
 
-        wait_s = RESERVE_S_BASE + asked.slots * asked.length_bytes / POPULATE_BYTES_PER_S_MIN
-        if not await self._shell.until(settled, wait_s):
-            raise UnavailableError(f"slots are not pre-faulted after {wait_s:.0f} s; try again")
+        if not await self._shell.until(settled, RESERVE_S_MAX):
+            return
         refused = self.session(session).refused
         if refused and left() > 0:
             raise ExhaustedError(refused, node=self.node)

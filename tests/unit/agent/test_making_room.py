@@ -304,3 +304,20 @@ def test_a_refusal_stands_until_its_rank_reserves_again():
 
     now, _ = handle(now, ev.Reserved("2" * 32, asked(2 * KIB, slots=1)))
     assert ["full, too", ""] == [one.refused for one in now.sessions.values()]
+
+
+def test_each_rank_has_one_slot_before_any_has_two():
+    """Making one takes seconds; of eight ranks with three slots the last would wait for 22."""
+    now, actions = state(), []
+    for rank in range(3):
+        one = changed_session(session(), id=f"{rank}" * 32, rank=rank, world_size=4)
+        now.sessions[one.id] = one
+        now, made = handle(now, ev.Reserved(one.id, asked(KIB, slots=2)))
+        actions += made
+    leased = []
+    for _ in range(6):
+        [made] = kinds(actions, ev.CreateSlot)
+        now, actions = handle(now, ev.SlotCreated(made.name.slot))
+        leased.append(now.slots[made.name.slot].session[0])
+
+    assert set("012") == set(leased[:3]) == set(leased[3:])

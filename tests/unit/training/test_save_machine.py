@@ -289,3 +289,12 @@ def test_the_state_before_is_not_changed_and_stays_small():
         state, _ = live(state, ev.Due(step), ev.Prepared(step, 1), ev.NoSlot(step), ev.NoSlot(step))
     assert len(state.saving) == 1
     assert len(state.lapse.said) <= 16
+
+
+def test_the_first_save_waits_for_its_slot_as_long_as_its_memory_may_take():
+    """Once: from then on a slot is there, or protection is behind."""
+    state, actions = live(NEW, ev.Due(7), ev.Prepared(7, 1), ev.Reserved(7, 1, 60.0), NO_SLOT)
+    assert ev.TakeSlot(7, rules.NEW_PLAN_S_MAX + 60.0) == actions[-1]
+
+    state, _ = live(state, ev.SlotReady(7))
+    assert BUSY_WAIT_S_MAX == state.patience_s

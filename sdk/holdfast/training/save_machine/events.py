@@ -71,10 +71,14 @@ class Prepared(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Answers ``Reserve``: the agent makes the slots of this plan."""
+    """Answers ``Reserve``: the agent makes the slots of this plan.
+
+    ``touch_s``: so long it may take until the first slot's memory is touched on a busy machine.
+    """
 
     step: int
     plan: int
+    touch_s: float = 0.0
 
 
 class Refused(NamedTuple):

@@ -3,9 +3,9 @@
 From "this step is due" to a closed slot, and what becomes of each step. The training thread waits
 for three things only, each bounded: the end of an earlier copy (``GATE_S_MAX``), a free slot
 (``BUSY_WAIT_S_MAX``, or ``RETURN_S_MAX`` if one is on its way back; after one save without a slot
-later saves do not wait), and the slots of a new plan (``NEW_PLAN_S_MAX``, once per plan: its memory
-must be made first). Whatever fails, the step is abandoned for the attempt, which is said, and
-training goes on (P4). A step that found no slot is *owed* until training goes on.
+later saves do not wait), and a slot of a new plan (``NEW_PLAN_S_MAX`` and as long as touching its
+memory may take, once per plan). Whatever fails, the step is abandoned for the attempt, which is
+said, and training goes on (P4). A step that found no slot is *owed* until training goes on.
 
 One save is ``Due``, ``Prepared``, ``SlotReady``, then ``Copied`` and ``Closed``, wherever these
 happen. Nothing here is done per tensor.
@@ -123,7 +123,8 @@ def _prepared(state: SaveState, event: ev.Prepared, now_s: float) -> Handled:
 
 
 def _reserved(state: SaveState, event: ev.Reserved, _now_s: float) -> Handled:
-    return state._replace(reserved=event.plan), [ev.TakeSlot(event.step, 0.0)]
+    state = state._replace(reserved=event.plan, patience_s=NEW_PLAN_S_MAX + event.touch_s)
+    return state, [ev.TakeSlot(event.step, 0.0)]
 
 
 def _refused(state: SaveState, event: ev.Refused, now_s: float) -> Handled:

@@ -344,19 +344,24 @@ def _lease(state: State) -> list[ev.Action]:
     # What was taken back for a restore is not leased again before it has its room.
     if not all(session.loaded for session in asking) and _starved(state):
         asking = [session for session in asking if session.loaded]
-    for session in asking:
+    lacking = {s.id: count for s in asking if (count := slot_rules.quota_left(state, s))}
+    while lacking:
+        # In turn, who lacks most first: making a slot may take seconds, and each rank needs one.
+        session = state.sessions[max(lacking, key=lacking.__getitem__)]
         asked = session.reservation
         assert asked is not None, "who has not reserved asks for nothing"
-        for _ in range(slot_rules.quota_left(state, session)):
-            slot, made = _slot_for(state, asked.length_bytes)
-            actions += made
-            if slot is None:
-                break
-            opened = slot.name.to(SlotState.WRITING)
-            state.slots[slot.name.slot] = replace(
-                slot, name=opened, session=session.id, plan_hash=asked.plan_hash
-            )
-            actions.append(ev.RenameSlot(slot.name, opened))
+        slot, made = _slot_for(state, asked.length_bytes)
+        actions += made
+        lacking[session.id] -= 1
+        if slot is None or not lacking[session.id]:
+            del lacking[session.id]
+        if slot is None:
+            continue
+        opened = slot.name.to(SlotState.WRITING)
+        state.slots[slot.name.slot] = replace(
+            slot, name=opened, session=session.id, plan_hash=asked.plan_hash
+        )
+        actions.append(ev.RenameSlot(slot.name, opened))
     return actions
 
 
