@@ -16,12 +16,15 @@ from typing import TypeVar
 from holdfast.core.retry import Waits
 from holdfast.errors import ConflictError
 from holdfast_services.kit.db import Engine, read_transaction, write_transaction
-from holdfast_services.metadata.domain.model import Limits
+from holdfast_services.metadata.domain.model import Limits, Run
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases.agents import snapshot
 
 THREADS = 4
+ENDED_S_MAX = 10.0
+"""How long what was read of jobs that have ended is taken to be so, if no change is told: another
+metadata process may have changed it."""
 CONFLICT_WAITS = Waits(first_s=0.01, wait_s_max=0.5, tries_max=8)
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,8 @@ class Transactor:
         self._world_s = 0.0
         self._next_world: asyncio.Task[World] | None = None
         self._loading = asyncio.Lock()
+        self._ended: dict[str, Run] = {}
+        self._ended_s = 0.0
 
     async def stop(self) -> None:
         """End the threads; waits for transactions that run."""
@@ -100,6 +105,7 @@ class Transactor:
     def tell(self) -> None:
         """Wake all calls that wait for a change."""
         self._told_s = asyncio.get_running_loop().time()
+        self._ended = {}  # another one: what is read now goes into that from before the change
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -129,4 +135,7 @@ class Transactor:
             # Who asks from here on needs a later snapshot, unless this one is late enough.
             self._world, self._next_world = self._next_world, None
             self._world_s = asyncio.get_running_loop().time()
-            return await self.read(lambda c: snapshot(c, self.limits))
+            if self._world_s - self._ended_s > ENDED_S_MAX:
+                self._ended, self._ended_s = {}, self._world_s
+            ended = self._ended
+            return await self.read(lambda c: snapshot(c, self.limits, ended))

@@ -6,7 +6,7 @@ taken in one order, the pulse, jobs by name, nodes by name, so that no two wait 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import Seat
@@ -339,16 +339,31 @@ def note_unasked(catalogue: Catalogue, job: str, reason: str) -> None:
     catalogue.add_events([event], "", catalogue.now_s())
 
 
-def snapshot(catalogue: Catalogue, limits: Limits) -> World:
-    """Return all nodes and the runs that nodes or attempts have to do with, in one snapshot."""
+def snapshot(
+    catalogue: Catalogue, limits: Limits, ended: MutableMapping[str, Run] | None = None
+) -> World:
+    """Return all nodes and the runs that nodes or attempts have to do with, in one snapshot.
+
+    ``ended`` are runs that were read before, of which nobody has written since, by id: of those
+    whose jobs have ended; what else is read of such ones is added.
+    """
+    ended = {} if ended is None else ended
     now_s = catalogue.now_s()
     nodes = catalogue.nodes()
     names: set[str] = {
         item.shard.id.run for node in nodes.values() for item in node.inventory.shards
     }
-    active = (catalogue.run_of(job) for job in catalogue.active_jobs(now_s - IDLE_S_MAX))
-    names |= {run for run in active if run}
-    loaded = (catalogue.load_run(name) for name in sorted(names))
+    jobs = catalogue.active_jobs(now_s - IDLE_S_MAX)
+    active = {run for run in map(catalogue.run_of, jobs) if run}
+    loaded: list[Run | None] = []
+    for name in sorted(names | active):
+        known = None if name in active else ended.get(name)
+        run = known or catalogue.load_run(name)
+        loaded.append(run)
+        if name in active or run is None:
+            ended.pop(name, None)
+        else:
+            ended[name] = run
     runs = tuple(run for run in loaded if run)
     if not limits.object_tier:
         runs = tuple(replace(run, stored=()) for run in runs)
