@@ -288,13 +288,13 @@ class Checkpointer:
         Returns the handle of the save, or None if no save was due.
 
         Raises:
-            PreconditionError: ``restore()`` was not called.
+            PreconditionError: ``restore()`` was not called, or this Checkpointer is closed.
             InvalidRequestError: ``step`` is not a whole number from 0.
             CheckpointError: with ``on_failure="raise"``, the error of an earlier save.
             SystemExit: after a signal, once the last save is safe (``OnPreemption``).
         """
         saver, step = self._require_saver(), step_number(step)
-        if os.getpid() != self._pid or self._closed:
+        if os.getpid() != self._pid or self._has_ended():
             return None
         if step <= self._progress.step:
             if self._progress.is_behind(step):
@@ -344,10 +344,16 @@ class Checkpointer:
         self._save_asked = True
 
     def save(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle:
-        """Save now and return at once; call it on every rank with the same ``step``."""
+        """Save now and return at once; call it on every rank with the same ``step``.
+
+        Raises:
+            PreconditionError: ``restore()`` was not called, this Checkpointer is closed, or this
+                is a forked child.
+        """
         saver, step = self._require_saver(), step_number(step)
         if os.getpid() != self._pid:
             raise PreconditionError("a forked child process cannot save", job=self._job)
+        self._has_ended()
         if step > self._progress.step:
             self._progress.advance(step, time.monotonic())
         return saver.save(step, notes)
@@ -446,6 +452,20 @@ class Checkpointer:
         """Refuse to restore what no session holds: its bytes could be replaced while read."""
         if self._closed:
             raise PreconditionError("this Checkpointer is closed: make another one", job=self._job)
+
+    def _has_ended(self) -> bool:
+        """Tell whether a signal has ended the saves; then the script's own handler lets it go on.
+
+        Raises:
+            PreconditionError: ``close()`` has ended them.
+        """
+        if self._closed and not (self._preemption and self._preemption.asked):
+            raise PreconditionError(
+                "this Checkpointer is closed and saves nothing any more: call close() after the "
+                "last step, or make another one",
+                job=self._job,
+            )
+        return self._closed
 
     def _require_saver(self) -> Saver:
         if self._saver is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 from tests.e2e.stack import running_stack
@@ -81,6 +84,30 @@ def test_what_is_closed_restores_nothing(make, call, decided):
 
     with pytest.raises(PreconditionError, match="closed"):
         getattr(ck, call)()
+
+
+@pytest.mark.parametrize("call", ["step", "save"])
+def test_what_is_closed_saves_nothing_and_says_so(make, call):
+    """P8: a loop that goes on after ``close`` would train without a checkpoint."""
+    ck = make()
+    ck.close()
+
+    with pytest.raises(PreconditionError, match=r"closed.*make another one"):
+        getattr(ck, call)(1)
+
+
+def test_a_script_that_handles_a_signal_itself_may_go_on_after_the_last_save(make):
+    """P8: its last save was made, and the script ends when it likes."""
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: seen.append(number))
+    try:
+        ck = make(save=holdfast.OnPreemption(grace_s=30))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert "replicated" == ck.step(1).level
+        assert ck.step(2) is None
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_repeated_step_and_a_repeated_save_do_nothing(make):

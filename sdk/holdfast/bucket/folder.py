@@ -73,8 +73,9 @@ class CheckpointFolder:
                 raise  # not even its folder is there, and the error names that
             where = f"{self.prefix} of {self.store.url}" if self.prefix else self.store.url
             raise NotFoundError(
-                f"no checkpoint folder is at {where}: it has no {MANIFEST}; one ends in "
-                f"step-<n>.g<generation>, or is what holdfast.save wrote",
+                f"no checkpoint folder is at {where}: it has no {MANIFEST}, so no save there has "
+                f"ended; one ends in step-<n>.g<generation>, or is what holdfast.save, DCP or "
+                f"DeepSpeed wrote",
                 key=key,
             ) from error
         manifest = decode_manifest(data)

@@ -33,7 +33,12 @@ def export(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         StoppedError: a signal came; nothing was written.
     """
     dest = _destination(args, "export")
-    from holdfast.convert.plain_names import PlainNames, of_groups  # noqa: PLC0415 - torch is slow
+    from holdfast.convert.plain_names import (  # noqa: PLC0415 - torch is slow
+        OneProcess,
+        PlainNames,
+        is_of_one_process,
+        of_groups,
+    )
     from holdfast.convert.reading import CheckpointReader  # noqa: PLC0415
 
     with (
@@ -43,10 +48,14 @@ def export(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         CheckpointReader(found.folder, found.check) as reader,
     ):
         made = reader.manifest.checkpoint
-        everything = args.rank is None and not (args.only or args.strip)
-        source: TensorSource = reader if everything else PlainNames(reader, args.rank)
-        data, text = _write(args, source, dest, f"step {made.step}")
-        named = of_groups(spec.fqn for spec in reader.specs()) if everything else []
+        source: TensorSource = reader
+        if args.rank is not None or args.only or args.strip:
+            source = PlainNames(reader, args.rank)
+        elif is_of_one_process(reader):
+            source = OneProcess(reader)
+        what = args.place if isinstance(args.place, str) else f"step {made.step}"
+        data, text = _write(args, source, dest, what)
+        named = of_groups(spec.fqn for spec in source.specs())
     if named:
         text.append(
             f"groups of ranks have saved {counted(len(named), 'tensor')} under names of their own, "

@@ -6,6 +6,7 @@ In memory every agent hashes its own copies; ``verify_object`` does the other ti
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -112,7 +113,11 @@ def _memory(checkpoint: Record, environ: Mapping[str, str]) -> Report:
     with progress("verifying", len(copies)) as advance:
         verdicts = list(_verdicts(copies, advance))
     if not verdicts:
-        raise NotFoundError(f"no live agent holds a copy of step {checkpoint['step']}")
+        stored = "; it is in the object store: pass --tier object"
+        raise NotFoundError(
+            f"no live agent holds step {checkpoint['step']} in memory"
+            f"{stored if checkpoint['durable_at'] is not None else ''}"
+        )
     return judge(checkpoint, verdicts)
 
 
@@ -159,7 +164,7 @@ def judge(checkpoint: Record, verdicts: list[Verdict]) -> Report:
     text += [f"bad copy: {v.copy.shard.key} on {v.copy.node}: {v.detail}" for v in bad]
     text += [f"no good copy in memory: {shard.key}" for shard in missing]
     if not bad and not missing:
-        text.append(f"step {checkpoint['step']}: all {len(verdicts)} copies match their digests")
+        text.append(f"step {checkpoint['step']}: {_all_match(verdicts)}")
     data = {
         "step": checkpoint["step"],
         "attempt": checkpoint["generation"],
@@ -171,6 +176,17 @@ def judge(checkpoint: Record, verdicts: list[Verdict]) -> Report:
         "missing": [shard.key for shard in missing],
     }
     return Report(data=data, text=text, failed=bool(bad or missing))
+
+
+def _all_match(verdicts: list[Verdict]) -> str:
+    """Say on how many nodes each shard is: what is on one alone has no copy."""
+    nodes = Counter(verdict.copy.shard for verdict in verdicts).values()
+    low, high = min(nodes), max(nodes)
+    where = f"{low} to {high} nodes" if low < high else f"{high} nodes"
+    where = where if high > 1 else "one node only"
+    if len(nodes) == 1:
+        return f"its shard matches its digest, on {where}"
+    return f"all {len(nodes)} shards match their digests, each on {where}"
 
 
 def _verdicts(copies: list[Copy], advance: Callable[[], None]) -> Iterator[Verdict]:

@@ -30,11 +30,14 @@ def verify_objects(place: Target | str, environ: Mapping[str, str]) -> Report:
                 verify(found.folder, made, pace=lambda _bytes: found.check(), progress=advance)
             )
         others = strangers(found.folder, made)
-    return judge(made, verdicts, others)
+    what = place if isinstance(place, str) else f"step {made.checkpoint.step}"
+    return judge(made, verdicts, others, what)
 
 
-def judge(made: Manifest, verdicts: list[ShardVerdict], others: tuple[str, ...]) -> Report:
-    """Return the report: every shard, and segments that do not belong there."""
+def judge(
+    made: Manifest, verdicts: list[ShardVerdict], others: tuple[str, ...], what: str
+) -> Report:
+    """Return the report on ``what``: every shard, and segments that do not belong there."""
     bad = [verdict for verdict in verdicts if not verdict.ok]
     rows = tuple(
         (
@@ -48,7 +51,7 @@ def judge(made: Manifest, verdicts: list[ShardVerdict], others: tuple[str, ...])
     text: list[str | Table] = [Table(("rank", "volume", "size", "object"), rows)]
     text += [f"not in the manifest, and other readers would take it in: {key}" for key in others]
     if not bad and not others:
-        text.append(f"step {made.checkpoint.step}: all {len(verdicts)} objects match their digests")
+        text.append(f"{what}: all {len(verdicts)} objects match their digests")
     data = {
         "job": made.job,
         "step": made.checkpoint.step,

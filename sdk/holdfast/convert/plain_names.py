@@ -94,6 +94,49 @@ class PlainNames:
         return self._source.values()
 
 
+def is_of_one_process(source: TensorSource) -> bool:
+    """Tell whether a single process has saved all of it: no name has to say whose a tensor is."""
+    owners = {own_rank(spec.fqn) for spec in source.specs()}
+    return owners <= {None, 0} and set(source.state()) <= {0}
+
+
+class OneProcess:
+    """The source of a single process: its tensors have the names of the state.
+
+    So have the references in what the process says of itself, which comes along. Random streams
+    keep their stored names.
+
+    Args:
+        source: A checkpoint that ``is_of_one_process``; it stays the caller's.
+    """
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+        specs = source.specs()
+        own = set(of_groups(spec.fqn for spec in specs))
+        plain = {fqn: unranked(fqn) if fqn in own else fqn for fqn in (s.fqn for s in specs)}
+        self._specs = [spec._replace(fqn=plain[spec.fqn]) for spec in specs]
+        self._stored = {name: fqn for fqn, name in plain.items()}
+
+    def specs(self) -> Sequence[TensorSpec]:
+        """Return all tensors, in the order of the source."""
+        return self._specs
+
+    def tensors(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield these tensors."""
+        found = self._source.tensors([self._stored[name] for name in names])
+        for name, (_, tensor) in zip(names, found, strict=True):
+            yield name, tensor
+
+    def state(self) -> Mapping[int, Any]:
+        """Return what the source has."""
+        return self._source.state()
+
+    def values(self) -> Mapping[str, Any]:
+        """Return what the source has."""
+        return self._source.values()
+
+
 def _check_rank(stored: Iterable[str], rank: int) -> None:
     firsts = {own_rank(name) for name in of_groups(stored)}
     if rank not in firsts:

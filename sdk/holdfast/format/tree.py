@@ -31,6 +31,9 @@ INT_BITS_MAX = 4_096
 _REGISTERED = 2
 """``dtype.isbuiltin`` of a dtype that a library registered: its text does not name it."""
 
+LIKE_PLAIN = (Mapping, list, tuple, str, int, float, set, frozenset)
+"""What comes of these and is none of ``PLAIN`` is refused with the plain type to keep instead."""
+
 Leaf: TypeAlias = Callable[[object, str], str | None]
 MakeNumpy: TypeAlias = Callable[[str, tuple[int, ...] | None, bytes], object]
 """Called as ``make(dtype, shape, data)``; shape None means a scalar."""
@@ -98,7 +101,7 @@ def _encode(value: object, path: str, leaf: Leaf, depth: int) -> Json:
 def _why(value: object) -> str:
     if isinstance(value, Enum):
         return "and only pickle could make that member again; keep its name or value there"
-    for plain in (Mapping, list, tuple, str, int, float, set, frozenset):
+    for plain in LIKE_PLAIN:
         if isinstance(value, plain):
             name = "dict" if plain is Mapping else plain.__name__
             return f"which would come back as another type; keep a plain {name} there"

@@ -26,6 +26,7 @@ from holdfast.objectstore.tree import CREATE, Tree, again, read_all, write_all
 from holdfast.objectstore.uploads import PUT_SUFFIX, DirectoryUploads
 
 DELETE_KEYS_MAX = 1000
+_NO_PLACE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EEXIST})
 
 
 class DirectoryStore(DirectoryUploads):
@@ -38,10 +39,8 @@ class DirectoryStore(DirectoryUploads):
         """Take ``root``, an absolute path; with ``make`` it is made, 0700, if it is missing."""
         super().__init__(Tree(root))
         if make:
-            if root.is_file():
-                raise InvalidRequestError(f"{root} is no folder: choose another path")
             with self._tree.errors(""):
-                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make(root)
 
     @property
     def root(self) -> Path:
@@ -194,3 +193,21 @@ def _info(key: str, found: os.stat_result) -> ObjectInfo:
 
 def _etag(found: os.stat_result) -> str:
     return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+
+
+def _make(root: Path) -> None:
+    """Make the folder of a store.
+
+    Raises:
+        InvalidRequestError: there can be no folder at that path.
+    """
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in _NO_PLACE:
+            raise
+        at = next((path for path in (root, *root.parents) if os.path.lexists(path)), root)
+        kind = "" if at.is_dir() else f", and {at} is no folder"
+        raise InvalidRequestError(
+            f"the folder {root} cannot be made: {error.strerror}{kind}: choose another path"
+        ) from error

@@ -102,8 +102,18 @@ class _Walk:
     objects: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    def take(self, key: str, value: object) -> None:
+        """Walk a value of the mapping, where an object of a registered class may be anywhere."""
+        self.tree[key] = encode(value, path=key, leaf=self._leaf_or_cure)
+
     def encode(self, value: object, path: str) -> Json:
         return encode(value, path=path, leaf=self._leaf)
+
+    def _leaf_or_cure(self, value: object, path: str) -> str | None:
+        name = self._leaf(value, path)
+        if name is None:
+            kinds.check_nearly_plain(path, value)
+        return name
 
     def _leaf(self, value: object, path: str) -> str | None:
         if isinstance(value, torch.Tensor):
@@ -451,7 +461,7 @@ class Capture:
                     f"{' and '.join(sorted(RESERVED))}",
                     key=key,
                 )
-            walk.tree[key] = walk.encode(value, key)
+            walk.take(key, value)
         for path, value in walk.objects.items():
             if id(value) in self._loaders or isinstance(value, (nn.Module, Optimizer)):
                 continue

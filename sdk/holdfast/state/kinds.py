@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.format.blob import SavedModule, SavedOptimizer
-from holdfast.format.tree import PLAIN, Json
+from holdfast.format.tree import LIKE_PLAIN, PLAIN, Json
 from holdfast.state import State, modules, optimizers
 from holdfast.state.dataloaders import Resumable, ResumableLoader, is_stateful_loader
 from holdfast.state.inner_optimizers import check_inner
@@ -310,6 +311,22 @@ def kind_of(path: str, value: object) -> Kind | None:
         return _LOADER
     methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
     return _TREE if all(map(callable, methods)) else None
+
+
+def check_nearly_plain(path: str, value: object) -> None:
+    """Refuse what is neither of a kind nor like plain data, and say how it could be saved.
+
+    Raises:
+        InvalidRequestError: names ``path`` and the class.
+    """
+    if not isinstance(value, (*LIKE_PLAIN, Enum)):
+        cls = type(value)
+        raise InvalidRequestError(
+            f"state {path!r} holds a {cls.__module__}.{cls.__qualname__}, which only pickle could "
+            f"express; keep plain data and tensors there, or a state_dict(), or say how that class "
+            f"is saved: holdfast.register_handler(type, save, load)",
+            key=path,
+        )
 
 
 @contextmanager

@@ -217,6 +217,13 @@ def test_verify_reads_the_object_tier_and_names_what_is_damaged(run, imported, e
     assert {"r1/4/1/0/0": "ok", "r1/4/1/1/0": "mismatch", "r1/4/1/1/1": "ok"} == states
 
 
+def test_verify_of_what_is_in_the_store_alone_says_how_to_read_it(run, imported):
+    code, found = run("verify", f"{JOB}@8")
+
+    assert (1, "not_found") == (code, found["error"]["kind"])
+    assert "pass --tier object" in json.dumps(found)
+
+
 def test_what_is_kept_can_be_set_shown_and_tried(run, imported):
     """F87, G11."""
     nothing = run("retain", JOB)[1]
@@ -330,8 +337,9 @@ def test_a_folder_is_verified_and_exported_without_any_service(
     folder = elsewhere / JOB / "r1/step-8.g1"
 
     assert 0 == main(["verify", str(folder)])
-    assert "all 3 objects match" in capsys.readouterr().out
+    assert f"{folder}: all 3 objects match" in capsys.readouterr().out
     assert 0 == main(["export", folder.as_uri(), str(tmp_path / "o.pt"), "--format", "torch"])
+    assert f"{folder.as_uri()}: " in capsys.readouterr().out
     assert "model.BF16" in torch.load(tmp_path / "o.pt", weights_only=True)
 
 

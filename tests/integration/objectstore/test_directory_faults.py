@@ -15,6 +15,7 @@ import pytest
 from holdfast.errors import (
     AccessError,
     ExhaustedError,
+    InvalidRequestError,
     NotFoundError,
     PreconditionError,
     UnavailableError,
@@ -76,6 +77,19 @@ def test_a_volume_that_is_not_mounted_is_not_filled(tmp_path):
         store.put("k", b"x")
 
     assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("place", "culprit"),
+    [("file/below", "file is no folder"), ("dangling", "dangling is no folder"),
+     ("/proc/nowhere/x", "/proc/nowhere/x cannot be made")],
+)  # fmt: skip
+def test_a_place_where_no_folder_can_be_made_is_named(tmp_path, place, culprit):
+    """Nobody looked for an object yet, so none is said to be missing."""
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "at" / "all")
+    with pytest.raises(InvalidRequestError, match=f"{culprit}.*choose another path"):
+        DirectoryStore(tmp_path / place, make=True)
 
 
 def test_folders_and_files_are_the_owners_alone(store, tmp_path):

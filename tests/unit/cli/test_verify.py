@@ -59,7 +59,27 @@ def test_good_copies_of_all_shards_are_success():
     report = judge(CHECKPOINT, verdicts())
 
     assert not report.failed
-    assert report.text[-1] == "step 7: all 4 copies match their digests"
+    assert report.text[-1] == "step 7: all 2 shards match their digests, each on 2 nodes"
+
+
+@pytest.mark.parametrize(
+    ("places", "text"),
+    [
+        ([(0, "a"), (1, "a")], "all 2 shards match their digests, each on one node only"),
+        ([(0, "a"), (1, "a"), (1, "b")], "all 2 shards match their digests, each on 1 to 2 nodes"),
+    ],
+)
+def test_a_shard_that_one_node_alone_holds_is_not_said_to_have_a_copy(places, text):
+    found = [v for v in verdicts() if (v.copy.shard.rank, v.copy.node) in places]
+
+    assert judge(CHECKPOINT, found).text[-1] == f"step 7: {text}"
+
+
+def test_the_shard_of_a_single_rank_is_one():
+    alone = {**CHECKPOINT, "shards": CHECKPOINT["shards"][:1]}
+    found = [v for v in verdicts() if (v.copy.shard.rank, v.copy.node) == (0, "a")]
+
+    assert judge(alone, found).text[-1] == "step 7: its shard matches its digest, on one node only"
 
 
 def test_one_bad_copy_fails_and_is_named_with_its_node():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +33,15 @@ class Average:
 
 class Weighted(Average):
     pass
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
 
 
 def take(average: Average) -> dict[str, object]:
@@ -168,6 +180,16 @@ def test_an_object_inside_a_tree_is_refused_at_the_save(tmp_path, inner):
         holdfast.save(tmp_path / "x", {"a": Average(1)})
 
 
-def test_without_a_handler_it_is_refused():
-    with pytest.raises(InvalidRequestError, match="Average"):
-        Capture({"a": Average(1)}, rank=0, world_size=1)
+@pytest.mark.parametrize("made", [lambda: Average(1), torch.Generator, np.random.default_rng])
+def test_without_a_handler_it_is_refused_with_the_cure(made):
+    with pytest.raises(
+        InvalidRequestError, match=r"'deep\.0' holds a .* holdfast.register_handler"
+    ):
+        Capture({"deep": [made()]}, rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("value", [Colour.RED, Pair(1, 2)])
+def test_what_is_nearly_plain_needs_no_handler_but_its_plain_value(value):
+    with pytest.raises(InvalidRequestError, match=r"keep (a plain tuple|its name)") as caught:
+        Capture({"a": value}, rank=0, world_size=1)
+    assert "register_handler" not in str(caught.value)

@@ -126,7 +126,9 @@ def _drained(catalogue: Catalogue, run: Run, item: Listed, now_s: float, limits:
     copies = gather(run.id, tuple(catalogue.nodes().values()), now_s).live.get(item.id, {})
     if not whole(copies):
         raise PreconditionError(
-            f"{name} cannot be pinned: no whole copy of it is left", job=run.job
+            f"{name} is gone: no whole copy of it is left in memory, and it never reached the "
+            f"object store; `holdfast ls {run.job}` shows the steps that are left",
+            job=run.job,
         )
     return drains.begin(run, item.row, shards_of(copies), now_s)
 
