@@ -102,14 +102,11 @@ class _Walk:
     objects: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def take(self, key: str, value: object) -> None:
-        """Walk a value of the mapping, where an object of a registered class may be anywhere."""
-        self.tree[key] = encode(value, path=key, leaf=self._leaf_or_cure)
-
     def encode(self, value: object, path: str) -> Json:
         return encode(value, path=path, leaf=self._leaf)
 
-    def _leaf_or_cure(self, value: object, path: str) -> str | None:
+    def leaf_or_cure(self, value: object, path: str) -> str | None:
+        """As ``_leaf``, of the mapping itself, where registered classes may be anywhere."""
         name = self._leaf(value, path)
         if name is None:
             kinds.check_nearly_plain(path, value)
@@ -461,7 +458,7 @@ class Capture:
                     f"{' and '.join(sorted(RESERVED))}",
                     key=key,
                 )
-            walk.take(key, value)
+            walk.tree[key] = encode(value, path=key, leaf=walk.leaf_or_cure)
         for path, value in walk.objects.items():
             if id(value) in self._loaders or isinstance(value, (nn.Module, Optimizer)):
                 continue
