@@ -349,42 +349,6 @@ def test_data_assigned_in_the_same_memory_is_saved_as_it_reads(turn):
     assert torch.equal(weight, plan.sources()[0])
 
 
-def test_memory_that_is_freed_before_it_is_copied_costs_the_save_and_not_the_process(tmp_path):
-    """Such as by another thread, or by FSDP between forward and backward."""
-    model, _, state = trained()
-    hold = threading.Event()
-    engine, plan, _, snapshot, done = begin(tmp_path, state, hold=hold)
-    storage = model[0].weight.untyped_storage()
-    length_bytes = storage.nbytes()
-    storage.resize_(0)
-    hold.set()
-    assert done.wait(worlds.WAIT_S)
-    assert engine.close(worlds.WAIT_S)
-
-    assert snapshot.abandoned
-    assert "memory of tensor 'm.0.weight' was freed" in snapshot.reason
-    storage.resize_(length_bytes)
-    assert not plan.is_current()
-    assert worlds.plan_of(plan.capture).is_current()
-
-
-def test_memory_that_has_moved_is_copied_from_where_it_is(tmp_path):
-    model, _, state = trained()
-    hold = threading.Event()
-    engine, plan, buffer, snapshot, done = begin(tmp_path, state, hold=hold)
-    storage = model[0].weight.untyped_storage()
-    before, address = model[0].weight.detach().clone(), storage.data_ptr()
-    kept = [storage.resize_(storage.nbytes() + size) for size in (1 << 20, 1 << 21)]
-    assert address != kept[-1].data_ptr()
-    hold.set()
-    assert done.wait(worlds.WAIT_S)
-    assert engine.close(worlds.WAIT_S)
-
-    assert snapshot.copied
-    index = [p.entry.spec.fqn for p in plan.deferred].index("m.0.weight")
-    assert torch.equal(before, buffer.deferred(plan)[index])
-
-
 def test_a_parameter_written_behind_the_gate_costs_one_save(tmp_path):
     """Defect A8: code that writes a parameter that learns, past the gate, tears no checkpoint."""
     model, _, state = trained()
