@@ -1,7 +1,8 @@
 """The copy engine: fills a slot from a plan, partly behind the trainer's back.
 
-Header, blob and eager tensors are written on the caller's thread; deferred tensors by one
-background thread, in chunks, so that a copy can be given up between two of them. The thread runs
+Header, blob and eager tensors are copied on the caller's thread, deferred tensors by one
+background thread, in chunks, so that a copy can be given up between two of them. What lies on an
+accelerator is only queued there, by either thread; see ``holdfast.copying``. The thread runs
 torch's own loops on one core: it sets OpenMP's limit for itself alone, since
 ``torch.set_num_threads`` would change it for every thread that starts later (F40).
 Times are seconds.
@@ -14,13 +15,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from itertools import groupby
 
 import torch
 
-from holdfast.errors import CheckpointError, InvalidRequestError, PreconditionError
+from holdfast.copying.batches import cut
+from holdfast.copying.copiers import Copiers
+from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.logs import steady_logger
-from holdfast.snapshot.buffer import SlotBuffer
-from holdfast.snapshot.plan import SavePlan
+from holdfast.snapshot.buffer import SlotBuffer, Views
+from holdfast.snapshot.plan import Run, SavePlan
 from holdfast.threads import limit_this_thread
 
 THREAD_NAME = "holdfast-copy"
@@ -32,20 +36,27 @@ class Snapshot:
     """One copy of the state into one slot.
 
     Invariants: ends exactly once, ``copied`` or ``abandoned``; after an end nothing is written to
-    ``buffer`` on its behalf, except that an abandoned copy may finish its current chunk.
+    ``buffer`` on its behalf, except that an abandoned copy may finish what is under way.
+    ``deferred``: something is copied after ``begin`` has returned and before the gate opens.
+    ``sources`` and ``held`` hold the memory that is copied, until the copy has ended.
     """
 
-    def __init__(self, plan: SavePlan, buffer: SlotBuffer, *, step: int, generation: int) -> None:
+    def __init__(
+        self, plan: SavePlan, buffer: SlotBuffer, *, step: int, generation: int, deferred: bool
+    ) -> None:
         self.plan = plan
         self.buffer = buffer
         self.step = step
         self.generation = generation
+        self.deferred = deferred
         self.stall_s = 0.0
         self.copy_s = 0.0
         self.reason = ""
         self.taken = False
         self.sources = plan.sources()
-        self.versions = plan.versions()
+        self.held: list[torch.Tensor] = []
+        self._versions = plan.versions()
+        self._passed: list[int] | None = None
         self._copied = False
         self._lock = threading.Lock()
 
@@ -72,22 +83,41 @@ class Snapshot:
             self._copied, self.reason = not reason, reason
             return True
 
+    def pass_gate(self) -> None:
+        """Remember what was written until now: whatever is written later comes after the copy."""
+        with self._lock:
+            if self._passed is None:
+                self._passed = self.plan.versions()
+
+    def written(self) -> list[str]:
+        """Return the parameters that were written between the start and the gate, or until now."""
+        self.pass_gate()
+        assert self._passed is not None
+        return self.plan.written_between(self._versions, self._passed)
+
+    def let_go(self) -> None:
+        """Forget what was copied, so that its memory may be used again."""
+        self.sources, self.held = [], []
+
 
 class CopyEngine:
     """Copies one snapshot at a time.
 
     ``on_done(snapshot)`` is called once for each snapshot that ``begin`` returned, when nothing
     writes to its slot any more: on the background thread, or inside ``begin`` if nothing was
-    deferred. It closes the slot, or lets it go if the snapshot was abandoned.
+    deferred and nothing is under way. It closes the slot, or lets it go if the snapshot was
+    abandoned.
 
-    ``busy`` is a plain attribute, true while a background copy has neither ended nor been given up:
+    ``busy`` is a plain attribute, true while a deferred copy has neither ended nor been given up:
     the gate reads it, so that a copy that hangs holds one optimizer step up and no other.
     """
 
     def __init__(self, on_done: Callable[[Snapshot], None]) -> None:
         self.busy = False
         self._on_done = on_done
+        self._copiers = Copiers()
         self._queue: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
+        self._passable = threading.Event()
         self._idle = threading.Event()
         self._idle.set()
         self._current: Snapshot | None = None
@@ -106,63 +136,117 @@ class CopyEngine:
     ) -> Snapshot:
         """Take the state as it is now; returns when only deferred tensors are left to copy.
 
+        What lies on an accelerator may be under way then, deferred or not: whatever the caller's
+        stream gets next comes after the copies of the latter.
+
         Args:
             plan: A plan for which ``is_current`` just said yes, or that was just made.
             buffer: A slot of the plan's length, being written.
             step: Optimizer steps completed.
             generation: Of this attempt.
             parent: (step, generation) restored from, if any.
-            defer: False copies everything before returning.
+            defer: False defers nothing.
 
         Raises:
-            PreconditionError: a copy is in flight, this process is a fork, or the state no longer
-                fits the plan (``plan.is_current`` is false from then on).
+            PreconditionError: a copy is in flight, this process is a fork, an accelerator does not
+                answer any more, or the state no longer fits the plan (``plan.is_current`` is false
+                from then on).
             InvalidRequestError: a value that cannot be saved.
+            RuntimeError: an accelerator fails, or has no memory left.
         """
         begun_s = time.perf_counter()
         if os.getpid() != self._pid:
             raise PreconditionError("a forked child process cannot save")
         if not self._idle.is_set():
             raise PreconditionError("the copy of an earlier save has not ended")
+        if self._copiers.lost and plan.accelerators:
+            raise PreconditionError(self._copiers.lost)
         views = buffer.views(plan)
-        snapshot = Snapshot(plan, buffer, step=step, generation=generation)
+        deferred = defer and bool(plan.deferred)
+        snapshot = Snapshot(plan, buffer, step=step, generation=generation, deferred=deferred)
         text, live = plan.take_live()
         buffer.write_header(plan, step=step, generation=generation, parent=parent)
         buffer.write(views.blob[0], text)
-        eager = [piece.tensor for piece in plan.eager]
         plan.check(plan.eager)
-        _copy(
-            [*views.eager, *(views.live[name] for name in live)],
-            [*eager, *live.values()],
-        )
-        if defer and plan.deferred:
+        try:
+            self._copy_now(snapshot, views, live)
+        except BaseException as cause:
+            if plan.accelerators:  # perhaps something is under way
+                self._hand_over(snapshot, reason=f"copy failed: {cause or type(cause).__name__}")
+            raise
+        if deferred or self._copiers.under_way:
             snapshot.stall_s = time.perf_counter() - begun_s
             self._hand_over(snapshot)
             return snapshot
-        for chunk in plan.chunks:
-            _copy_chunk(snapshot, chunk)
         snapshot.end()
+        snapshot.let_go()
         snapshot.stall_s = snapshot.copy_s = time.perf_counter() - begun_s
         self._on_done(snapshot)
         return snapshot
 
-    def _hand_over(self, snapshot: Snapshot) -> None:
+    def _copy_now(self, snapshot: Snapshot, views: Views, live: dict[str, torch.Tensor]) -> None:
+        """Copy what is not deferred, or have it copied before whatever this thread does next."""
+        plan = snapshot.plan
+        for device, begin, end in plan.eager_runs:
+            eager = [piece.tensor for piece in plan.eager[begin:end]]
+            if device is not None:
+                eager = [tensor.detach() for tensor in eager]
+                snapshot.held += eager
+            self._copiers.of(device).now(views.eager[begin:end], eager)
+        snapshot.held += live.values()
+        for device, names in groupby(live, lambda name: plan.devices.of(live[name])):
+            group = list(names)
+            targets = [views.live[name] for name in group]
+            self._copiers.of(device).now(targets, [live[name] for name in group])
+        if snapshot.deferred:
+            for device in plan.accelerators:
+                self._copiers.of(device)  # made here: a stream of its own
+            self._copiers.mark()
+            return
+        for chunk in plan.chunks:
+            self._copiers.of(chunk.device).now(*_of_chunk(snapshot, chunk))
+
+    def _hand_over(self, snapshot: Snapshot, *, reason: str = "") -> None:
         """Leave ``snapshot`` to the copy thread, or raise and have that thread let it go.
 
         Ctrl-C may come between any two of these lines: the slot is the copy thread's in any case.
+        With a ``reason`` that thread waits for what is under way, no more.
         """
         self._start()
         try:
             snapshot.buffer.in_copy = True
+            if reason:
+                snapshot.end(reason=reason)
             self._current = snapshot
+            self._passable.clear()
             self._idle.clear()
-            self.busy = True
+            self.busy = snapshot.deferred and not reason
             self._queue.put(snapshot)
         except BaseException:
             snapshot.buffer.in_copy = True
             if snapshot.end(reason="interrupted"):
                 self._queue.put(snapshot)  # perhaps once more: the thread takes it once
             raise
+
+    def let_pass(self, timeout_s: float) -> bool:
+        """Have what this thread does next to the state come after the copy; False: not in time.
+
+        Waits for the tensors in host memory, and until all copies of the others are queued; for
+        these the caller's stream waits, not the caller.
+        """
+        snapshot = self._current
+        if snapshot is None:
+            return True
+        self._copiers.hurry()
+        if not self._passable.wait(timeout_s):
+            return False
+        if snapshot.plan.accelerators:
+            try:
+                self._copiers.hold()
+            except RuntimeError as cause:
+                self.abandon(f"copy failed: {cause}")
+            snapshot.pass_gate()
+        return True
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no background copy reads the state; false if it still does."""
@@ -171,10 +255,11 @@ class CopyEngine:
         return self._idle.wait(timeout_s)
 
     def abandon(self, reason: str) -> None:
-        """Give up the copy in flight, if any; it stops after its current chunk."""
+        """Give up the copy in flight, if any; it stops after what is under way."""
         snapshot = self._current
         if snapshot is not None and snapshot.end(reason=reason):
             self.busy = False
+            self._copiers.hurry()
 
     def close(self, timeout_s: float = CLOSE_S_MAX) -> bool:
         """Give up what is in flight and end the thread; false if it hangs (it is a daemon)."""
@@ -197,8 +282,10 @@ class CopyEngine:
                 continue
             snapshot.taken = True
             self._copy_deferred(snapshot)
+            snapshot.let_go()
             self._current = None
             self.busy = False
+            self._passable.set()
             self._idle.set()
             try:
                 self._on_done(snapshot)
@@ -208,17 +295,49 @@ class CopyEngine:
     def _copy_deferred(self, snapshot: Snapshot) -> None:
         begun_s = time.perf_counter()
         try:
-            for chunk in snapshot.plan.chunks:
-                if snapshot.abandoned:
-                    return
-                _copy_chunk(snapshot, chunk)
-            _check_writes(snapshot)
+            if snapshot.abandoned:  # `begin` has failed
+                self._copiers.clear_up()
+            self._copy_chunks(snapshot)
+            if snapshot.plan.accelerators:
+                self._passable.set()
+            self._copiers.land()
+            if snapshot.deferred:
+                _check_memory(snapshot)
+                _check_writes(snapshot)
         except Exception as cause:  # noqa: BLE001 - whatever it is, the gate must open again
             snapshot.plan.give_up()
             snapshot.end(reason=f"copy failed: {cause}")
+            self.busy = False
+            self._passable.set()
+            self._copiers.clear_up()
         finally:
             snapshot.copy_s = time.perf_counter() - begun_s
         snapshot.end()
+
+    def _copy_chunks(self, snapshot: Snapshot) -> None:
+        for chunk in snapshot.plan.chunks if snapshot.deferred else ():
+            targets, sources = _of_chunk(snapshot, chunk)
+            copier = self._copiers.of(chunk.device)
+            if len(targets) > 1:
+                if snapshot.abandoned:
+                    return
+                copier.later(targets, sources)
+                continue
+            for target, source in cut((targets[0], sources[0])):
+                if snapshot.abandoned:
+                    return
+                copier.later([target], [source])
+
+
+def _check_memory(snapshot: Snapshot) -> None:
+    """See that nothing was freed while an accelerator copied it: somebody else may have it now.
+
+    Raises:
+        InvalidRequestError: something was.
+    """
+    for chunk in snapshot.plan.chunks if snapshot.plan.accelerators else ():
+        if chunk.device is not None:
+            snapshot.plan.check_sources(snapshot.sources, chunk)
 
 
 def _check_writes(snapshot: Snapshot) -> None:
@@ -226,26 +345,19 @@ def _check_writes(snapshot: Snapshot) -> None:
 
     Not all writes are seen (fused kernels, ``.data``); those that are cost one save, not more.
     """
-    plan = snapshot.plan
-    written = plan.written_since(snapshot.versions)
+    plan, written = snapshot.plan, snapshot.written()
     reason = f"{len(written)} parameters, such as {written[:1]}, were written outside an optimizer"
     if written and snapshot.end(reason=f"{reason}: from now on they are copied at once"):
         plan.capture.never_defer(written)
         plan.give_up()
 
 
-def _copy_chunk(snapshot: Snapshot, chunk: range) -> None:
+def _of_chunk(snapshot: Snapshot, chunk: Run) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the places of a chunk in the slot, and what goes there.
+
+    Raises:
+        InvalidRequestError: some of it was freed meanwhile.
+    """
+    snapshot.plan.check_sources(snapshot.sources, chunk)
     views = snapshot.buffer.deferred(snapshot.plan)
-    snapshot.plan.check_sources(chunk)
-    part = slice(chunk.start, chunk.stop)
-    _copy(views[part], snapshot.sources[part])
-
-
-def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    if not targets:
-        return
-    try:
-        with torch.no_grad():
-            torch._foreach_copy_(targets, sources)  # one call, no loop under the GIL
-    except NotImplementedError as cause:
-        raise InvalidRequestError(f"torch cannot copy this state: {cause}") from cause
+    return views[chunk.begin : chunk.end], snapshot.sources[chunk.begin : chunk.end]

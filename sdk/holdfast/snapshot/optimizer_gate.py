@@ -23,8 +23,12 @@ class Copying(Protocol):
 
     busy: bool
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until nothing is being copied; False if it still is."""
+    def let_pass(self, timeout_s: float) -> bool:
+        """Have what this thread does next to the state come after the copy; False: not in time.
+
+        For tensors in host memory that is a wait for the end of the copy. Work for a device may be
+        queued at once: it waits there.
+        """
         ...
 
     def abandon(self, reason: str) -> None:
@@ -66,7 +70,7 @@ class Gate:
         return trusted
 
     def before_update(self) -> None:
-        """Wait until nothing reads the captured parameters, ``gate_s_max`` at most."""
+        """Have what this thread does next come after the copy; waits ``gate_s_max`` at most."""
         self.updates_count += 1
         if self._engine.busy and os.getpid() == self._pid:
             self._wait()
@@ -87,6 +91,6 @@ class Gate:
 
     def _wait(self) -> None:
         begun_s = time.perf_counter()
-        if not self._engine.wait(self._gate_s_max):
+        if not self._engine.let_pass(self._gate_s_max):
             self._engine.abandon(f"the copy held an optimizer step up for {self._gate_s_max} s")
         self.waited_s += time.perf_counter() - begun_s

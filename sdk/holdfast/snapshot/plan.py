@@ -11,11 +11,15 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import torch
 from torch.optim import Optimizer
 
+from holdfast.copying.batches import BATCH_BYTES_MAX, BATCH_TENSORS_MAX
+from holdfast.copying.cuda import CUDA
+from holdfast.copying.port import Device, Devices
 from holdfast.core.ids import Generation, Rank, ShardId, Step, job_name, run_id
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.format import blob as blobs
@@ -39,8 +43,6 @@ from holdfast.state.survey import CapturedTensor, Home, Identity, Survey
 
 BLOB_BYTES_MIN = 16 << 10
 BLOB_GROWTH = 1.25
-CHUNK_BYTES_MAX = 64 << 20
-CHUNK_TENSORS_MAX = 4096
 _VERSION = operator.attrgetter("_version")
 _KIND = operator.attrgetter("shape", "dtype")
 
@@ -93,6 +95,14 @@ class Piece(NamedTuple):
     kind: tuple[torch.Size, torch.dtype]
 
 
+class Run(NamedTuple):
+    """Pieces ``[begin, end)`` of a list, all on ``device``; None: copied by the host."""
+
+    device: Device | None
+    begin: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The live part of one save, and how often each eager tensor had been written by then."""
@@ -106,7 +116,9 @@ class SavePlan:
 
     Invariants: ``length_bytes`` and every position are constant. ``is_current`` is called just
     before each ``CopyEngine.begin``: what it takes of the live state is what that save writes.
-    ``left_out`` says what is trained and in no save.
+    ``left_out`` says what is trained and in no save. ``chunks`` are the runs of ``deferred`` that
+    are copied by one call each, ``eager_runs`` those of ``eager``; accelerators come first, since
+    they copy while the host does. ``accelerators`` are those that hold any of it.
     """
 
     def __init__(
@@ -117,8 +129,10 @@ class SavePlan:
         template: HeaderTemplate,
         mine: Mapping[str, CapturedTensor],
         plan_hash: str,
+        devices: Devices,
     ) -> None:
         self.capture = capture
+        self.devices = devices
         self.template = template
         self.plan_hash = plan_hash
         self.length_bytes = template.length_bytes
@@ -130,16 +144,21 @@ class SavePlan:
         self.left_out = unsaved_parameters(survey, live.objects, live.tensors.values())
         entries = {entry.spec.fqn: entry for entry in template.entries}
         self.blob_entry = entries[blob_name(capture.rank)]
-        later = {name: t for name, t in mine.items() if _is_deferred(t)}
+        later = {name: t for name, t in mine.items() if _is_deferred(t, devices)}
         at_once = {name: t for name, t in mine.items() if name not in later}
-        self.deferred, self.eager = _pieces(later, entries), _pieces(at_once, entries)
+        self.deferred, where = _pieces(later, entries, devices)
+        self.chunks = _chunks(self.deferred, where)
+        self._far_count = sum([device is not None for device in where])
+        self.eager, where = _pieces(at_once, entries, devices)
+        self.eager_runs = [Run(device, begin, end) for device, begin, end in _spans(where)]
+        runs = [*self.chunks, *self.eager_runs]
+        self.accelerators = list(dict.fromkeys(run.device for run in runs if run.device))
         self.live_entries = {
             name: entries[
                 live.specs[name].fqn if name in live.specs else own_name(name, capture.rank)
             ]
             for name in live.tensors
         }
-        self.chunks = _chunks(self.deferred)
         self._parameters = {t.fqn: t.tensor for t in later.values() if t.parameter}
         self._places: Sequence[torch.Tensor] = ()
         self._sources: list[torch.Tensor] = []
@@ -195,27 +214,33 @@ class SavePlan:
     def sources(self) -> list[torch.Tensor]:
         """Return what the deferred tensors are now, whatever ``.data =`` makes of them later.
 
+        Who has the list holds their memory; of that of devices nobody else does.
+
         Raises:
             PreconditionError: see ``check``.
         """
         if self._places is not self._identity.places:
             self.check(self.deferred)
             self._places = self._identity.places
-            self._sources = [piece.tensor.detach() for piece in self.deferred]
+            self._sources = [piece.tensor.detach() for piece in self.deferred[self._far_count :]]
             self._addresses = _addresses(self._sources)
-        return self._sources
+        if not self._far_count:
+            return self._sources
+        far = [piece.tensor.detach() for piece in self.deferred[: self._far_count]]
+        near = self._addresses[-len(self._sources) :] if self._sources else []
+        self._addresses = [*_addresses(far), *near]
+        return [*far, *self._sources]
 
-    def check_sources(self, chunk: range) -> None:
-        """Do nothing if ``sources`` still have the memory of these deferred tensors.
+    def check_sources(self, sources: Sequence[torch.Tensor], chunk: Run) -> None:
+        """Do nothing if ``sources``, the last answer, still have the memory of this chunk.
 
         Raises:
             InvalidRequestError: some of it was freed, and who read it would end the process.
         """
-        part = slice(chunk.start, chunk.stop)
-        sources = self._sources[part]
-        if _addresses(sources) == self._addresses[part]:
+        part = slice(chunk.begin, chunk.end)
+        if _addresses(sources[part]) == self._addresses[part]:
             return
-        for piece, source in zip(self.deferred[part], sources, strict=True):
+        for piece, source in zip(self.deferred[part], sources[part], strict=True):
             check_memory(piece.entry.spec.fqn, source)
 
     def check(self, pieces: Iterable[Piece]) -> None:
@@ -236,10 +261,10 @@ class SavePlan:
         """Return how often each deferred parameter was written, as far as autograd sees it."""
         return list(map(_VERSION, self._parameters.values()))
 
-    def written_since(self, versions: list[int]) -> list[str]:
-        """Return the names of the deferred parameters that were written since ``versions``."""
-        each = zip(self._parameters, versions, self.versions(), strict=True)
-        return [fqn for fqn, before, now in each if before != now]
+    def written_between(self, before: list[int], now: list[int]) -> list[str]:
+        """Return which deferred parameters were written between two answers of ``versions``."""
+        each = zip(self._parameters, before, now, strict=True)
+        return [fqn for fqn, old, new in each if old != new]
 
     def give_up(self) -> None:
         """Make ``is_current`` false for good: a tensor was found that the plan does not fit."""
@@ -262,7 +287,14 @@ class SavePlan:
 
 @no_collection()
 def make_plan(
-    capture: Source, *, job: str, run: str, generation: int, rank: int, world_size: int
+    capture: Source,
+    *,
+    job: str,
+    run: str,
+    generation: int,
+    rank: int,
+    world_size: int,
+    devices: Devices = CUDA,
 ) -> SavePlan:
     """Return the plan of ``capture`` as its state is now.
 
@@ -300,7 +332,9 @@ def make_plan(
         world_size=world_size,
         plan_hash=plan_hash,
     )
-    return SavePlan(capture, survey, live, header_template(identity, specs), mine, plan_hash)
+    return SavePlan(
+        capture, survey, live, header_template(identity, specs), mine, plan_hash, devices
+    )
 
 
 def balance(sizes: Sequence[tuple[str, int]], loads: Sequence[int]) -> dict[str, int]:
@@ -364,14 +398,23 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _pieces(
-    captured: Mapping[str, CapturedTensor], entries: Mapping[str, TensorEntry]
-) -> list[Piece]:
-    return [Piece(t.tensor, entries[name], _KIND(t.tensor)) for name, t in captured.items()]
+    captured: Mapping[str, CapturedTensor], entries: Mapping[str, TensorEntry], devices: Devices
+) -> tuple[list[Piece], list[Device | None]]:
+    """Return a piece of each tensor and what it lies on; those of one device come together."""
+    groups: dict[Device | None, list[Piece]] = {}
+    for name, t in captured.items():
+        piece = Piece(t.tensor, entries[name], _KIND(t.tensor))
+        groups.setdefault(devices.of(t.tensor), []).append(piece)
+    of_host = groups.pop(None, [])
+    pieces = [piece for group in groups.values() for piece in group]
+    where: list[Device | None] = [device for device, group in groups.items() for _ in group]
+    return [*pieces, *of_host], [*where, *[None] * len(of_host)]
 
 
-def _is_deferred(captured: CapturedTensor) -> bool:
-    # A device's tensors are ordered by its streams, which the copy thread does not share.
-    return captured.deferred and captured.tensor.is_cpu
+def _is_deferred(captured: CapturedTensor, devices: Devices) -> bool:
+    # Who copies by other means does not share the order of what training queues there.
+    tensor = captured.tensor
+    return captured.deferred and (tensor.is_cpu or devices.of(tensor) is not None)
 
 
 def _spec(stored: str, captured: CapturedTensor) -> TensorSpec:
@@ -390,17 +433,26 @@ def _live_spec(name: str, tensor: torch.Tensor, rank: int) -> TensorSpec:
     )
 
 
-def _chunks(pieces: Sequence[Piece]) -> list[range]:
-    """Return runs of ``pieces`` of bounded size; a tensor is never cut."""
-    chunks: list[range] = []
-    begin, length_bytes = 0, 0
-    for index, piece in enumerate(pieces):
-        size = piece.entry.end - piece.entry.begin
-        full = length_bytes + size > CHUNK_BYTES_MAX or index - begin >= CHUNK_TENSORS_MAX
-        if full and index > begin:
-            chunks.append(range(begin, index))
-            begin, length_bytes = index, 0
-        length_bytes += size
-    if begin < len(pieces):
-        chunks.append(range(begin, len(pieces)))
+def _spans(where: Sequence[Device | None]) -> list[Run]:
+    """Return the runs of equal devices."""
+    spans: list[Run] = []
+    for device, group in groupby(where):
+        begin = spans[-1].end if spans else 0
+        spans.append(Run(device, begin, begin + len(list(group))))
+    return spans
+
+
+def _chunks(pieces: Sequence[Piece], where: Sequence[Device | None]) -> list[Run]:
+    """Return runs of bounded size; a tensor that exceeds it is a run of its own."""
+    chunks: list[Run] = []
+    for device, first, last in _spans(where):
+        begin, length_bytes = first, 0
+        for index in range(first, last):
+            size = pieces[index].entry.end - pieces[index].entry.begin
+            full = length_bytes + size > BATCH_BYTES_MAX or index - begin >= BATCH_TENSORS_MAX
+            if full and index > begin:
+                chunks.append(Run(device, begin, index))
+                begin, length_bytes = index, 0
+            length_bytes += size
+        chunks.append(Run(device, begin, last))
     return chunks

@@ -55,7 +55,7 @@ class CapturedTensor(NamedTuple):
 
 Source = Callable[[], Iterable[object]]
 _LOCAL = operator.attrgetter("_local_tensor")
-_KIND = operator.attrgetter("shape", "dtype")
+_KIND = operator.attrgetter("shape", "dtype", "device")
 _LOOKS = torch.Tensor.data_ptr, operator.attrgetter("shape"), operator.attrgetter("dtype")
 _TURNS = torch.Tensor.stride, torch.Tensor.is_conj, torch.Tensor.is_neg
 _AT_ONCE = 256
@@ -109,7 +109,8 @@ class Identity:
     def holds(self) -> bool:
         """Tell whether every source still gives the very same objects, of the same sizes.
 
-        And whether they are called as they were: equal texts are the same, whichever objects.
+        And on the same devices, for ``Module.to`` keeps its parameters and gives them other memory;
+        and whether they are called as they were: equal texts are the same, whichever objects.
         """
         now = self._now(self._sources)
         if len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)):

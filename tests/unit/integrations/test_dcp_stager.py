@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.integrations.dcp import HoldfastReader, HoldfastStager, HoldfastWriter
-from holdfast.snapshot import later_copies
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -208,10 +207,3 @@ def test_a_tensor_of_a_kind_that_cannot_be_staged_is_named(stager):
     stager.close()
     with pytest.raises(PreconditionError, match="closed"):
         stager.stage({})
-
-
-def test_big_states_are_copied_in_chunks_that_can_be_given_up():
-    pairs = [(torch.empty(3), torch.ones(3))] * 5
-    chunks = list(later_copies._chunks(pairs * 1000))
-
-    assert [4096, 904] == [len(chunk) for chunk in chunks]

@@ -15,6 +15,8 @@ from holdfast.bucket.folder import CheckpointFolder
 from holdfast.bucket.publish import publish as publish_manifest
 from holdfast.bucket.publish import put_sidecar
 from holdfast.bucket.writing import SegmentStream
+from holdfast.copying.cuda import CUDA
+from holdfast.copying.port import Devices
 from holdfast.core.session import SlotLease
 from holdfast.core.shard import Shard
 from holdfast.format import keys
@@ -55,7 +57,7 @@ def make_slot(folder: Path, slot: str, length_bytes: int, incarnation: int = 1) 
     return SlotLease(slot=slot, incarnation=incarnation, length_bytes=length_bytes, plan_hash="")
 
 
-def plan_of(capture: Capture) -> SavePlan:
+def plan_of(capture: Capture, devices: Devices = CUDA) -> SavePlan:
     return make_plan(
         capture,
         job="job",
@@ -63,6 +65,7 @@ def plan_of(capture: Capture) -> SavePlan:
         generation=1,
         rank=capture.rank,
         world_size=capture.world_size,
+        devices=devices,
     )
 
 

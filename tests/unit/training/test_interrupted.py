@@ -12,6 +12,7 @@ import torch
 from tests.unit.training.savers import Fails, saver_of, stepped
 
 import holdfast
+from holdfast.copying.copier import HostCopier
 from holdfast.core.session import SessionView, StepLevels
 from holdfast.snapshot import engine, optimizer_gate
 
@@ -177,10 +178,15 @@ def test_a_copy_that_hangs_holds_one_optimizer_step_up(tmp_path, monkeypatch):
     state = stepped(torch.nn.Parameter(torch.zeros(3)))
     hang, waits = threading.Event(), []
     wait = engine.CopyEngine.wait
-    monkeypatch.setattr(engine, "_copy_chunk", lambda *_: hang.wait(WAIT_S))
-    monkeypatch.setattr(
-        engine.CopyEngine, "wait", lambda self, s: waits.append(s) or wait(self, min(s, 0.01))
-    )
+    monkeypatch.setattr(HostCopier, "later", lambda *_: hang.wait(WAIT_S))
+    for name in ("wait", "let_pass"):
+        waiting = getattr(engine.CopyEngine, name)
+
+        def briefly(self, s, waiting=waiting):
+            waits.append(s)
+            return waiting(self, min(s, 0.01))
+
+        monkeypatch.setattr(engine.CopyEngine, name, briefly)
     with saver_of(tmp_path, state) as saver:
         slot = Slot(saver)
         saver._performer.gate._trusted = {id(state["optimizer"]): state["optimizer"]}

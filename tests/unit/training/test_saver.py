@@ -286,7 +286,7 @@ def test_a_copy_that_fails_gives_its_slot_back(leased, monkeypatch):
 
     leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
     with monkeypatch.context() as torch:
-        torch.setattr("holdfast.snapshot.engine._copy", fails)
+        torch.setattr("holdfast.copying.copier.HostCopier.now", fails)
         assert leased.save(2).abandoned
 
     leased.save(3).wait("staged", timeout_s=20)

@@ -31,7 +31,8 @@ def test_a_copy_that_ends_while_another_is_closed_closes_its_own_slot(leased):
     performer._on_end = lambda _event: None
 
     for step, buffer in zip((2, 3), buffers, strict=True):
-        performer._ended(Snapshot(performer.plan, buffer, step=step, generation=1))
+        snapshot = Snapshot(performer.plan, buffer, step=step, generation=1, deferred=False)
+        performer._ended(snapshot)
 
     closed = [performer.do(ev.CloseSlot(step)) for step in (2, 3)]
     assert closed == [

@@ -7,9 +7,11 @@ since a state dict has other objects than an optimizer. All else is copied befor
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from itertools import compress
 from typing import Any, Self
 
 import torch
@@ -28,7 +30,8 @@ class HoldfastStager(AsyncStager):
     """The ``async_stager`` of ``dcp.async_save`` for scripts whose training should not wait.
 
     ``async_save`` returns an ``AsyncSaveResponse`` at once. The next ``optimizer.step()`` waits
-    until the copy is complete, and nothing else does. Give the same object to each save, make it
+    until the copy is complete, and nothing else does; of tensors on a GPU the GPU waits, and not
+    the script. Give the same object to each save, make it
     before training begins, and close it after the last one.
 
     It goes with any ``storage_writer``. It keeps the memory of a copy of this rank's state, of two
@@ -70,8 +73,9 @@ class HoldfastStager(AsyncStager):
         views = self._memory.views([tensor for _, tensor in found])
         staged = rebuilt(state_dict, iter(views))
         pairs = [(view, tensor) for view, (_, tensor) in zip(views, found, strict=True)]
-        later = [(v, t) for v, t in pairs if t.device.type == "cpu" and t.data_ptr() in movable]
-        now = [(v, t) for v, t in pairs if t.device.type != "cpu" or t.data_ptr() not in movable]
+        deferred = [self._copies.may_be_late(t) and t.data_ptr() in movable for _, t in pairs]
+        later = list(compress(pairs, deferred))
+        now = list(compress(pairs, map(operator.not_, deferred)))
         return self._copies.begin(now, later, staged)
 
     def synchronize_staging(self) -> None:

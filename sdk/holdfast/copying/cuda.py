@@ -1,0 +1,106 @@
+"""The CUDA devices of this process, by torch; also ROCm's, which torch gives the same name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+
+_PORTABLE, _READ_ONLY = 1, 8
+
+
+class CudaDevice:
+    """The ``port.Device`` with this index."""
+
+    def __init__(self, index: int) -> None:
+        self.name = f"cuda:{index}"
+        self._device = torch.device("cuda", index)
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """See ``Device.current_stream``."""
+        return torch.cuda.current_stream(self._device)
+
+    def new_stream(self) -> torch.cuda.Stream:
+        """See ``Device.new_stream``."""
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """See ``Device.record``; a thread that waits for the event uses no core."""
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        stream.record_event(event)
+        return event
+
+    def copy(
+        self,
+        stream: torch.cuda.Stream,
+        targets: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+    ) -> None:
+        """See ``Device.copy``."""
+        with torch.no_grad(), torch.cuda.stream(stream):
+            torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
+
+    def register(self, memory: torch.Tensor, *, writable: bool = True) -> None:
+        """See ``Device.register``; portable: for all devices of this process."""
+        flags = _PORTABLE if writable else _PORTABLE | _READ_ONLY
+        self._call(lambda: _host_register(memory.data_ptr(), memory.nbytes, flags))
+
+    def unregister(self, memory: torch.Tensor) -> None:
+        """See ``Device.unregister``."""
+        self._call(lambda: _host_unregister(memory.data_ptr()))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """Do ``call`` with this device's context, on a thread of its own.
+
+        A call that failed leaves its error with its thread, and the next kernel that is launched
+        there would raise it: that must not be training's.
+        """
+        failures: list[RuntimeError] = []
+
+        def work() -> None:
+            try:
+                with torch.cuda.device(self._device):
+                    call()
+            except RuntimeError as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=work, name="holdfast-register", daemon=True)
+        thread.start()
+        thread.join()
+        if failures:
+            raise failures[0]
+
+
+class CudaDevices:
+    """The ``port.Devices`` of CUDA; asks nothing of CUDA before a tensor is on it."""
+
+    def of(self, tensor: torch.Tensor) -> CudaDevice | None:
+        """See ``Devices.of``."""
+        return _device(tensor.get_device()) if tensor.is_cuda else None
+
+
+CUDA = CudaDevices()
+
+
+@cache
+def _device(index: int) -> CudaDevice:
+    return CudaDevice(index)
+
+
+def _host_register(address: int, length_bytes: int, flags: int) -> None:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    _check("cudaHostRegister", runtime.cudaHostRegister(address, length_bytes, flags))
+
+
+def _host_unregister(address: int) -> None:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    _check("cudaHostUnregister", runtime.cudaHostUnregister(address))
+
+
+def _check(name: str, result: object) -> None:
+    code = int(result)  # type: ignore[call-overload]
+    if code:
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        raise RuntimeError(f"{name}: {runtime.cudaGetErrorString(result)} ({code})")
