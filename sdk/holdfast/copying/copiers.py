@@ -23,12 +23,20 @@ class Copiers:
         self._streams: dict[Device, StreamCopier] = {}
 
     def of(self, device: Device | None) -> Copier:
-        """Return the copier of ``device``."""
+        """Return the copier of ``device``.
+
+        Raises:
+            RuntimeError: it does not answer.
+        """
         if device is None:
             return self._host
         copier = self._streams.get(device)
         if copier is None:
-            copier = self._streams[device] = StreamCopier(device)
+            try:
+                copier = self._streams[device] = StreamCopier(device)
+            except RuntimeError as cause:
+                self.lost = f"{device.name} does not answer any more: {cause}"
+                raise
         return copier
 
     @property

@@ -17,15 +17,18 @@ import numpy as np
 import torch
 
 from holdfast import locks
+from holdfast.copying.port import Device
 from holdfast.core.session import SlotLease
 from holdfast.core.slot_names import SlotName, SlotState, slot_name
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
 from holdfast.format.segment import TensorEntry
+from holdfast.logs import steady_logger
 from holdfast.reading.dtypes import TORCH
 from holdfast.snapshot.plan import SavePlan
 
 _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
 _MADV_POPULATE_WRITE = 23
+_LOG = steady_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class SlotBuffer:
 
     Invariants: the mapping is as long as the file, and lives until ``drop``; the lock is held
     exactly while the slot is ``writing``. ``in_copy``: the copy thread writes it, and lets it go.
+    A driver that the memory is registered with forgets it in ``drop``, before it is unmapped.
     """
 
     def __init__(self, arena: Path, lease: SlotLease, fd: int, memory: mmap.mmap) -> None:
@@ -55,6 +59,8 @@ class SlotBuffer:
         self._deferred: tuple[SavePlan, list[torch.Tensor]] | None = None
         self._header_of: SavePlan | None = None
         self.in_copy = False
+        self._registered_with: Device | None = None
+        self._was_refused = False
         self._pid = os.getpid()
 
     @classmethod
@@ -97,6 +103,18 @@ class SlotBuffer:
     def is_writing(self) -> bool:
         """Whether this process may write: leased, locked, not closed."""
         return self._name.state is SlotState.WRITING and self._map is not None
+
+    def register(self, device: Device) -> None:
+        """Have the driver of ``device`` know the memory, once; who refused is not asked again.
+
+        Raises:
+            RuntimeError: it refuses: copies go through pageable memory.
+        """
+        if self._registered_with is not None or self._was_refused:
+            return
+        self._was_refused = True
+        device.register(self._bytes)
+        self._registered_with, self._was_refused = device, False
 
     def views(self, plan: SavePlan) -> Views:
         """Return the places of what is copied at once; made once per plan and buffer.
@@ -193,6 +211,7 @@ class SlotBuffer:
         self._views = self._deferred = None
         self._header_of = None
         memory, self._map = self._map, None
+        self._unregister()
         self._bytes = torch.empty(0, dtype=torch.uint8)
         if memory is None:
             return
@@ -201,6 +220,15 @@ class SlotBuffer:
             memory.close()
         if os.getpid() == self._pid:
             os.close(self._fd)
+
+    def _unregister(self) -> None:
+        device, self._registered_with = self._registered_with, None
+        if device is None or os.getpid() != self._pid:
+            return
+        try:
+            device.unregister(self._bytes)
+        except RuntimeError as error:  # such as after an error that ended its context
+            _LOG.warning("slot %s stays registered with %s: %s", self.slot, device.name, error)
 
     def _check_fits(self, plan: SavePlan) -> None:
         if plan.length_bytes != self._length_bytes:

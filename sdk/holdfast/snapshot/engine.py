@@ -305,7 +305,8 @@ class CopyEngine:
                 _check_memory(snapshot)
                 _check_writes(snapshot)
         except Exception as cause:  # noqa: BLE001 - whatever it is, the gate must open again
-            snapshot.plan.give_up()
+            if not (snapshot.plan.accelerators and isinstance(cause, RuntimeError)):
+                snapshot.plan.give_up()  # else it was the device
             snapshot.end(reason=f"copy failed: {cause}")
             self.busy = False
             self._passable.set()

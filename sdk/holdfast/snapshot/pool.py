@@ -7,9 +7,10 @@ that comes back under a new incarnation keeps its mapping.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from holdfast.copying.port import Device
 from holdfast.core.session import SlotLease
 from holdfast.errors import CheckpointError, NotFoundError, PreconditionError
 from holdfast.logs import steady_logger
@@ -24,10 +25,15 @@ class SlotPool:
     Invariants: a slot is *ready* (mapped, locked, not taken), *taken* by one save, or neither
     (closed: its mapping waits for the next lease). An incarnation is mapped once. While a slot is
     being mapped its buffer belongs to who maps it; ``_mapping`` says whether it is still wanted.
+    ``on_refusal`` is told why a driver does not register a slot; it is used all the same.
     """
 
-    def __init__(self, arena: Path) -> None:
+    def __init__(
+        self, arena: Path, on_refusal: Callable[[str], None] = lambda _reason: None
+    ) -> None:
         self._arena = arena
+        self._on_refusal = on_refusal
+        self._device: Device | None = None
         self._buffers: dict[str, SlotBuffer] = {}
         self._leases: dict[str, SlotLease] = {}
         self._mapping: dict[str, SlotLease] = {}
@@ -35,6 +41,10 @@ class SlotPool:
         self._closed = False
         self._lent: SlotBuffer | None = None
         self._changed = threading.Condition()
+
+    def serve(self, device: Device | None) -> None:
+        """Have the driver of ``device`` know each slot that is offered from now on."""
+        self._device = device
 
     def offer(self, leases: Sequence[SlotLease]) -> None:
         """Take over the agent's list of open slots: map new ones, let go of those it took back.
@@ -135,6 +145,7 @@ class SlotPool:
             self._mapping[lease.slot] = lease
         try:
             buffer = self._mapped(lease, known)
+            self._register(buffer)
         except (CheckpointError, OSError) as error:
             log.warning("slot %s cannot be written and is not used any more: %s", lease.slot, error)
             with self._changed:
@@ -160,3 +171,13 @@ class SlotPool:
             else:
                 return known
         return SlotBuffer.open(self._arena, lease)
+
+    def _register(self, buffer: SlotBuffer) -> None:
+        """Once for each mapping; here, since it takes long and nobody waits for this thread."""
+        device = self._device
+        if device is None:
+            return
+        try:
+            buffer.register(device)
+        except RuntimeError as error:
+            self._on_refusal(f"{device.name}: {error}")

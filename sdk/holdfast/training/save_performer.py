@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.copying.port import Devices
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import Reservation
 from holdfast.core.slot_names import SlotName, SlotState
+from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError
 from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer
@@ -61,10 +63,11 @@ class SavePerformer:
         seat: Seat,
         arena: Path,
         on_end: Callable[[ev.SaveEvent], None],
+        devices: Devices,
     ) -> None:
         self.plan: SavePlan | None = None
         self.latest: Snapshot | None = None
-        self.pool = SlotPool(arena)
+        self.pool = SlotPool(arena, self._say_refusal)
         self.engine = CopyEngine(self._ended)
         self.gate = Gate(self.engine)
         self.owed: OwedMoment | None = None
@@ -78,6 +81,7 @@ class SavePerformer:
         self._spec = spec
         self._seat = seat
         self._arena = arena
+        self._devices = devices
         self._on_end = on_end
         self._works: dict[type, Callable[[Any], ev.SaveEvent | None]] = {
             ev.Warn: self._warn,
@@ -138,7 +142,9 @@ class SavePerformer:
                 generation=self._seat.generation,
                 rank=self._spec.rank,
                 world_size=self._spec.world_size,
+                devices=self._devices,
             )
+            self.pool.serve(next(iter(self.plan.accelerators), None))
             self._say_what_is_left_out(self.plan)
         return ev.Prepared(action.step, self._plan_number)
 
@@ -147,6 +153,21 @@ class SavePerformer:
             if text not in self._told:
                 self._told.add(text)
                 log.warning("job %s: %s", self._spec.job, text)
+
+    def _say_refusal(self, reason: str) -> None:
+        """Tell people, once for each reason, that copies go through pageable memory."""
+        if reason in self._told:
+            return
+        self._told.add(reason)
+        message = (
+            f"slots are not registered with the driver, so saves copy more slowly and optimizer "
+            f"steps wait for the copy: {reason}"
+        )
+        log.warning("job %s: %s", self._spec.job, message)
+        event = Event(
+            kind="slots_unregistered", severity="warning", message=message, job=self._spec.job
+        )
+        self._session.post(event=event)
 
     def _give_up_copy(self, action: ev.GiveUpCopy) -> None:
         self.engine.abandon(action.reason)

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.copying.cuda import CUDA
+from holdfast.copying.port import Devices
 from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.reports import StepNote
@@ -40,7 +42,14 @@ class Saver:
     """
 
     def __init__(
-        self, *, capture: Source, session: AgentSession, spec: AttemptSpec, seat: Seat, arena: Path
+        self,
+        *,
+        capture: Source,
+        session: AgentSession,
+        spec: AttemptSpec,
+        seat: Seat,
+        arena: Path,
+        devices: Devices = CUDA,
     ) -> None:
         self.stall_s = 0.0
         self.arena = arena
@@ -57,6 +66,7 @@ class Saver:
             seat=seat,
             arena=arena,
             on_end=self._handle,
+            devices=devices,
         )
         self._doubts = _doubts(spec, session) if spec.rank == 0 else None
         self._waited_s = 0.0

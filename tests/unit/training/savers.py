@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from holdfast.copying.cuda import CUDA
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.session import SlotLease
 from holdfast.state.capture import Capture
@@ -34,12 +35,14 @@ class Fails:
 
 
 @contextmanager
-def saver_of(folder, state, world_size=1):
+def saver_of(folder, state, world_size=1, devices=CUDA):
     """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
     session = AgentSession(folder / "nobody.sock")
     capture = Capture(state, rank=0, world_size=world_size)
     spec, seat = attempt(world_size=world_size), Seat(run="r", generation=1)
-    saver = Saver(capture=capture, session=session, spec=spec, seat=seat, arena=folder)
+    saver = Saver(
+        capture=capture, session=session, spec=spec, seat=seat, arena=folder, devices=devices
+    )
     saver.save(1)  # makes the plan; there is no agent to reserve its slots
     plan = saver._performer.plan
     saver._state = saver._state._replace(refused=None, reserved=1, patience_s=0.0)
