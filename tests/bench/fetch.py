@@ -18,7 +18,7 @@ from tests.e2e.stack import Stack, running_stack
 
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.format.digest import PART_BYTES, part_digest
-from holdfast_services.transport import FetchRequest, ServedSegments
+from holdfast_services.transport import Fetch, FetchRequest, ServedSegments
 from holdfast_services.transport.tcp import TcpTransport
 from holdfast_services.transport.tcp_client import STREAMS_COUNT
 
@@ -45,7 +45,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
 
     def ours() -> float:
         started_s = time.perf_counter()
-        transport.fetch(endpoints, request, destination, done=set(), stop=threading.Event())
+        transport.fetch(endpoints, Fetch(request, destination))
         return time.perf_counter() - started_s
 
     def bare() -> float:

@@ -16,6 +16,7 @@ from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, Un
 from holdfast.format import digest
 from holdfast.format.digest import PART_BYTES, part_digest, part_ranges
 from holdfast_services.transport import (
+    Fetch,
     FetchRequest,
     ServedSegments,
     tcp_client,
@@ -86,7 +87,8 @@ def test_all_bytes_arrive_and_all_parts_are_noted(ends, segment):
     endpoints = far.serve(serving(segment))
     target, done = bytearray(LENGTH), set()
     near.fetch(
-        endpoints, request_for(segment), memoryview(target), done=done, stop=threading.Event()
+        endpoints,
+        Fetch(request_for(segment), memoryview(target), done=done),
     )
     assert segment == target
     assert {0, 1, 2} == done
@@ -97,7 +99,8 @@ def test_parts_that_are_there_are_not_fetched_again(ends, segment):
     endpoints = far.serve(serving(segment))
     target = bytearray(LENGTH)
     near.fetch(
-        endpoints, request_for(segment), memoryview(target), done={0, 2}, stop=threading.Event()
+        endpoints,
+        Fetch(request_for(segment), memoryview(target), done={0, 2}),
     )
     assert bytes(PART_BYTES) == target[:PART_BYTES]
     assert segment[PART_BYTES : 2 * PART_BYTES] == target[PART_BYTES : 2 * PART_BYTES]
@@ -110,7 +113,7 @@ def test_a_window_of_a_segment_is_fetched_into_memory_of_its_own_size(ends, segm
     window = segment[PART_BYTES:]
     request = replace(request_for(window), offset_bytes=PART_BYTES)
     target, done = bytearray(len(window)), set()
-    near.fetch(endpoints, request, memoryview(target), done=done, stop=threading.Event())
+    near.fetch(endpoints, Fetch(request, memoryview(target), done=done))
     assert window == target
     assert {0, 1} == done
 
@@ -122,10 +125,10 @@ def test_another_incarnation_is_not_found(ends, segment):
     with pytest.raises(NotFoundError):
         near.fetch(
             endpoints,
-            request_for(segment, incarnation=5),
-            memoryview(bytearray(LENGTH)),
-            done=set(),
-            stop=threading.Event(),
+            Fetch(
+                request_for(segment, incarnation=5),
+                memoryview(bytearray(LENGTH)),
+            ),
         )
 
 
@@ -146,10 +149,11 @@ def test_a_slot_withdrawn_while_it_is_read_is_not_found(ends, segment):
     with pytest.raises(NotFoundError):
         near.fetch(
             endpoints,
-            request_for(segment[:1000]),
-            memoryview(bytearray(1000)),
-            done=done,
-            stop=threading.Event(),
+            Fetch(
+                request_for(segment[:1000]),
+                memoryview(bytearray(1000)),
+                done=done,
+            ),
         )
     assert set() == done
 
@@ -163,12 +167,11 @@ def test_bytes_that_do_not_match_twice_are_a_mismatch_and_good_parts_stay(ends, 
     target, done = bytearray(LENGTH), set()
     request = request_for(segment)
     with pytest.raises(DigestMismatchError, match="part 2"):
-        near.fetch(endpoints, request, memoryview(target), done=done, stop=threading.Event())
+        near.fetch(endpoints, Fetch(request, memoryview(target), done=done))
     assert 2 not in done
     far.close()
     near.fetch(
-        far.serve(serving(segment)), request, memoryview(target), done=done,
-        stop=threading.Event(),
+        far.serve(serving(segment)), Fetch(request, memoryview(target), done=done),
     )  # fmt: skip
     assert segment == target
 
@@ -191,10 +194,10 @@ def test_a_slot_whose_namesake_is_served_by_the_last_byte_is_not_found(ends, seg
     with pytest.raises(NotFoundError):
         near.fetch(
             far.serve(Moving()),
-            request_for(segment[:1000]),
-            memoryview(bytearray(1000)),
-            done=set(),
-            stop=threading.Event(),
+            Fetch(
+                request_for(segment[:1000]),
+                memoryview(bytearray(1000)),
+            ),
         )
 
 
@@ -212,10 +215,7 @@ def test_a_mismatch_that_happens_once_is_asked_for_again(ends, segment):
     target = bytearray(1000)
     near.fetch(
         far.serve(Flickering()),
-        request_for(segment[:1000]),
-        memoryview(target),
-        done=set(),
-        stop=threading.Event(),
+        Fetch(request_for(segment[:1000]), memoryview(target)),
     )
     assert segment[:1000] == target
 
@@ -239,7 +239,7 @@ def test_a_stream_that_ends_unforeseen_leaves_no_part_out_unsaid(segment, monkey
     target, done = memoryview(bytearray(LENGTH)), set()
     try:
         with pytest.raises(UnavailableError):
-            near.fetch(endpoints, request_for(segment), target, done=done, stop=threading.Event())
+            near.fetch(endpoints, Fetch(request_for(segment), target, done=done))
     finally:
         far.close()
     assert done != {0, 1, 2}
@@ -258,7 +258,7 @@ def test_a_machine_without_threads_fetches_with_one_stream(segment, monkeypatch)
 
     monkeypatch.setattr(threading.Thread, "start", refuses)
     request, stop = request_for(segment), threading.Event()
-    near.fetch(endpoints, request, memoryview(target), done=done, stop=stop)
+    near.fetch(endpoints, Fetch(request, memoryview(target), done=done, stop=stop))
     far.close()
     assert segment == target
 
@@ -278,9 +278,9 @@ def test_a_machine_without_threads_serves_again_when_it_has_some(segment, monkey
     monkeypatch.setattr(threading.Thread, "start", refuses)
     target, stop = bytearray(LENGTH), threading.Event()
     with pytest.raises(UnavailableError):
-        near.fetch(endpoints, request_for(segment), memoryview(target), done=set(), stop=stop)
+        near.fetch(endpoints, Fetch(request_for(segment), memoryview(target), stop=stop))
     short.clear()
-    near.fetch(endpoints, request_for(segment), memoryview(target), done=set(), stop=stop)
+    near.fetch(endpoints, Fetch(request_for(segment), memoryview(target), stop=stop))
     far.close()
     assert segment == target
 
@@ -291,7 +291,7 @@ def test_an_address_that_is_none_is_unavailable(segment, address):
     near, _, _ = _tcp()
     target = memoryview(bytearray(LENGTH))
     with pytest.raises(UnavailableError):
-        near.fetch(tcp(address), request_for(segment), target, done=set(), stop=threading.Event())
+        near.fetch(tcp(address), Fetch(request_for(segment), target))
 
 
 def test_of_several_endpoints_one_of_a_known_kind_is_taken(ends, segment):
@@ -300,7 +300,7 @@ def test_of_several_endpoints_one_of_a_known_kind_is_taken(ends, segment):
     endpoints = (Endpoint(kind="later", address="?"), *far.serve(serving(segment[:1000])))
     target = bytearray(1000)
     request, stop = request_for(segment[:1000]), threading.Event()
-    near.fetch(endpoints, request, memoryview(target), done=set(), stop=stop)
+    near.fetch(endpoints, Fetch(request, memoryview(target), stop=stop))
 
     assert segment[:1000] == target
 
@@ -315,7 +315,7 @@ def test_a_peer_of_no_known_kind_is_unavailable_and_its_kinds_are_named(ends, ki
     endpoints = tuple(Endpoint(kind=kind, address="127.0.0.1:1") for kind in kinds)
     target, stop = memoryview(bytearray(1)), threading.Event()
     with pytest.raises(UnavailableError, match=f"serves over {said}; this side fetches over "):
-        near.fetch(endpoints, request_for(b"x"), target, done=set(), stop=stop)
+        near.fetch(endpoints, Fetch(request_for(b"x"), target, stop=stop))
 
 
 def test_nobody_there_is_unavailable(ends, segment):
@@ -323,10 +323,10 @@ def test_nobody_there_is_unavailable(ends, segment):
     with pytest.raises(UnavailableError):
         near.fetch(
             nowhere,
-            request_for(segment),
-            memoryview(bytearray(LENGTH)),
-            done=set(),
-            stop=threading.Event(),
+            Fetch(
+                request_for(segment),
+                memoryview(bytearray(LENGTH)),
+            ),
         )
 
 
@@ -349,7 +349,7 @@ def test_a_fetch_told_to_stop_is_interrupted(ends, segment):
     endpoints = far.serve(Stopping())
     target, done = bytearray(LENGTH), set()
     with pytest.raises(StoppedError):
-        near.fetch(endpoints, request_for(segment), memoryview(target), done=done, stop=stop)
+        near.fetch(endpoints, Fetch(request_for(segment), memoryview(target), done=done, stop=stop))
 
     assert stop.is_set()
     assert done < {0, 1, 2}
@@ -372,9 +372,7 @@ def test_a_fetch_from_a_source_that_says_nothing_is_interrupted():
         near = TcpTransport("127.0.0.1")
         endpoints = tcp(f"127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(StoppedError):
-            near.fetch(
-                endpoints, request_for(b"x"), memoryview(bytearray(1)), done=set(), stop=stop
-            )
+            near.fetch(endpoints, Fetch(request_for(b"x"), memoryview(bytearray(1)), stop=stop))
         near.close()
         asked.join()
         held[0].close()
@@ -387,8 +385,8 @@ def test_a_source_that_stopped_serving_is_unavailable(ends, segment):
     with pytest.raises(UnavailableError):
         near.fetch(
             endpoints,
-            request_for(segment),
-            memoryview(bytearray(LENGTH)),
-            done=set(),
-            stop=threading.Event(),
+            Fetch(
+                request_for(segment),
+                memoryview(bytearray(LENGTH)),
+            ),
         )

@@ -16,7 +16,7 @@ from tests.rdma.segments import KEY, LAST_PART_BYTES, SLOT, mapped_segment, requ
 
 from holdfast.core.inventory import Endpoint
 from holdfast.errors import NotFoundError, UnavailableError
-from holdfast_services.transport import wire
+from holdfast_services.transport import Fetch, wire
 from holdfast_services.transport.connection import connect
 from holdfast_services.transport.rdma import frames, verbs
 from holdfast_services.transport.rdma.lane import Lane
@@ -29,7 +29,7 @@ def fetch(transport, endpoints, wanted, done=None):
     target = mmap.mmap(-1, len(wanted))
     done = set() if done is None else done
     request = request_for(wanted)
-    transport.fetch(endpoints, request, memoryview(target), done=done, stop=threading.Event())
+    transport.fetch(endpoints, Fetch(request, memoryview(target), done=done))
     return target
 
 
@@ -194,7 +194,8 @@ def test_a_slot_freed_and_reused_while_it_is_read_is_not_found(transport, at):
     target, done = mmap.mmap(-1, len(memory)), set()
     with pytest.raises(NotFoundError):
         near.fetch(
-            far.serve(Reusing()), request, memoryview(target), done=done, stop=threading.Event()
+            far.serve(Reusing()),
+            Fetch(request, memoryview(target), done=done),
         )
     assert done < set(range(4))
 
@@ -214,7 +215,7 @@ def test_memory_is_registered_once_and_released_with_its_mapping(transport, monk
     served = serving(memory, far.revoke)
     endpoints = far.serve(served)
     for _ in range(2):
-        near.fetch(endpoints, request, memoryview(target), done=set(), stop=threading.Event())
+        near.fetch(endpoints, Fetch(request, memoryview(target)))
     kept = [len(adapter.memory._kept) for end in (near, far) for adapter in end._adapters]
     assert 4 == len(set(registered)) == len(registered)
     assert 2 == sum(kept)

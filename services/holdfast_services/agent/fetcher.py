@@ -31,7 +31,7 @@ from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
 from holdfast_services.agent.domain.wanted_parts import ranges_of
 from holdfast_services.agent.store_source import ObjectTier
-from holdfast_services.transport import FetchRequest, Transport
+from holdfast_services.transport import Fetch, FetchRequest, Transport
 from holdfast_services.transport.located import Located
 
 STOP_S_MAX = 3.0
@@ -182,7 +182,7 @@ class Fetcher:
 
         def transfer() -> None:
             self._transport.fetch(
-                peer.endpoints, request, view, done=progress.done, stop=self._stop
+                peer.endpoints, Fetch(request, view, done=progress.done, stop=self._stop)
             )
 
         await self._in_thread(transfer)

@@ -37,7 +37,7 @@ from holdfast.format.segment import header_length
 from holdfast_services.persistence.clients import locate, suspect
 from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.transport import FetchRequest, Transport
+from holdfast_services.transport import Fetch, FetchRequest, Transport
 from holdfast_services.transport.located import Located
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class RemoteCopy:
         )
         with self._pool.buffer(part.length_bytes) as view:
             endpoints = self._peer.endpoints
-            self._transport.fetch(endpoints, request, view, done=set(), stop=stop)
+            self._transport.fetch(endpoints, Fetch(request, view, stop=stop))
             yield view
 
     def check(self) -> None:

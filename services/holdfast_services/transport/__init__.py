@@ -9,13 +9,14 @@ memory they own.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.core.inventory import Endpoint
 from holdfast.core.slot_names import SlotName
-from holdfast.errors import UnavailableError
+from holdfast.errors import StoppedError, UnavailableError
 from holdfast.format.digest import PART_BYTES
 
 FETCH_S_BASE = 10.0
@@ -47,6 +48,45 @@ class FetchRequest:
         """Return ``(begin, end)`` of a part in the destination, in bytes."""
         begin = index * PART_BYTES
         return begin, min(begin + PART_BYTES, self.length_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One fetch: what is wanted, where it goes, what of it is there, and what ends it.
+
+    ``destination`` is as long as what is requested. Numbers of verified parts are added to
+    ``done``, also when it fails: another source gives the rest.
+    """
+
+    request: FetchRequest
+    destination: memoryview
+    done: set[int] = field(default_factory=set)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def missing(self) -> list[int]:
+        """The parts that are still to come."""
+        return [index for index in range(len(self.request.digests)) if index not in self.done]
+
+
+@dataclass(slots=True)
+class Job:
+    """A fetch from one address, and when it counts as stuck."""
+
+    address: str
+    fetch: Fetch
+    until_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.until_s = time.monotonic() + deadline_s(self.fetch.request.length_bytes)
+
+    def check(self) -> None:
+        """Raise when this fetch is to end."""
+        key = self.fetch.request.key
+        if self.fetch.stop.is_set():
+            raise StoppedError(f"fetch of {key} was interrupted")
+        if time.monotonic() > self.until_s:
+            raise UnavailableError(f"{self.address} is too slow with {key}")
 
 
 class SegmentSource(Protocol):
@@ -93,26 +133,17 @@ class Transport(Protocol):
         """Begin to serve; return the endpoints that peers fetch from."""
         ...
 
-    def fetch(
-        self,
-        endpoints: Sequence[Endpoint],
-        request: FetchRequest,
-        destination: memoryview,
-        *,
-        done: set[int],
-        stop: threading.Event,
-    ) -> None:
-        """Fill ``destination`` with the parts that are not in ``done``, verified one by one.
+    def fetch(self, endpoints: Sequence[Endpoint], fetch: Fetch) -> None:
+        """Fill the destination with the parts that are missing, verified one by one.
 
         They come from one of a peer's ``endpoints``, of a kind that this transport knows.
-        Verified parts are added to ``done``, also when it fails: another source gives the rest.
 
         Raises:
             NotFoundError: the source does not have this incarnation (any more).
             DigestMismatchError: a part did not match, twice.
             UnavailableError: the source cannot be reached, or has no endpoint of a kind that is
                 known here; it broke off, or is too slow.
-            StoppedError: ``stop`` was set.
+            StoppedError: ``fetch.stop`` was set.
         """
         ...
 

@@ -5,7 +5,6 @@ Addresses are names in a ``MemoryNetwork``.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ from holdfast.core.inventory import Endpoint
 from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format.digest import part_digest
 from holdfast_services.transport import (
-    FetchRequest,
+    Fetch,
     SegmentSource,
     address_of,
     reused,
@@ -41,34 +40,24 @@ class MemoryTransport:
         self._network.sources[self._address] = source
         return (Endpoint(kind=KIND, address=self._address),)
 
-    def fetch(
-        self,
-        endpoints: Sequence[Endpoint],
-        request: FetchRequest,
-        destination: memoryview,
-        *,
-        done: set[int],
-        stop: threading.Event,
-    ) -> None:
-        """Fill ``destination``; see ``Transport.fetch``."""
+    def fetch(self, endpoints: Sequence[Endpoint], fetch: Fetch) -> None:
+        """Fill the destination; see ``Transport.fetch``."""
         address = address_of(KIND, endpoints)
-        for index in range(len(request.digests)):
-            if index in done:
-                continue
-            if stop.is_set():
+        request = fetch.request
+        for index in fetch.missing:
+            if fetch.stop.is_set():
                 raise StoppedError(f"fetch of {request.key} was interrupted")
             for _ in range(2):
-                self._copy(address, request, destination, index)
+                self._copy(address, fetch, index)
                 begin, end = request.part(index)
-                if part_digest(destination[begin:end]) == request.digests[index]:
-                    done.add(index)
+                if part_digest(fetch.destination[begin:end]) == request.digests[index]:
+                    fetch.done.add(index)
                     break
             else:
                 raise DigestMismatchError(f"part {index} of {request.key} does not match")
 
-    def _copy(
-        self, address: str, request: FetchRequest, destination: memoryview, index: int
-    ) -> None:
+    def _copy(self, address: str, fetch: Fetch, index: int) -> None:
+        request = fetch.request
         source = self._network.sources.get(address)
         if source is None:
             raise UnavailableError(f"no server listens at {address}")
@@ -78,7 +67,7 @@ class MemoryTransport:
         if view is not None and last > len(view):
             raise UnavailableError(f"{address} has {len(view)} bytes, not {last}")
         if view is not None:
-            destination[begin:end] = view[first:last]
+            fetch.destination[begin:end] = view[first:last]
         if view is None or reused(view, source.lookup(request.key, request.incarnation)):
             raise NotFoundError(f"{address} no longer has {request.key}")
 

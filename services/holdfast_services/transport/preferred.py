@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from holdfast.core.inventory import Endpoint
 from holdfast.errors import UnavailableError
-from holdfast_services.transport import FetchRequest, SegmentSource, Transport, no_way
+from holdfast_services.transport import Fetch, FetchRequest, SegmentSource, Transport, no_way
 
 REST_S = 60.0
 """How long a way that failed, while another worked, is not tried again."""
@@ -71,16 +71,8 @@ class Preferred:
         """Begin to serve; return the endpoints of all ways."""
         return tuple(one for way in self._ways for one in way.transport.serve(source))
 
-    def fetch(
-        self,
-        endpoints: Sequence[Endpoint],
-        request: FetchRequest,
-        destination: memoryview,
-        *,
-        done: set[int],
-        stop: threading.Event,
-    ) -> None:
-        """Fill ``destination``; see ``Transport.fetch``.
+    def fetch(self, endpoints: Sequence[Endpoint], fetch: Fetch) -> None:
+        """Fill the destination; see ``Transport.fetch``.
 
         Only a way that cannot be used leads to the next: a source without the bytes, or with bad
         ones, has them over no other way either. Parts that came stay.
@@ -88,9 +80,9 @@ class Preferred:
         ways = self._usable(endpoints)
         left: list[tuple[Way, Endpoint, UnavailableError]] = []
         for way, endpoint in ways:
-            before = set(done)
+            before = set(fetch.done)
             try:
-                way.transport.fetch((endpoint,), request, destination, done=done, stop=stop)
+                way.transport.fetch((endpoint,), fetch)
             except UnavailableError as error:
                 if (way, endpoint) == ways[-1]:
                     raise
@@ -100,7 +92,7 @@ class Preferred:
                     self._leave(*each, instead=way)
                 return
             finally:
-                self._count(way, request, done - before)
+                self._count(way, fetch.request, fetch.done - before)
 
     def _usable(self, endpoints: Sequence[Endpoint]) -> list[tuple[Way, Endpoint]]:
         """Return the ways to a peer in order; those that rest only if there is no other."""

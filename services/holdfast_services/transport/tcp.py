@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 from holdfast.core.inventory import Endpoint
-from holdfast_services.transport import FetchRequest, SegmentSource, address_of
-from holdfast_services.transport.tcp_client import fetch
+from holdfast_services.transport import Fetch, SegmentSource, address_of
+from holdfast_services.transport.tcp_client import fetch_from
 from holdfast_services.transport.tcp_server import TcpServer
 
 KIND = "tcp"
@@ -27,17 +26,9 @@ class TcpTransport:
         self._server = TcpServer(self._host, self._port, source)
         return (Endpoint(kind=KIND, address=f"{self._host}:{self._server.port}"),)
 
-    def fetch(
-        self,
-        endpoints: Sequence[Endpoint],
-        request: FetchRequest,
-        destination: memoryview,
-        *,
-        done: set[int],
-        stop: threading.Event,
-    ) -> None:
-        """Fill ``destination``; see ``Transport.fetch``."""
-        fetch(address_of(KIND, endpoints), request, destination, done=done, stop=stop)
+    def fetch(self, endpoints: Sequence[Endpoint], fetch: Fetch) -> None:
+        """Fill the destination; see ``Transport.fetch``."""
+        fetch_from(address_of(KIND, endpoints), fetch)
 
     def revoke(self, view: memoryview) -> None:
         """Do nothing: this end reads itself, between two look-ups."""

@@ -21,11 +21,10 @@ from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
     NotFoundError,
-    StoppedError,
     UnavailableError,
 )
 from holdfast.format.digest import PartHasher, part_hasher
-from holdfast_services.transport import FetchRequest, deadline_s, wire
+from holdfast_services.transport import Fetch, Job, wire
 from holdfast_services.transport.connection import connect
 from holdfast_services.transport.wire import Status
 
@@ -39,40 +38,17 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Job:
+class _Job(Job):
     """One fetch, shared by its streams."""
 
-    address: str
-    request: FetchRequest
-    destination: memoryview
-    done: set[int]
-    stop: threading.Event
-    until_s: float
     parts: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
     mismatched: set[int] = field(default_factory=set)
     errors: list[CheckpointError] = field(default_factory=list)
 
-    def check(self) -> None:
-        """Raise when this fetch is to end."""
-        if self.stop.is_set():
-            raise StoppedError(f"fetch of {self.request.key} was interrupted")
-        if time.monotonic() > self.until_s:
-            raise UnavailableError(f"{self.address} is too slow with {self.request.key}")
 
-
-def fetch(
-    address: str,
-    request: FetchRequest,
-    destination: memoryview,
-    *,
-    done: set[int],
-    stop: threading.Event,
-    streams_count: int = STREAMS_COUNT,
-) -> None:
-    """Fill ``destination``; the promise is ``Transport.fetch``'s."""
-    missing = [index for index in range(len(request.digests)) if index not in done]
-    until_s = time.monotonic() + deadline_s(request.length_bytes)
-    job = _Job(address, request, destination, done, stop, until_s)
+def fetch_from(address: str, fetch: Fetch, *, streams_count: int = STREAMS_COUNT) -> None:
+    """Fill the destination; the promise is ``Transport.fetch``'s."""
+    job, missing = _Job(address, fetch), fetch.missing
     for index in missing:
         job.parts.put(index)
     threads = _helpers(job, min(streams_count, len(missing)) - 1)
@@ -92,7 +68,7 @@ def _helpers(job: _Job, count: int) -> list[threading.Thread]:
         try:
             thread.start()
         except RuntimeError as cause:
-            log.warning("fetch of %s with one stream: %s", job.request.key, cause)
+            log.warning("fetch of %s with one stream: %s", job.fetch.request.key, cause)
             break
         started.append(thread)
     return started
@@ -136,11 +112,11 @@ def _ask(job: _Job, connection: socket.socket, asked: deque[int]) -> bool:
         index = job.parts.get_nowait()
     except queue.Empty:
         return False
-    begin, end = job.request.part(index)
+    begin, end = job.fetch.request.part(index)
     request = wire.PartRequest(
-        key=job.request.key,
-        incarnation=job.request.incarnation,
-        begin=job.request.offset_bytes + begin,
+        key=job.fetch.request.key,
+        incarnation=job.fetch.request.incarnation,
+        begin=job.fetch.request.offset_bytes + begin,
         length_bytes=end - begin,
     )
     connection.sendall(wire.encode_request(request))
@@ -150,15 +126,17 @@ def _ask(job: _Job, connection: socket.socket, asked: deque[int]) -> bool:
 
 def _part(job: _Job, connection: socket.socket, index: int) -> None:
     """Receive the part asked for first; queue it once more when it does not match."""
-    begin, end = job.request.part(index)
-    if _receive_part(job, connection, job.destination[begin:end]) == job.request.digests[index]:
-        job.done.add(index)
+    fetch = job.fetch
+    begin, end = fetch.request.part(index)
+    found = _receive_part(job, connection, fetch.destination[begin:end])
+    if found == fetch.request.digests[index]:
+        fetch.done.add(index)
     elif index not in job.mismatched:
         job.mismatched.add(index)
         job.parts.put(index)
     else:
         raise DigestMismatchError(
-            f"part {index} of {job.request.key} from {job.address} does not match its digest"
+            f"part {index} of {fetch.request.key} from {job.address} does not match its digest"
         )
 
 
@@ -204,7 +182,7 @@ def _check_status(job: _Job, status: int) -> None:
     if status == Status.OK:
         return
     if status == Status.NOT_FOUND:
-        raise NotFoundError(f"{job.address} no longer has {job.request.key}")
+        raise NotFoundError(f"{job.address} no longer has {job.fetch.request.key}")
     if status == Status.BUSY:
         raise UnavailableError(f"{job.address} has too many connections")
-    raise InvalidRequestError(f"{job.address} refused the request for {job.request.key}")
+    raise InvalidRequestError(f"{job.address} refused the request for {job.fetch.request.key}")

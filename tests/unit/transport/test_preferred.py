@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from holdfast.core.inventory import Endpoint
@@ -15,7 +13,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.format.digest import PART_BYTES
-from holdfast_services.transport import FetchRequest
+from holdfast_services.transport import Fetch, FetchRequest
 from holdfast_services.transport.preferred import Preferred, TransportState, Way
 
 FAST, SLOW = (Endpoint(kind=kind, address="a:1") for kind in ("fast", "slow"))
@@ -34,9 +32,9 @@ class Fake:
     def serve(self, source):
         return (Endpoint(kind=self.kind, address=f"{source}:1"),)
 
-    def fetch(self, endpoints, request, destination, *, done, stop):
+    def fetch(self, endpoints, fetch):
         self.asked.append(tuple(endpoints))
-        done.update(self.parts)
+        fetch.done.update(self.parts)
         if self.error is not None:
             raise self.error
 
@@ -55,10 +53,8 @@ def preferred(*fakes, unused=None):
 
 
 def fetch(made, endpoints=(SLOW, FAST), done=None):
-    made.fetch(
-        endpoints, REQUEST, memoryview(b""), done=set() if done is None else done,
-        stop=threading.Event(),
-    )  # fmt: skip
+    wanted = Fetch(REQUEST, memoryview(b""), done=set() if done is None else done)
+    made.fetch(endpoints, wanted)
 
 
 def test_the_first_kind_that_both_have_is_used():

@@ -12,17 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from holdfast.errors import (
     DigestMismatchError,
     InvalidRequestError,
     NotFoundError,
-    StoppedError,
     UnavailableError,
 )
 from holdfast.format.digest import part_digest
-from holdfast_services.transport import FetchRequest, deadline_s, wire
+from holdfast_services.transport import Job, wire
 from holdfast_services.transport.connection import connect
 from holdfast_services.transport.rdma import frames
 from holdfast_services.transport.rdma.adapter import Adapter
@@ -36,40 +34,13 @@ ADDRESSES_COUNT = 1 << 64
 _LAYOUTS = {Awaited.LENT: frames.LENT, Awaited.DONE: wire.TRAILER}
 
 
-@dataclass(slots=True)
-class Fetch:
-    """One fetch: what is wanted, where it goes, how long it may take."""
-
-    address: str
-    request: FetchRequest
-    destination: memoryview
-    done: set[int]
-    stop: threading.Event
-    until_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.until_s = time.monotonic() + deadline_s(self.request.length_bytes)
-
-    def check(self) -> None:
-        """Raise when this fetch is to end."""
-        if self.stop.is_set():
-            raise StoppedError(f"fetch of {self.request.key} was interrupted")
-        if time.monotonic() > self.until_s:
-            raise UnavailableError(f"{self.address} is too slow with {self.request.key}")
-
-    @property
-    def missing(self) -> list[int]:
-        """The parts that are still to come."""
-        return [index for index in range(len(self.request.digests)) if index not in self.done]
-
-
 class _Pull:
     """The parts of one fetch on their way over one lane."""
 
-    def __init__(self, fetch: Fetch, lane: Lane) -> None:
-        self._fetch = fetch
+    def __init__(self, job: Job, lane: Lane) -> None:
+        self._job = job
         self._lane = lane
-        self._flow = Flow(fetch.missing)
+        self._flow = Flow(job.fetch.missing)
         self._held: dict[int, Held] = {}
         self._heard_s = time.monotonic()
 
@@ -77,7 +48,7 @@ class _Pull:
         """Return when all parts are verified."""
         flow, lane = self._flow, self._lane
         while not flow.ended:
-            self._fetch.check()
+            self._job.check()
             while (index := flow.ask()) is not None:
                 lane.send(self._look_up(index))
             lane.wait()
@@ -93,7 +64,7 @@ class _Pull:
             self._lane.adapter.memory.let_go(held)
 
     def _look_up(self, index: int) -> bytes:
-        request = self._fetch.request
+        request = self._job.fetch.request
         begin, end = request.part(index)
         return wire.encode_request(
             wire.PartRequest(
@@ -123,7 +94,7 @@ class _Pull:
         self._lane.send(frames.DONE)
         for about in (*self._flow.all_awaited, Awaited.DONE):
             layout = _LAYOUTS[about]
-            status, *_ = layout.unpack(self._lane.receive(layout.size, self._fetch.check))
+            status, *_ = layout.unpack(self._lane.receive(layout.size, self._job.check))
             self._check(status)
 
     def _answered(self) -> Iterator[int]:
@@ -145,11 +116,11 @@ class _Pull:
 
     def _read(self, index: int, key: int, source: int) -> None:
         """Ask the card for the bytes of a part."""
-        begin, end = self._fetch.request.part(index)
+        begin, end = self._job.fetch.request.part(index)
         lane = self._lane
         if source + end - begin > ADDRESSES_COUNT:
             raise UnavailableError(f"{lane.address} lends memory that no machine has")
-        held = lane.adapter.memory.hold(self._fetch.destination[begin:end])
+        held = lane.adapter.memory.hold(self._job.fetch.destination[begin:end])
         self._held[index] = held
         pieces = list(messages(end - begin, lane.adapter.place.port.message_bytes_max))
         self._flow.read(index, len(pieces))
@@ -162,18 +133,17 @@ class _Pull:
     def _verify(self, index: int) -> None:
         """Note a part that is what was sealed; have it come once more if it is not."""
         self._lane.adapter.memory.let_go(self._held.pop(index))
-        fetch = self._fetch
+        fetch, address = self._job.fetch, self._job.address
         begin, end = fetch.request.part(index)
         if part_digest(fetch.destination[begin:end]) == fetch.request.digests[index]:
             fetch.done.add(index)
         elif not self._flow.mismatched(index):
             raise DigestMismatchError(
-                f"part {index} of {fetch.request.key} from {fetch.address} does not match its "
-                f"digest"
+                f"part {index} of {fetch.request.key} from {address} does not match its digest"
             )
 
     def _check(self, status: int) -> None:
-        address, key = self._lane.address, self._fetch.request.key
+        address, key = self._lane.address, self._job.fetch.request.key
         if status == Status.NOT_FOUND:
             raise NotFoundError(f"{address} no longer has {key}")
         if status == Status.REFUSED:
@@ -194,22 +164,22 @@ class Lanes:
         self._kept: deque[Lane] = deque()
         self._guard = threading.Lock()
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, job: Job) -> None:
         """Fill the destination; the promise is ``Transport.fetch``'s.
 
         A lane that was kept may have gone bad meanwhile: then a new one is tried.
         """
-        lane = self._take(fetch.address)
+        lane = self._take(job.address)
         if lane is not None:
             with suppress(UnavailableError):
-                self._pull(fetch, lane)
+                self._pull(job, lane)
                 return
-            fetch.check()
-        if fetch.missing:
-            self._pull(fetch, self._new(fetch.address, fetch.check))
+            job.check()
+        if job.fetch.missing:
+            self._pull(job, self._new(job.address, job.check))
 
-    def _pull(self, fetch: Fetch, lane: Lane) -> None:
-        pull = _Pull(fetch, lane)
+    def _pull(self, job: Job, lane: Lane) -> None:
+        pull = _Pull(job, lane)
         ended = False
         try:
             pull.run()

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import resource
 import socket
-import threading
 from collections.abc import Collection, Sequence
 from ipaddress import IPv6Address
 from pathlib import Path
 
 from holdfast.core.inventory import Endpoint
 from holdfast.errors import UnavailableError
-from holdfast_services.transport import FetchRequest, SegmentSource, address_of
+from holdfast_services.transport import Fetch, Job, SegmentSource, address_of
 from holdfast_services.transport.rdma import verbs
 from holdfast_services.transport.rdma.adapter import Adapter
-from holdfast_services.transport.rdma.client import Fetch, Lanes
+from holdfast_services.transport.rdma.client import Lanes
 from holdfast_services.transport.rdma.ports import Place, memlock_shortage, usable_places
 from holdfast_services.transport.rdma.server import RdmaServer
 
@@ -87,18 +86,9 @@ class RdmaTransport:
         self._server = RdmaServer(self._host, self._port, source, self._adapters)
         return (Endpoint(kind=KIND, address=f"{self._host}:{self._server.port}"),)
 
-    def fetch(
-        self,
-        endpoints: Sequence[Endpoint],
-        request: FetchRequest,
-        destination: memoryview,
-        *,
-        done: set[int],
-        stop: threading.Event,
-    ) -> None:
-        """Fill ``destination``; see ``Transport.fetch``."""
-        address = address_of(KIND, endpoints)
-        self._lanes.fetch(Fetch(address, request, destination, done, stop))
+    def fetch(self, endpoints: Sequence[Endpoint], fetch: Fetch) -> None:
+        """Fill the destination; see ``Transport.fetch``."""
+        self._lanes.fetch(Job(address_of(KIND, endpoints), fetch))
 
     def revoke(self, view: memoryview) -> None:
         """Have no peer read anything of this memory; see ``Transport.revoke``."""

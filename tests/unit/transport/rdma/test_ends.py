@@ -17,7 +17,7 @@ from tests.soft_card import Queue, SoftCard, soft_place
 
 from holdfast.core.inventory import Endpoint
 from holdfast.errors import InvalidRequestError, NotFoundError, StoppedError, UnavailableError
-from holdfast_services.transport import connection, wire
+from holdfast_services.transport import Fetch, connection, wire
 from holdfast_services.transport.rdma import adapter, client, frames, neighbours
 from holdfast_services.transport.rdma.flow import PARTS_COUNT_MAX
 from holdfast_services.transport.rdma.lane import Lane
@@ -51,9 +51,7 @@ def transport():
 def fetch(near, endpoints, memory, done=None):
     target = mmap.mmap(-1, len(memory))
     done = set() if done is None else done
-    near.fetch(
-        endpoints, request_for(memory), memoryview(target), done=done, stop=threading.Event()
-    )
+    near.fetch(endpoints, Fetch(request_for(memory), memoryview(target), done=done))
     return target
 
 
@@ -181,7 +179,7 @@ def test_a_peer_that_does_not_greet_is_interrupted(transport):
         endpoints = (Endpoint(kind=KIND, address=f"127.0.0.1:{silent.getsockname()[1]}"),)
         target = memoryview(mmap.mmap(-1, len(memory)))
         with pytest.raises(StoppedError):
-            transport().fetch(endpoints, request_for(memory), target, done=set(), stop=stop)
+            transport().fetch(endpoints, Fetch(request_for(memory), target, stop=stop))
         asked.join(WAIT_S)
 
 
@@ -212,9 +210,7 @@ def test_bytes_past_the_end_are_refused_and_not_cut_short(transport, over):
     target = memoryview(mmap.mmap(-1, len(memory) + over))
     raises = pytest.raises(InvalidRequestError) if over else nullcontext()
     with raises:
-        transport().fetch(
-            far.serve(serving(memory)), wanted, target, done=set(), stop=threading.Event()
-        )
+        transport().fetch(far.serve(serving(memory)), Fetch(wanted, target))
 
 
 @pytest.fixture
