@@ -205,17 +205,23 @@ class Arena:
         Raises:
             ExhaustedError: fewer than ``length_bytes`` are free.
         """
-        statistics = os.fstatvfs(self._dir_fd)
-        if statistics.f_bavail * statistics.f_frsize < length_bytes:
+        if self.free_bytes < length_bytes:
             raise self._full(_DIGESTS, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    @property
+    def free_bytes(self) -> int:
+        """What is free in the file system of the arena."""
+        statistics = os.fstatvfs(self._dir_fd)
+        return statistics.f_bavail * statistics.f_frsize
 
     def _full(self, what: str, cause: OSError) -> ExhaustedError:
         statistics = os.fstatvfs(self._dir_fd)
         return ExhaustedError(
             f"no room for {what} in {self.folder}: "
-            f"{format_bytes(statistics.f_bavail * statistics.f_frsize)} of "
+            f"{format_bytes(self.free_bytes)} of "
             f"{format_bytes(statistics.f_blocks * statistics.f_frsize)} free, budget "
-            f"{format_bytes(self.budget_bytes)} ({cause.strerror})"
+            f"{format_bytes(self.budget_bytes)} ({cause.strerror}); remove what else fills it, or "
+            f"enlarge it"
         )
 
     def drop(self, name: SlotName) -> bool:

@@ -119,7 +119,9 @@ class AgentService:
             nodes_count=nodes_count,
             slots=wish.slots,
         )
-        return reservation_admission.refusal(self._state, job, need)
+        return reservation_admission.refusal(
+            self._state, job, need
+        ) or reservation_admission.refusal_of_files(self._state, job, need, self._arena.free_bytes)
 
     async def open_session(self, session: str, spec: AttemptSpec) -> Seat:
         """Register a rank with metadata and open its session; a repeat is harmless.

@@ -22,7 +22,7 @@ from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import State
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
-from holdfast_services.agent.domain.state import Content
+from holdfast_services.agent.domain.state import Content, Slot
 from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.service import AgentService
 from holdfast_services.agent.shell import Shell
@@ -142,6 +142,33 @@ async def test_a_node_says_how_big_it_is_and_what_does_not_fit(agent):
     assert "64 KiB" in told.refusal
     assert not told.metadata_reachable
     assert agent.describe("", wish).refusal == ""
+
+
+async def test_a_job_that_the_budget_has_room_for_and_the_file_system_has_not_is_refused(
+    agent, monkeypatch
+):
+    """P8: a budget is a limit; others may have filled the tmpfs since the agent began."""
+    wish = MemoryWish(own_bytes=8 * KIB, restored_bytes=8 * KIB, replicas=0, nodes_count=1, slots=2)
+    assert agent.describe("job", wish).refusal == ""
+
+    monkeypatch.setattr(Arena, "free_bytes", 15 * KIB)
+    told = agent.describe("job", wish).refusal
+    assert "2 slots x 8 KiB own = 16 KiB, but the arena's file system has only 15 KiB free" in told
+    assert "remove what else fills it" in told
+
+    monkeypatch.setattr(Arena, "free_bytes", 16 * KIB)
+    assert agent.describe("job", wish).refusal == ""
+
+
+async def test_slots_that_are_there_are_room_for_the_job_whose_they_were(agent, monkeypatch):
+    """P1: a restart on a full file system has its slots already."""
+    wish = MemoryWish(own_bytes=8 * KIB, restored_bytes=8 * KIB, replicas=0, nodes_count=1, slots=2)
+    for number in range(2):
+        name = SlotName(f"s{number}", 1, SlotState.FREE)
+        agent._state.slots[name.slot] = Slot(name=name, length_bytes=8 * KIB)
+    monkeypatch.setattr(Arena, "free_bytes", 0)
+
+    assert agent.describe("job", wish).refusal == ""
 
 
 async def test_fetches_that_fail_unforeseen_are_answered_and_take_no_place(agent):

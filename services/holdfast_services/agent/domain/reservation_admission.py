@@ -42,6 +42,35 @@ def refusal(state: State, job: str, need: MemoryNeed) -> str:
     training, left = _trained_bytes(state, job), _left_bytes(state, job)
     if need.total_bytes + training + sum(left.values()) <= state.budget_bytes:
         return ""
+    advice = "remove a finished job's memory (holdfast rm JOB), " if left else ""
+    return shortfall(need, state.budget_bytes, beside=_beside(training, left), advice=advice)
+
+
+def refusal_of_files(state: State, job: str, need: MemoryNeed, free_bytes: int) -> str:
+    """Return why the file system has no room for what the budget allows; empty: it has.
+
+    Others may fill it, too: a budget is a limit, not memory that is kept for us.
+
+    Args:
+        state: Of this node; all its slots are room that is had already.
+        job: The job that is about to begin.
+        need: What it needs here.
+        free_bytes: What is free in the file system of the arena.
+    """
+    training, left = _trained_bytes(state, job), _left_bytes(state, job)
+    if need.total_bytes + training + sum(left.values()) <= state.used_bytes + free_bytes:
+        return ""
+    beside = f", beside {_beside(training, left)}" if training or left else ""
+    return (
+        f"{need}{beside}, but the arena's file system has only {format_bytes(free_bytes)} free "
+        f"beside {format_bytes(state.used_bytes)} of slots, though its budget is "
+        f"{format_bytes(state.budget_bytes)}: remove what else fills it, enlarge it (docker: "
+        f"--shm-size, compose: shm_size), or lower replicas"
+    )
+
+
+def _beside(training: int, left: dict[str, int]) -> str:
+    """Name what else takes room here: most first; empty if nothing does."""
     beside = [f"{format_bytes(training)} of other runs"] if training else []
     most = sorted(left, key=lambda name: (-left[name], name))
     named = ", ".join(f"{name}: {format_bytes(left[name])}" for name in most[:JOBS_NAMED_MAX])
@@ -49,8 +78,7 @@ def refusal(state: State, job: str, need: MemoryNeed) -> str:
     if named:
         rest = f" and {more} more jobs" if more > 0 else ""
         beside.append(f"checkpoints of jobs that do not train here ({named}{rest})")
-    advice = "remove a finished job's memory (holdfast rm JOB), " if named else ""
-    return shortfall(need, state.budget_bytes, beside=" and ".join(beside), advice=advice)
+    return " and ".join(beside)
 
 
 def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
