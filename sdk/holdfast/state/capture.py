@@ -35,7 +35,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.format import blob as blobs
 from holdfast.format.names import EXTRA_PREFIX, RESERVED
 from holdfast.format.segment import TensorSpec
-from holdfast.format.tree import Json, encode
+from holdfast.format.tree import Json
 from holdfast.reading.reader import Segments
 from holdfast.state import State, kinds, modules, optimizers, rng
 from holdfast.state import ddp_buckets as buckets
@@ -46,9 +46,9 @@ from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
 from holdfast.state.loading import Differences, Loading
-from holdfast.state.local_boxes import check_kind, is_sharded
 from holdfast.state.owners import Owners
 from holdfast.state.survey import Home, Identity, Survey
+from holdfast.state.walk import Walk
 
 _HEADER_BYTES_PER_TENSOR = 320
 _BLOB_BYTES_MIN = 16 << 10
@@ -91,42 +91,6 @@ class LiveState:
     tensors: dict[str, torch.Tensor]
     objects: dict[str, Any]
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Walk:
-    """The tree of the mapping and what was taken out of it; ``known`` objects by identity."""
-
-    known: dict[int, tuple[object, Kind]]
-    tree: dict[str, Json] = field(default_factory=dict)
-    objects: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def encode(self, value: object, path: str) -> Json:
-        return encode(value, path=path, leaf=self._leaf)
-
-    def leaf_or_cure(self, value: object, path: str) -> str | None:
-        """As ``_leaf``, of the mapping itself, where registered classes may be anywhere."""
-        name = self._leaf(value, path)
-        if name is None:
-            kinds.check_nearly_plain(path, value)
-        return name
-
-    def _leaf(self, value: object, path: str) -> str | None:
-        if isinstance(value, torch.Tensor):
-            _check_plain(path, value)
-            table: dict[str, Any] = self.tensors
-        elif id(value) in self.known or kinds.kind_of(path, value) is not None:
-            table = self.objects
-        else:
-            return None
-        if path in self.tensors or path in self.objects:
-            raise InvalidRequestError(
-                f"two values of the state have the same path {path!r}: rename one of their keys",
-                key=path,
-            )
-        table[path] = value
-        return path
 
 
 class Capture:
@@ -449,8 +413,8 @@ class Capture:
     def _in_turn(self, objects: Mapping[str, object]) -> list[tuple[str, object]]:
         return sorted(objects.items(), key=lambda item: self._kind(*item).turn)
 
-    def _walk(self) -> _Walk:
-        walk = _Walk(self._known)
+    def _walk(self) -> Walk:
+        walk = Walk(self._known)
         for key, value in self.state.items():
             if type(key) is not str or key in RESERVED or not key:
                 raise InvalidRequestError(
@@ -458,7 +422,7 @@ class Capture:
                     f"{' and '.join(sorted(RESERVED))}",
                     key=key,
                 )
-            walk.tree[key] = encode(value, path=key, leaf=walk.leaf_or_cure)
+            walk.take(key, value)
         for path, value in walk.objects.items():
             if id(value) in self._loaders or isinstance(value, (nn.Module, Optimizer)):
                 continue
@@ -471,17 +435,6 @@ class Capture:
                 entry.bind(self._clock)
                 self._loaders[id(value)] = entry
         return walk
-
-
-def _check_plain(path: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor beside modules and optimizers that is not all here."""
-    check_kind(path, tensor)
-    if is_sharded(tensor):
-        raise InvalidRequestError(
-            f"not supported yet: {path} is a DTensor of its own; a module's or an optimizer's can "
-            f"be saved, so register it as a buffer",
-            key=path,
-        )
 
 
 def _check_no_more(found: Mapping[str, object], objects: Mapping[str, object]) -> None:
