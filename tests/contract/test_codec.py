@@ -28,6 +28,7 @@ from holdfast.core import (
     session,
     shard,
     sources,
+    stripes,
     user_events,
 )
 from holdfast.errors import InvalidRequestError
@@ -51,6 +52,7 @@ VALUES = [
         announcements,
         reports,
         sources,
+        stripes,
         abandoned_step,
         decision,
         inventory,
@@ -69,19 +71,34 @@ VALUES = [
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]
 INT_MAX = {"rank": 2**31 - 1, "volume": 2**31 - 1, "world_size": 2**31 - 1, "replicas": 2**31 - 1}
-INT_MAX |= dict.fromkeys(("n", "seats", "last", "best", "local_world_size"), 2**31 - 1)
+INT_MAX |= dict.fromkeys(
+    (
+        "n",
+        "k",
+        "m",
+        "number",
+        "elements_count",
+        "seats",
+        "last",
+        "best",
+        "local_world_size",
+        "slots",
+    ),
+    2**31 - 1,
+)
 
 
-def strategy(hint, name):
+def strategy(hint, name, most=3):
+    """Return what draws a value; lists in lists have one item at most, or they grow for long."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        return st.lists(strategy(inner[0], name), max_size=3).map(tuple)
+        return st.lists(strategy(inner[0], name, 1), max_size=most).map(tuple)
     if origin in (typing.Union, types.UnionType):
-        return st.one_of(st.none() if t is type(None) else strategy(t, name) for t in inner)
+        return st.one_of(st.none() if t is type(None) else strategy(t, name, most) for t in inner)
     if origin is not None and issubclass(origin, Mapping):
         return st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
     if dataclasses.is_dataclass(hint):
-        return values(hint)
+        return values(hint, most)
     hint = getattr(hint, "__supertype__", hint)
     if issubclass(hint, IntEnum):
         return st.sampled_from(hint)
@@ -94,9 +111,10 @@ def strategy(hint, name):
     }[hint]
 
 
-def values(cls):
+def values(cls, most=3):
     hints = typing.get_type_hints(cls)
-    named = {spec.name: strategy(hints[spec.name], spec.name) for spec in dataclasses.fields(cls)}
+    specs = dataclasses.fields(cls)
+    named = {spec.name: strategy(hints[spec.name], spec.name, most) for spec in specs}
     return st.builds(cls, **named)
 
 

@@ -16,6 +16,7 @@ from holdfast.core.needs import Needs
 from holdfast.core.reports import RankReport
 from holdfast.core.shard import Shard
 from holdfast.core.sources import Source
+from holdfast.core.stripes import Element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,15 @@ class HeldShard:
     shard: Shard
     state: HeldState
     owner: str
+    slot_incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldElement:
+    """An element of parity on the reporting node; one whose bytes are bad is not held any more."""
+
+    element: Element
+    root_digest: bytes
     slot_incarnation: int
 
 
@@ -112,6 +122,7 @@ class Inventory:
     bad_sources: tuple[BadSource, ...] = ()
     leaving: bool = False
     seen: tuple[CheckpointId, ...] = ()
+    elements: tuple[HeldElement, ...] = ()
 
     def lasting(self) -> tuple[object, ...]:
         """Return what does not change with every training step, to be compared."""

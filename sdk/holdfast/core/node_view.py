@@ -17,6 +17,7 @@ from holdfast.core.inventory import Peer
 from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.shard import Shard
 from holdfast.core.sources import Source
+from holdfast.core.stripes import Element, Piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,14 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ElementWant:
+    """An element that this node should make, and who has the members of its stripe."""
+
+    element: Element
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """What a node needs to know of one run; see ``NodeView``.
 
@@ -105,6 +114,7 @@ class NodeView:
     ``taken_incarnation``, ``taken_sequence``: the node's last inventory that was known then; 0:
     none was. The version does not speak of them. ``spares`` are copies on this node of which as
     many as the policy asks for lie elsewhere: a restore that has no room may take theirs.
+    ``elements`` are to be made here; ``spare_elements`` names those here that nothing needs.
     """
 
     version: str
@@ -115,6 +125,8 @@ class NodeView:
     taken_incarnation: int = 0
     taken_sequence: int = 0
     spares: tuple[ShardId, ...] = ()
+    elements: tuple[ElementWant, ...] = ()
+    spare_elements: tuple[str, ...] = ()
 
     @property
     def taken(self) -> tuple[int, int]:

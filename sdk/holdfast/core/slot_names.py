@@ -5,6 +5,8 @@ and a restarted agent reads all states from one directory listing::
 
     free ──► open ──► closed ──► seg ──► free        (``open`` is the state *writing*)
 
+A slot that holds an element of parity goes from open to *elem* and back to free.
+
 A *partial* slot is apart from that: a new, sparse file with some parts of one segment, for ranks
 of this node that are about to load them. It is served to nobody, never reused, and removed by the
 next agent.
@@ -29,18 +31,20 @@ class SlotState(StrEnum):
     WRITING = "open"
     CLOSED = "closed"
     SEALED = "seg"
+    ELEMENT = "elem"
     PARTIAL = "part"
 
 
 TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
     SlotState.FREE: frozenset({SlotState.WRITING}),
-    SlotState.WRITING: frozenset({SlotState.CLOSED, SlotState.FREE}),
+    SlotState.WRITING: frozenset({SlotState.CLOSED, SlotState.ELEMENT, SlotState.FREE}),
     SlotState.CLOSED: frozenset({SlotState.SEALED, SlotState.FREE}),
     SlotState.SEALED: frozenset({SlotState.FREE}),
+    SlotState.ELEMENT: frozenset({SlotState.FREE}),
     SlotState.PARTIAL: frozenset(),
 }
 
-_NAME = re.compile(r"(s[0-9]{1,9})\.([0-9]{1,18})\.(free|open|closed|seg|part)")
+_NAME = re.compile(r"(s[0-9]{1,9})\.([0-9]{1,18})\.(free|open|closed|seg|elem|part)")
 
 
 @dataclass(frozen=True, slots=True)

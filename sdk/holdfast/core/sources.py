@@ -1,13 +1,15 @@
 """Where a shard can be fetched from, as values: a class for each kind. Pure.
 
-Whoever fetches asks the sources in the order in which they are listed. A kind to come (parity over
-several shards) is a class here, a field of the message ``Source`` with its name in ``rpc.codec``,
-and what the agent's fetcher does with it.
+Whoever fetches asks the sources in the order in which they are listed. A kind is a class here, a
+field of the message ``Source`` with its name in ``rpc.codec``, and what the agent's fetcher does
+with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from holdfast.core.stripes import Piece, Stripe
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +32,19 @@ class Object:
         return "the object store"
 
 
-Source = Memory | Object
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """Pieces of the shard's stripe, of which as many are taken as it has members.
+
+    Without ``pieces`` it stands for the stripe as a source, whoever has what of it.
+    """
+
+    stripe: Stripe
+    pieces: tuple[Piece, ...] = ()
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        return f"parity over {len(self.stripe.members)} shards"
+
+
+Source = Memory | Object | Rebuilt

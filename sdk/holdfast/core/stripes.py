@@ -7,12 +7,15 @@ and its elements lie on nodes outside. What an element *is*, ``format.parity`` s
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.core.ids import CheckpointId
 from holdfast.core.placement import place
 from holdfast.core.shard import Shard
+
+_ELEMENT = re.compile(r"[a-z0-9]{1,32}/[0-9]{1,18}/[0-9]{1,18}/parity/[0-9a-f]{32}/[0-9]{1,3}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,11 @@ class Element:
     def key(self) -> str:
         """The text form, under which its bytes are served: a look-up key, never a path."""
         return f"{self.stripe.key}/{self.number}"
+
+
+def is_element_key(text: str) -> bool:
+    """Tell whether ``text`` has the form of ``Element.key``."""
+    return _ELEMENT.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,17 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from holdfast.core.sources import Memory, Object
+from holdfast.core.sources import Memory, Object, Rebuilt
 from holdfast.errors import InvalidRequestError
 
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 _SCALARS = frozenset({str, int, bytes, float, bool})
-_KINDS: Mapping[type[object], str] = {Memory: "memory", Object: "object"}
+_KINDS: Mapping[type[object], str] = {
+    Memory: "memory",
+    Object: "object",
+    Rebuilt: "rebuilt",
+}
 """Classes that are members of a union, and their fields in its message's ``oneof kind``."""
 
 

@@ -829,6 +829,98 @@ class SuspectResponse(_message.Message):
 Global___SuspectResponse: _TypeAlias = SuspectResponse  # noqa: Y015
 
 @_typing.final
+class LocateElementRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateElementRequest: _TypeAlias = LocateElementRequest  # noqa: Y015
+
+@_typing.final
+class LocateElementResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOT_DIGEST_FIELD_NUMBER: _builtins.int
+    SLOT_INCARNATION_FIELD_NUMBER: _builtins.int
+    PART_DIGESTS_FIELD_NUMBER: _builtins.int
+    MEMBER_DIGESTS_FIELD_NUMBER: _builtins.int
+    root_digest: _builtins.bytes
+    slot_incarnation: _builtins.int
+    part_digests: _builtins.bytes
+    """16 bytes each, in order"""
+    @_builtins.property
+    def member_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of each member of its stripe the part digests"""
+
+    def __init__(
+        self,
+        *,
+        root_digest: _builtins.bytes = ...,
+        slot_incarnation: _builtins.int = ...,
+        part_digests: _builtins.bytes = ...,
+        member_digests: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member_digests", b"member_digests", "part_digests", b"part_digests", "root_digest", b"root_digest", "slot_incarnation", b"slot_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateElementResponse: _TypeAlias = LocateElementResponse  # noqa: Y015
+
+@_typing.final
+class SuspectElementRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SLOT_INCARNATION_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    slot_incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        slot_incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "slot_incarnation", b"slot_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuspectElementRequest: _TypeAlias = SuspectElementRequest  # noqa: Y015
+
+@_typing.final
+class SuspectElementResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.bool
+    def __init__(
+        self,
+        *,
+        dropped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuspectElementResponse: _TypeAlias = SuspectElementResponse  # noqa: Y015
+
+@_typing.final
 class VerifyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -482,6 +482,16 @@ class ReplicationStub(object):
                 request_serializer=holdfast_dot_v1_dot_agent__pb2.SuspectRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_agent__pb2.SuspectResponse.FromString,
                 _registered_method=True)
+        self.LocateElement = channel.unary_unary(
+                '/holdfast.v1.Replication/LocateElement',
+                request_serializer=holdfast_dot_v1_dot_agent__pb2.LocateElementRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_agent__pb2.LocateElementResponse.FromString,
+                _registered_method=True)
+        self.SuspectElement = channel.unary_unary(
+                '/holdfast.v1.Replication/SuspectElement',
+                request_serializer=holdfast_dot_v1_dot_agent__pb2.SuspectElementRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_agent__pb2.SuspectElementResponse.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/holdfast.v1.Replication/Verify',
                 request_serializer=holdfast_dot_v1_dot_agent__pb2.VerifyRequest.SerializeToString,
@@ -525,6 +535,20 @@ class ReplicationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LocateElement(self, request, context):
+        """What somebody who makes a lost shard again must know of an element before it is fetched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SuspectElement(self, request, context):
+        """"Your element did not match": it is hashed again, and goes if it is bad.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Verify(self, request, context):
         """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people.
         """
@@ -561,6 +585,16 @@ def add_ReplicationServicer_to_server(servicer, server):
                     servicer.Suspect,
                     request_deserializer=holdfast_dot_v1_dot_agent__pb2.SuspectRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_agent__pb2.SuspectResponse.SerializeToString,
+            ),
+            'LocateElement': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateElement,
+                    request_deserializer=holdfast_dot_v1_dot_agent__pb2.LocateElementRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_agent__pb2.LocateElementResponse.SerializeToString,
+            ),
+            'SuspectElement': grpc.unary_unary_rpc_method_handler(
+                    servicer.SuspectElement,
+                    request_deserializer=holdfast_dot_v1_dot_agent__pb2.SuspectElementRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_agent__pb2.SuspectElementResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
@@ -682,6 +716,60 @@ class Replication(object):
             '/holdfast.v1.Replication/Suspect',
             holdfast_dot_v1_dot_agent__pb2.SuspectRequest.SerializeToString,
             holdfast_dot_v1_dot_agent__pb2.SuspectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateElement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replication/LocateElement',
+            holdfast_dot_v1_dot_agent__pb2.LocateElementRequest.SerializeToString,
+            holdfast_dot_v1_dot_agent__pb2.LocateElementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SuspectElement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replication/SuspectElement',
+            holdfast_dot_v1_dot_agent__pb2.SuspectElementRequest.SerializeToString,
+            holdfast_dot_v1_dot_agent__pb2.SuspectElementResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -162,6 +162,10 @@ class ReplicationStub:
     """What a fetcher must know before it fetches: incarnation and part digests."""
     Suspect: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SuspectRequest, _agent_pb2.SuspectResponse]
     """"What you served did not match": the holder hashes its copy again, quarantines it if it is bad."""
+    LocateElement: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LocateElementRequest, _agent_pb2.LocateElementResponse]
+    """What somebody who makes a lost shard again must know of an element before it is fetched."""
+    SuspectElement: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SuspectElementRequest, _agent_pb2.SuspectElementResponse]
+    """"Your element did not match": it is hashed again, and goes if it is bad."""
     Verify: _grpc.UnaryUnaryMultiCallable[_agent_pb2.VerifyRequest, _agent_pb2.VerifyResponse]
     """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people."""
     ReadHeads: _grpc.UnaryUnaryMultiCallable[_agent_pb2.HeadsRequest, _agent_pb2.HeadsResponse]
@@ -179,6 +183,10 @@ class ReplicationAsyncStub(ReplicationStub):
     """What a fetcher must know before it fetches: incarnation and part digests."""
     Suspect: _aio.UnaryUnaryMultiCallable[_agent_pb2.SuspectRequest, _agent_pb2.SuspectResponse]  # type: ignore[assignment]
     """"What you served did not match": the holder hashes its copy again, quarantines it if it is bad."""
+    LocateElement: _aio.UnaryUnaryMultiCallable[_agent_pb2.LocateElementRequest, _agent_pb2.LocateElementResponse]  # type: ignore[assignment]
+    """What somebody who makes a lost shard again must know of an element before it is fetched."""
+    SuspectElement: _aio.UnaryUnaryMultiCallable[_agent_pb2.SuspectElementRequest, _agent_pb2.SuspectElementResponse]  # type: ignore[assignment]
+    """"Your element did not match": it is hashed again, and goes if it is bad."""
     Verify: _aio.UnaryUnaryMultiCallable[_agent_pb2.VerifyRequest, _agent_pb2.VerifyResponse]  # type: ignore[assignment]
     """Hashes the held copy again, without loading it; NOT_FOUND when there is none. For people."""
     ReadHeads: _aio.UnaryUnaryMultiCallable[_agent_pb2.HeadsRequest, _agent_pb2.HeadsResponse]  # type: ignore[assignment]
@@ -217,6 +225,22 @@ class ReplicationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.SuspectResponse, _abc.Awaitable[_agent_pb2.SuspectResponse]]:
         """"What you served did not match": the holder hashes its copy again, quarantines it if it is bad."""
+
+    @_abc_1.abstractmethod
+    def LocateElement(
+        self,
+        request: _agent_pb2.LocateElementRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.LocateElementResponse, _abc.Awaitable[_agent_pb2.LocateElementResponse]]:
+        """What somebody who makes a lost shard again must know of an element before it is fetched."""
+
+    @_abc_1.abstractmethod
+    def SuspectElement(
+        self,
+        request: _agent_pb2.SuspectElementRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.SuspectElementResponse, _abc.Awaitable[_agent_pb2.SuspectElementResponse]]:
+        """"Your element did not match": it is hashed again, and goes if it is bad."""
 
     @_abc_1.abstractmethod
     def Verify(

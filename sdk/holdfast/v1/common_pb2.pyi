@@ -177,11 +177,39 @@ class Peer(_message.Message):
 Global___Peer: _TypeAlias = Peer  # noqa: Y015
 
 @_typing.final
-class Start(_message.Message):
+class Parity(_message.Message):
     """Where an attempt begins if not at the newest checkpoint. Made once per name: an attempt that
     brings the name again, started anew by the same launcher, goes on from the newest.
     """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    K_FIELD_NUMBER: _builtins.int
+    M_FIELD_NUMBER: _builtins.int
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    k: _builtins.int
+    """nodes whose shards are summed up together"""
+    m: _builtins.int
+    """elements, and nodes that may be lost"""
+    domain: _builtins.str
+    """kind of failure domain; empty: each node is one"""
+    def __init__(
+        self,
+        *,
+        k: _builtins.int = ...,
+        m: _builtins.int = ...,
+        domain: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain", "k", b"k", "m", b"m"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Parity: _TypeAlias = Parity  # noqa: Y015
+
+@_typing.final
+class Start(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int

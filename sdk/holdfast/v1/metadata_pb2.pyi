@@ -237,6 +237,112 @@ class Object(_message.Message):
 Global___Object: _TypeAlias = Object  # noqa: Y015
 
 @_typing.final
+class Stripe(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    ELEMENTS_COUNT_FIELD_NUMBER: _builtins.int
+    elements_count: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]:
+        """of one checkpoint, in the order of their weights"""
+
+    def __init__(
+        self,
+        *,
+        members: _abc.Iterable[_common_pb2.Shard] | None = ...,
+        elements_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elements_count", b"elements_count", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stripe: _TypeAlias = Stripe  # noqa: Y015
+
+@_typing.final
+class Element(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRIPE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """from 0"""
+    @_builtins.property
+    def stripe(self) -> Global___Stripe: ...
+    def __init__(
+        self,
+        *,
+        stripe: Global___Stripe | None = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stripe", b"stripe"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "stripe", b"stripe"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Element: _TypeAlias = Element  # noqa: Y015
+
+@_typing.final
+class Piece(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    IS_ELEMENT_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    ROOT_DIGEST_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the member, or of the element, from 0"""
+    is_element: _builtins.bool
+    root_digest: _builtins.bytes
+    """of the bytes there"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        is_element: _builtins.bool = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        root_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_element", b"is_element", "nodes", b"nodes", "number", b"number", "root_digest", b"root_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Piece: _TypeAlias = Piece  # noqa: Y015
+
+@_typing.final
+class Rebuilt(_message.Message):
+    """From pieces of a stripe, as many as it has members."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRIPE_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stripe(self) -> Global___Stripe: ...
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]: ...
+    def __init__(
+        self,
+        *,
+        stripe: Global___Stripe | None = ...,
+        pieces: _abc.Iterable[Global___Piece] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stripe", b"stripe"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces", "stripe", b"stripe"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rebuilt: _TypeAlias = Rebuilt  # noqa: Y015
+
+@_typing.final
 class Source(_message.Message):
     """Where a shard can be fetched from."""
 
@@ -244,21 +350,25 @@ class Source(_message.Message):
 
     MEMORY_FIELD_NUMBER: _builtins.int
     OBJECT_FIELD_NUMBER: _builtins.int
+    REBUILT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def memory(self) -> Global___Memory: ...
     @_builtins.property
     def object(self) -> Global___Object: ...
+    @_builtins.property
+    def rebuilt(self) -> Global___Rebuilt: ...
     def __init__(
         self,
         *,
         memory: Global___Memory | None = ...,
         object: Global___Object | None = ...,
+        rebuilt: Global___Rebuilt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "memory", b"memory", "object", b"object"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "memory", b"memory", "object", b"object", "rebuilt", b"rebuilt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "memory", b"memory", "object", b"object"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "memory", b"memory", "object", b"object", "rebuilt", b"rebuilt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["memory", "object"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["memory", "object", "rebuilt"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -294,9 +404,35 @@ class BadSource(_message.Message):
 Global___BadSource: _TypeAlias = BadSource  # noqa: Y015
 
 @_typing.final
-class Inventory(_message.Message):
+class HeldElement(_message.Message):
     """All that an agent holds. Replaces the previous one if (incarnation, sequence) is higher."""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ELEMENT_FIELD_NUMBER: _builtins.int
+    ROOT_DIGEST_FIELD_NUMBER: _builtins.int
+    SLOT_INCARNATION_FIELD_NUMBER: _builtins.int
+    root_digest: _builtins.bytes
+    slot_incarnation: _builtins.int
+    @_builtins.property
+    def element(self) -> Global___Element: ...
+    def __init__(
+        self,
+        *,
+        element: Global___Element | None = ...,
+        root_digest: _builtins.bytes = ...,
+        slot_incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["element", b"element"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["element", b"element", "root_digest", b"root_digest", "slot_incarnation", b"slot_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldElement: _TypeAlias = HeldElement  # noqa: Y015
+
+@_typing.final
+class Inventory(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -310,6 +446,7 @@ class Inventory(_message.Message):
     BAD_SOURCES_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
+    ELEMENTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     sequence: _builtins.int
     budget_bytes: _builtins.int
@@ -332,6 +469,10 @@ class Inventory(_message.Message):
         replaces a shard of that one, or of one before it, by itself.
         """
 
+    @_builtins.property
+    def elements(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldElement]:
+        """of parity; those that may be served"""
+
     def __init__(
         self,
         *,
@@ -346,10 +487,11 @@ class Inventory(_message.Message):
         bad_sources: _abc.Iterable[Global___BadSource] | None = ...,
         leaving: _builtins.bool = ...,
         seen: _abc.Iterable[_common_pb2.CheckpointId] | None = ...,
+        elements: _abc.Iterable[Global___HeldElement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "bad_sources", b"bad_sources", "budget_bytes", b"budget_bytes", "incarnation", b"incarnation", "leaving", b"leaving", "node", b"node", "ranks", b"ranks", "seen", b"seen", "sequence", b"sequence", "shards", b"shards", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "bad_sources", b"bad_sources", "budget_bytes", b"budget_bytes", "elements", b"elements", "incarnation", b"incarnation", "leaving", b"leaving", "node", b"node", "ranks", b"ranks", "seen", b"seen", "sequence", b"sequence", "shards", b"shards", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -394,6 +536,8 @@ class NodeView(_message.Message):
     TAKEN_INCARNATION_FIELD_NUMBER: _builtins.int
     TAKEN_SEQUENCE_FIELD_NUMBER: _builtins.int
     SPARES_FIELD_NUMBER: _builtins.int
+    ELEMENTS_FIELD_NUMBER: _builtins.int
+    SPARE_ELEMENTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     incarnation_min: _builtins.int
     """Set when the report was refused as old: restart with a higher incarnation."""
@@ -412,6 +556,14 @@ class NodeView(_message.Message):
     def spares(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ShardId]:
         """Copies here that the policy asks for elsewhere only: to be given back if a restore has no room."""
 
+    @_builtins.property
+    def elements(self) -> _containers.RepeatedCompositeFieldContainer[Global___ElementWant]:
+        """to be made here"""
+
+    @_builtins.property
+    def spare_elements(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Elements here, by key, that nothing needs: to be given back if room is wanted."""
+
     def __init__(
         self,
         *,
@@ -423,10 +575,12 @@ class NodeView(_message.Message):
         taken_incarnation: _builtins.int = ...,
         taken_sequence: _builtins.int = ...,
         spares: _abc.Iterable[_common_pb2.ShardId] | None = ...,
+        elements: _abc.Iterable[Global___ElementWant] | None = ...,
+        spare_elements: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation_min", b"incarnation_min", "nodes", b"nodes", "runs", b"runs", "spares", b"spares", "taken_incarnation", b"taken_incarnation", "taken_sequence", b"taken_sequence", "version", b"version", "wants", b"wants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elements", b"elements", "incarnation_min", b"incarnation_min", "nodes", b"nodes", "runs", b"runs", "spare_elements", b"spare_elements", "spares", b"spares", "taken_incarnation", b"taken_incarnation", "taken_sequence", b"taken_sequence", "version", b"version", "wants", b"wants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -655,6 +809,32 @@ class Want(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Want: _TypeAlias = Want  # noqa: Y015
+
+@_typing.final
+class ElementWant(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ELEMENT_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def element(self) -> Global___Element: ...
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]:
+        """its members, each with the nodes that have it"""
+
+    def __init__(
+        self,
+        *,
+        element: Global___Element | None = ...,
+        pieces: _abc.Iterable[Global___Piece] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["element", b"element"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["element", b"element", "pieces", b"pieces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElementWant: _TypeAlias = ElementWant  # noqa: Y015
 
 @_typing.final
 class Decision(_message.Message):

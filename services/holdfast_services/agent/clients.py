@@ -12,11 +12,13 @@ from holdfast.core.inventory import Inventory, Peer
 from holdfast.core.needs import Head
 from holdfast.core.node_view import NodeView
 from holdfast.core.shard import Shard
+from holdfast.core.stripes import Element
 from holdfast.core.user_events import Event
-from holdfast.errors import UnavailableError
+from holdfast.errors import ManifestError, UnavailableError
 from holdfast.rpc import codec
 from holdfast.rpc.channel import async_channel, call_async
 from holdfast.v1 import agent_pb2, agent_pb2_grpc, common_pb2, metadata_pb2, metadata_pb2_grpc
+from holdfast_services.agent.domain import HeldSum
 from holdfast_services.transport import deadline_s
 from holdfast_services.transport.located import Located
 
@@ -90,6 +92,32 @@ class PeerClients:
             self._stub(peer).Locate, request, timeout_s=CALL_S_MAX, node=peer.node
         )
         return codec.from_message(answer, Located)
+
+    async def locate_element(self, peer: Peer, element: Element) -> tuple[HeldSum, int]:
+        """Ask ``peer`` for an element's digests, and in which slot incarnation it has it."""
+        request = agent_pb2.LocateElementRequest(key=element.key)
+        stub = self._stub(peer)
+        answer = await call_async(stub.LocateElement, request, timeout_s=CALL_S_MAX, node=peer.node)
+        held = HeldSum(
+            element=element,
+            root_digest=answer.root_digest,
+            digests=answer.part_digests,
+            member_digests=tuple(answer.member_digests),
+        )
+        if len(held.member_digests) != len(element.stripe.members):
+            raise ManifestError(f"{element.key} has digests of other members", node=peer.node)
+        return held, answer.slot_incarnation
+
+    async def suspect_element(
+        self, peer: Peer, key: str, incarnation: int, length_bytes: int
+    ) -> bool:
+        """Tell ``peer`` that its element did not match; True when it found it bad."""
+        request = agent_pb2.SuspectElementRequest(key=key, slot_incarnation=incarnation)
+        stub = self._stub(peer)
+        answer = await call_async(
+            stub.SuspectElement, request, timeout_s=deadline_s(length_bytes), node=peer.node
+        )
+        return bool(answer.dropped)
 
     async def read_heads(
         self, peer: Peer, checkpoint: CheckpointId, ranks: Collection[int]

@@ -16,21 +16,24 @@ from typing import Any, TypeVar
 from holdfast.core.inventory import Peer
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
-from holdfast.core.sources import Memory, Object, Source
+from holdfast.core.sources import Memory, Object, Rebuilt, Source
 from holdfast.errors import (
     CheckpointError,
     ConflictError,
     CorruptionError,
 )
 from holdfast.format.digest import parts_count
-from holdfast_services.agent import sidecar
+from holdfast_services.agent import element_sidecar, sidecar
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
+from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX, MAKES_COUNT_MAX
+from holdfast_services.agent.domain.state import Rebuilding
 from holdfast_services.agent.domain.wanted_parts import ranges_of
+from holdfast_services.agent.parity_maker import ParityMaker, Rebuild, is_bad
 from holdfast_services.agent.store_source import ObjectTier
+from holdfast_services.agent.summing import Summing
 from holdfast_services.transport import Fetch, FetchRequest, Transport
 from holdfast_services.transport.located import Located
 
@@ -70,7 +73,10 @@ class Fetcher:
         self._tier = tier
         self._stop = threading.Event()
         self._moving: set[Future[Any]] = set()
-        self._threads = ThreadPoolExecutor(FETCHES_COUNT_MAX, thread_name_prefix="fetch")
+        count = FETCHES_COUNT_MAX + MAKES_COUNT_MAX
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="fetch")
+        summing = Summing(transport, peers, self._stop)
+        self._parity = ParityMaker(summing, peers, self._in_thread)
 
     async def fetch(self, action: ev.Fetch) -> list[ev.AgentEvent]:
         """Fill the slot from the first good source and seal it; return what happened.
@@ -118,6 +124,8 @@ class Fetcher:
             match source:
                 case Peer():
                     content = await self._from_peer(source, action, progress)
+                case Rebuilding():
+                    content = await self._from_stripe(source, action, progress)
                 case Object():
                     content = await self._from_store(action, progress)
             if content is not None:
@@ -144,6 +152,47 @@ class Fetcher:
             return None
         owner = action.owner or self._node
         return Content(shard=action.shard, owner=owner, digests=digests, source="object")
+
+    async def _from_stripe(
+        self, source: Rebuilding, action: ev.Fetch, progress: _Progress
+    ) -> Content | None:
+        """Make what is missing out of the rest of its stripe; None when it cannot be had."""
+        view = self._arena.file(action.name.slot).view
+        lost = Rebuild(action.shard, view[: action.shard.length_bytes], progress.done)
+        try:
+            digests = await self._parity.rebuild(lost, source, progress.reasons)
+        except CheckpointError as error:
+            log.warning("parity: %s", error)
+            progress.reasons.append(f"parity: {error}")
+            if is_bad(error):
+                progress.bad.append(Rebuilt(source.stripe))
+            return None
+        owner = action.owner or self._node
+        return Content(shard=action.shard, owner=owner, digests=digests, source="peer")
+
+    async def make_element(self, action: ev.MakeElement) -> list[ev.AgentEvent]:
+        """Fill the slot with an element and seal it as that; return what happened.
+
+        It is made anew after each failure: a sum without one of its members is none.
+        """
+        file = self._arena.file(action.name.slot)
+        key = action.element.key
+        if not file.lock():
+            self._arena.drop(action.name)
+            failed = ev.ElementFailed(action.name, key, "slot held by a stale writer")
+            return [ev.Reclaimed(action.name, replaced=True), failed]
+        try:
+            held = await self._parity.make(action, file.view)
+            if self._stop.is_set():
+                raise ConflictError("agent stops")
+            self._arena.write_sidecar(action.name, element_sidecar.encode(held))
+            if not self._arena.rename(action.name, action.name.to(SlotState.ELEMENT)):
+                raise ConflictError(f"slot {action.name.file_name} was taken away")
+        except CheckpointError as error:
+            return [ev.ElementFailed(action.name, key, str(error))]
+        finally:
+            file.unlock()
+        return [ev.ElementMade(action.name, held)]
 
     async def _from_peer(self, peer: Peer, action: ev.Fetch, progress: _Progress) -> Content | None:
         """Fetch what is missing from one peer; None when it did not give all of it."""

@@ -66,11 +66,13 @@ class Performer:
             ev.DropSlot: self.drop,
             ev.SealSlot: self.seal,
             ev.VerifySlot: self.verify,
+            ev.VerifyElement: self.verify_element,
             ev.ReclaimSlot: self.reclaim,
         }
         self._remote: dict[type[Any], Callable[[Any], Awaitable[Sequence[ev.AgentEvent]]]] = {
             ev.Fetch: self.fetch,
             ev.AskHold: self.ask_hold,
+            ev.MakeElement: self.make_element,
         }
 
     def begin(self, action: ev.Action, tell: Tell) -> None:
@@ -125,7 +127,7 @@ class Performer:
 
     def rename(self, action: ev.RenameSlot) -> None:
         """Move a slot to another state; what was served is withdrawn before."""
-        if action.old.state is SlotState.SEALED:
+        if action.old.state in (SlotState.SEALED, SlotState.ELEMENT):
             # Withdraw first: readers look it up again after their last byte.
             self._served.withdraw(action.old)
         if not self._arena.rename(action.old, action.new):
@@ -170,6 +172,11 @@ class Performer:
         good = sealer.intact(self._arena, action.name, action.content)
         return [ev.SlotVerified(action.name, good, action.decision)]
 
+    def verify_element(self, action: ev.VerifyElement) -> Sequence[ev.AgentEvent]:
+        """Hash an element again."""
+        good = sealer.matches(self._arena, action.name, action.held.digests)
+        return [ev.ElementVerified(action.name, good)]
+
     def reclaim(self, action: ev.ReclaimSlot) -> Sequence[ev.AgentEvent]:
         """Free a slot under its lock; unlink it instead if a fenced writer holds that."""
         file = self._arena.file(action.name.slot)
@@ -190,6 +197,10 @@ class Performer:
     async def fetch(self, action: ev.Fetch) -> Sequence[ev.AgentEvent]:
         """Fetch a copy to this node, verified and sealed."""
         return await self._fetcher.fetch(action)
+
+    async def make_element(self, action: ev.MakeElement) -> Sequence[ev.AgentEvent]:
+        """Make an element of parity out of shards of other nodes."""
+        return await self._fetcher.make_element(action)
 
     async def ask_hold(self, action: ev.AskHold) -> Sequence[ev.AgentEvent]:
         """Ask a backup to hold a copy; it answers once it does, or says why not."""

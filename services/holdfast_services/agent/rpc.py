@@ -131,6 +131,25 @@ class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
         quarantined = await self._service.suspect(shard, request.slot_incarnation)
         return pb.SuspectResponse(quarantined=quarantined)
 
+    async def LocateElement(
+        self, request: pb.LocateElementRequest, context: Context
+    ) -> pb.LocateElementResponse:
+        """Return where an element is, its digests and those of its members."""
+        held, incarnation = self._service.locate_element(request.key)
+        return pb.LocateElementResponse(
+            root_digest=held.root_digest,
+            slot_incarnation=incarnation,
+            part_digests=held.digests,
+            member_digests=held.member_digests,
+        )
+
+    async def SuspectElement(
+        self, request: pb.SuspectElementRequest, context: Context
+    ) -> pb.SuspectElementResponse:
+        """Hash an element again whose bytes did not match at another node."""
+        dropped = await self._service.suspect_element(request.key, request.slot_incarnation)
+        return pb.SuspectElementResponse(dropped=dropped)
+
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
         """Hash the held copy again."""
         detail, length_bytes = await self._service.verify(codec.from_message(request.id, ShardId))

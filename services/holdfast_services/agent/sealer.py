@@ -115,11 +115,16 @@ def intact(arena: Arena, name: SlotName, content: Content) -> bool:
 
     On several cores: a rank waits for it, and nobody trains meanwhile.
     """
+    return matches(arena, name, content.digests)
+
+
+def matches(arena: Arena, name: SlotName, digests: bytes) -> bool:
+    """Tell whether a slot's bytes have these part digests, joined; on several cores."""
     view = arena.file(name.slot).view
     with ThreadPoolExecutor(CHECK_THREADS_COUNT, thread_name_prefix="check") as pool:
         parts = (view[begin:end] for begin, end in part_ranges(len(view)))
-        digests = list(pool.map(part_digest, parts))
-    return b"".join(digests) == content.digests
+        found = list(pool.map(part_digest, parts))
+    return b"".join(found) == digests
 
 
 def recall(arena: Arena, name: SlotName, length_bytes: int) -> Content | None:

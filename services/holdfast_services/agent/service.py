@@ -22,6 +22,7 @@ from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, Un
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient
 from holdfast_services.agent.domain import (
+    HeldSum,
     Session,
     State,
     Work,
@@ -290,6 +291,33 @@ class AgentService:
         after = self._state.slots.get(name.slot)
         content = after.content if after is not None and after.name == name else None
         return content is not None and content.held is HeldState.QUARANTINED
+
+    def locate_element(self, key: str) -> tuple[HeldSum, int]:
+        """Return an element with its digests, and the incarnation of its slot.
+
+        Raises:
+            NotFoundError: it is not here.
+        """
+        slot = self._state.elements().get(key)
+        if slot is None or slot.element is None:
+            raise NotFoundError(f"element {key[:120]} is not here", node=self.node)
+        return slot.element, slot.name.incarnation
+
+    async def suspect_element(self, key: str, incarnation: int) -> bool:
+        """Hash an element again that a peer found bad; True when it is, and is dropped now."""
+        slot = self._state.elements().get(key)
+        if slot is None or slot.name.incarnation != incarnation:
+            return False
+        name = slot.name
+        self._shell.dispatch(ev.ElementSuspected(name))
+
+        def checked() -> bool:
+            now = self._state.slots.get(name.slot)
+            return now is None or now.name != name or now.work is not Work.VERIFYING
+
+        await self._shell.until(checked, deadline_s(slot.length_bytes))
+        after = self._state.slots.get(name.slot)
+        return after is None or after.name != name
 
     async def verify(self, shard: ShardId) -> tuple[str, int]:
         """Hash a held copy again; return what is wrong with it, empty if nothing, and its length.

@@ -91,6 +91,8 @@ class Shell:
             else:
                 self._performer.begin(action, self.dispatch)
         self._serve({*_came(event), *_went(before, actions)})
+        if isinstance(event, ev.ElementMade):
+            self._serve_element(event.held.element.key)
         self._answer(event)
         self._publish()
 
@@ -100,6 +102,11 @@ class Shell:
             slot = self.state.held(shard)
             if slot is not None:
                 self._performer.serve(shard.key, slot)
+
+    def _serve_element(self, key: str) -> None:
+        slot = self.state.elements().get(key)
+        if slot is not None:
+            self._performer.serve(key, slot)
 
     def _answer(self, event: ev.AgentEvent) -> None:
         if isinstance(event, ev.FetchDone | ev.FetchFailed) and (

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from holdfast.core.ids import shard_id
+from holdfast.core.stripes import is_element_key
 from holdfast.errors import InvalidRequestError
 from holdfast.format.digest import PART_BYTES
 
@@ -90,13 +91,15 @@ def decode_request(head: bytes, key: bytes) -> PartRequest:
     """Return the request.
 
     Raises:
-        InvalidRequestError: the key is not a shard's, or the length is not one of a part.
+        InvalidRequestError: the key is no shard's and no element's, or no part has the length.
     """
     _, _, _, incarnation, begin, length = REQUEST.unpack(head)
     try:
-        shard = shard_id(key.decode("ascii"))
+        name = key.decode("ascii")
     except UnicodeDecodeError as cause:
         raise InvalidRequestError("shard key is not ASCII") from cause
+    if not is_element_key(name):
+        name = shard_id(name).key
     if not 0 < length <= PART_BYTES:
         raise InvalidRequestError(f"length {length} is not 1..{PART_BYTES}")
-    return PartRequest(key=shard.key, incarnation=incarnation, begin=begin, length_bytes=length)
+    return PartRequest(key=name, incarnation=incarnation, begin=begin, length_bytes=length)

@@ -18,7 +18,14 @@ import grpc
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import Inventory
-from holdfast.core.node_view import Committed, NodeView, RunView, Want, WantReason
+from holdfast.core.node_view import (
+    Committed,
+    ElementWant,
+    NodeView,
+    RunView,
+    Want,
+    WantReason,
+)
 from holdfast.core.session import SessionView
 from holdfast.core.sources import Memory, Object
 from holdfast.core.user_events import Event
@@ -77,8 +84,14 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def set_run(self, wants: dict[str, tuple[Want, ...]] | None = None, **fields) -> None:
-        """Change the run's view and the nodes' wants; peers are all nodes that reported."""
+    def set_run(
+        self,
+        wants: dict[str, tuple[Want, ...]] | None = None,
+        elements: dict[str, tuple[ElementWant, ...]] | None = None,
+        spare_elements: dict[str, tuple[str, ...]] | None = None,
+        **fields,
+    ) -> None:
+        """Change the run's view and what nodes should fetch, make and spare; peers are all."""
         with self._news:
             before = (
                 self.common.runs[0]
@@ -90,7 +103,12 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
             self._version += 1
             self.common = NodeView(version=str(self._version), nodes=peers, runs=(run,))
             self.views = {
-                node: replace(self.common, wants=(wants or {}).get(node, ()))
+                node: replace(
+                    self.common,
+                    wants=(wants or {}).get(node, ()),
+                    elements=(elements or {}).get(node, ()),
+                    spare_elements=(spare_elements or {}).get(node, ()),
+                )
                 for node in self.inventories
             }
             self._news.notify_all()
@@ -127,6 +145,10 @@ class Catalogue(metadata_pb2_grpc.MetadataServicer):
     def held(self, node: str) -> dict[ShardId, object]:
         inventory = self.inventories.get(node)
         return {s.shard.id: s for s in inventory.shards} if inventory else {}
+
+    def elements(self, node: str) -> dict[str, object]:
+        inventory = self.inventories.get(node)
+        return {held.element.key: held for held in inventory.elements} if inventory else {}
 
     def said(self, kind: str) -> list[str]:
         return [event.message for event in self.events if event.kind == kind]

@@ -7,7 +7,14 @@ import pytest
 
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.shard import Shard
-from holdfast.core.stripes import Element, Stripe, element_nodes, groups, losses_survived
+from holdfast.core.stripes import (
+    Element,
+    Stripe,
+    element_nodes,
+    groups,
+    is_element_key,
+    losses_survived,
+)
 
 RACKS = {"a": "r1", "b": "r1", "c": "r2", "d": "r2", "e": "r3", "f": "r3"}
 RING = tuple("abcdef")
@@ -109,3 +116,10 @@ def test_a_stripe_is_named_by_its_members_and_their_bytes():
     assert len({one.key, *(other.key for other in others)}) == 5
     assert Element(stripe=one, number=1).key == f"{one.key}/1"
     assert one.key.startswith("run1/5/2/parity/")
+
+
+def test_keys_of_elements_are_told_by_their_form():
+    key = Element(stripe=Stripe(members=(shard(0),), elements_count=16), number=15).key
+    assert is_element_key(key)
+    for other in (shard(0).id.key, key + "/", f"../{key}", key.upper(), key.rpartition("/")[0]):
+        assert not is_element_key(other)

@@ -5,11 +5,12 @@ from holdfast_services.agent.domain.node_inventory import inventory, reports_ali
 from holdfast_services.agent.domain.report_urgency import pressing
 from holdfast_services.agent.domain.reservation_admission import admit
 from holdfast_services.agent.domain.session_views import session_view, shows_alike
-from holdfast_services.agent.domain.state import Content, Session, Slot, State, Work
+from holdfast_services.agent.domain.state import Content, HeldSum, Session, Slot, State, Work
 from holdfast_services.agent.domain.state_dump import dump
 
 __all__ = [
     "Content",
+    "HeldSum",
     "Session",
     "Slot",
     "State",

@@ -193,6 +193,7 @@ def _see(state: State, view: NodeView) -> None:
         if keys:
             state.seen[run.run] = max(keys, key=lambda key: (key.generation, key.step))
     held = {slot.content.shard.id.run for slot in state.slots.values() if slot.content}
+    held |= {s.element.element.stripe.checkpoint.run for s in state.slots.values() if s.element}
     known = held | {run.run for run in view.runs}
     state.seen = {run: key for run, key in state.seen.items() if run in known}
 
@@ -402,6 +403,50 @@ def _hold_answered(state: State, event: ev.HoldAnswered) -> list[ev.Action]:
     return say(state, "replication_failed", "warning", message) if count == 1 else []
 
 
+def _element_made(state: State, event: ev.ElementMade) -> list[ev.Action]:
+    state.makes.pop(event.held.element.key, None)
+    slot = _current(state, event.name)
+    if slot is not None:
+        state.slots[slot.name.slot] = replace(
+            slot,
+            name=slot.name.to(SlotState.ELEMENT),
+            work=Work.NONE,
+            element=event.held,
+            session="",
+        )
+    return []
+
+
+def _element_failed(state: State, event: ev.ElementFailed) -> list[ev.Action]:
+    count = state.makes.get(event.key, Tries()).count + 1
+    state.makes[event.key] = Tries(count=count, next_s=state.now_s + FETCH_WAITS.wait_s(count))
+    slot = _current(state, event.name)
+    actions = _free(state, slot) if slot else []
+    message = f"element {event.key} could not be made: {event.reason}"
+    return [*actions, *(say(state, "element_failed", "warning", message) if count == 1 else [])]
+
+
+def _element_suspected(state: State, event: ev.ElementSuspected) -> list[ev.Action]:
+    slot = _current(state, event.name)
+    if slot is None or slot.element is None or slot.work is not Work.NONE:
+        return []
+    state.slots[slot.name.slot] = replace(slot, work=Work.VERIFYING)
+    return [ev.VerifyElement(slot.name, slot.element)]
+
+
+def _element_verified(state: State, event: ev.ElementVerified) -> list[ev.Action]:
+    """Free an element that is bad: others make it again, and no copy is ever made of it."""
+    slot = _current(state, event.name)
+    if slot is None or slot.element is None:
+        return []
+    state.slots[slot.name.slot] = replace(slot, work=Work.NONE)
+    if event.intact:
+        return []
+    key = slot.element.element.key
+    message = f"element {key} on {state.me.node} does not match its digests; it is dropped"
+    return [*_free(state, slot), *say(state, "quarantined", "error", message)]
+
+
 _FINAL_REFUSALS = frozenset({"precondition", "invalid_request", "unsupported_format"})
 
 _NOTES: dict[type[Any], Callable[[State, Any], list[ev.Action]]] = {
@@ -426,4 +471,8 @@ _NOTES: dict[type[Any], Callable[[State, Any], list[ev.Action]]] = {
     ev.FetchDone: _fetch_done,
     ev.FetchFailed: _fetch_failed,
     ev.HoldAnswered: _hold_answered,
+    ev.ElementMade: _element_made,
+    ev.ElementFailed: _element_failed,
+    ev.ElementSuspected: _element_suspected,
+    ev.ElementVerified: _element_verified,
 }

@@ -12,8 +12,9 @@ from holdfast.core.node_view import NodeView
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName
 from holdfast.core.sources import Source
+from holdfast.core.stripes import Element
 from holdfast.errors import UnavailableError
-from holdfast_services.agent.domain.state import Content, Giver, Session
+from holdfast_services.agent.domain.state import Content, Giver, HeldSum, Rebuilding, Session
 
 # ------------------------------------------------------------------------------------ events
 
@@ -186,11 +187,43 @@ class HoldAnswered:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ElementMade:
+    """An element was made of verified parts, and sealed."""
+
+    name: SlotName
+    held: HeldSum
+
+
+@dataclass(frozen=True, slots=True)
+class ElementFailed:
+    """An element could not be made: a member is not to be had, or not good."""
+
+    name: SlotName
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ElementSuspected:
+    """A peer says that what this slot served of an element did not match."""
+
+    name: SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class ElementVerified:
+    """An element was hashed again."""
+
+    name: SlotName
+    intact: bool
+
+
 AgentEvent = (
     Tick | SessionOpened | Reserved | Updated | SessionEnded | ViewArrived | MetadataLost
     | SlotCreated | SlotRefused | SlotClosed | SlotSealed | SealFailed | SealBlocked
     | SlotVerified | Suspected | Reclaimed | WorkBlocked | HoldAsked | FetchDone | FetchFailed
-    | HoldAnswered
+    | HoldAnswered | ElementMade | ElementFailed | ElementSuspected | ElementVerified
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------------- actions
@@ -278,6 +311,23 @@ class AskHold:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeElement:
+    """Fill an open slot with the sum of all members and seal it as that element."""
+
+    name: SlotName
+    element: Element
+    members: Rebuilding
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyElement:
+    """Hash an element again and compare with its digests."""
+
+    name: SlotName
+    held: HeldSum
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """Tell people."""
 
@@ -286,20 +336,26 @@ class Emit:
 
 Action = (
     CreateSlot | DropSlot | RenameSlot | SealSlot | VerifySlot | ReclaimSlot | Fetch | AskHold
-    | Quarantine | Emit
+    | Quarantine | MakeElement | VerifyElement | Emit
 )  # fmt: skip
 
 
 def gave_up(action: Action, reason: str) -> list[AgentEvent]:
     """Return the events that tell the machine of an action that failed with an unexpected error."""
-    if isinstance(action, CreateSlot):
-        return [SlotRefused(action.name.slot, reason)]
-    if isinstance(action, SealSlot):
-        return [SealBlocked(action.name, reason)]
-    if isinstance(action, VerifySlot | ReclaimSlot):
-        return [WorkBlocked(action.name)]
-    if isinstance(action, Fetch):
-        return [FetchFailed(action.name, action.shard.id, reason)]
-    if isinstance(action, AskHold):
-        return [HoldAnswered(action.shard.id, action.peer, UnavailableError.kind, reason)]
-    return []
+    event: AgentEvent
+    match action:
+        case CreateSlot():
+            event = SlotRefused(action.name.slot, reason)
+        case SealSlot():
+            event = SealBlocked(action.name, reason)
+        case VerifySlot() | VerifyElement() | ReclaimSlot():
+            event = WorkBlocked(action.name)
+        case Fetch():
+            event = FetchFailed(action.name, action.shard.id, reason)
+        case MakeElement():
+            event = ElementFailed(action.name, action.element.key, reason)
+        case AskHold():
+            event = HoldAnswered(action.shard.id, action.peer, UnavailableError.kind, reason)
+        case _:
+            return []
+    return [event]

@@ -13,7 +13,7 @@ from holdfast.core.node_view import RunView
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
 from holdfast.errors import ExhaustedError, PreconditionError
-from holdfast_services.agent.domain import slot_rules
+from holdfast_services.agent.domain import elements, slot_rules
 from holdfast_services.agent.domain.state import AGENT, Session, Slot, State, Work
 
 
@@ -129,7 +129,8 @@ def dispensable(state: State) -> Slot | None:
             return slot
         there[slot.content.shard.id] = slot
     spared = state.view.spares if state.view and not state.lost else ()
-    return next((there[shard] for shard in spared if shard in there), None)
+    copy = next((there[shard] for shard in spared if shard in there), None)
+    return copy or elements.spare(state)
 
 
 def is_taken_back(slot: Slot) -> bool:

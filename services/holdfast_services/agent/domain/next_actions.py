@@ -16,8 +16,8 @@ from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState, Peer
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
+from holdfast_services.agent.domain import elements, making_room, slot_rules
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import making_room, slot_rules
 from holdfast_services.agent.domain.fetch_wishes import Wish, backups_of, wishes
 from holdfast_services.agent.domain.restore_readiness import verified
 from holdfast_services.agent.domain.state import (
@@ -31,6 +31,8 @@ from holdfast_services.agent.domain.state import (
 from holdfast_services.agent.domain.wanted_parts import WantedParts
 
 FETCHES_COUNT_MAX = 4
+MAKES_COUNT_MAX = 1
+"""Elements at a time: each is fed by all members of its stripe at once."""
 ASKS_COUNT_MAX = 4
 SAID_COUNT_MAX = 1024
 REPLACED_COUNT_MAX = 64
@@ -48,6 +50,7 @@ def decide(state: State) -> list[ev.Action]:
         *_fetch(state),
         *_lease(state),
         *_replicate(state),
+        *_make_elements(state),
     ]
 
 
@@ -82,6 +85,8 @@ def _free(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     copies = state.copies()
     for slot in list(state.slots.values()):
+        if slot.element and slot.work is Work.NONE and elements.freeable(state, slot):
+            actions.append(_give_back(state, slot))
         if slot.content is None or slot.work is not Work.NONE:
             continue
         if slot_rules.freeable(state, slot) or _second_copy(copies, slot):
@@ -386,6 +391,34 @@ def _replicate(state: State) -> list[ev.Action]:
             running += 1
             state.asks[key] = replace(ask, under_way=True)
             actions.append(ev.AskHold(shard, peer))
+    return actions
+
+
+def _make_elements(state: State) -> list[ev.Action]:
+    """Begin with the elements that this node should make; what a restore waits for comes first."""
+    actions: list[ev.Action] = []
+    wished = elements.wishes(state)
+    running = sum(1 for tries in state.makes.values() if tries.under_way)
+    waits = bool(wished) and _starved(state)
+    for wish in wished:
+        key = wish.element.key
+        tries = state.makes.get(key, Tries())
+        if waits or tries.under_way or tries.next_s > state.now_s or running >= MAKES_COUNT_MAX:
+            continue
+        slot, made = _slot_for(state, wish.element.stripe.length_bytes)
+        actions += made
+        if slot is None:
+            continue
+        running += 1
+        state.makes[key] = replace(tries, under_way=True)
+        opened = slot.name.to(SlotState.WRITING)
+        state.slots[slot.name.slot] = replace(slot, name=opened, work=Work.MAKING, session=AGENT)
+        actions.append(ev.RenameSlot(slot.name, opened))
+        actions.append(ev.MakeElement(opened, wish.element, wish.members))
+    named = {wish.element.key for wish in wished}
+    for key in [key for key, tries in state.makes.items() if not tries.under_way]:
+        if key not in named:
+            del state.makes[key]
     return actions
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.ids import ShardId
-from holdfast.core.inventory import HeldShard, HeldState, Inventory, RankStatus
+from holdfast.core.inventory import HeldElement, HeldShard, HeldState, Inventory, RankStatus
 from holdfast_services.agent.domain.state import Session, State
 
 ABANDONED_COUNT_MAX = 64
@@ -24,6 +24,7 @@ def inventory(state: State, *, incarnation: int, sequence: int, leaving: bool = 
         bad_sources=state.bad_sources,
         leaving=leaving,
         seen=tuple(state.seen[run] for run in sorted(state.seen)),
+        elements=_elements(state),
     )
 
 
@@ -53,6 +54,16 @@ def _shards(state: State) -> tuple[HeldShard, ...]:
                 slot_incarnation=slot.name.incarnation,
             )
     return tuple(listed[key] for key in sorted(listed))
+
+
+def _elements(state: State) -> tuple[HeldElement, ...]:
+    there = state.elements()
+    found = ((slot.name.incarnation, slot.element) for _, slot in sorted(there.items()))
+    return tuple(
+        HeldElement(element=h.element, root_digest=h.root_digest, slot_incarnation=incarnation)
+        for incarnation, h in found
+        if h is not None
+    )
 
 
 def _rank(session: Session) -> RankStatus:

@@ -17,4 +17,7 @@ def pressing(before: Inventory | None, now: Inventory) -> bool:
         return True
     if now.shards != before.shards and set(now.shards) - set(before.shards):
         return True
-    return replace(now, shards=before.shards).lasting() != before.lasting()
+    if set(now.elements) - set(before.elements):
+        return True
+    kept = replace(now, shards=before.shards, elements=before.elements)
+    return kept.lasting() != before.lasting()

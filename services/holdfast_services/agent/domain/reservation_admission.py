@@ -11,8 +11,9 @@ from holdfast.core.budget import (
 )
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.errors import ExhaustedError, InvalidRequestError
+from holdfast_services.agent.domain import elements
 from holdfast_services.agent.domain.slot_rules import freeable
-from holdfast_services.agent.domain.state import Session, State
+from holdfast_services.agent.domain.state import Session, Slot, State
 
 JOBS_NAMED_MAX = 4
 
@@ -124,12 +125,22 @@ def _left_bytes(state: State, job: str) -> dict[str, int]:
     training = {s.spec.job for s in state.sessions.values() if s.active and s.reservation}
     found: dict[str, int] = {}
     for slot in state.slots.values():
-        if slot.content is None or freeable(state, slot):
+        name = _kept_of(state, slot)
+        if name is None:
             continue
-        name = slot.content.shard.job
         if name != job and name not in training:
             found[name] = found.get(name, 0) + slot.length_bytes
     return found
+
+
+def _kept_of(state: State, slot: Slot) -> str | None:
+    """Return the job of what a slot holds; None: nothing, or what may be freed."""
+    if slot.element is not None:
+        job = slot.element.element.stripe.members[0].job
+        return None if elements.freeable(state, slot) else job
+    if slot.content is None or freeable(state, slot):
+        return None
+    return slot.content.shard.job
 
 
 def _mates(state: State, session: Session) -> list[Session]:

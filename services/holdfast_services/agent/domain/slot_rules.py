@@ -27,7 +27,9 @@ def generation_seen(state: State, job: str) -> int:
 
     A catalogue that was lost and asks nobody would give it to the next attempt again (P6).
     """
-    held = (slot.content.shard for slot in state.slots.values() if slot.content is not None)
+    held = [slot.content.shard for slot in state.slots.values() if slot.content is not None]
+    summed = (s.element.element.stripe.members for s in state.slots.values() if s.element)
+    held += [members[0] for members in summed]
     return max(
         (
             *(shard.id.generation for shard in held if shard.job == job),
@@ -47,10 +49,10 @@ def freeable(state: State, slot: Slot) -> bool:
     assert slot.content is not None, "only sealed slots are asked about"
     shard = slot.content.shard.id
     view = state.run(shard.run)
-    return view is not None and _spent(state, view, shard) and shard.checkpoint not in view.pinned
+    return view is not None and spent(state, view, shard) and shard.checkpoint not in view.pinned
 
 
-def _spent(state: State, view: RunView, shard: ShardId) -> bool:
+def spent(state: State, view: RunView, shard: ShardId) -> bool:
     """Tell whether nothing but a pin of ``view`` could still keep this shard's slot."""
     if not (_older(view, shard) or _left_behind(view, shard)):
         return False
@@ -287,7 +289,7 @@ def _draining(state: State, slot: Slot) -> bool:
     view = state.run(shard.run) if shard else None
     if shard is None or view is None:
         return False
-    return _spent(state, view, shard) and shard.checkpoint in view.pinned
+    return spent(state, view, shard) and shard.checkpoint in view.pinned
 
 
 def _is_new(state: State, slot: Slot, session: Session) -> bool:

@@ -19,7 +19,8 @@ from holdfast.core.node_view import NodeView, RunView
 from holdfast.core.reports import RankReport
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
-from holdfast.core.sources import Memory, Object, Source
+from holdfast.core.sources import Memory, Object, Rebuilt, Source
+from holdfast.core.stripes import Element, Stripe
 
 AGENT = "agent"
 """Holder of slots that the agent itself fills."""
@@ -33,6 +34,7 @@ class Work(Enum):
     SEALING = "sealing"
     VERIFYING = "verifying"
     FETCHING = "fetching"
+    MAKING = "making"
     RECLAIMING = "reclaiming"
 
 
@@ -52,6 +54,20 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSum:
+    """What a slot with an element of parity holds; digests of parts are joined.
+
+    ``member_digests`` are those of each member of its stripe: what a member that is made again
+    is verified against.
+    """
+
+    element: Element
+    root_digest: bytes
+    digests: bytes
+    member_digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """One file of the arena.
 
@@ -60,7 +76,8 @@ class Slot:
     Without ``plan_hash`` its lease was taken back before anything was written.
 
     A PARTIAL one holds the ``parts`` of a segment, or will; ``partial`` is set once they are there
-    and says of which segment. Its ``length_bytes`` are those of its parts.
+    and says of which segment. Its ``length_bytes`` are those of its parts. ``element`` is set
+    exactly when the state is ELEMENT.
     """
 
     name: SlotName
@@ -73,6 +90,7 @@ class Slot:
     blocked: bool = False
     parts: frozenset[int] = frozenset()
     partial: Content | None = None
+    element: HeldSum | None = None
 
     @property
     def loadable(self) -> Content | None:
@@ -153,7 +171,25 @@ class HoldWish:
     source: Peer
 
 
-Giver = Peer | Object
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenPiece:
+    """A piece of a stripe as this agent reaches it: from one of these nodes, maybe this one."""
+
+    number: int
+    is_element: bool
+    root_digest: bytes
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilding:
+    """A stripe as this agent reaches it; at least as many pieces as it has members."""
+
+    stripe: Stripe
+    pieces: tuple[GivenPiece, ...]
+
+
+Giver = Peer | Object | Rebuilding
 """A source as this agent reaches it: of a node's memory, the node."""
 
 AskKey = tuple[ShardId, str, tuple[Endpoint, ...]]
@@ -179,6 +215,7 @@ class State:
     holds: dict[ShardId, HoldWish] = field(default_factory=dict)
     fetches: dict[ShardId, Tries] = field(default_factory=dict)
     asks: dict[AskKey, Tries] = field(default_factory=dict)
+    makes: dict[str, Tries] = field(default_factory=dict)
     bad_sources: tuple[BadSource, ...] = ()
     said: frozenset[str] = frozenset()
     creating_after_s: float = 0.0
@@ -199,6 +236,7 @@ class State:
             holds=dict(self.holds),
             fetches=dict(self.fetches),
             asks=dict(self.asks),
+            makes=dict(self.makes),
             bad_sources=self.bad_sources,
             said=self.said,
             creating_after_s=self.creating_after_s,
@@ -224,8 +262,35 @@ class State:
         return next((peer for peer in nodes if peer.node == node), None)
 
     def giver(self, source: Source) -> Giver | None:
-        """Return how to reach a source; None: not a node that is known."""
-        return self.peer(source.node) if isinstance(source, Memory) else source
+        """Return how to reach a source; None: not a node that is known, or too few of them."""
+        match source:
+            case Memory():
+                return self.peer(source.node)
+            case Rebuilt():
+                return self.rebuilding(source)
+            case Object():
+                return source
+
+    def rebuilding(self, source: Rebuilt) -> Rebuilding | None:
+        """Return how to reach the pieces of a stripe; None: too few are with nodes known here."""
+        pieces = []
+        for piece in source.pieces:
+            known = (self.peer(node) for node in piece.nodes)
+            peers = tuple(peer for peer in known if peer is not None)
+            if peers:
+                given = GivenPiece(
+                    number=piece.number,
+                    is_element=piece.is_element,
+                    root_digest=piece.root_digest,
+                    peers=peers,
+                )
+                pieces.append(given)
+        enough = len(pieces) >= len(source.stripe.members)
+        return Rebuilding(stripe=source.stripe, pieces=tuple(pieces)) if enough else None
+
+    def elements(self) -> dict[str, Slot]:
+        """Return the slots with elements of parity, by the elements' keys."""
+        return {s.element.element.key: s for s in self.slots.values() if s.element is not None}
 
     def held(self, shard: ShardId) -> Slot | None:
         """Return the slot with a servable copy of ``shard``; for many shards ask ``copies``."""

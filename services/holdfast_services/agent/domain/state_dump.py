@@ -22,6 +22,7 @@ def dump(state: State) -> dict[str, object]:
         "holds": [_plain(hold) for hold in state.holds.values()],
         "fetches": {key.key: _plain(value) for key, value in state.fetches.items()},
         "asks": {f"{k[0].key} -> {k[1]}": _plain(value) for k, value in state.asks.items()},
+        "makes": {key: _plain(value) for key, value in state.makes.items()},
         "bad_sources": [_plain(bad) for bad in state.bad_sources],
     }
 
