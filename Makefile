@@ -9,6 +9,8 @@ PROTO_STAMP := $(PROTO)/.holdfast-installed
 # The oldest releases that pyproject.toml allows.
 OLDEST := $(VENV)/oldest
 OLDEST_STAMP := $(OLDEST)/.holdfast-installed
+OLDEST_TORCH := $(VENV)/oldest-torch
+OLDEST_TORCH_STAMP := $(OLDEST_TORCH)/.holdfast-installed
 # Torch first, alone and pinned: any other request may pull gigabytes of CUDA packages.
 TORCH := torch==2.13.0
 GPU := $(wildcard /dev/nvidia0 /dev/kfd)
@@ -33,10 +35,16 @@ PINS_TESTS := $(addprefix tests/unit/,core format metadata agent persistence sup
 	$(addprefix tests/integration/objectstore/test_,direct.py s3_access.py) \
 	$(addprefix --ignore tests/unit/,core/test_ids.py format/test_segment.py) -k "not ceph"
 
+# A minute. Of all tests of state four fail with torch 2.8: L-BFGS warns of its own closure, and a
+# DTensor that two axes deal out unevenly is dealt otherwise there, and refused.
+PINS_TORCH_TESTS := $(addprefix tests/unit/,snapshot core/test_ids.py format/test_segment.py) \
+	$(addprefix tests/unit/state/test_,capture.py freed_memory.py kinds_of_tensors.py layouts.py partial.py) \
+	-k "not lbfgs"
+
 export NO_GPU
 .DEFAULT_GOAL := help
 .PHONY: help setup proto format check lint types imports test test-unit test-integration test-e2e test-pins \
-	test-rdma simulate simulate-mutants demo bench up down docs clean
+	test-pins-torch test-rdma simulate simulate-mutants demo bench up down docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -64,9 +72,17 @@ $(PROTO_STAMP): proto/requirements.txt | $(STAMP)
 $(OLDEST_STAMP): pyproject.toml tests/oldest.py | $(STAMP)
 	@echo "== setting up $(OLDEST) (takes the network, once)"
 	python3 -m venv --clear $(OLDEST)
-	$(BIN)/python tests/oldest.py > $(OLDEST)/requirements.txt
+	$(BIN)/python tests/oldest.py services > $(OLDEST)/requirements.txt
 	$(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install \
 		-r $(OLDEST)/requirements.txt -e ".[services]"
+	@touch $@
+
+$(OLDEST_TORCH_STAMP): pyproject.toml tests/oldest.py | $(STAMP)
+	@echo "== setting up $(OLDEST_TORCH) (once: 0.2 GB, or 3 GB where pip knows no index of torch for CPUs)"
+	python3 -m venv --clear $(OLDEST_TORCH)
+	$(BIN)/python tests/oldest.py torch loader > $(OLDEST_TORCH)/requirements.txt
+	$(OLDEST_TORCH)/bin/python -m pip --quiet --disable-pip-version-check install \
+		-r $(OLDEST_TORCH)/requirements.txt -e .
 	@touch $@
 
 setup: $(STAMP) $(PROTO_STAMP) ## Make .venv with everything in it
@@ -102,6 +118,9 @@ test-e2e: $(STAMP) ## Train, kill anywhere, restore, compare bit for bit
 
 test-pins: $(OLDEST_STAMP) ## The oldest dependencies that pyproject.toml allows: do they work?
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) -q $(PINS_TESTS)
+
+test-pins-torch: $(OLDEST_TORCH_STAMP) ## The oldest torch that pyproject.toml allows: is it saved and restored?
+	$(OLDEST_TORCH)/bin/python -m pytest $(PARALLEL) -q $(PINS_TORCH_TESTS)
 
 test-rdma: $(STAMP) ## RDMA between two nodes of a virtual machine with Soft-RoCE
 	$(BIN)/python -m tests.rdma.machine bash tests/rdma/two_nodes.sh \

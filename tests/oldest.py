@@ -1,6 +1,7 @@
-"""Prints the oldest releases that pyproject.toml allows, one a line, for `make test-pins`.
+"""Prints the oldest releases that pyproject.toml allows, one a line, for the extras that are named.
 
-Services need neither torch nor numpy, so this environment has neither: that is a test, too.
+`make test-pins` names the services alone, which need neither torch nor numpy: that is a test, too.
+`make test-pins-torch` names what a training has.
 """
 
 import re
@@ -21,18 +22,19 @@ def oldest(requirement: str) -> str:
     return f"{parts[1]}=={parts[2]}"
 
 
-def requirements() -> list[str]:
-    """Return what to install: lower bounds of the services, and the tests' tools as they come.
+def requirements(*wanted: str) -> list[str]:
+    """Return what to install: lower bounds of the extras, and the tests' tools as they come.
 
     boto3 comes with moto and fits one botocore only: unnamed, pip would try hundreds.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    pins = [oldest(one) for one in (*project["dependencies"], *extras["services"])]
+    named = [one for extra in wanted for one in extras[extra]]
+    pins = [oldest(one) for one in (*project["dependencies"], *named)]
     boto3 = [pin.replace("botocore", "boto3") for pin in pins if pin.startswith("botocore==")]
     tools = [one for one in extras["dev"] if one.startswith(TOOLS)]
     return [*pins, *boto3, *tools]
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(requirements()) + "\n")
+    sys.stdout.write("\n".join(requirements(*sys.argv[1:])) + "\n")
