@@ -23,6 +23,7 @@ from torch import nn
 
 import holdfast
 import holdfast.checkpointer
+from holdfast.copying.copier import HostCopier
 from holdfast.snapshot import engine
 
 JOB = "sweep"
@@ -78,7 +79,8 @@ class Life:
         """Restore, save twice for sure, then save once more and die on the way."""
         self._sweep.install()
         # What is neither a system call nor an RPC, but writes into the slot.
-        self._sweep.wrap(engine, "_copy", "copy tensors")
+        self._sweep.wrap(HostCopier, "now", "copy tensors")
+        self._sweep.wrap(HostCopier, "later", "copy tensors")
         self._sweep.wrap(engine.SlotBuffer, "write", "write blob")
         self._sweep.wrap(engine.SlotBuffer, "write_header", "write header")
         training = Training()

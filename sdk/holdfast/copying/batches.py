@@ -22,7 +22,7 @@ def batches(
     batch: list[Pair] = []
     length_bytes = 0
     for whole in pairs:
-        for pair in cut(whole, bytes_max):
+        for pair in (whole,) if whole[0].nbytes <= bytes_max else cut(whole, bytes_max):
             size = pair[0].nbytes
             if batch and (length_bytes + size > bytes_max or len(batch) == count_max):
                 yield batch

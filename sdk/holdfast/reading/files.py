@@ -8,11 +8,15 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from holdfast.copying.cuda import CUDA
+from holdfast.copying.port import Device, Devices
+from holdfast.copying.stream_loader import load
 from holdfast.core.ids import ShardId
 from holdfast.core.needs import ByteRange
 from holdfast.core.shard import Shard
@@ -28,7 +32,8 @@ from holdfast.format.segment import ITEM_BYTES, SegmentHeader, header_length
 from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part
 from holdfast.reading.reader import Copy, Reader
-from holdfast.reading.transfer import Transfer
+from holdfast.reading.registered import registered
+from holdfast.reading.transfer import Transfer, as_in_memory
 
 Ranges = Sequence[ByteRange]
 ParseHeader = Callable[[memoryview, int], SegmentHeader]
@@ -39,6 +44,7 @@ def open_files(
     held: Mapping[ShardId, Ranges] | None = None,
     *,
     parse: ParseHeader = parse_header,
+    devices: Devices = CUDA,
 ) -> Reader:
     """Return a reader of the segments of one checkpoint that lie in ``files``.
 
@@ -47,6 +53,7 @@ def open_files(
         held: What of a segment is in its file, header included, if not all of it: nothing else of
             it is read.
         parse: How a header is parsed, if some are known already.
+        devices: Accelerators that tensors may be on.
 
     Raises:
         NotFoundError: a file is gone.
@@ -55,7 +62,7 @@ def open_files(
         ManifestError: a header breaks a rule, or is of another shard than was asked for.
         InvalidRequestError: the shards are not of one (run, step, generation) and world size.
     """
-    source = MappedFiles(files, held or {}, parse)
+    source = MappedFiles(files, held or {}, parse, devices)
     return Reader(source, source.world_size)
 
 
@@ -70,11 +77,14 @@ class MappedFiles:
         files: Iterable[tuple[Path, Shard]],
         held: Mapping[ShardId, Ranges],
         parse: ParseHeader,
+        devices: Devices,
     ) -> None:
         self._parse = parse
+        self._devices = devices
         self._held: list[Ranges] = []
         self._maps: list[mmap.mmap] = []
         self._data: list[torch.Tensor] = []
+        self._files: list[tuple[Path, tuple[int, int]]] = []
         self._headers: list[SegmentHeader] = []
         shards: list[Shard] = []
         try:
@@ -97,16 +107,44 @@ class MappedFiles:
         """See ``Bytes.expect``; of what is mapped nothing needs to be fetched."""
 
     def copy(self, copies: Sequence[Copy], *, expected: bool = False) -> None:
-        """See ``Bytes.copy``; by as many threads as there are cores.
+        """See ``Bytes.copy``; by as many threads as there are cores, or by an accelerator.
 
         Raises:
             NotReadyError: bytes of a tensor are not in the file; nothing was written.
+            UnavailableError: an accelerator does not go on.
+            RuntimeError: it fails, or has no memory left.
         """
         del expected
         transfer = Transfer()
-        for target, part in copies:
-            transfer.add(target, self._view(part))
+        far: dict[Device, list[Copy]] = {}
+        for copy in copies:
+            self._check_held(copy.part)
+            device = self._devices.of(copy.target)
+            if device is None:
+                transfer.add(copy.target, self._view(copy.part, self._data[copy.part.number]))
+            else:
+                far.setdefault(device, []).append(copy)
+        for device, group in far.items():
+            self._load(device, group)
         transfer.run()
+
+    def _load(self, device: Device, copies: Sequence[Copy]) -> None:
+        """Fill targets on ``device`` from memory that its driver knows, where it lets it."""
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for _, part in copies:
+            ranges.setdefault(part.number, []).append(_bytes_of(part))
+        with ExitStack() as lent:
+            data = {
+                number: lent.enter_context(registered(device, *self._files[number], wanted))
+                for number, wanted in ranges.items()
+            }
+            pairs = []
+            for target, part in copies:
+                known = data[part.number]
+                source = self._view(part, self._data[part.number] if known is None else known)
+                pairs.append(as_in_memory(target.detach(), source))
+            del data, known, source
+            load(device, pairs)
 
     def close(self) -> None:
         """Unmap everything; idempotent."""
@@ -118,28 +156,22 @@ class MappedFiles:
             except BufferError:
                 continue  # goes with the last tensor that still views it
 
-    def _view(self, part: Part) -> torch.Tensor:
+    @staticmethod
+    def _view(part: Part, data: torch.Tensor) -> torch.Tensor:
         entry = part.entry
         spec = entry.spec
-        self._check_held(part)
-        data = self._data[part.number][entry.begin : entry.end]
-        view = data.view(TORCH[spec.dtype]).view(spec.box.lengths)
+        view = data[entry.begin : entry.end].view(TORCH[spec.dtype]).view(spec.box.lengths)
         return view if part.box is spec.box else view[part.box.within(spec.box)]
 
     def _check_held(self, part: Part) -> None:
-        entry = part.entry
-        if not part.box.elements_count:
-            return
-        item_bytes = ITEM_BYTES[entry.spec.dtype]
-        begin, end = (n * item_bytes for n in span(entry.spec.box, part.box))
-        begin, end = entry.begin + begin, entry.begin + end
-        if not _holds(self._held[part.number], begin, end):
-            fqn = entry.spec.fqn
+        if part.box.elements_count and not _holds(self._held[part.number], *_bytes_of(part)):
+            fqn = part.entry.spec.fqn
             raise NotReadyError(f"bytes of tensor {fqn!r} were not fetched to this node", fqn=fqn)
 
     def _add(self, path: Path, shard: Shard) -> None:
-        mapping = _mapped(path, shard)
+        mapping, inode = _mapped(path, shard)
         self._maps.append(mapping)
+        self._files.append((path, inode))
         with memoryview(mapping) as view:
             if not _holds(self._held[-1], 0, header_length(bytes(view[:8]))):
                 raise NotReadyError(f"the header of {shard.id.key} was not fetched to this node")
@@ -159,18 +191,29 @@ def _check_one_checkpoint(shards: Sequence[Shard]) -> None:
         raise InvalidRequestError(f"{len(shards)} segments are not of one checkpoint")
 
 
-def _mapped(path: Path, shard: Shard) -> mmap.mmap:
+def _bytes_of(part: Part) -> tuple[int, int]:
+    """Return where the bytes of ``part`` begin and end in its file, with those between them."""
+    entry = part.entry
+    item_bytes = ITEM_BYTES[entry.spec.dtype]
+    begin, end = (n * item_bytes for n in span(entry.spec.box, part.box))
+    return entry.begin + begin, entry.begin + end
+
+
+def _mapped(path: Path, shard: Shard) -> tuple[mmap.mmap, tuple[int, int]]:
+    """Return the mapping of a file, and which file it is: device and number."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as cause:
         raise NotFoundError(f"segment {shard.id.key} is gone from {path}") from cause
     try:
-        length_bytes = os.fstat(fd).st_size
+        found = os.fstat(fd)
+        length_bytes = found.st_size
         if length_bytes != shard.length_bytes or length_bytes == 0:
             raise TruncatedShardError(
                 f"segment {shard.id.key} has {length_bytes} bytes, not {shard.length_bytes}"
             )
         # Not populated: the threads that copy take the faults, side by side.
-        return mmap.mmap(fd, length_bytes, access=mmap.ACCESS_COPY)
+        mapping = mmap.mmap(fd, length_bytes, access=mmap.ACCESS_COPY)
+        return mapping, (found.st_dev, found.st_ino)
     finally:
         os.close(fd)

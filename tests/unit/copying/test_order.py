@@ -12,7 +12,7 @@ import torch
 from tests.late_device import WAIT_S, LateDevice
 from tests.unit.copying.late_training import LateTraining, start_values
 
-from holdfast.copying import stream_copier
+from holdfast.copying import flight
 from holdfast.copying.copier import HostCopier
 from holdfast.copying.stream_copier import StreamCopier
 from holdfast.snapshot.engine import Snapshot
@@ -157,7 +157,6 @@ def test_a_step_that_does_not_wait_for_the_copy_thread_shows(train, monkeypatch,
 
 def test_bytes_in_flight_are_bounded_until_a_step_comes(train, monkeypatch):
     """Then all is queued, and the step is not held up by the bound."""
-    monkeypatch.setattr(stream_copier.Flight.__init__, "__defaults__", (64,))
     monkeypatch.setattr(StreamCopier.__init__, "__defaults__", (64,))
     training = train()
     training.plan.chunks = [
@@ -168,14 +167,14 @@ def test_bytes_in_flight_are_bounded_until_a_step_comes(train, monkeypatch):
     training.device.sleep()
     training.train()
     full = threading.Event()
-    make_room = stream_copier.Flight.make_room
+    make_room = flight.Flight.make_room
 
-    def watched(flight, size):
-        if flight._queued and flight._bytes + size > 64:
+    def watched(self, size):
+        if self._queued and self._bytes + size > 64:
             full.set()
-        make_room(flight, size)
+        make_room(self, size)
 
-    monkeypatch.setattr(stream_copier.Flight, "make_room", watched)
+    monkeypatch.setattr(flight.Flight, "make_room", watched)
     training.save()
     assert full.wait(WAIT_S)
     assert training.device.copies_count < len(training.plan.deferred)
