@@ -118,8 +118,11 @@ def spec_of(name: str, dtype: str, shape: Sequence[int]) -> TensorSpec:
 
 
 def raw(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of ``tensor``, row-major; no copy when it is contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    """Return the bytes of ``tensor``, row-major; no copy when it is contiguous.
+
+    Of one that torch keeps as the conjugate or the negative of its memory: what it reads as.
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 

@@ -75,6 +75,19 @@ def test_imported_weights_fill_a_module_that_lies_differently(store, tmp_path):
     assert here.weight.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_what_a_torch_file_keeps_as_conjugate_or_negative_comes_in_as_it_reads(store, tmp_path):
+    """torch writes the memory and a mark: the bytes alone are of other values."""
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    marked = {"m.a": values.conj(), "m.b": torch._neg_view(torch.tensor([1.0, -2.0]))}
+    torch.save(marked, tmp_path / "x.pt")
+
+    with CheckpointReader(taken_in(store, open_source(tmp_path / "x.pt"))) as reader:
+        found = dict(reader.tensors(["m.a", "m.b"]))
+
+    assert found["m.a"].tolist() == [1 - 2j, 3 + 4j]
+    assert found["m.b"].tolist() == [-1.0, 2.0]
+
+
 def test_a_safetensors_file_of_any_name_is_known_by_its_content(tmp_path):
     """What ``holdfast export x weights --format safetensors`` wrote comes back (F89)."""
     save_file({"a": torch.arange(3)}, tmp_path / "weights")
