@@ -167,6 +167,17 @@ def p5_the_floor_holds(ghosts: Ghosts) -> None:
             raise Broken(f"P5: {name(key)} was {what}, and not all of it is anywhere any more")
 
 
+def p5_nodes_may_go(ghosts: Ghosts) -> None:
+    """What was replicated, or a later one, outlives as many nodes as the policy lets go.
+
+    Until something is lost: then fewer copies are there, and may be until they are made up.
+    """
+    key = ghosts.safe
+    if key is not None and ghosts.in_line(key) and not ghosts.outlives(key):
+        raise Broken(f"P5: {name(key)} was replicated, and not all of it would be anywhere "
+                     f"if {ghosts.losses} nodes were lost")  # fmt: skip
+
+
 def p8_within_budget(ghosts: Ghosts) -> None:
     """No node uses more memory than its budget."""
     for node in ghosts.nodes.values():
@@ -203,6 +214,7 @@ def good(file: File) -> bool:
 
 STATES: tuple[Callable[[Ghosts], None], ...] = (
     p5_the_floor_holds,
+    p5_nodes_may_go,
     p8_within_budget,
     a2_nothing_under_a_lock,
     a4_sealed_is_verified,

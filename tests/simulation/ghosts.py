@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation import checks
@@ -43,7 +43,13 @@ def _age(key: CheckpointId) -> tuple[int, int]:
 
 
 class Ghosts:
-    """The memory of one history."""
+    """The memory of one history.
+
+    ``safe`` is the newest that was acknowledged with all copies asked for, until something is lost;
+    ``losses`` are the nodes that the policy lets go.
+    """
+
+    losses = 0
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -62,6 +68,7 @@ class Ghosts:
         self.rules: list[SupersedeRule] = []
         self.floor: CheckpointId | None = None
         self.hope: CheckpointId | None = None
+        self.safe: CheckpointId | None = None
         self.numbers: dict[int, bytes] = {}
         self.generations: dict[bytes, int] = {}
         self.began: dict[bytes, CheckpointId | None] = {}
@@ -231,6 +238,7 @@ class Ghosts:
         self._told.clear()
         self._rules_known = 0
         self._starts.clear()
+        self.safe = None  # what a backup's inventories acknowledge may not lie there any more
 
     def _attempt(self, run: Run) -> None:
         if run.attempt is not None:
@@ -251,6 +259,9 @@ class Ghosts:
                     self.hope = self._later(self.hope, row.id)
             if row.copied_at_s is not None and row.id not in copied:
                 self.acknowledged.add(row.id)
+                if self.safe is None or _age(self.safe) <= _age(row.id):
+                    # With fewer copies, since there were too few nodes, older ones go all the same.
+                    self.safe = row.id if row.replicated_at_s is not None else None
                 if self._is_there(row.id):
                     self.floor = self._later(self.floor, row.id)
                     self.hope = self._later(self.hope, row.id)
@@ -400,6 +411,7 @@ class Ghosts:
         """Something was lost that no promise covers: what is owed is found anew."""
         self.moved = True
         self._destroyed_count += 1
+        self.safe = None
         self.survey()
 
     def survey(self, *, without: CheckpointId | None = None) -> None:
@@ -427,6 +439,27 @@ class Ghosts:
         """
         later = (o for o in self.committed | self._proposed if _age(o) > _age(key))
         return self.whole(key) or any(self.whole(other) for other in later)
+
+    def outlives(self, key: CheckpointId) -> bool:
+        """Tell whether ``key`` or a later one is whole whichever ``losses`` nodes are lost."""
+        later = [o for o in self.committed | self._proposed if _age(o) > _age(key)]
+        holders = [self._holders(one) for one in (key, *later)]
+        if any(self._is_stored(one) for one in (key, *later) if one in self.manifests):
+            return True
+        return all(
+            any(all(nodes - {*gone} for nodes in of_ranks) for of_ranks in holders)
+            for gone in combinations(self.nodes, self.losses)
+        )
+
+    def _holders(self, key: CheckpointId) -> list[set[str]]:
+        """Return, by rank, the nodes that have its shard intact."""
+        found: list[set[str]] = [set() for _ in range(self.world_sizes[key])]
+        for node in self.nodes.values():
+            for file in node.files.values():
+                shard = file.shard
+                if shard is not None and shard.id.checkpoint == key and checks.good(file):
+                    found[int(shard.id.rank)].add(node.name)
+        return found
 
     def whole(
         self, key: CheckpointId, there: Sequence[str] | set[str] | None = None, *,

@@ -188,8 +188,8 @@ MUTANTS = (
     mutant(
         "pin-agent",
         "an agent frees nothing that is pinned: it drains, or is restored",
-        ("agent/domain/slot_rules.py", "_spent(state, view, shard) and shard.checkpoint not in view.pinned",
-         "_spent(state, view, shard)"),
+        ("agent/domain/slot_rules.py", "spent(state, view, shard) and not _kept(view, shard)",
+         "spent(state, view, shard)"),
     ),
     # -- restore ---------------------------------------------------------------------------------
     mutant(

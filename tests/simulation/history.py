@@ -38,6 +38,7 @@ class History:
         )
         self.world = world = World(plan.seed, net)
         self.ghosts = Ghosts(world)
+        self.ghosts.losses = plan.replicas
         self.ghosts.sharded, self.ghosts.ranged = plan.sharded, plan.ranged
         self.bucket = Bucket(world, self.ghosts) if plan.workers else None
         self.queue = Queue(world) if plan.workers else None
@@ -189,6 +190,6 @@ def _budget_bytes(plan: Plan) -> int:
     need = memory_need(
         own_bytes=LENGTH * each, restored_bytes=LENGTH * (part if plan.sharded else RANKS_MAX),
         protection=Copies(plan.replicas), nodes_count=plan.nodes,
-        slots=slots_of(plan),
+        slots=slots_of(plan), persist=bool(plan.persist_steps),
     )  # fmt: skip
     return need.total_bytes + LENGTH * plan.spare_slots

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from tests.said import agent_session, registration, session_update
 from tests.simulation.checks import Broken, intact
 from tests.simulation.node import File, Node
-from tests.simulation.plan import slots_of
+from tests.simulation.plan import Plan, slots_of
 from tests.simulation.saves import Saves
 from tests.simulation.segments import BODY, JOB, LENGTH, Moment, plan_hash, segment
 from tests.simulation.world import Do
 
 from holdfast.core.attempts import Seat
-from holdfast.core.budget import Reservation
+from holdfast.core.budget import Reservation, saving_slots
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.needs import Needs, ShardNeed
@@ -43,6 +43,10 @@ WIDENED_S_MAX = 6.0
 """How long a rank waits for what it has named once its own segment did not suffice."""
 
 Over = Callable[[Do], None]
+
+
+def _persist(plan: Plan) -> PersistRule:
+    return PersistRule(steps=plan.persist_steps)
 
 
 class Process:
@@ -143,7 +147,7 @@ class Process:
             job=JOB, nonce=attempt.nonce, launcher=attempt.launcher, holder=attempt.launcher,
             takeover=attempt.takeover, rank=self.rank, world_size=attempt.world_size,
             node=self.node.name, replicas=plan.replicas, generation_min=generation_min,
-            persist=PersistRule(steps=plan.persist_steps) if plan.persist_steps else None,
+            persist=_persist(plan),
             retention=Retention(last=plan.keep_last) if plan.keep_last else None,
             generation=self._generation if self.begun else 0, restored=self.restored,
             start=attempt.start, names_needs=plan.sharded, slots=plan.slots,
@@ -171,7 +175,8 @@ class Process:
             id=self.session, job=JOB, run=seat.run, generation=seat.generation, rank=self.rank,
             world_size=attempt.world_size, replicas=attempt.job.plan.replicas,
             nonce=attempt.nonce, local_world_size=attempt.on(self.node),
-            names_needs=attempt.job.plan.sharded,
+            names_needs=attempt.job.plan.sharded, persist=_persist(attempt.job.plan),
+            slots=attempt.job.plan.slots,
         )  # fmt: skip
         self.node.feed(ev.SessionOpened(session))
         asked = Reservation(
@@ -391,7 +396,10 @@ class Process:
             and file.name.state is SlotState.SEALED and file.shard.id.rank == self.rank
         }  # fmt: skip
         kept = [key for key in mine if slot_rules.heard(node.state, key)]
-        slots = slots_of(self.attempt.job.plan)
+        plan, view = self.attempt.job.plan, node.state.run(self._run)
+        mine -= {*(view.drained if view else ())}
+        kept = [key for key in kept if key in mine]
+        slots = saving_slots(slots_of(plan), persist=bool(plan.persist_steps))
         full = sum(file.length_bytes for file in files) + LENGTH > node.budget_bytes
         return full and len(kept) == len(mine) >= slots
 

@@ -11,7 +11,50 @@ OF_ROOM = (
     mutant(
         "N1 room: copies",
         "a backup refuses more steps of a rank than its owner has slots for",
-        ("agent/domain/making_room.py", "+ coming >= SLOTS_PER_RANK:", "+ coming >= 99:"),
+        ("agent/domain/making_room.py", "+ coming >= held_max:", "+ coming >= 99:"),
+    ),
+    mutant(
+        "room: one copy",
+        "a copy is kept until all of the next step is there and acknowledged, and not until it comes",
+        ("agent/domain/slot_rules.py", "if key.step < shard.step and replaceable(state, slot)]",
+         "if key.step < shard.step]"),
+        ("agent/domain/next_actions.py",
+         ("    if making_room.free_slot(state, length) or making_room.to_drop(state, length) is not None:\n"
+          "        return []\n    passed"), "    passed"),
+    ),
+    mutant(
+        "drain: slot",
+        "the slot of what drains is for no other step: no more wait than backups have room for",
+        ("agent/domain/slot_rules.py",
+         "slots = saving_slots(session.reservation.slots, persist=session.spec.persist.on)",
+         "slots = session.reservation.slots"),
+    ),
+    mutant(
+        "drain: lost owner",
+        "what another node keeps for a lost owner makes room",
+        ("metadata/domain/copies_to_fetch.py", "lost = drains and item.owner", "lost = False and item.owner"),
+    ),
+    mutant(
+        "drain: two slots",
+        "what drains makes room for a restore where its rank has no slot for it",
+        ("metadata/domain/copies_to_fetch.py", "for drain in run.drains[:more]]", "for drain in run.drains]"),
+    ),
+    mutant(
+        "drain: copies",
+        "copies of what drains, but for its keeper's, make room for a restore",
+        ("metadata/domain/copies_to_fetch.py", "if drains and item.owner == host and shard.checkpoint in firm:",
+         "if shard.checkpoint in firm:"),
+    ),
+    mutant(
+        "drain: kept",
+        "one holder of each shard keeps what drains",
+        ("agent/domain/slot_rules.py", "shard.checkpoint in view.pinned or shard in view.drained",
+         "shard.checkpoint in view.pinned"),
+    ),
+    mutant(
+        "drain: silent",
+        "a drain whose keeper is gone gives way to a later step that is there to go",
+        ("metadata/domain/drains.py", "(awaited(node, now_s) if another else", "(_awaited_long(node, now_s) if another else"),
     ),
     mutant(
         "N14",
@@ -32,12 +75,12 @@ OF_ROOM = (
     mutant(
         "N3 room: older",
         "while a restore is decided what is older than the acknowledged step makes room",
-        ("metadata/domain/copies_to_fetch.py", "acked = kept is not None and", "acked = False and"),
+        ("metadata/domain/copies_to_fetch.py", "or _is_before(shard, kept) or", "or False or"),
     ),
     mutant(
         "N16 room: parts",
         "while a restore is decided what is older and nowhere whole makes room",
-        ("metadata/domain/copies_to_fetch.py", "if acked or shard.checkpoint in parts:", "if acked:"),
+        ("metadata/domain/copies_to_fetch.py", "_is_before(shard, kept) or shard.checkpoint in parts:", "_is_before(shard, kept):"),
     ),
     mutant(
         "N18 room: behind",

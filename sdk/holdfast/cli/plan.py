@@ -64,7 +64,7 @@ class JobShape:
         """What the ranks of one node load; they read the same bytes once."""
         return min(self.whole_bytes, -(-self.whole_bytes // self.shards) * self.gpus)
 
-    def need(self, protection: Copies, *, slots: int) -> MemoryNeed:
+    def need(self, protection: Copies, *, slots: int, persist: bool) -> MemoryNeed:
         """Return the sum of one node."""
         restored = restored_bytes_of_part(
             own_bytes=self.own_bytes,
@@ -78,6 +78,7 @@ class JobShape:
             protection=protection,
             nodes_count=self.nodes,
             slots=slots,
+            persist=persist,
         )
 
 
@@ -130,7 +131,7 @@ def _options(args: argparse.Namespace, shape: JobShape) -> Iterator[Option]:
     for replicas in REPLICAS_SHOWN if args.replicas is None else (args.replicas,):
         for persist in (True,) if args.persist else (False, True):
             slots = slots_per_rank(persist=persist, asked=args.slots)
-            need = shape.need(Copies(replicas), slots=slots)
+            need = shape.need(Copies(replicas), slots=slots, persist=persist)
             yield Option(replicas=replicas, persist=persist, need=need)
 
 

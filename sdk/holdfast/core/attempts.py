@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from holdfast.core.budget import checked_slots, slots_per_rank
+from holdfast.core.budget import checked_slots, saving_slots, slots_per_rank
 from holdfast.core.decision import Start
 from holdfast.core.ids import (
     GENERATION_MAX,
@@ -64,6 +64,11 @@ class AttemptSpec:
     def slots_per_rank(self) -> int:
         """How many slots of memory each rank has."""
         return slots_per_rank(persist=self.persist.on, asked=self.slots)
+
+    @property
+    def saving_slots(self) -> int:
+        """How many of them steps have that do not drain; as many steps of it lie on a backup."""
+        return saving_slots(self.slots_per_rank, persist=self.persist.on)
 
     @property
     def protection(self) -> Copies:

@@ -9,10 +9,12 @@ from holdfast.core.protection import Protection
 from holdfast.errors import InvalidRequestError
 
 SLOTS_PER_RANK = 2
-"""One to write while the other holds the newest step."""
+"""One to write while the other holds the newest step. As many hold each copy for others: what is
+kept goes only when all of the next step is there (ADR 0044).
+"""
 
-PERSIST_SLOTS_PER_RANK = 3
-"""One more, for the step that is on its way to the object store: saves never wait for it."""
+DRAINING_SLOTS = 1
+"""One more of its own, for the step on its way to the object store: saves never wait for it."""
 
 
 SLOTS_PER_RANK_MAX = 16
@@ -26,7 +28,12 @@ def slots_per_rank(*, persist: bool, asked: int = 0) -> int:
         asked: How many the job asks for, 0: as many as it needs. With two and ``persist`` what
             drains takes what is left of the budget, or the slot of a later step.
     """
-    return asked or (PERSIST_SLOTS_PER_RANK if persist else SLOTS_PER_RANK)
+    return asked or SLOTS_PER_RANK + (DRAINING_SLOTS if persist else 0)
+
+
+def saving_slots(slots: int, *, persist: bool) -> int:
+    """Return how many of a rank's ``slots`` steps have that do not drain, and copies elsewhere."""
+    return slots - DRAINING_SLOTS if persist and slots > SLOTS_PER_RANK else slots
 
 
 def checked_slots(asked: int) -> int:
@@ -66,6 +73,7 @@ class MemoryNeed:
     """
 
     slots: int
+    incoming_slots: int
     own_bytes: int
     incoming_bytes: int
     restore_bytes: int
@@ -76,11 +84,6 @@ class MemoryNeed:
         """The sum."""
         kept = self.slots * self.own_bytes + self.incoming_slots * self.incoming_bytes
         return kept + self.restore_bytes
-
-    @property
-    def incoming_slots(self) -> int:
-        """How many steps of what others have written are held at once."""
-        return self.slots
 
     def __str__(self) -> str:
         parts = [f"{self.slots} slots x {format_bytes(self.own_bytes)} own"]
@@ -117,6 +120,7 @@ class MemoryWish:
     replicas: int
     nodes_count: int
     slots: int
+    persist: bool = False
 
 
 def memory_need(
@@ -126,6 +130,7 @@ def memory_need(
     protection: Protection,
     nodes_count: int,
     slots: int = SLOTS_PER_RANK,
+    persist: bool = False,
     shards_count: int = 1,
 ) -> MemoryNeed:
     """Return what one node needs for its ranks to save, to hold copies, and to restore.
@@ -138,11 +143,13 @@ def memory_need(
         protection: What was asked for.
         nodes_count: Nodes of the job; copies are cut to one less.
         slots: Slots per segment of its own ranks.
+        persist: One of them is for what drains, which is kept at its owner alone.
         shards_count: Segments of this node's ranks at one step; elements are as long as one.
     """
     incoming = protection.incoming_bytes(own_bytes, nodes_count, shards_count)
     return MemoryNeed(
         slots=slots,
+        incoming_slots=saving_slots(slots, persist=persist),
         own_bytes=own_bytes,
         incoming_bytes=incoming,
         restore_bytes=protection.left_bytes(max(restored_bytes - own_bytes, 0), incoming),

@@ -36,7 +36,7 @@ class SupersedeRule:
 class Committed:
     """A checkpoint whose level is a fact; ``local`` is implied.
 
-    ``draining``: it is on its way to the object store, so its slots are kept.
+    ``draining``: it is on its way to the object store.
     """
 
     checkpoint: CheckpointId
@@ -86,6 +86,8 @@ class RunView:
     ``attempt`` is the generation of the newest attempt that the catalogue knows, 0: of none;
     ``nonce`` names it: after a lost catalogue another attempt may have had the same generation.
     ``seats`` are those of its ranks that are registered from this node: each must be known again.
+    ``drained`` are the shards that this node keeps on their way to the object store: of each shard
+    one holder does. ``saving_slots`` are those that a rank has for steps that do not drain.
     """
 
     run: str
@@ -97,6 +99,8 @@ class RunView:
     committed: tuple[Committed, ...] = ()
     free_before: CheckpointId | None = None
     pinned: tuple[CheckpointId, ...] = ()
+    drained: tuple[ShardId, ...] = ()
+    saving_slots: int = 0
     superseded: tuple[SupersedeRule, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
     announcement: Announcement | None = None

@@ -64,6 +64,7 @@ class Terms:
             replicas=self.copies.n,
             nodes_count=self.place.nodes_count,
             slots=slots_per_rank(persist=self.persist.on, asked=self.slots),
+            persist=self.persist.on,
         )
         node = session.describe(DESCRIBE_S_MAX, self.job, wish)
         if node.refusal:

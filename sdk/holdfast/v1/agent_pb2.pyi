@@ -55,6 +55,7 @@ class MemoryWish(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     NODES_COUNT_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
     own_bytes: _builtins.int
     """segments of this node's ranks at one step"""
     restored_bytes: _builtins.int
@@ -62,6 +63,8 @@ class MemoryWish(_message.Message):
     replicas: _builtins.int
     nodes_count: _builtins.int
     slots: _builtins.int
+    persist: _builtins.bool
+    """one of the slots is for what drains"""
     def __init__(
         self,
         *,
@@ -70,10 +73,11 @@ class MemoryWish(_message.Message):
         replicas: _builtins.int = ...,
         nodes_count: _builtins.int = ...,
         slots: _builtins.int = ...,
+        persist: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes_count", b"nodes_count", "own_bytes", b"own_bytes", "replicas", b"replicas", "restored_bytes", b"restored_bytes", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes_count", b"nodes_count", "own_bytes", b"own_bytes", "persist", b"persist", "replicas", b"replicas", "restored_bytes", b"restored_bytes", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

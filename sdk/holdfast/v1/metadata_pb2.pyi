@@ -620,7 +620,7 @@ class Committed(_message.Message):
     """local is implied"""
     durable: _builtins.bool
     draining: _builtins.bool
-    """on its way to the object store: its slots are kept"""
+    """on its way to the object store"""
     @_builtins.property
     def checkpoint(self) -> _common_pb2.CheckpointId: ...
     def __init__(
@@ -660,6 +660,8 @@ class RunView(_message.Message):
     SEATS_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    SAVING_SLOTS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -671,6 +673,8 @@ class RunView(_message.Message):
     """generation of the newest attempt known here; 0: none"""
     nonce: _builtins.bytes
     """of that attempt; two catalogues may give one number twice"""
+    saving_slots: _builtins.int
+    """of each rank, for steps that do not drain; 0: no attempt yet"""
     @_builtins.property
     def ring(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """nodes of the attempt in placement order"""
@@ -703,6 +707,10 @@ class RunView(_message.Message):
     def announcement(self) -> _common_pb2.Announcement:
         """unset: none; all ranks save at its step"""
 
+    @_builtins.property
+    def drained(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ShardId]:
+        """On this node and on their way to the object store: one holder of each shard is told to keep it."""
+
     def __init__(
         self,
         *,
@@ -723,10 +731,12 @@ class RunView(_message.Message):
         seats: _abc.Iterable[_builtins.int] | None = ...,
         copies: Global___Copies | None = ...,
         announcement: _common_pb2.Announcement | None = ...,
+        drained: _abc.Iterable[_common_pb2.ShardId] | None = ...,
+        saving_slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "copies", b"copies", "decision", b"decision", "free_before", b"free_before", "protection", b"protection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announcement", b"announcement", "attempt", b"attempt", "committed", b"committed", "copies", b"copies", "decision", b"decision", "free_before", b"free_before", "generation", b"generation", "job", b"job", "nonce", b"nonce", "pinned", b"pinned", "protection", b"protection", "ring", b"ring", "run", b"run", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "announcement", b"announcement", "attempt", b"attempt", "committed", b"committed", "copies", b"copies", "decision", b"decision", "drained", b"drained", "free_before", b"free_before", "generation", b"generation", "job", b"job", "nonce", b"nonce", "pinned", b"pinned", "protection", b"protection", "ring", b"ring", "run", b"run", "saving_slots", b"saving_slots", "seats", b"seats", "shortage", b"shortage", "superseded", b"superseded", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_protection: _TypeAlias = _typing.Literal["copies"]  # noqa: Y015
     _WhichOneofArgType_protection: _TypeAlias = _typing.Literal["protection", b"protection"]  # noqa: Y015

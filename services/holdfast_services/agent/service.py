@@ -119,6 +119,7 @@ class AgentService:
             protection=Copies(wish.replicas),
             nodes_count=nodes_count,
             slots=wish.slots,
+            persist=wish.persist,
         )
         return reservation_admission.refusal(
             self._state, job, need

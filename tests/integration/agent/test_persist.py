@@ -11,7 +11,7 @@ import torch
 
 import holdfast
 from holdfast.core.decision import Decision, DecisionState
-from holdfast.core.ids import CheckpointId
+from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.node_view import Committed
 from holdfast.core.reports import StepNote
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
@@ -84,15 +84,15 @@ def test_saving_goes_on_in_two_slots_while_a_step_drains_in_the_third(node, cata
     ck = begin(a, persist=holdfast.EverySteps(100))
     first = ck.step(100)
     commit(catalogue, first, draining=True)
-    pinned = CheckpointId(RUN, 100, 1)
+    drained = ShardId(RUN, 100, 1, 0)
     for step in range(101, 108):
         handle = ck.step(step)
         commit(catalogue, handle)
-        catalogue.set_run(free_before=CheckpointId(RUN, step, 1), pinned=(pinned,))
+        catalogue.set_run(free_before=CheckpointId(RUN, step, 1), drained=(drained,))
 
     until(lambda: {100, 107} == {s.step for s in catalogue.held("a")}, "old ones are freed")
     assert 3 == len([s for s in a.dump()["slots"].values() if s["length_bytes"]])
-    catalogue.set_run(pinned=())
+    catalogue.set_run(drained=())
     until(lambda: {107} == {s.step for s in catalogue.held("a")}, "durable: let go")
 
 

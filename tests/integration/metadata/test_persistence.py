@@ -34,7 +34,7 @@ OLD_BODY = bytes.fromhex(
 
 
 async def test_a_drain_from_commit_to_durable(database_url, agents, kit):
-    """G10: offered by itself, shards, then the manifest; then it is durable and not pinned."""
+    """G10: offered by itself, shards, then the manifest; then it is durable and not kept for it."""
     async with tier_over(database_url, kit) as tier:
         seat = await tier.launch(agents)
         agents[0].ranks = tuple(
@@ -43,7 +43,7 @@ async def test_a_drain_from_commit_to_durable(database_url, agents, kit):
         )
         view = await tier.commit(agents, seat, 10)
         key = CheckpointId(seat.run, 10, seat.generation)
-        assert (key,) == view.pinned
+        assert {key} == {shard.checkpoint for shard in view.drained}
         assert view.committed[0].draining
 
         items = [await tier.do_next() for _ in range(3)]
@@ -55,7 +55,7 @@ async def test_a_drain_from_commit_to_durable(database_url, agents, kit):
         assert not row.draining
         assert '{"loss":1}' == row.notes
         view = (await tier.service.watch("a", "", 0)).runs[0]
-        assert () == view.pinned
+        assert () == view.drained
         assert view.committed[0].durable
         stored = await tier.service.read(lambda c: c.stored(key))
         assert [0, 1] == [shard.id.rank for shard in stored.shards]

@@ -56,10 +56,22 @@ def wanted(step, reason=WantReason.RESTORE):
         ((1,), {}, True),
         ((1, 2), {}, False),
         ((1, 2), {"pinned": (CheckpointId("r1", 1, 1),)}, True),
+        ((1, 2), {"drained": (shard(1).id,)}, True),
+        ((1, 2), {"saving_slots": 3}, True),
+        ((1, 2), {"saving_slots": 1}, False),
         ((1, 2), {"spares": (2,)}, True),
         ((1, 2, 3), {"spares": (2,)}, False),
     ],
-    ids=["one", "two", "drains", "spare", "two beside a spare"],
+    ids=[
+        "one",
+        "two",
+        "pinned",
+        "drains",
+        "three slots",
+        "one slot",
+        "spare",
+        "two beside a spare",
+    ],
 )
 def test_of_a_peers_rank_as_many_steps_are_held_as_it_has_slots_for(held, news, fits):
     """P8: the sum leaves what is beside them for a restore, which waited for ever without it."""

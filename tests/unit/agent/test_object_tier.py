@@ -12,11 +12,13 @@ from holdfast.core.budget import Reservation
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import Peer
 from holdfast.core.node_view import Committed, NodeView, RunView, SupersedeRule, Want, WantReason
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.protection import Copies
 from holdfast.core.reports import NOTE_BYTES_MAX, NOTES_COUNT_MAX, StepNote, checked
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object
+from holdfast.errors import PreconditionError
 from holdfast_services.agent import sidecar
 from holdfast_services.agent.domain import (
     Content,
@@ -139,28 +141,33 @@ def test_a_store_that_cannot_be_read_is_tried_again_unaccused_and_says_once_what
     assert [] == said(actions, "object_store_failed")
 
 
-def test_a_draining_checkpoint_keeps_its_slots_and_its_copies_until_it_is_durable():
-    """F28, 4.7: pinned slots are kept, own ones and those held for others."""
+def drained(*steps):
+    return tuple(shard(step).id for step in steps)
+
+
+def test_what_drains_keeps_its_slot_here_until_it_is_durable_and_a_copy_for_others_goes():
+    """F28, 4.7: of each shard one node is told to keep it, and that is another's business here."""
     held = state(sealed("s1", 5), sealed("s2", 5, owner="b"), sealed("s3", 6))
     held.slots["s2"] = replace(
         held.slots["s2"],
         content=replace(held.slots["s2"].content, shard=shard(5, rank=1)),
     )
     keep = {"free_before": checkpoint(6)}
-    now, actions = handle(held, view(pinned=(checkpoint(5),), **keep))
-    assert set() == freed(actions)
+    now, actions = handle(held, view(drained=drained(5), **keep))
+    assert {"s2"} == freed(actions)
     _, actions = handle(now, view(version="2", **keep))
-    assert {"s1", "s2"} == freed(actions)
+    assert {"s1"} == freed(actions)
 
 
-def test_what_is_draining_is_copied_to_backups_although_a_newer_step_is_kept():
-    """A drain lost with its only holder is a durable step less."""
+def test_what_drains_is_not_copied_once_a_newer_step_is_kept():
+    """It has one keeper; a copy of it would take the room of a later step's."""
     run = {"free_before": checkpoint(6), "ring": ("a", "b"), "copies": Copies(1)}
-    _, actions = handle(state(sealed("s1", 5)), view(pinned=(checkpoint(5),), **run))
-    assert [5] == [a.shard.id.step for a in kinds(actions, ev.AskHold)]
+    _, actions = handle(state(sealed("s1", 5)), view(drained=drained(5), **run))
+    assert [] == kinds(actions, ev.AskHold)
 
-    now, _ = handle(state(*free("s1")), view(pinned=(checkpoint(5),), **run))
-    making_room.check_holdable(now, shard(5))
+    now, _ = handle(state(*free("s1")), view(**run))
+    with pytest.raises(PreconditionError, match="no longer wanted"):
+        making_room.check_holdable(now, shard(5))
 
 
 def test_a_superseded_checkpoint_is_not_copied_though_it_is_still_pinned():
@@ -175,18 +182,42 @@ def leases(now):
     return [item.slot for item in session_view(now, now.sessions["1" * 32]).leases]
 
 
+def saving(*slots, slots_count=3):
+    reservation = Reservation(
+        plan_hash="p", length_bytes=KIB, slots=slots_count, restored_bytes=KIB
+    )
+    made = state(*slots)
+    asks = session(reservation=reservation, persist=PersistRule(steps=1))
+    made.sessions = {"1" * 32: asks}
+    return made
+
+
 def test_the_third_slot_is_what_a_rank_writes_while_an_older_step_drains():
     """F88: one drains, one is the newest, one is written; not a fourth."""
-    reservation = Reservation(plan_hash="p", length_bytes=KIB, slots=3, restored_bytes=KIB)
-    before = state(sealed("s1", 5), sealed("s2", 9), *free("s3", "s4"))
-    before.sessions = {"1" * 32: session(reservation=reservation)}
+    before = saving(sealed("s1", 5), sealed("s2", 9), *free("s3", "s4"))
     keep = {"free_before": checkpoint(9)}
-    now, _ = handle(before, view(pinned=(checkpoint(5),), **keep))
+    now, _ = handle(before, view(drained=drained(5), **keep))
     assert ["s3"] == leases(now)
 
     now, actions = handle(now, view(version="2", **keep))
     assert {"s1"} == freed(actions)
-    assert 2 == len(leases(now))
+    assert ["s3"] == leases(now), "what drained is gone, and its slot is for the next that does"
+
+
+def test_while_nothing_drains_no_more_steps_wait_for_their_copies_than_backups_have_room_for():
+    """P5, P8: 8 is kept, 9 waits; with 10 beside them one backup had 9 and another 10, for ever."""
+    before = saving(sealed("s1", 8), sealed("s2", 9), *free("s3"))
+    now, _ = handle(before, view(free_before=checkpoint(8)))
+
+    assert [] == leases(now)
+
+
+def test_with_two_slots_what_drains_takes_what_is_left_of_the_budget():
+    """F43, F88: a save waits for no upload as long as there is memory."""
+    before = saving(sealed("s1", 5), sealed("s2", 9), *free("s3"), slots_count=2)
+    now, _ = handle(before, view(drained=drained(5), free_before=checkpoint(9)))
+
+    assert ["s3"] == leases(now)
 
 
 def test_levels_of_steps_on_their_way_are_listed_however_many_came_after_them():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.said import agent_session, tcp
@@ -15,6 +16,7 @@ from holdfast_services.agent.domain import State, admit, handle
 from holdfast_services.agent.domain import events as ev
 
 GIB = 1 << 30
+ROOT = Path(__file__).parents[3]
 
 
 def plan(capsys, *arguments, rc=EXIT_OK):
@@ -159,3 +161,20 @@ def test_parameters_are_counted_as_people_do(capsys, text, count):
     found = policies(capsys, "--params", text, "--optimizer", "sgd", "--dtype", "bf16")
 
     assert 2 * count == found["state_bytes"]
+
+
+def test_the_table_of_the_page_is_what_the_sum_says(capsys):
+    """P8: memory per node in ``docs/howto/choose-a-policy.md``, without what is fetched."""
+    page = (ROOT / "docs/howto/choose-a-policy.md").read_text()
+    table = page.partition("| `replicas` |")[2].partition("\n\n")[0].splitlines()[2:]
+    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    found = policies(capsys, "--state", "64G", "--nodes", "16", "--gpus", "8")
+    rows = [
+        (one["replicas"], one["persist"], one["total_bytes"] - one["restore_bytes"])
+        for one in found["policies"]
+    ]
+    sums = {(n, persist): kept // found["own_bytes"] for n, persist, kept in rows}
+
+    assert [[n, sums[n, False], sums[n, True]] for n in range(3)] == [
+        [int(cell.split()[0]) for cell in (line[0], *line[-2:])] for line in told
+    ]

@@ -6,6 +6,7 @@ from holdfast.core.budget import (
     checked_slots,
     memory_need,
     restored_bytes_of_part,
+    saving_slots,
     shortfall,
     slots_per_rank,
 )
@@ -106,14 +107,27 @@ def test_slots_that_no_rank_can_have_are_refused_with_the_bounds(asked):
         checked_slots(asked)
 
 
-def test_an_object_tier_costs_one_slot_more_and_the_copies_that_go_with_it():
-    """P8, 4.7: what drains is kept beside the newest step and the one being written."""
-    sizes = {"own_bytes": 100, "restored_bytes": 200, "protection": Copies(1), "nodes_count": 2}
+def test_an_object_tier_costs_one_slot_more_of_its_own_and_no_copies():
+    """P8, 4.7: what drains is kept by its owner beside the newest and the one being written."""
+    sizes = {"own_bytes": 100, "restored_bytes": 200, "protection": Copies(2), "nodes_count": 4}
     plain = memory_need(**sizes, slots=slots_per_rank(persist=False))
-    more = memory_need(**sizes, slots=slots_per_rank(persist=True))
+    more = memory_need(**sizes, slots=slots_per_rank(persist=True), persist=True)
 
-    assert (2, 3) == (plain.slots, more.slots)
-    assert 100 + 100 == more.total_bytes - plain.total_bytes
+    assert (2, 2) == (plain.slots, plain.incoming_slots)
+    assert (3, 2) == (more.slots, more.incoming_slots)
+    assert 100 == more.total_bytes - plain.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("slots", "persist", "saving"),
+    [(2, False, 2), (3, True, 2), (2, True, 2), (5, True, 4), (4, False, 4)],
+)
+def test_copies_have_as_many_slots_as_steps_that_do_not_drain(slots, persist, saving):
+    """F43: so no step waits at its owner that a backup may not have room for."""
+    sizes = {"own_bytes": 10, "restored_bytes": 0, "protection": Copies(1), "nodes_count": 2}
+
+    assert saving == saving_slots(slots, persist=persist)
+    assert saving == memory_need(**sizes, slots=slots, persist=persist).incoming_slots
 
 
 def test_parity_is_in_the_sum_in_the_same_words():

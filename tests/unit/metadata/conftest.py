@@ -128,6 +128,7 @@ class Cluster:
         start=None,
         generation=0,
         restored=None,
+        slots=0,
     ):
         wish = registration(
             job=JOB,
@@ -146,6 +147,7 @@ class Cluster:
             start=start,
             generation=generation,
             restored=restored,
+            slots=slots,
         )
         outcome = seat(self.run, wish, self.nonces.get(nonce), self.now_s, self.limits)
         self.run = outcome.run

@@ -10,7 +10,8 @@ from holdfast.core.reports import StepNote
 from holdfast.errors import InvalidRequestError
 from holdfast_services.metadata.domain import drains
 from holdfast_services.metadata.domain.model import MEMORY_ROWS_PER_RUN_MAX, NoParent
-from holdfast_services.metadata.domain.worker_plans import items
+from holdfast_services.metadata.domain.shortage import NODE_AWAITED_S
+from holdfast_services.metadata.domain.worker_plans import holders, items
 
 EVERY_TEN = PersistRule(steps=10)
 
@@ -115,14 +116,24 @@ def test_only_whole_steps_go(tier):
     assert [] == tier.draining()
 
 
-def test_a_draining_checkpoint_is_pinned_on_all_nodes_until_it_is_durable(tier, checkpoint):
-    """4.7: its slots are kept while a worker reads them."""
+def kept(cluster, *nodes):
+    """Return (node, step, rank) of all that is kept for its way to the object store."""
+    return {
+        (node, int(key.step), int(key.rank))
+        for node in nodes
+        for key in cluster.view(node).runs[0].drained
+    }
+
+
+def test_a_draining_checkpoint_is_kept_by_the_owner_of_each_shard_until_it_is_durable(tier):
+    """4.7: a worker reads it there; copies elsewhere go with their step, and cost no slot."""
     generation = train(tier)
     tier.commit(10, generation, "a", "b")
     for step in range(11, 30):
         tier.commit(step, generation, "a", "b")
     view = tier.view("b").runs[0]
-    assert (checkpoint(10, generation),) == view.pinned
+    assert () == view.pinned
+    assert {("a", 10, 0), ("b", 10, 1)} == kept(tier, "a", "b")
     named = {one.checkpoint.step: one for one in view.committed}
     assert named[10].draining
     assert not named[29].draining
@@ -131,8 +142,37 @@ def test_a_draining_checkpoint_is_pinned_on_all_nodes_until_it_is_durable(tier, 
         tier.shard_done(10, generation, rank)
     tier.finish(10, generation)
     view = tier.view("b").runs[0]
-    assert checkpoint(10, generation) not in view.pinned
+    assert {("a", 29, 0), ("b", 29, 1)} == kept(tier, "a", "b"), "the one that was postponed"
     assert {one.checkpoint.step: one.durable for one in view.committed}[10]
+
+
+def test_another_holder_keeps_what_drains_while_the_owner_is_away_or_has_lost_it(tier):
+    """4.7: and that is one of them; once the owner is back it is its again."""
+    tier.join("c")
+    generation = train(tier)
+    tier.commit(10, generation, "a", "b")
+    tier.hold("c", 10, generation, 0, owner="a")
+    tier.later(tier.limits.node_lease_s)
+    tier.report("b", "c")
+    assert {("b", 10, 0), ("b", 10, 1)} == kept(tier, "b", "c")
+
+    tier.report("a")
+    assert {("a", 10, 0), ("b", 10, 1)} == kept(tier, "a", "b", "c")
+
+    tier.wipe("a")
+    tier.report("a")
+    assert {("b", 10, 0), ("b", 10, 1)} == kept(tier, "a", "b", "c")
+
+
+def test_a_worker_asks_the_owner_first(tier):
+    """It keeps what drains; others may let it go meanwhile."""
+    generation = train(tier)
+    tier.commit(10, generation, "a", "b")
+    missing = tier.run.drains[0].missing
+
+    asked = [holders(shard, tier.nodes, tier.now_s) for shard in missing]
+
+    assert [["a", "b"], ["b", "a"]] == [[peer.node for peer in peers] for peers in asked]
 
 
 def test_a_view_names_the_two_newest_durable_beside_the_newest(tier):
@@ -237,6 +277,36 @@ def test_a_holder_that_stays_away_is_given_up(tier):
     assert [] == tier.draining()
     assert 1 == tier.kinds().count("persist_lost")
     assert tier.run.persist_owed
+
+
+def test_a_silent_holder_is_waited_for_no_longer_than_others_if_a_later_step_is_there_to_go(tier):
+    """G10, M8: it was the only one that keeps a shard, and for ten minutes nothing became durable.
+
+    20 was due meanwhile, and is whole on those that are there.
+    """
+    generation = train(tier)
+    tier.commit(10, generation, "a", "b")
+    tier.commit(20, generation, "a", "b")
+    drop(tier, 10, generation, "b")
+    tier.report("b")
+    assert tier.run.persist_owed
+    tier.later(NODE_AWAITED_S)
+    tier.report("b")
+    assert [20] == tier.draining()
+    assert 1 == tier.kinds().count("persist_lost")
+
+
+def test_a_holder_that_was_silent_for_a_moment_keeps_its_drain(tier):
+    """An agent's restart costs no upload, though a later step could go."""
+    generation = train(tier)
+    tier.commit(10, generation, "a", "b")
+    tier.commit(20, generation, "a", "b")
+    drop(tier, 10, generation, "b")
+    tier.report("b")
+    tier.later(tier.limits.node_lease_s + 1)
+    tier.report("b")
+
+    assert [10] == tier.draining()
 
 
 def test_without_a_store_nothing_stays_on_its_way(tier):

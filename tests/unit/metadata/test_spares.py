@@ -9,6 +9,7 @@ from tests.unit.metadata.conftest import JOB, RUN
 
 from holdfast.core.decision import DecisionState
 from holdfast.core.node_view import SupersedeRule
+from holdfast.core.persistence_rules import PersistRule
 from holdfast_services.metadata.domain import copies_to_fetch
 from holdfast_services.metadata.domain.model import Run
 
@@ -232,9 +233,8 @@ def test_nothing_is_spare_while_ranks_are_missing_or_nothing_is_chosen(copied):
     assert spares(copied)
 
 
-def test_nothing_is_spare_that_drains_or_is_pinned(copied):
+def test_nothing_is_spare_that_is_pinned(copied):
     """A5: whoever reads it finds it, whatever the ring is by then."""
-    copied.object_tier()
     key = copied.row(10, 1).id
     for node in "ab":
         copy(copied, node, 0)
@@ -246,8 +246,72 @@ def test_nothing_is_spare_that_drains_or_is_pinned(copied):
 
     copied.run = replace(copied.run, pins=())
     assert told == spares(copied)
-    copied.change(10, 1, drain_at_s=copied.now_s)
-    assert set() == spares(copied)
+
+
+@pytest.fixture
+def draining(cluster):
+    """Step 10 of ranks on d and c drains, 20 and 30 are acknowledged after it."""
+    cluster.object_tier()
+    cluster.join(*NODES)
+    return cluster
+
+
+def train(cluster, nonce=b"first", **wishes):
+    return cluster.launch(nonce, "d", "c", persist=PersistRule(steps=10), **wishes)
+
+
+def test_what_drains_is_spare_where_no_slot_is_counted_for_it_and_stays_with_its_owner(draining):
+    """P8: copies of it went with their step; left over, they take no restore's room."""
+    train(draining)
+    for step in (10, 15):
+        draining.commit(step, 1, "d", "c")
+    assert [10] == draining.draining()
+    assert set() == spares(draining), "agents let copies of 10 go by free_before"
+
+    train(draining, b"second")
+
+    assert draining.decided() == ("PROPOSED", (15, 1))
+    assert {("d", 1), ("c", 0)} == spares(draining)
+
+
+def test_what_drains_gives_way_to_a_restore_where_its_rank_has_two_slots(draining):
+    """P5, P8: it is not in the sum, and the restore would wait for the object store."""
+    train(draining, slots=2)
+    for step in (10, 15):
+        draining.commit(step, 1, "d", "c")
+    assert set() == spares(draining), "a save does not wait, and takes it from no upload"
+
+    train(draining, b"second", slots=2)
+
+    assert {("d", 0), ("d", 1), ("c", 0), ("c", 1)} == spares(draining)
+
+
+def test_what_another_node_keeps_for_a_lost_owner_gives_way_restore_or_not(draining):
+    """P8: its copy was to go with its step, and the sum has no slot for it there."""
+    train(draining)
+    for step in (10, 15):
+        draining.commit(step, 1, "d", "c")
+    draining.drop("d", 10, 1, 0)
+    assert set() == spares(draining)
+
+    draining.report("d")
+
+    assert [10] == draining.draining()
+    assert {("c", 0)} == spares(draining)
+    assert {(10, 0), (10, 1)} == {
+        (key.step, key.rank) for key in draining.view("c").runs[0].drained
+    }
+
+
+def test_the_only_copy_of_a_step_that_is_not_behind_yet_is_not_spare_though_it_drains(draining):
+    """P5: 10 drains and is the newest; its owner has lost it, and only c has it."""
+    train(draining)
+    draining.commit(10, 1, "d", "c")
+    draining.drop("d", 10, 1, 0)
+    draining.report("d")
+
+    assert [10] == draining.draining()
+    assert set() == spares(draining)
 
 
 def wait_until_nobody_is_awaited(cluster):

@@ -8,12 +8,11 @@ from __future__ import annotations
 from tests.said import agent_session, registration, session_update, tcp
 
 from holdfast.core.abandoned_step import AbandonedStep
-from holdfast.core.budget import SLOTS_PER_RANK, Reservation, memory_need
+from holdfast.core.budget import Reservation, memory_need
 from holdfast.core.decision import Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.inventory import Peer
 from holdfast.core.node_view import NodeView
-from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.protection import Copies
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
@@ -64,7 +63,7 @@ class Node:
         self.session = f"{generation}-{self.rank}"
         session = agent_session(
             id=self.session, job=JOB, run=RUN, generation=generation, rank=self.rank,
-            world_size=self.world, replicas=self.replicas, nonce=nonce,
+            world_size=self.world, replicas=self.replicas, nonce=nonce, slots=self.slots,
         )  # fmt: skip
         self.feed(ev.SessionOpened(session))
         asked = Reservation(
@@ -197,7 +196,7 @@ class Cluster:
             wish = registration(
                 job=JOB, nonce=nonce, launcher="L", holder="h", takeover=False, rank=node.rank,
                 world_size=node.world, node=node.name, replicas=self.replicas,
-                persist=PersistRule(steps=int(node.slots > SLOTS_PER_RANK)), start=start,
+                slots=node.slots, start=start,
             )  # fmt: skip
             known = self.run.generation if self.run.attempt and node.rank else None
             self.run = register(self.run, wish, known, self.now_s, LIMITS).run

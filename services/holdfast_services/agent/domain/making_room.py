@@ -5,7 +5,6 @@ Pure questions, like ``rules``. Source: architecture 4.5, 4.7, P8; ADR 0024.
 
 from __future__ import annotations
 
-from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState
@@ -54,11 +53,12 @@ def check_holdable(state: State, shard: Shard) -> None:
     if any(s.length_bytes == length for s in slot_rules.passed_copies(state, shard.id)):
         return
     coming = sum(slot_rules.is_of_rank(hold, shard.id) for hold in state.holds if hold != shard.id)
-    if _kept_copies(state, view, shard.id) + coming >= SLOTS_PER_RANK:
+    held_max = slot_rules.steps_held(view)
+    if _kept_copies(state, view, shard.id) + coming >= held_max:
         # More would take the room that the sum of P8 leaves for a restore, which would then wait
         # for what only it can let go.
         raise ExhaustedError(
-            f"{SLOTS_PER_RANK} steps of rank {shard.id.rank} are held here, and none may go yet",
+            f"{held_max} steps of rank {shard.id.rank} are held here, and none may go yet",
             node=state.me.node,
         )
     if not (free_slot(state, length) or dispensable(state)) and to_drop(state, length) is None:
@@ -76,7 +76,7 @@ def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
     slot more then too, in what budget is left (``slot_rules.quota_left``). The ranks here
     come first.
     """
-    pinned = view.pinned if view else ()
+    pinned, drained = (view.pinned, view.drained) if view else ((), ())
     spared = state.view.spares if state.view and not state.lost else ()
     held = {
         key: slot
@@ -85,7 +85,8 @@ def _kept_copies(state: State, view: RunView | None, shard: ShardId) -> int:
     }
     more = bool(state.lost) and any(slot_rules.unheard(state, slot) for slot in held.values())
     more = more and _is_left(state, max(slot.length_bytes for slot in held.values()))
-    return sum(key.checkpoint not in pinned and key not in spared for key in held) - more
+    beside = {*drained, *spared}
+    return sum(key.checkpoint not in pinned and key not in beside for key in held) - more
 
 
 def _is_left(state: State, length_bytes: int) -> bool:

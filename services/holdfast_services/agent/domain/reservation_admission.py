@@ -94,6 +94,7 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
         protection=session.spec.protection,
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,
+        persist=session.spec.persist.on,
     )
 
 

@@ -5,7 +5,7 @@ Each function answers from the state and changes nothing. Source: architecture 4
 
 from __future__ import annotations
 
-from holdfast.core.budget import SLOTS_PER_RANK
+from holdfast.core.budget import SLOTS_PER_RANK, saving_slots
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState
@@ -49,11 +49,16 @@ def freeable(state: State, slot: Slot) -> bool:
     assert slot.content is not None, "only sealed slots are asked about"
     shard = slot.content.shard.id
     view = state.run(shard.run)
-    return view is not None and spent(state, view, shard) and shard.checkpoint not in view.pinned
+    return view is not None and spent(state, view, shard) and not _kept(view, shard)
+
+
+def _kept(view: RunView, shard: ShardId) -> bool:
+    """Tell whether the catalogue wants it kept however old it is: it is restored, or drains."""
+    return shard.checkpoint in view.pinned or shard in view.drained
 
 
 def spent(state: State, view: RunView, shard: ShardId) -> bool:
-    """Tell whether nothing but a pin of ``view`` could still keep this shard's slot."""
+    """Tell whether nothing but a pin or a drain could still keep this shard's slot."""
     if not (_older(view, shard) or _left_behind(view, shard)):
         return False
     return not (named(state, view, shard) or _is_read(state, shard))
@@ -64,7 +69,10 @@ def _is_read(state: State, shard: ShardId) -> bool:
 
 
 def outdated(view: RunView, shard: ShardId) -> bool:
-    """Tell whether no restore will choose this shard's checkpoint any more, nor a drain need it."""
+    """Tell whether no restore will choose this shard's checkpoint any more.
+
+    A drain may need it: from who has it, and no further copy.
+    """
     left = _left_behind(view, shard)
     return left or (_older(view, shard) and shard.checkpoint not in view.pinned)
 
@@ -96,7 +104,7 @@ def replaceable(state: State, slot: Slot) -> bool:
     if slot.content is None or view is None or not state.lost or slot.work is not Work.NONE:
         return False
     shard = slot.content.shard.id
-    current = shard.generation == view.generation and shard.checkpoint not in view.pinned
+    current = shard.generation == view.generation and not _kept(view, shard)
     read = _is_read(state, shard)
     return current and not (read or heard(state, shard) or named(state, view, shard))
 
@@ -149,8 +157,13 @@ def passed_copies(state: State, shard: ShardId) -> list[Slot]:
 
 def surplus_copies(state: State, shard: ShardId) -> list[Slot]:
     """Return those of ``passed_copies`` that a rank's owner has no slots for by now."""
-    surplus = len(copies_of_rank(state, shard)) - SLOTS_PER_RANK
+    surplus = len(copies_of_rank(state, shard)) - steps_held(state.run(shard.run))
     return passed_copies(state, shard)[: max(surplus, 0)]
+
+
+def steps_held(view: RunView | None) -> int:
+    """Return how many steps of a peer's rank are held here: as many as it has slots for itself."""
+    return max(view.saving_slots if view else 0, SLOTS_PER_RANK)
 
 
 def copies_of_rank(state: State, shard: ShardId) -> list[tuple[ShardId, Slot]]:
@@ -246,10 +259,10 @@ def quota_left(state: State, session: Session) -> int:
     if session.reservation is None:
         return 0
     held = [slot for slot in state.slots.values() if _counts(state, slot, session)]
-    # Memory saves never wait for the object store (F88): a drain that this session has no slot
-    # for, begun by an older attempt or a user's pin, costs what is left of the budget instead.
-    spare = max(session.reservation.slots - SLOTS_PER_RANK, 0)
-    taken = len(held) - max(sum(_draining(state, slot) for slot in held) - spare, 0)
+    # Memory saves never wait for the object store (F88): what drains has a slot of its own or,
+    # begun by an older attempt or a user's pin, takes what is left of the budget. That slot is for
+    # nothing else: more steps would wait for their copies than their backups have room for.
+    taken = sum(not _draining(state, slot) for slot in held)
     if session.wants_slot and state.lost:
         # Metadata went away between telling this agent of a commit and hearing that it knows:
         # neither that step nor the one before may go. The rank goes on in what budget is left.
@@ -259,7 +272,8 @@ def quota_left(state: State, session: Session) -> int:
         # slots (P8); leased on top, there would be no room for the copies that make a step safe.
         mine = sum(1 for slot in state.slots.values() if _is_new(state, slot, session))
         taken = max(taken, mine + 1)
-    return max(session.reservation.slots - taken, 0)
+    slots = saving_slots(session.reservation.slots, persist=session.spec.persist.on)
+    return max(slots - taken, 0)
 
 
 def unheard(state: State, slot: Slot) -> bool:
@@ -289,7 +303,7 @@ def _draining(state: State, slot: Slot) -> bool:
     view = state.run(shard.run) if shard else None
     if shard is None or view is None:
         return False
-    return spent(state, view, shard) and shard.checkpoint in view.pinned
+    return spent(state, view, shard) and _kept(view, shard)
 
 
 def _is_new(state: State, slot: Slot, session: Session) -> bool:

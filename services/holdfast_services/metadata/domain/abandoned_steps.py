@@ -115,7 +115,7 @@ def _piled(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[
     if run.attempt is None:
         return
     beside = run.parent is not None or free_before(run) is not None
-    room = run.attempt.spec.slots_per_rank - beside
+    room = run.attempt.spec.saving_slots - beside
     waiting = (row.id for row in run.checkpoints if run.usable(row.id) and not _safe(row))
     mine = sorted((key for key in waiting if key.generation == committing(run)), reverse=True)
     beyond = [key for key in mine if key in mine[room:] or _unowned(evidence.live.get(key, {}))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import HeldState
@@ -17,6 +18,7 @@ from holdfast.core.protection import NO_COPIES, Copies
 from holdfast.core.sources import Memory, Object, Source
 from holdfast_services.metadata.domain.believed_copies import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.commit_rule import acknowledged, free_before
+from holdfast_services.metadata.domain.drains import Drained
 from holdfast_services.metadata.domain.model import Attempt, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.restore_decision import bad_sources
@@ -69,7 +71,13 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
 
 
 def spares(
-    run: Run, evidence: Evidence, live: Mapping[str, Node], host: str, *, awaits: bool
+    run: Run,
+    evidence: Evidence,
+    live: Mapping[str, Node],
+    host: str,
+    drained: Drained,
+    *,
+    awaits: bool,
 ) -> Sequence[ShardId]:
     """Return copies on ``host`` beyond those that the policy asks for, in the order to drop them.
 
@@ -84,7 +92,8 @@ def spares(
     that has turned leaves more on one node, and less on others, than the sum has. So it is of a
     step that was never more than ``local``: no node may be lost with it anyway. None before all
     ranks are there and something is chosen: until then placement changes, and anything may be
-    needed.
+    needed. What drains goes by these rules but where its owner has a slot for it; another node that
+    keeps it for a lost owner has none, so there it goes like all that is old, restore or not.
     """
     attempt, decision = run.attempt, run.decision
     settled = decision is not None and decision.state in _SETTLED
@@ -100,7 +109,8 @@ def spares(
     parts = _in_parts(run, evidence, chosen, awaits) if chosen else frozenset[CheckpointId]()
     safe = chosen is not None and _lies_as_allowed(evidence, chosen, attempt, live)
     local = {row.id for row in run.checkpoints if not (row.replicated_at_s or row.copied_at_s)}
-    staying = _staying(run, chosen)
+    staying, firm = _staying(run, chosen), _with_a_slot(run, attempt)
+    here, freed = frozenset(drained.get(host, ())), free_before(run)
     where: Places | None = None
     redundant: list[ShardId] = []
     old: list[ShardId] = []
@@ -110,8 +120,11 @@ def spares(
         item = evidence.live.get(shard.checkpoint, {}).get(shard)
         if item is None or shard.checkpoint in staying or host not in item.nodes:
             continue
-        acked = kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept
-        if acked or shard.checkpoint in parts:
+        drains = shard in here
+        if drains and item.owner == host and shard.checkpoint in firm:
+            continue
+        lost = drains and item.owner != host and _is_before(shard, freed)
+        if lost or _is_before(shard, kept) or shard.checkpoint in parts:
             old.append(shard)
             continue
         behind = _is_behind(shard.checkpoint, chosen) and (safe or shard.checkpoint in local)
@@ -127,8 +140,18 @@ def spares(
 
 
 def _staying(run: Run, chosen: CheckpointId | None) -> Collection[CheckpointId | None]:
-    """Return the checkpoints of which no copy is given back: what is restored, pinned, drained."""
-    return {chosen, *run.pins, *(row.id for row in run.checkpoints if row.draining)}
+    """Return the checkpoints of which no copy is given back: what is restored, pinned."""
+    return {chosen, *run.pins}
+
+
+def _with_a_slot(run: Run, attempt: Attempt) -> Collection[CheckpointId]:
+    """Return the draining checkpoints that the slots of their ranks are counted for (P8)."""
+    more = max(attempt.spec.slots_per_rank - SLOTS_PER_RANK, 0)
+    return [drain.checkpoint for drain in run.drains[:more]]
+
+
+def _is_before(shard: ShardId, kept: CheckpointId | None) -> bool:
+    return kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept
 
 
 def _lying(
@@ -203,20 +226,23 @@ def _keepers(item: ShardCopies, asked: Copies, where: Places) -> Sequence[str]:
     return apart[: 1 + asked.n]
 
 
-def repairs(run: Run, evidence: Evidence, live: Mapping[str, Node], *, awaits: bool) -> Wants:
+def repairs(
+    run: Run, evidence: Evidence, live: Mapping[str, Node], drained: Drained, *, awaits: bool
+) -> Wants:
     """Return node -> copies it should fetch because some were lost.
 
     While a restore is decided none, but what must move before it has room.
     """
     where = places(run, live)
     found: dict[str, list[Want]] = {}
-    for node, want in (*_for_room(run, evidence, where, awaits), *_lost(run, evidence, where)):
+    moving = _for_room(run, evidence, where, drained, awaits)
+    for node, want in (*moving, *_lost(run, evidence, where)):
         found.setdefault(node, []).append(want)
     return {node: tuple(items) for node, items in found.items()}
 
 
 def _for_room(
-    run: Run, evidence: Evidence, where: Places, awaits: bool
+    run: Run, evidence: Evidence, where: Places, drained: Drained, awaits: bool
 ) -> Sequence[tuple[str, Want]]:
     """Return the copies that must come elsewhere before what is proposed finds room.
 
@@ -230,7 +256,11 @@ def _for_room(
     if chosen is None or attempt is None or len(run.ranks) < attempt.spec.world_size:
         return ()
     moved = {
-        host: [*_misplaced(run, evidence, where, host, attempt.allowed, chosen)]
+        host: [
+            item
+            for item in _misplaced(run, evidence, where, host, attempt.allowed, chosen)
+            if item.shard.id not in drained.get(host, ())
+        ]
         for host in sorted(where.live)
     }
     if not any(moved.values()):
@@ -241,7 +271,9 @@ def _for_room(
     tight = [host for host in moved if _left_bytes(where.live[host], ()) < whole_bytes]
     if not any(_lacks_room(run, evidence, where.live, host, ()) for host in tight):
         return ()
-    spared = {host: spares(run, evidence, where.live, host, awaits=awaits) for host in moved}
+    spared = {
+        host: spares(run, evidence, where.live, host, drained, awaits=awaits) for host in moved
+    }
     if not any(_lacks_room(run, evidence, where.live, host, spared[host]) for host in moved):
         return ()
     found = {

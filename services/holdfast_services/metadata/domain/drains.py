@@ -6,10 +6,10 @@ One checkpoint of a run is on its way at a time. While it is, another that becom
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.core.ids import CheckpointId
+from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.shard import Shard
 from holdfast.core.user_events import Event
@@ -20,9 +20,16 @@ from holdfast_services.metadata.domain.believed_copies import (
     whole,
 )
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Node, Outcome, Run
+from holdfast_services.metadata.domain.shortage import awaited
 
 HOLDER_AWAY_S_MAX = 600.0
-"""How long a drain waits for a holder that was lost: its node may be only cut off."""
+"""How long a drain waits for a holder that was lost: its node may be only cut off.
+
+If a later step is there to go instead it waits ``NODE_AWAITED_S``.
+"""
+
+Drained = Mapping[str, Collection[ShardId]]
+"""Node -> the shards that it keeps on their way to the object store."""
 
 
 def persist(
@@ -74,6 +81,20 @@ def stop(run: Run, key: CheckpointId) -> Outcome:
         if drain.checkpoint == key
     ]
     return Outcome(run=_end(run, key, None), events=tuple(events))
+
+
+def drained(run: Run, evidence: Evidence) -> Drained:
+    """Return who keeps which shards on their way: of each shard one live holder does.
+
+    Its owner, if that has it: its rank has a slot for what drains. Else the first holder by name,
+    as long as nobody there wants the room.
+    """
+    found: dict[str, list[ShardId]] = {}
+    for drain in run.drains:
+        for key, item in sorted(evidence.live.get(drain.checkpoint, {}).items()):
+            keeper = item.owner if item.owner in item.nodes else min(item.nodes)
+            found.setdefault(keeper, []).append(key)
+    return found
 
 
 def due(rule: PersistRule, run: Run, step: int, now_s: float) -> bool:
@@ -157,10 +178,15 @@ def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: flo
     if not run.drains:
         return Outcome(run=run)
     events = []
-    there = {node.name for node in nodes.values() if _awaited(node, now_s)}
     for drain in run.drains:
         left_behind = not run.usable(drain.checkpoint)
         held = evidence.known.get(drain.checkpoint, {})
+        another = _is_owed_a_later_one(run, drain.checkpoint, evidence)
+        there = {
+            node.name
+            for node in nodes.values()
+            if (awaited(node, now_s) if another else _awaited_long(node, now_s))
+        }
         gone = [shard for shard in drain.missing if not _held(held.get(shard.id), shard, there)]
         if left_behind or gone:
             run = replace(_end(run, drain.checkpoint, None), persist_owed=not left_behind)
@@ -171,7 +197,13 @@ def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: flo
     return Outcome(run=run, events=tuple(events))
 
 
-def _awaited(node: Node, now_s: float) -> bool:
+def _is_owed_a_later_one(run: Run, key: CheckpointId, evidence: Evidence) -> bool:
+    """Tell whether a step after ``key`` was to go as well, and one is whole and there to go."""
+    later = (row.id for row in run.checkpoints if row.id > key and run.usable(row.id))
+    return run.persist_owed and any(whole(evidence.live.get(one, {})) for one in later)
+
+
+def _awaited_long(node: Node, now_s: float) -> bool:
     """Tell whether the node lives or was lost less than ``HOLDER_AWAY_S_MAX`` ago."""
     return max(node.lease_until_s, node.reported_at_s) + HOLDER_AWAY_S_MAX > now_s
 

@@ -23,6 +23,7 @@ from holdfast_services.metadata.domain.copies_to_fetch import (
     restores,
     spares,
 )
+from holdfast_services.metadata.domain.drains import Drained, drained
 from holdfast_services.metadata.domain.model import Limits, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage
@@ -46,6 +47,7 @@ class World:
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     repairs: Mapping[str, Wants] = field(default_factory=dict)
     shortages: Mapping[str, str] = field(default_factory=dict)
+    drained: Mapping[str, Drained] = field(default_factory=dict)
 
     @property
     def live(self) -> Mapping[str, Node]:
@@ -63,14 +65,18 @@ def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float, limits
     everybody = tuple(nodes.values())
     evidence = {run.id: gather(run.id, everybody, now_s, run.stored) for run in runs}
     live = bare.live
+    kept = {run.id: drained(run, evidence[run.id]) for run in runs}
     expected = [node for node in everybody if awaited(node, now_s)]
     return replace(
         bare,
         evidence=evidence,
         repairs={
-            run.id: repairs(run, evidence[run.id], live, awaits=bare.awaits_nodes(run))
+            run.id: repairs(
+                run, evidence[run.id], live, kept[run.id], awaits=bare.awaits_nodes(run)
+            )
             for run in runs
         },
+        drained=kept,
         shortages={run.id: shortage(run, expected) for run in runs},
     )
 
@@ -88,11 +94,13 @@ def node_view(all_of_it: World, name: str) -> NodeView:
         seats = tuple(rank.rank for rank in run.ranks if rank.node == name)
         if own or run.id in held or seats:
             view = run_view(run, live, all_of_it.shortages[run.id], seats)
-            runs.append(replace(view, decision=_decision(run, name, mine)))
+            kept = tuple(all_of_it.drained[run.id].get(name, ()))
+            runs.append(replace(view, decision=_decision(run, name, mine), drained=kept))
             wanted.extend(own)
         if run.id in held:
             awaits, evidence = all_of_it.awaits_nodes(run), all_of_it.evidence[run.id]
-            spared.extend(spares(run, evidence, live, name, awaits=awaits))
+            kept_here = all_of_it.drained[run.id]
+            spared.extend(spares(run, evidence, live, name, kept_here, awaits=awaits))
     return NodeView(
         version="",
         nodes=peers(live),
@@ -121,7 +129,6 @@ def peers(live: Mapping[str, Node]) -> tuple[Peer, ...]:
 def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int, ...]) -> RunView:
     """Return what a node should know of ``run``; ``seats`` are the ranks registered from there."""
     attempt = run.attempt
-    draining = (row.id for row in run.checkpoints if row.draining)
     return RunView(
         run=run.id,
         job=run.job,
@@ -131,7 +138,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         copies=attempt.allowed if attempt else NO_COPIES,
         committed=_committed(run),
         free_before=free_before(run),
-        pinned=tuple(sorted({*run.pins, *draining})),
+        pinned=tuple(sorted(run.pins)),
         superseded=run.rules,
         abandoned=run.abandoned,
         announcement=run.announcement,
@@ -139,6 +146,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         attempt=attempt.generation if attempt else 0,
         nonce=attempt.spec.nonce if attempt else b"",
         seats=seats,
+        saving_slots=attempt.spec.saving_slots if attempt else 0,
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from holdfast.core import queue_items
 from holdfast.core.ids import CheckpointId, ShardId
@@ -95,17 +94,18 @@ def sweep(draining: Iterable[CheckpointId], before_s: float) -> SweepWork:
 
 
 def holders(shard: Shard, nodes: Mapping[str, Node], now_s: float) -> tuple[Peer, ...]:
-    """Return the live nodes that hold exactly ``shard``, a bounded number."""
-    found = (
-        nodes[name].inventory.node
-        for name in sorted(nodes)
+    """Return the live nodes that hold exactly ``shard``, a bounded number.
+
+    Its owner first: that keeps it as long as it drains, others may let it go meanwhile.
+    """
+    found = [
+        (held.owner != name, name)
+        for name in nodes
         if nodes[name].live(now_s)
-        and any(
-            held.shard == shard and held.state is HeldState.SEALED
-            for held in nodes[name].inventory.shards
-        )
-    )
-    return tuple(islice(found, SOURCES_IN_PLAN_MAX))
+        for held in nodes[name].inventory.shards
+        if held.shard == shard and held.state is HeldState.SEALED
+    ]
+    return tuple(nodes[name].inventory.node for _, name in sorted(found)[:SOURCES_IN_PLAN_MAX])
 
 
 def repairs(bad: Iterable[ShardId], nodes: Mapping[str, Node], now_s: float) -> tuple[str, ...]:
