@@ -25,7 +25,7 @@ from holdfast.errors import NotFoundError
 from holdfast.format import keys
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.holds import Listed
-from holdfast_services.metadata.domain.model import Attempt, Run
+from holdfast_services.metadata.domain.model import Attempt, Checkpoint, Run
 
 if TYPE_CHECKING:
     from tests.simulation.bucket import Bucket
@@ -260,8 +260,7 @@ class Ghosts:
             if row.copied_at_s is not None and row.id not in copied:
                 self.acknowledged.add(row.id)
                 if self.safe is None or _age(self.safe) <= _age(row.id):
-                    # With fewer copies, since there were too few nodes, older ones go all the same.
-                    self.safe = row.id if row.replicated_at_s is not None else None
+                    self.safe = row.id if self._is_safe(row) else None
                 if self._is_there(row.id):
                     self.floor = self._later(self.floor, row.id)
                     self.hope = self._later(self.hope, row.id)
@@ -439,6 +438,14 @@ class Ghosts:
         """
         later = (o for o in self.committed | self._proposed if _age(o) > _age(key))
         return self.whole(key) or any(self.whole(other) for other in later)
+
+    def _is_safe(self, row: Checkpoint) -> bool:
+        """Tell whether a row that is acknowledged has all copies; older ones go in any case.
+
+        With too few nodes it has fewer; and who told of one may have been lost a moment ago.
+        """
+        whole = not self._destroyed_count or self.outlives(row.id)
+        return row.replicated_at_s is not None and whole
 
     def outlives(self, key: CheckpointId) -> bool:
         """Tell whether ``key`` or a later one is whole whichever ``losses`` nodes are lost."""
