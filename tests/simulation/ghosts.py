@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation import checks
-from tests.simulation.checks import Broken, name
+from tests.simulation.checks import Broken, age, name
+from tests.simulation.losses import is_safe
 from tests.simulation.plan import NODE_LEASE_S
 from tests.simulation.segments import JOB, moment_of, root
 
@@ -25,7 +26,7 @@ from holdfast.errors import NotFoundError
 from holdfast.format import keys
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.holds import Listed
-from holdfast_services.metadata.domain.model import Attempt, Checkpoint, Run
+from holdfast_services.metadata.domain.model import Attempt, Run
 
 if TYPE_CHECKING:
     from tests.simulation.bucket import Bucket
@@ -36,10 +37,6 @@ SILENT_S_MAX = 3.0
 """A node that metadata heard of at least so often is there: its lease held all the time."""
 SETTLED_S = 1.0
 """What has lain in a node for so long was told."""
-
-
-def _age(key: CheckpointId) -> tuple[int, int]:
-    return key.generation, key.step
 
 
 class Ghosts:
@@ -60,7 +57,7 @@ class Ghosts:
         self.sealed_on: dict[tuple[CheckpointId, int], set[str]] = defaultdict(set)
         self.digests: dict[tuple[CheckpointId, int], set[bytes]] = defaultdict(set)
         self.committed: set[CheckpointId] = set()
-        self._proposed: set[CheckpointId] = set()
+        self.proposed: set[CheckpointId] = set()
         self.acknowledged: set[CheckpointId] = set()
         self.manifests: dict[CheckpointId, float] = {}
         self.gone: set[CheckpointId] = set()
@@ -87,7 +84,7 @@ class Ghosts:
         self.clock_stepped_s = -1e9
         self.store_troubled_s = -1e9
         self._seen: dict[str, CheckpointId] = {}
-        self._destroyed_count = 0
+        self.destroyed_count = 0
         self._starts: set[str] = set()
         """Names of starts that were made."""
         self._rules_known = 0
@@ -178,7 +175,7 @@ class Ghosts:
         """A6: an agent that cannot reach metadata gives up what it has not said it knows of."""
         self._replaced.add(key)
         seen = self._seen.get(node)
-        if seen is not None and _age(key) <= _age(seen):
+        if seen is not None and age(key) <= age(seen):
             raise Broken(f"A6: {node} replaced a part of {name(key)}, and had said it has seen "
                          f"{name(seen)}")  # fmt: skip
         if key == self.hope:
@@ -259,12 +256,12 @@ class Ghosts:
                     self.hope = self._later(self.hope, row.id)
             if row.copied_at_s is not None and row.id not in copied:
                 self.acknowledged.add(row.id)
-                if self.safe is None or _age(self.safe) <= _age(row.id):
-                    self.safe = row.id if self._is_safe(row) else None
+                if self.safe is None or age(self.safe) <= age(row.id):
+                    self.safe = row.id if is_safe(self, row) else None
                 if self._is_there(row.id):
                     self.floor = self._later(self.floor, row.id)
                     self.hope = self._later(self.hope, row.id)
-                elif self.floor and _age(self.floor) < _age(row.id):
+                elif self.floor and age(self.floor) < age(row.id):
                     # Nobody knows that it is not what it was: older ones go for it.
                     self.floor = self.hope = None
                     self.survey()
@@ -281,9 +278,9 @@ class Ghosts:
         and not all have said that it went.
         """
         there = self.whole(key)
-        freed = self.floor is not None and _age(key) < _age(self.floor)
+        freed = self.floor is not None and age(key) < age(self.floor)
         freed = freed or not self.in_line(key) or self.whole_from(key)
-        if not (there or freed or self._destroyed_count or key in self._replaced):
+        if not (there or freed or self.destroyed_count or key in self._replaced):
             raise Broken(f"P1: {name(key)} is committed, and not all of it is anywhere")
         return there
 
@@ -292,17 +289,17 @@ class Ghosts:
 
         That step need not be there any more; a bit may have flipped in it.
         """
-        return any(_age(o) > _age(key) and self.in_line(o) for o in self.acknowledged)
+        return any(age(o) > age(key) and self.in_line(o) for o in self.acknowledged)
 
     def _later(self, one: CheckpointId | None, other: CheckpointId) -> CheckpointId:
-        return other if one is None else max(one, other, key=_age)
+        return other if one is None else max(one, other, key=age)
 
     def _decision(self, before: Run, after: Run) -> None:
         decision, attempt, old = after.decision, after.attempt, before.decision
         if decision is None or attempt is None:
             return
         if decision.checkpoint is not None:
-            self._proposed.add(decision.checkpoint)
+            self.proposed.add(decision.checkpoint)
         if old is not None and (old.number, old.state) == (decision.number, decision.state):
             return
         # Else a catalogue from a backup decides for the dead.
@@ -340,7 +337,7 @@ class Ghosts:
         self._rules_known += 1
         if not again:
             self.floor = self.hope = what
-            if self._destroyed_count:  # a moment ago, maybe, and nobody has heard of it yet
+            if self.destroyed_count:  # a moment ago, maybe, and nobody has heard of it yet
                 self.survey()
 
     # -- what P5 owes ------------------------------------------------------------------------------
@@ -374,8 +371,8 @@ class Ghosts:
         ]  # fmt: skip
         if asked:
             at_s = self.manifests
-            owed += [k for k in at_s if at_s[k] < began_s and self._is_stored(k)]
-        return max(owed, key=_age, default=None)
+            owed += [k for k in at_s if at_s[k] < began_s and self.is_stored(k)]
+        return max(owed, key=age, default=None)
 
     def _is_told(self, key: CheckpointId, began_s: float, *, lost: bool) -> bool:
         """Tell whether the catalogue knew where all of ``key`` is, and it is there.
@@ -409,7 +406,7 @@ class Ghosts:
     def destroyed(self) -> None:
         """Something was lost that no promise covers: what is owed is found anew."""
         self.moved = True
-        self._destroyed_count += 1
+        self.destroyed_count += 1
         self.safe = None
         self.survey()
 
@@ -419,12 +416,12 @@ class Ghosts:
         Of older checkpoints only what is durable counts: their slots may be free any moment.
         """
         if self.floor is None or self.floor == without or not self.whole(self.floor):
-            stored = [k for k in self.manifests if k != without and self._is_stored(k)]
-            self.floor = max(stored, key=_age, default=None)
+            stored = [k for k in self.manifests if k != without and self.is_stored(k)]
+            self.floor = max(stored, key=age, default=None)
         if self.hope is not None and (self.hope == without or not self.whole(self.hope)):
             self.hope = self.floor
 
-    def _is_stored(self, key: CheckpointId) -> bool:
+    def is_stored(self, key: CheckpointId) -> bool:
         return key not in self.gone and self.in_line(key) and self.whole(key, ())
 
     def in_line(self, key: CheckpointId) -> bool:
@@ -436,37 +433,8 @@ class Ghosts:
 
         What is proposed was found whole, and more than one copy of what is older may go for it.
         """
-        later = (o for o in self.committed | self._proposed if _age(o) > _age(key))
+        later = (o for o in self.committed | self.proposed if age(o) > age(key))
         return self.whole(key) or any(self.whole(other) for other in later)
-
-    def _is_safe(self, row: Checkpoint) -> bool:
-        """Tell whether a row that is acknowledged has all copies; older ones go in any case.
-
-        With too few nodes it has fewer; and who told of one may have been lost a moment ago.
-        """
-        whole = not self._destroyed_count or self.outlives(row.id)
-        return row.replicated_at_s is not None and whole
-
-    def outlives(self, key: CheckpointId) -> bool:
-        """Tell whether ``key`` or a later one is whole whichever ``losses`` nodes are lost."""
-        later = [o for o in self.committed | self._proposed if _age(o) > _age(key)]
-        holders = [self._holders(one) for one in (key, *later)]
-        if any(self._is_stored(one) for one in (key, *later) if one in self.manifests):
-            return True
-        return all(
-            any(all(nodes - {*gone} for nodes in of_ranks) for of_ranks in holders)
-            for gone in combinations(self.nodes, self.losses)
-        )
-
-    def _holders(self, key: CheckpointId) -> list[set[str]]:
-        """Return, by rank, the nodes that have its shard intact."""
-        found: list[set[str]] = [set() for _ in range(self.world_sizes[key])]
-        for node in self.nodes.values():
-            for file in node.files.values():
-                shard = file.shard
-                if shard is not None and shard.id.checkpoint == key and checks.good(file):
-                    found[int(shard.id.rank)].add(node.name)
-        return found
 
     def whole(
         self, key: CheckpointId, there: Sequence[str] | set[str] | None = None, *,

@@ -12,6 +12,7 @@ from tests.simulation.bucket import Bucket, Queue
 from tests.simulation.checks import STATES, Broken, name
 from tests.simulation.ghosts import Ghosts
 from tests.simulation.job import Job
+from tests.simulation.losses import p5_nodes_may_go
 from tests.simulation.metadata import Fleet
 from tests.simulation.node import Node
 from tests.simulation.plan import NAMES, RANKS_MAX, TROUBLE_S, Plan, ranks_per_node, slots_of
@@ -176,7 +177,7 @@ class History:
             self.world.step()
             if self.ghosts.moved:
                 self.ghosts.moved = False
-                for check in STATES:
+                for check in (*STATES, p5_nodes_may_go):
                     check(self.ghosts)
             if met():
                 return True
