@@ -51,7 +51,8 @@ def judge(
     text: list[str | Table] = [Table(("rank", "volume", "size", "object"), rows)]
     text += [f"not in the manifest, and other readers would take it in: {key}" for key in others]
     if not bad and not others:
-        text.append(f"{what}: all {len(verdicts)} objects match their digests")
+        whole = f"all {len(verdicts)} objects match their digests"
+        text.append(f"{what}: {whole if len(verdicts) > 1 else 'its object matches its digest'}")
     data = {
         "job": made.job,
         "step": made.checkpoint.step,

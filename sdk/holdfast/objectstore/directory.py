@@ -177,7 +177,11 @@ class DirectoryStore(DirectoryUploads):
 
     def presign(self, key: str, valid_s: int) -> str:
         """Refuse: a folder has no links that expire."""
-        raise PreconditionError("a folder has no links", key=key, valid_s=valid_s)
+        raise PreconditionError(
+            f"a folder has no links, only a bucket has: read the files in {self._tree.root}",
+            key=key,
+            valid_s=valid_s,
+        )
 
     def close(self) -> None:
         """Remove the folder for unfinished writes if it is empty."""

@@ -117,7 +117,8 @@ class SaveHandle:
         """Raise PreconditionError if ``level`` will not be reached any more."""
         if self._failure is not None:
             raise PreconditionError(
-                f"step {self.step} will not become {level}: {self._failure}", step=self.step
+                f"step {self.step} will not become {level}: {self._failure.message}",
+                **{**self._failure.context, "step": self.step},
             ) from self._failure
         if level == "replicated" and self._lacks_copies():
             raise PreconditionError(

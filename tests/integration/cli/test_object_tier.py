@@ -17,6 +17,7 @@ import pytest
 import torch
 from tests.integration.convert import made
 
+import holdfast
 from holdfast.cli.lease import ReadLease
 from holdfast.cli.main import main
 from holdfast.cli.rest import Rest
@@ -215,6 +216,14 @@ def test_verify_reads_the_object_tier_and_names_what_is_damaged(run, imported, e
     states, again = ({o["shard"]: o["state"] for o in r["objects"]} for r in (found, same))
     assert states == again
     assert {"r1/4/1/0/0": "ok", "r1/4/1/1/0": "mismatch", "r1/4/1/1/1": "ok"} == states
+
+
+def test_a_single_object_is_not_said_to_be_several(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    holdfast.save(tmp_path / "one", {"n": torch.ones(2)})
+
+    assert 0 == main(["verify", str(tmp_path / "one")])
+    assert f"{tmp_path / 'one'}: its object matches its digest\n" in capsys.readouterr().out
 
 
 def test_verify_of_what_is_in_the_store_alone_says_how_to_read_it(run, imported):

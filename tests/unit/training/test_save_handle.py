@@ -11,6 +11,7 @@ from holdfast.errors import (
     InvalidRequestError,
     OutcomeUnknownError,
     PreconditionError,
+    UnavailableError,
 )
 from holdfast.training.save_handle import SaveHandle, postponed_step
 
@@ -53,6 +54,16 @@ def test_an_abandoned_save_ends_every_wait_at_once():
     with pytest.raises(PreconditionError, match="rank 1 had no free slot"):
         handle.wait("local")
     assert handle.ended
+
+
+def test_what_an_abandoned_save_concerns_is_said_once():
+    handle = SaveHandle(7, reachable=REACHABLE)
+    handle.fail(UnavailableError("no slot", step=7, node="a"))
+
+    with pytest.raises(PreconditionError) as refused:
+        handle.wait("local")
+    assert {"step": "7", "node": "a"} == refused.value.context
+    assert 1 == str(refused.value).count("step=7")
 
 
 def test_a_level_that_this_step_is_not_due_for_is_refused_at_once():
