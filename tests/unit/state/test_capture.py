@@ -7,7 +7,7 @@ import importlib.util
 import random
 import sys
 import warnings
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 
 import numpy as np
@@ -284,6 +284,17 @@ def test_plain_data_comes_back_as_it_was_and_containers_are_filled_in_place(tmp_
     assert all(
         np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(arrays, wanted, strict=True)
     )
+
+
+def test_a_container_that_was_made_otherwise_is_replaced_and_not_filled(tmp_path):
+    """Else it went on with the length, or with what it makes of a missing key, of the script."""
+    saved = {"last": deque([1, 2], 3), "of": defaultdict(int, a=1)}
+    target = {"last": deque([0], 1), "of": defaultdict(list)}
+
+    worlds.there_and_back(tmp_path, saved, target)
+
+    assert (list(target["last"]), target["last"].maxlen) == ([1, 2], 3)
+    assert (dict(target["of"]), target["of"].default_factory) == ({"a": 1}, int)
 
 
 def test_order_and_removed_keys_are_those_of_the_run_that_saved(tmp_path):

@@ -87,6 +87,19 @@ def test_groups_that_differ_are_never_taken_for_the_rank_that_begins_one(
             load(saved, world, again, rank, world_size)
 
 
+@pytest.mark.parametrize("cast", [lambda layer: layer.half(), lambda _layer: nn.Linear(2, 3)])
+def test_groups_whose_tensors_are_of_other_kinds_are_refused_as_different(world, tmp_path, cast):
+    """Before any of them is read: bits of another dtype or shape cannot be compared."""
+
+    def make(rank):
+        layer = filled(3.0)
+        return {"m": over(STAGES, cast(layer) if rank in STAGES[1] else layer)}
+
+    saved = Saved(tmp_path, world, make, 4)
+    with pytest.raises(InvalidRequestError, match=r"m\.weight.* by several groups of ranks"):
+        load(saved, world, plain, 0, 1)
+
+
 @pytest.mark.parametrize(("again", "world_size"), [(plain, 1), (plain, 2), (ddp, 2), (ddp, 4)])
 def test_groups_that_are_alike_become_the_model_of_all(world, tmp_path, again, world_size):
     saved = Saved(tmp_path, world, of_groups(ROWS, alike=True), 4)
