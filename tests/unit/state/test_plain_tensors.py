@@ -8,6 +8,7 @@ from tests.unit.state import worlds
 from torch import nn
 
 import holdfast
+from holdfast.state.capture import Capture
 
 
 def test_what_is_here_is_read_into_and_stays_where_it_is(tmp_path):
@@ -91,6 +92,17 @@ def test_what_an_object_writes_while_it_is_loaded_does_not_last(tmp_path):
 
     assert target.count == 3
     assert (rows == 7).all()
+
+
+@pytest.mark.parametrize("now", [torch.ones(3, dtype=torch.float64), torch.ones(1, 3)])
+def test_a_tensor_that_is_of_another_dtype_or_shape_now_is_not_copied_into_its_old_place(now):
+    """A copy converts and expands without a word: what was saved would be another value."""
+    state = {"x": {"t": torch.zeros(3)}}
+    plan = worlds.plan_of(Capture(state, rank=0, world_size=1))
+    assert plan.is_current()
+    state["x"]["t"] = now
+
+    assert not plan.is_current()
 
 
 @pytest.mark.parametrize("turn", [torch.conj, torch._neg_view], ids=["conj", "neg"])
