@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
+from holdfast.errors import PreconditionError
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine
 from holdfast.state.capture import Capture
@@ -48,3 +51,19 @@ def test_the_gate_opens_again_whatever_a_copy_fails_with(tmp_path):
     assert engine.begin(plan, buffer, step=2, generation=1).plan is plan
     assert done.wait(worlds.WAIT_S)
     assert engine.close(worlds.WAIT_S)
+
+
+def test_a_child_that_was_forked_does_not_write_into_the_slot_of_its_parent(tmp_path, monkeypatch):
+    """Both have it mapped, and the child has no copy thread."""
+    state = {"x": {"t": torch.ones(3)}}
+    plan = worlds.plan_of(Capture(state, rank=0, world_size=1))
+    lease = worlds.make_slot(tmp_path, "s1", plan.length_bytes)
+    buffer = SlotBuffer.open(tmp_path, lease)
+    engine = CopyEngine(lambda _: None)
+    before = next(tmp_path.glob("s1*")).read_bytes()
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+
+    with pytest.raises(PreconditionError, match="forked child"):
+        engine.begin(plan, buffer, step=1, generation=1)
+    assert next(tmp_path.glob("s1*")).read_bytes() == before
