@@ -13,6 +13,7 @@ from holdfast.core.decision import Start
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.inventory import Peer
 from holdfast.core.node_view import NodeView
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.protection import Copies
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
@@ -42,17 +43,25 @@ class Node:
     """One agent with its rank; ``others`` are reached directly, metadata only by the cluster."""
 
     def __init__(
-        self, name: str, rank: int, world: int, replicas: int, slots: int, spare: int
+        self,
+        name: str,
+        rank: int,
+        world: int,
+        replicas: int,
+        slots: int,
+        spare: int,
+        persist: PersistRule,
     ) -> None:
         me = Peer(node=name, rpc_address=f"{name}:1", endpoints=tcp(f"{name}:2"))
         need = memory_need(
             own_bytes=LENGTH, restored_bytes=LENGTH, protection=Copies(replicas),
-            nodes_count=world, slots=slots,
+            nodes_count=world, slots=slots, persist=persist.on,
         )  # fmt: skip
         self.state = State(me=me, budget_bytes=need.total_bytes + spare * LENGTH)
         self.name, self.rank, self.world, self.replicas, self.slots = (
             name, rank, world, replicas, slots,
         )  # fmt: skip
+        self.persist = persist
         self.others: dict[str, Node] = {}
         self.sequence = 0
         self.session = ""
@@ -64,6 +73,7 @@ class Node:
         session = agent_session(
             id=self.session, job=JOB, run=RUN, generation=generation, rank=self.rank,
             world_size=self.world, replicas=self.replicas, nonce=nonce, slots=self.slots,
+            persist=self.persist,
         )  # fmt: skip
         self.feed(ev.SessionOpened(session))
         asked = Reservation(
@@ -175,13 +185,20 @@ class Cluster:
     ``spare`` slots fit on each node beside those that the job needs (P8).
     """
 
-    def __init__(self, *names: str, replicas: int = 0, slots: int = 2, spare: int = 1) -> None:
+    def __init__(
+        self,
+        *names: str,
+        replicas: int = 0,
+        slots: int = 2,
+        spare: int = 1,
+        persist: PersistRule | None = None,
+    ) -> None:
         self.now_s = 1000.0
         self.run = Run(id=RUN, job=JOB)
         self.rows: dict[str, Row] = {}
         self.replicas = replicas
         self.nodes = {
-            name: Node(name, rank, len(names), replicas, slots, spare)
+            name: Node(name, rank, len(names), replicas, slots, spare, persist or PersistRule())
             for rank, name in enumerate(names)
         }
         for node in self.nodes.values():
@@ -196,7 +213,7 @@ class Cluster:
             wish = registration(
                 job=JOB, nonce=nonce, launcher="L", holder="h", takeover=False, rank=node.rank,
                 world_size=node.world, node=node.name, replicas=self.replicas,
-                slots=node.slots, start=start,
+                slots=node.slots, persist=node.persist, start=start,
             )  # fmt: skip
             known = self.run.generation if self.run.attempt and node.rank else None
             self.run = register(self.run, wish, known, self.now_s, LIMITS).run

@@ -9,6 +9,7 @@ from tests.unit.outage.cluster import RUN, Cluster, replaced
 
 from holdfast.core.decision import Decision, DecisionState, Start
 from holdfast.core.ids import CheckpointId, Generation, Step
+from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.slot_names import SlotState
 from holdfast_services.agent.domain import Slot, session_view, slot_rules
 from holdfast_services.agent.domain import events as ev
@@ -284,6 +285,20 @@ def test_steps_that_wait_in_all_slots_of_their_ranks_get_their_copies_in_the_sum
     cluster.settle_down(pauses_s=6.0)
 
     assert cluster.kept == 10
+    assert all(node.save(11) for node in cluster.nodes.values())
+
+
+def test_the_slot_for_what_drains_is_for_no_step_that_waits_for_its_copies():
+    """P5, P8: with 10 in it a had b's part of 9 and b had a's of 10, and no room for the others."""
+    cluster = Cluster("a", "b", replicas=1, slots=3, spare=0, persist=PersistRule(steps=1))
+    cluster.commit(8)
+    assert all(node.save(9) for node in cluster.nodes.values())
+    cluster.report("b", answered=False)
+
+    assert not cluster.nodes["a"].save(10), "8 is kept, and 9 waits"
+    cluster.settle_down(pauses_s=6.0)
+
+    assert cluster.kept == 9
     assert all(node.save(11) for node in cluster.nodes.values())
 
 
