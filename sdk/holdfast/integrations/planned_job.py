@@ -24,7 +24,7 @@ from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json
 from holdfast.oneshot.world import find_world
-from holdfast.policy import Policy, Replicas, Retention, copies_of, kept, persist_rule
+from holdfast.policy import Policy, Replicas, Retention, copies_of, kept, persist_rule, slots_of
 from holdfast.state.given import Given
 from holdfast.training import launch
 from holdfast.training.job_terms import Terms
@@ -56,6 +56,7 @@ class PlannedJob:
         takeover: Replace another launch that trains this job now.
         fresh: Start over at step 0, as ``Checkpointer`` does.
         step: Go back to this step, as ``Checkpointer.restore`` does.
+        slots: Slots of memory that each rank saves into, as ``Checkpointer`` has them.
 
     Raises:
         InvalidRequestError: the process group has other ranks than the launch.
@@ -72,6 +73,7 @@ class PlannedJob:
         takeover: bool = False,
         fresh: bool | str = False,
         step: int | None = None,
+        slots: int | None = None,
     ) -> None:
         self.job = job_name(job)
         self.place = launch.place(os.environ)
@@ -81,6 +83,7 @@ class PlannedJob:
         terms = Terms(
             job=self.job, place=self.place, copies=copies_of(replicas),
             persist=persist_rule(persist), keep=kept(keep), takeover=takeover, must_fit=True,
+            slots=slots_of(slots),
         )  # fmt: skip
         self._pid = os.getpid()
         self._closed = False

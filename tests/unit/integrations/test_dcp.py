@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 import holdfast
 from holdfast.errors import InvalidRequestError
 from holdfast.format.segment import header_length
-from holdfast.integrations.dcp import HoldfastReader, HoldfastWriter, reader, writer
+from holdfast.integrations.dcp import HoldfastJob, HoldfastReader, HoldfastWriter, reader, writer
 from holdfast.objectstore.memory import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -295,3 +295,9 @@ def test_a_save_that_fails_anywhere_leaves_one_of_both_or_nothing_torn(monkeypat
     assert "new" not in seen
     assert seen == sorted(seen, reverse=True), seen  # old, and then nothing
     assert seen.count("old") >= 6
+
+
+def test_slots_that_no_rank_can_have_are_refused_before_an_agent_is_asked():
+    """F43."""
+    with pytest.raises(InvalidRequestError, match="slots=17 must be 2 to 16"):
+        HoldfastJob("job", slots=17)

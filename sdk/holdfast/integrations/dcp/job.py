@@ -32,6 +32,7 @@ class HoldfastJob:
         takeover: Replace another launch that trains this job now.
         fresh: Start over at step 0; see ``Checkpointer``.
         step: Go back to this step; see ``Checkpointer.restore``.
+        slots: Slots of memory that each rank saves into; see ``Checkpointer``.
 
     Raises:
         CheckpointError: as ``Checkpointer`` and its ``decide`` do.
@@ -47,10 +48,11 @@ class HoldfastJob:
         takeover: bool = False,
         fresh: bool | str = False,
         step: int | None = None,
+        slots: int | None = None,
     ) -> None:
         self._job = PlannedJob(
             name, replicas=replicas, persist=persist, keep=keep,
-            takeover=takeover, fresh=fresh, step=step,
+            takeover=takeover, fresh=fresh, step=step, slots=slots,
         )  # fmt: skip
         self.writer = JobWriter(self._job)
         self.reader = JobReader(self._job)
