@@ -192,7 +192,7 @@ def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: flo
             run = replace(_end(run, drain.checkpoint, None), persist_owed=not left_behind)
             why = "a restore of an older step left it behind"
             if not left_behind:
-                why = f"no node holds {gone[0].id.key} any more"
+                why = f"no node that is there holds {gone[0].id.key} any more"
             events.append(_lost(run, drain, why))
     return Outcome(run=run, events=tuple(events))
 
