@@ -260,6 +260,8 @@ def _agent(agent: AgentFacts) -> Check:
     found = (
         f"{agent.node}, {format_bytes(agent.used_bytes)} of {format_bytes(agent.budget_bytes)} used"
     )
+    if agent.unchanged_bytes:
+        found += f"; {format_bytes(agent.unchanged_bytes)} of copies were here already"
     advice = "it does not reach metadata: saves stay local until it does"
     return check("agent", agent.metadata_reachable, found, advice)
 

@@ -54,6 +54,7 @@ class AgentFacts:
     used_bytes: int = 0
     metadata_reachable: bool = False
     transports: tuple[TransportFacts, ...] = ()
+    unchanged_bytes: int = 0
 
 
 def probe_metadata(address: str) -> MetadataFacts:
@@ -107,6 +108,7 @@ def probe_agent(socket: Path) -> AgentFacts:
             )
             for one in answer.transports
         ),
+        unchanged_bytes=answer.unchanged_bytes,
     )
 
 

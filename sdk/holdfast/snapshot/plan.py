@@ -316,10 +316,14 @@ def make_plan(
         )
     mine = {stored_name(t, rank, world_size): t for t in _own_tensors(survey, rank, world_size)}
     of_mine = [_spec(name, t) for name, t in mine.items()]
-    specs = of_mine + [
+    specs = [spec for spec, t in zip(of_mine, mine.values(), strict=True) if not t.idle]
+    specs += [
         live.specs.get(name) or _live_spec(name, tensor, rank)
         for name, tensor in live.tensors.items()
     ]
+    # What stays as it is lies apart from what changes, so that whole parts of it need not travel;
+    # behind it, since the header changes, too.
+    specs += [spec for spec, t in zip(of_mine, mine.values(), strict=True) if t.idle]
     specs.append(blob_spec(blob_name(rank), capacity))
     plan_hash = hash_of(specs, rank, world_size)
     if world_size > 1:

@@ -38,7 +38,8 @@ class CapturedTensor(NamedTuple):
     ``holders`` are the ranks that have the same box, and ``mesh`` those that have any of it: others
     may have another tensor of this name. ``deferred``: only an optimizer's step writes it;
     ``parameter``: autograd counts how often it was written; ``known_to_all``: those of ``mesh``
-    that have nothing of it know of it, too.
+    that have nothing of it know of it, too; ``idle``: a parameter without gradient, which most
+    likely stays as it is.
     """
 
     fqn: str
@@ -51,6 +52,7 @@ class CapturedTensor(NamedTuple):
     mesh: tuple[int, ...] = ()
     parameter: bool = False
     known_to_all: bool = True
+    idle: bool = False
 
 
 Source = Callable[[], Iterable[object]]
@@ -236,5 +238,6 @@ class Survey:
                 fqn, here.tensor, home, deferred, here.shape, here.box, holders, mesh,
                 parameter=is_parameter(tensor),
                 known_to_all=known_to_all,
+                idle=is_parameter(tensor) and not tensor.requires_grad,
             )
         )  # fmt: skip

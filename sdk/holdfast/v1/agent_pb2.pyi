@@ -96,6 +96,7 @@ class DescribeResponse(_message.Message):
     METADATA_REACHABLE_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
+    UNCHANGED_BYTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     arena: _builtins.str
     budget_bytes: _builtins.int
@@ -105,6 +106,8 @@ class DescribeResponse(_message.Message):
     metadata_reachable: _builtins.bool
     refusal: _builtins.str
     """why the job does not fit beside what is here; empty: it does"""
+    unchanged_bytes: _builtins.int
+    """of copies made here since the agent started: what was there already"""
     @_builtins.property
     def transports(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransportState]:
         """in order of preference"""
@@ -121,10 +124,11 @@ class DescribeResponse(_message.Message):
         metadata_reachable: _builtins.bool = ...,
         refusal: _builtins.str = ...,
         transports: _abc.Iterable[Global___TransportState] | None = ...,
+        unchanged_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "reserved_bytes", b"reserved_bytes", "transports", b"transports", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "reserved_bytes", b"reserved_bytes", "transports", b"transports", "unchanged_bytes", b"unchanged_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -96,7 +96,13 @@ class Agent:
         self._shell.on_inventory = self._reporter.poke
         self._shell.on_event = self._reporter.tell
         self._tell_of_transports()
-        service = AgentService(self._shell, self._arena, self._metadata, self._transport.states)
+        service = AgentService(
+            self._shell,
+            self._arena,
+            self._metadata,
+            self._transport.states,
+            lambda: fetcher.unchanged_bytes,
+        )
         heads = HeadFinder(shell=self._shell, arena=self._arena, peers=self._peers, tier=tier)
         local, remote = AgentRpc(service, heads), ReplicationRpc(service, heads)
         agent_pb2_grpc.add_AgentServicer_to_server(local, self._local)

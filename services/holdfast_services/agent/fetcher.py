@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,10 +30,11 @@ from holdfast_services.agent.domain import Content
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX, MAKES_COUNT_MAX
 from holdfast_services.agent.domain.state import Rebuilding
-from holdfast_services.agent.domain.wanted_parts import ranges_of
+from holdfast_services.agent.domain.wanted_parts import length_of, ranges_of
 from holdfast_services.agent.parity_maker import ParityMaker, Rebuild, is_bad
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.agent.summing import Summing
+from holdfast_services.agent.unchanged_parts import unchanged_parts
 from holdfast_services.transport import Fetch, FetchRequest, Transport
 from holdfast_services.transport.located import Located
 
@@ -46,12 +47,26 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Progress:
-    """One fetch over all its sources: parts that are here, whom to blame, what went wrong."""
+    """One fetch over all its sources: parts that are here, whom to blame, what went wrong.
+
+    ``before`` are the digests of what the slot held; ``unchanged`` the parts that lay there still.
+    """
 
     done: set[int] = field(default_factory=set)
+    before: bytes = b""
+    unchanged: set[int] = field(default_factory=set)
     bad: list[Source] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     advice: str = ""
+
+    def keep_unchanged(
+        self, view: memoryview, digests: Sequence[bytes], stop: threading.Event
+    ) -> None:
+        """Find the parts that need not come, once for all sources: their digests are the same."""
+        before, self.before = self.before, b""
+        if before:
+            self.unchanged = unchanged_parts(view, digests, before, stop)
+            self.done |= self.unchanged
 
     def failed(self, action: ev.Fetch) -> ev.FetchFailed:
         """Return what the machine hears once no source is left."""
@@ -61,7 +76,10 @@ class _Progress:
 
 
 class Fetcher:
-    """Performs ``Fetch`` actions; ``stop`` interrupts those under way."""
+    """Performs ``Fetch`` actions; ``stop`` interrupts those under way.
+
+    ``unchanged_bytes``: of whole copies that came, what lay in their slots already.
+    """
 
     def __init__(
         self, *, node: str, arena: Arena, transport: Transport, peers: PeerClients, tier: ObjectTier
@@ -71,6 +89,7 @@ class Fetcher:
         self._transport = transport
         self._peers = peers
         self._tier = tier
+        self.unchanged_bytes = 0
         self._stop = threading.Event()
         self._moving: set[Future[Any]] = set()
         count = FETCHES_COUNT_MAX + MAKES_COUNT_MAX
@@ -81,8 +100,9 @@ class Fetcher:
     async def fetch(self, action: ev.Fetch) -> list[ev.AgentEvent]:
         """Fill the slot from the first good source and seal it; return what happened.
 
-        A part that one source has given stays when the next one is asked for the rest. The
-        slot's lock is held meanwhile: a writer that wakes up late cannot get it.
+        A part that one source has given stays when the next one is asked for the rest, and so does
+        one that the slot held before. The slot's lock is held meanwhile: a writer that wakes up
+        late cannot get it.
         """
         if action.parts:
             return await self._fetch_parts(action)
@@ -91,11 +111,12 @@ class Fetcher:
             self._arena.drop(action.name)
             failed = ev.FetchFailed(action.name, action.shard.id, "slot held by a stale writer")
             return [ev.Reclaimed(action.name, replaced=True), failed]
-        progress = _Progress()
+        progress = _Progress(before=action.last.digests if action.last else b"")
         try:
             content = await self._from_any(action, progress)
             if content is not None:
                 self._seal(action.name, content)
+                self.unchanged_bytes += length_of(progress.unchanged, action.shard.length_bytes)
                 return [ev.FetchDone(action.name, content, tuple(progress.bad))]
         except CheckpointError as error:
             progress.reasons.append(str(error))
@@ -137,7 +158,10 @@ class Fetcher:
         view = self._arena.file(action.name.slot).view
 
         def transfer() -> bytes:
-            return self._tier.fetch(action.shard, view, done=progress.done, stop=self._stop)
+            return self._tier.fetch(
+                action.shard, view, done=progress.done, stop=self._stop,
+                prepare=lambda digests: progress.keep_unchanged(view, digests, self._stop),
+            )  # fmt: skip
 
         try:
             digests = await self._in_thread(transfer)
@@ -230,6 +254,7 @@ class Fetcher:
         view = self._arena.file(action.name.slot).view
 
         def transfer() -> None:
+            progress.keep_unchanged(view, request.digests, self._stop)
             self._transport.fetch(
                 peer.endpoints, Fetch(request, view, done=progress.done, stop=self._stop)
             )

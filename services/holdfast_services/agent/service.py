@@ -56,6 +56,7 @@ class Description:
     metadata_reachable: bool
     refusal: str
     transports: tuple[TransportState, ...] = ()
+    unchanged_bytes: int = 0
 
 
 class AgentService:
@@ -66,6 +67,7 @@ class AgentService:
         arena: Where slots are and who is alive; closed by whoever opened it.
         metadata: The way to the catalogue.
         transports: Says how the ways to other agents' bytes fare.
+        unchanged_bytes: Says how much of the copies made here did not have to come.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class AgentService:
         arena: Arena,
         metadata: MetadataClient,
         transports: Callable[[], tuple[TransportState, ...]] = tuple,
+        unchanged_bytes: Callable[[], int] = int,
     ) -> None:
         self._transports = transports
+        self._unchanged_bytes = unchanged_bytes
         self._shell = shell
         self._arena = arena
         self._metadata = metadata
@@ -109,6 +113,7 @@ class AgentService:
             metadata_reachable=not state.lost,
             refusal=self._refusal(job, wish) if job else "",
             transports=self._transports(),
+            unchanged_bytes=self._unchanged_bytes(),
         )
 
     def _refusal(self, job: str, wish: MemoryWish) -> str:

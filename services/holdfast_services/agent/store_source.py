@@ -8,7 +8,7 @@ is a CorruptionError here; what can be blamed on the store is every other error,
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.ids import CheckpointId
@@ -45,12 +45,19 @@ class ObjectTier:
         self._guard = threading.Lock()
 
     def fetch(
-        self, shard: Shard, view: memoryview, *, done: set[int], stop: threading.Event
+        self,
+        shard: Shard,
+        view: memoryview,
+        *,
+        done: set[int],
+        stop: threading.Event,
+        prepare: Callable[[Sequence[bytes]], None] = lambda _: None,
     ) -> bytes:
         """Fill ``view`` with what is not ``done`` of a shard; return its part digests, joined.
 
         A store that fails half way is asked for the rest at once, as long as each time brings
-        some of it.
+        some of it. ``prepare`` is told the part digests before anything is read, and may add to
+        ``done``.
 
         Raises:
             CorruptionError: the objects are not there, or not those of this very shard.
@@ -61,6 +68,7 @@ class ObjectTier:
         folder = CheckpointFolder(store, keys.folder(shard.job, shard.id.checkpoint))
         try:
             sidecar = folder.sidecar(shard)
+            prepare(sidecar.digests)
             while True:
                 before = len(done)
                 try:

@@ -265,6 +265,7 @@ def _fill(state: State, slot: Slot, content: Content) -> None:
         session="",
         filling=None,
         blocked=False,
+        last=None,
     )
 
 
@@ -280,9 +281,9 @@ def _free(state: State, slot: Slot) -> list[ev.Action]:
     if slot.parts:
         del state.slots[slot.name.slot]
         return [ev.DropSlot(slot.name)]
-    new = SlotName(slot.name.slot, slot.name.incarnation, SlotState.FREE)
-    state.slots[slot.name.slot] = Slot(name=new, length_bytes=slot.length_bytes)
-    return [ev.RenameSlot(slot.name, new)]
+    freed = slot.freed()
+    state.slots[slot.name.slot] = freed
+    return [ev.RenameSlot(slot.name, freed.name)]
 
 
 def _seal_blocked(state: State, event: ev.SealBlocked) -> list[ev.Action]:
@@ -329,8 +330,7 @@ def _reclaimed(state: State, event: ev.Reclaimed) -> list[ev.Action]:
     if event.replaced:
         del state.slots[slot.name.slot]
         return []
-    free = SlotName(slot.name.slot, slot.name.incarnation, SlotState.FREE)
-    state.slots[slot.name.slot] = Slot(name=free, length_bytes=slot.length_bytes)
+    state.slots[slot.name.slot] = slot.freed()
     return []
 
 
@@ -412,6 +412,7 @@ def _element_made(state: State, event: ev.ElementMade) -> list[ev.Action]:
             name=slot.name.to(SlotState.ELEMENT),
             work=Work.NONE,
             element=event.held,
+            last=None,
             session="",
         )
     return []

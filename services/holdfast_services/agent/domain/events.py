@@ -291,7 +291,7 @@ class Fetch:
 
     ``owner`` is whose copy it becomes; empty: that of the source. ``asked``: the owner asked for
     it. With ``parts`` the slot is a partial one that has yet to be made, and they are all that is
-    fetched.
+    fetched. ``last`` is what the slot held before: what of it is the same need not come.
     """
 
     name: SlotName
@@ -300,6 +300,7 @@ class Fetch:
     owner: str
     asked: bool = False
     parts: frozenset[int] = frozenset()
+    last: Content | None = None
 
 
 @dataclass(frozen=True, slots=True)

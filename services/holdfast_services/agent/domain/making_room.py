@@ -32,11 +32,11 @@ def to_drop(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
     return tuple(drop) if over <= 0 else None
 
 
-def free_slot(state: State, length_bytes: int) -> Slot | None:
-    """A free slot of exactly this length."""
-    return next(
-        (s for s in state.slots.values() if s.idle_free and s.length_bytes == length_bytes), None
-    )
+def free_slot(state: State, length_bytes: int, plan_hash: str = "") -> Slot | None:
+    """A free slot of exactly this length; one that held a segment of this plan, if there is."""
+    free = [s for s in state.slots.values() if s.idle_free and s.length_bytes == length_bytes]
+    alike = (s for s in free if s.last is not None and s.last.shard.plan_hash == plan_hash)
+    return next(alike, free[0] if free else None)
 
 
 def check_holdable(state: State, shard: Shard) -> None:

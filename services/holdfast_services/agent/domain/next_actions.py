@@ -106,9 +106,9 @@ def _parts_that_served(state: State) -> list[Slot]:
 
 
 def _give_back(state: State, slot: Slot) -> ev.Action:
-    free = slot.name.to(SlotState.FREE)
-    state.slots[slot.name.slot] = Slot(name=free, length_bytes=slot.length_bytes)
-    return ev.RenameSlot(slot.name, free)
+    freed = slot.freed()
+    state.slots[slot.name.slot] = freed
+    return ev.RenameSlot(slot.name, freed.name)
 
 
 def _replace(state: State) -> list[ev.Action]:
@@ -230,7 +230,7 @@ def _fetch(state: State) -> list[ev.Action]:
         if wish.parts:
             slot, made = _partial_slot(state, wish)
         else:
-            slot, made = _slot_for(state, wish.length_bytes)
+            slot, made = _slot_for(state, wish.length_bytes, shard.plan_hash)
         actions += made
         if slot is None:
             continue
@@ -293,13 +293,18 @@ def _begin_fetch(state: State, slot: Slot, wish: Wish) -> list[ev.Action]:
     state.slots[slot.name.slot] = replace(
         slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
     )
-    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner, asked=wish.asked)
+    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner, asked=wish.asked, last=slot.last)
     return [ev.RenameSlot(slot.name, opened), fetch]
 
 
-def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Action]]:
-    """Return a free slot of this length, or None and what makes one."""
-    slot = making_room.free_slot(state, length_bytes)
+def _slot_for(
+    state: State, length_bytes: int, plan_hash: str = ""
+) -> tuple[Slot | None, list[ev.Action]]:
+    """Return a free slot of this length, or None and what makes one.
+
+    One that held a segment of the same plan before comes first: much of it may not have changed.
+    """
+    slot = making_room.free_slot(state, length_bytes, plan_hash)
     if slot is not None:
         return slot, []
     waiting = any(
@@ -311,7 +316,7 @@ def _slot_for(state: State, length_bytes: int) -> tuple[Slot | None, list[ev.Act
     spare = making_room.dispensable(state)
     if drop is None and spare is not None:
         given = _give_back(state, spare)
-        slot, made = _slot_for(state, length_bytes)
+        slot, made = _slot_for(state, length_bytes, plan_hash)
         return slot, [given, *made]
     if drop is None:
         return None, _say_full(state, length_bytes)
@@ -355,7 +360,7 @@ def _lease(state: State) -> list[ev.Action]:
         session = state.sessions[max(lacking, key=lacking.__getitem__)]
         asked = session.reservation
         assert asked is not None, "who has not reserved asks for nothing"
-        slot, made = _slot_for(state, asked.length_bytes)
+        slot, made = _slot_for(state, asked.length_bytes, asked.plan_hash)
         actions += made
         lacking[session.id] -= 1
         if slot is None or not lacking[session.id]:

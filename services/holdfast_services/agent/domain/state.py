@@ -78,6 +78,9 @@ class Slot:
     A PARTIAL one holds the ``parts`` of a segment, or will; ``partial`` is set once they are there
     and says of which segment. Its ``length_bytes`` are those of its parts. ``element`` is set
     exactly when the state is ELEMENT.
+
+    ``last`` is what was sealed in it the time before, while nothing is: some of its bytes may lie
+    there still. A hint for who fills it, never evidence.
     """
 
     name: SlotName
@@ -91,6 +94,7 @@ class Slot:
     parts: frozenset[int] = frozenset()
     partial: Content | None = None
     element: HeldSum | None = None
+    last: Content | None = None
 
     @property
     def loadable(self) -> Content | None:
@@ -101,6 +105,14 @@ class Slot:
     def idle_free(self) -> bool:
         """Whether the slot is free and no thread works on it."""
         return self.name.state is SlotState.FREE and self.work is Work.NONE
+
+    def freed(self) -> Slot:
+        """Return the slot as a free one, which still knows what it held last."""
+        return Slot(
+            name=self.name.to(SlotState.FREE),
+            length_bytes=self.length_bytes,
+            last=self.content or self.last,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
