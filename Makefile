@@ -28,16 +28,17 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests and benchmarks start hundreds of processes: none should compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Few and quick ones: each part that calls a library of others. Two files need torch or numpy.
+# Few and quick ones: each part that calls a library of others.
+NEED_TORCH := $(addprefix tests/unit/,core/test_ids.py core/test_model_sizes.py format/test_segment.py bucket/test_holding.py)
 PINS_TESTS := $(addprefix tests/unit/,core format metadata agent persistence supervisor bucket) \
 	tests/contract tests/integration/rpc \
 	$(addprefix tests/integration/metadata/test_,users.py rest_users.py rest_edges.py process.py) \
 	$(addprefix tests/integration/objectstore/test_,direct.py s3_access.py) \
-	$(addprefix --ignore tests/unit/,core/test_ids.py format/test_segment.py) -k "not ceph"
+	$(addprefix --ignore ,$(NEED_TORCH)) -k "not ceph"
 
 # A minute. Of all tests of state four fail with torch 2.8: L-BFGS warns of its own closure, and a
 # DTensor that two axes deal out unevenly is dealt otherwise there, and refused.
-PINS_TORCH_TESTS := $(addprefix tests/unit/,snapshot core/test_ids.py format/test_segment.py) \
+PINS_TORCH_TESTS := tests/unit/snapshot $(NEED_TORCH) \
 	$(addprefix tests/unit/state/test_,capture.py freed_memory.py kinds_of_tensors.py layouts.py partial.py) \
 	-k "not lbfgs"
 

@@ -83,6 +83,7 @@ INT_MAX |= dict.fromkeys(
         "best",
         "local_world_size",
         "slots",
+        "saving_slots",
     ),
     2**31 - 1,
 )
