@@ -184,7 +184,7 @@ def hold_copies(training: Training) -> None:
     """
     go = threading.Event()
     begin, copy_deferred = engine.CopyEngine.begin, engine.CopyEngine._copy_deferred
-    wait = engine.CopyEngine.wait
+    wait, let_pass = engine.CopyEngine.wait, engine.CopyEngine.let_pass
     copiers: list[engine.CopyEngine] = []
 
     def beginning(self: engine.CopyEngine, *arguments: object, **options: object) -> object:
@@ -202,12 +202,16 @@ def hold_copies(training: Training) -> None:
             go.set()
         return wait(self, timeout_s)
 
+    def passing(self: engine.CopyEngine, timeout_s: float) -> bool:
+        go.set()
+        return let_pass(self, timeout_s)
+
     def updated() -> None:
         go.set()
         assert all(wait(copier, HELD_S_MAX) for copier in copiers)
 
     engine.CopyEngine.begin, engine.CopyEngine._copy_deferred = beginning, copying
-    engine.CopyEngine.wait = waiting
+    engine.CopyEngine.wait, engine.CopyEngine.let_pass = waiting, passing
     training.updated = updated
 
 
