@@ -45,7 +45,7 @@ PINS_TORCH_TESTS := tests/unit/snapshot $(NEED_TORCH) \
 export NO_GPU
 .DEFAULT_GOAL := help
 .PHONY: help setup proto format check lint types imports test test-unit test-integration test-e2e test-pins \
-	test-pins-torch test-rdma simulate simulate-mutants demo bench up down docs clean
+	test-pins-torch test-rdma gpu simulate simulate-mutants demo bench up down docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -126,6 +126,9 @@ test-pins-torch: $(OLDEST_TORCH_STAMP) ## The oldest torch that pyproject.toml a
 test-rdma: $(STAMP) ## RDMA between two nodes of a virtual machine with Soft-RoCE
 	$(BIN)/python -m tests.rdma.machine bash tests/rdma/two_nodes.sh \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider -m rdma tests/rdma tests/contract/test_transport.py
+
+gpu: $(STAMP) ## Test and measure on this machine's GPU, at most 8 minutes; writes build/gpu.json
+	$(BIN)/python -m tests.gpu
 
 test: lint types imports test-pins test-rdma $(PROTO_STAMP) ## Everything that must pass
 	$(PYTEST) $(PARALLEL)

@@ -76,6 +76,7 @@ class LateTraining:
         self.step = 0
         self._folder = folder
         self._pinned = pinned
+        self._slot: SlotBuffer | None = None
         self._make_plan()
 
     def _make_plan(self) -> None:
@@ -92,12 +93,18 @@ class LateTraining:
         """Begin to save the state as training has queued it."""
         if not self.plan.is_current():
             self._make_plan()
-        lease = worlds.make_slot(self._folder, f"s{self.step}", self.plan.length_bytes)
-        buffer = SlotBuffer.open(self._folder, lease)
-        if self._pinned:
-            self.device.register(buffer._bytes)
+        if self._slot is None:
+            self.prepare()
+        buffer, self._slot = self._slot, None
         self.ended.clear()
         return self.engine.begin(self.plan, buffer, step=self.step, generation=1, defer=defer)
+
+    def prepare(self) -> None:
+        """Make the slot of the next save."""
+        lease = worlds.make_slot(self._folder, f"s{self.step}", self.plan.length_bytes)
+        self._slot = SlotBuffer.open(self._folder, lease)
+        if self._pinned:
+            self.device.register(self._slot._bytes)
 
     def settle(self) -> None:
         """Let the device do all, and wait until the save has ended."""

@@ -201,6 +201,23 @@ def test_a_parameter_written_past_the_gate_costs_one_save(train):
     assert not training.plan.is_current()
 
 
+def test_a_tensor_that_is_freed_under_its_copy_costs_the_save(train):
+    """``resize_(0)`` frees it whoever holds it, and the allocator may give it to somebody else."""
+    training = train()
+    training.device.sleep()
+    training.train()
+    snapshot = training.save()
+    training.engine.let_pass(WAIT_S)
+    memory = torch.ones(7).untyped_storage()
+    training.plan._addresses[0] += 1  # memory of the late device cannot be resized
+    snapshot.sources[0] = torch.empty(0).set_(memory, 0, (7,))
+    memory.resize_(0)
+    training.settle()
+
+    assert snapshot.abandoned
+    assert "was freed" in snapshot.reason
+
+
 def test_memory_of_the_device_is_held_no_longer_than_the_copy_takes(train):
     """What a script lets go between two saves is free again."""
     training = train()

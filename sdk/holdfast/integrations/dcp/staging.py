@@ -16,10 +16,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.errors import InvalidRequestError, PreconditionError
+from holdfast.logs import steady_logger
 
 BUFFERS_COUNT_MAX = 2
 """One that is being written to storage, while the other is filled."""
 ALIGNMENT_BYTES = 64
+_LOG = steady_logger(__name__)
 
 
 def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -108,8 +110,7 @@ class _Buffer:
         self.kinds = kinds
         sizes = [shape.numel() * dtype.itemsize for shape, dtype in kinds]
         steps = [size + -size % ALIGNMENT_BYTES for size in sizes]
-        pinned = torch.cuda.is_available()
-        self._bytes = torch.empty(sum(steps), dtype=torch.uint8, pin_memory=pinned)
+        self._bytes = _host_memory(sum(steps))
         self.views = []
         begin = 0
         for (shape, dtype), size, step in zip(kinds, sizes, steps, strict=True):
@@ -124,3 +125,13 @@ class _Buffer:
 
     def _count(self) -> int:
         return int(torch._C._storage_Use_Count(self._storage._cdata))  # noqa: SLF001
+
+
+def _host_memory(length_bytes: int) -> torch.Tensor:
+    """Return memory that a GPU copies into by itself, where there is one and its driver lets it."""
+    if torch.cuda.is_available():
+        try:
+            return torch.empty(length_bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            _LOG.warning("memory of a stager is not pinned, so steps wait for copies: %s", error)
+    return torch.empty(length_bytes, dtype=torch.uint8)
