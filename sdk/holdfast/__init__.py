@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EverySteps,
         Never,
         OnPreemption,
+        Parity,
         Replicas,
         Retention,
     )
@@ -39,6 +40,7 @@ __all__ = [
     "Loaded",
     "Never",
     "OnPreemption",
+    "Parity",
     "Replicas",
     "Restored",
     "ResumableLoader",

@@ -23,14 +23,15 @@ from holdfast.core.decision import Start
 from holdfast.core.ids import job_name, node_name, step_number
 from holdfast.errors import CheckpointError, ExhaustedError, InvalidRequestError, PreconditionError
 from holdfast.policy import (
+    Parity,
     Policy,
     Replicas,
     Retention,
-    copies_of,
     grace_s,
     interval_reason,
     kept,
     persist_rule,
+    protection_of,
     save_policy,
     slots_of,
 )
@@ -74,7 +75,7 @@ class Checkpointer:
             after the last; ``AnyOf`` both. It costs a third slot of memory, never time,
             unless ``slots`` is 2.
         keep: Which checkpoints of the job the object store keeps; None leaves its policy unchanged.
-        replicas: Number of copies on other nodes.
+        replicas: Number of copies on other nodes, or ``Replicas``, or ``Parity`` in place of them.
         on_failure: ``degrade`` refuses to start if the configuration cannot work, and later only
             logs failed saves; ``warn`` also starts without enough memory or if all checkpoints
             are lost; ``raise`` makes the next call raise the error of a failed save.
@@ -103,7 +104,7 @@ class Checkpointer:
         save: Policy | None = None,
         persist: Policy | None = None,
         keep: Retention | None = None,
-        replicas: int | Replicas = 1,
+        replicas: int | Replicas | Parity = 1,
         on_failure: OnFailure = "degrade",
         takeover: bool = False,
         fresh: bool | str = False,
@@ -132,7 +133,7 @@ class Checkpointer:
         self._terms = Terms(
             job=self._job,
             place=self._place,
-            copies=copies_of(replicas),
+            protection=protection_of(replicas),
             persist=persist_rule(persist),
             keep=kept(keep),
             takeover=takeover,

@@ -13,11 +13,12 @@ import math
 import signal
 from dataclasses import dataclass
 
-from holdfast.core import persistence_rules
+from holdfast.core import persistence_rules, protection
 from holdfast.core.announcements import SaveReason
+from holdfast.core.attempts import PARITY_GROUP_MAX, PARITY_GROUP_MIN, PARITY_MAX
 from holdfast.core.budget import checked_slots
 from holdfast.core.persistence_rules import PersistRule
-from holdfast.core.protection import Copies
+from holdfast.core.protection import Protection
 from holdfast.errors import InvalidRequestError
 
 __all__ = [
@@ -275,14 +276,48 @@ class Replicas:
             )
 
 
-def copies_of(replicas: int | Replicas) -> Copies:
-    """Return the copies on other nodes that are asked for.
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """Parity in place of whole copies: any ``m`` nodes may be lost, for ``m / k`` of the memory.
+
+    The shards of each ``k`` nodes are summed up to ``m`` elements, which lie on ``m`` others. It
+    takes ``k + m`` nodes; with fewer, it is a smaller one of the same price, and an event.
+
+    Args:
+        k: Nodes whose shards are summed up together, 2 to 64.
+        m: Elements for them, 1 to 16, and nodes that may be lost.
+        domain: If set (a kind of failure domain such as ``"rack"``), shards and elements that are
+            needed together are in different domains, and any ``m`` of these may be lost.
+    """
+
+    k: int
+    m: int
+    domain: str = ""
+
+    def __post_init__(self) -> None:
+        fits = _is_count(self.k, PARITY_GROUP_MIN) and _is_count(self.m, 1)
+        if not fits or self.k > PARITY_GROUP_MAX or self.m > PARITY_MAX:
+            raise InvalidRequestError(
+                f"Parity: k must be {PARITY_GROUP_MIN} to {PARITY_GROUP_MAX} and m 1 to "
+                f"{PARITY_MAX}, not {self.k!r} and {self.m!r}; with k=1 it would be m copies: "
+                f"replicas=m"
+            )
+        if not isinstance(self.domain, str):
+            raise InvalidRequestError(
+                f"Parity: domain must be a name such as 'rack', not {self.domain!r}"
+            )
+
+
+def protection_of(replicas: int | Replicas | Parity) -> Protection:
+    """Return what is asked for against the loss of nodes.
 
     Raises:
         InvalidRequestError: it is no number from 0.
     """
+    if isinstance(replicas, Parity):
+        return protection.Parity(replicas.k, replicas.m, replicas.domain)
     asked = replicas if isinstance(replicas, Replicas) else Replicas(replicas)
-    return Copies(asked.count, asked.domain)
+    return protection.Copies(asked.count, asked.domain)
 
 
 def slots_of(slots: int | None) -> int:

@@ -318,7 +318,8 @@ def train(options: argparse.Namespace) -> None:
     training = Training(options.scenario, options.ddp, options.ballast_mib)
     disturb(training, options)
     checkpointer = holdfast.Checkpointer(
-        options.job, training.state, save=policy(options.save), replicas=options.replicas,
+        options.job, training.state, save=policy(options.save),
+        replicas=holdfast.Parity(*options.parity) if options.parity else options.replicas,
         takeover=options.takeover,
         persist=holdfast.EverySteps(options.persist) if options.persist else None,
         keep=holdfast.Retention(last=options.keep_last) if options.keep_last else None,
@@ -371,6 +372,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save", default="1")
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--parity", type=int, nargs=2, default=())
     parser.add_argument("--wait", default="")
     parser.add_argument("--persist", type=int, default=0)
     parser.add_argument("--keep-last", type=int, default=0)

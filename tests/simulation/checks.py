@@ -14,6 +14,7 @@ from tests.simulation.segments import root
 from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId
 from holdfast.core.inventory import HeldState
+from holdfast.core.protection import NO_COPIES, Parity, Protection
 from holdfast.core.slot_names import SlotState
 from holdfast_services.metadata.domain.model import Checkpoint, Run
 
@@ -53,13 +54,22 @@ def p1_levels_are_whole(ghosts: Ghosts, before: Run, after: Run) -> None:
 
 
 def _p1_replicated(ghosts: Ghosts, row: Checkpoint, run: Run) -> None:
-    wanted = 1 + run.attempt.protection.n if run.attempt else 1
+    asked = run.attempt.protection if run.attempt else NO_COPIES
     for rank in range(row.world_size):
         holders = ghosts.sealed_on.get((row.id, rank), set())
-        if len(holders) < wanted:
+        if len(holders) <= asked.losses and not _is_summed(ghosts, row.id, rank, asked):
             raise Broken(
                 f"P1: {name(row.id)} is replicated, and rank {rank} was only on {sorted(holders)}"
             )
+
+
+def _is_summed(ghosts: Ghosts, key: CheckpointId, rank: int, asked: Protection) -> bool:
+    """Tell whether as many elements as were asked for were ever made of a shard, on nodes apart."""
+    return isinstance(asked, Parity) and any(
+        min(len({number for number, _ in made}), len({node for _, node in made})) >= asked.m
+        for stripe, made in ghosts.elements_on.items()
+        if stripe.checkpoint == key and rank in [int(shard.id.rank) for shard in stripe.members]
+    )
 
 
 def p1_m6_durable_follows_the_manifest(ghosts: Ghosts, before: Run, after: Run) -> None:
@@ -191,12 +201,15 @@ def a4_sealed_is_verified(ghosts: Ghosts) -> None:
     """What is sealed has the bytes of its digest, unless a bit has flipped since."""
     for node in ghosts.nodes.values():
         for file in node.files.values():
-            if file.name.state is SlotState.SEALED and not (file.flipped or intact(file)):
+            held = file.name.state in (SlotState.SEALED, SlotState.ELEMENT)
+            if held and not (file.flipped or intact(file)):
                 raise Broken(f"A4: {file.name.file_name} of {node.name} is sealed with other bytes")
 
 
 def intact(file: File) -> bool:
     """Tell whether a file has the bytes that its header and sidecar stand for."""
+    if file.element is not None:
+        return root(file.data) == file.element.root_digest
     return file.shard is not None and root(file.data) == file.shard.root_digest
 
 
@@ -204,6 +217,11 @@ def good(file: File) -> bool:
     """Tell whether a restore could use a file."""
     sealed = file.name.state is SlotState.SEALED and file.held is HeldState.SEALED
     return sealed and intact(file)
+
+
+def good_element(file: File) -> bool:
+    """Tell whether a lost shard could be made of a file."""
+    return file.name.state is SlotState.ELEMENT and intact(file)
 
 
 STATES: tuple[Callable[[Ghosts], None], ...] = (

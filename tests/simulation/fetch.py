@@ -8,17 +8,19 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from tests.simulation import parity
 from tests.simulation.segments import root
 from tests.simulation.world import Do
 
 from holdfast.bucket.folder import CheckpointFolder
 from holdfast.core.inventory import Peer
 from holdfast.core.slot_names import SlotName, SlotState
-from holdfast.core.sources import Memory, Object, Source
+from holdfast.core.sources import Memory, Object, Rebuilt, Source
 from holdfast.errors import CheckpointError, CorruptionError, NotFoundError
 from holdfast.format import keys
 from holdfast_services.agent.domain import Content, wanted_parts
 from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain.state import Rebuilding
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -46,8 +48,26 @@ class Fetch:
         match self._left.pop(0):
             case Peer() as peer:
                 self._from_peer(peer)
+            case Rebuilding() as source:
+                self._from_stripe(source)
             case Object():
                 self._from_store()
+
+    def _from_stripe(self, source: Rebuilding) -> None:
+        shard = self._action.shard
+        number = source.stripe.members.index(shard)
+
+        def then(found: parity.Pieces) -> None:
+            data = parity.rebuilt(source, number, found)
+            if data is None:
+                self.begin()
+            elif root(data) != shard.root_digest:
+                self._bad.append(Rebuilt(source.stripe))
+                self.begin()
+            else:
+                self._filled(data, self._action.owner or self._node.name, "peer")
+
+        parity.Collecting(self._node, source, then).begin()
 
     def _from_peer(self, source: Peer) -> None:
         node = self._node

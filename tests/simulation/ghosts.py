@@ -7,7 +7,7 @@ can be put together from what lies in memory and bucket, until something destroy
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +22,17 @@ from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, St
 from holdfast.core.inventory import HeldState, Inventory
 from holdfast.core.node_view import SupersedeRule, WantReason
 from holdfast.core.shard import Shard
+from holdfast.core.stripes import Stripe
 from holdfast.errors import NotFoundError
 from holdfast.format import keys
+from holdfast_services.agent.domain import HeldSum
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.model import Attempt, Run
 
 if TYPE_CHECKING:
     from tests.simulation.bucket import Bucket
-    from tests.simulation.node import Node
+    from tests.simulation.node import File, Node
     from tests.simulation.world import World
 
 SILENT_S_MAX = 3.0
@@ -55,6 +57,7 @@ class Ghosts:
         self.closed: dict[CheckpointId, dict[int, set[int]]] = {}
         self.world_sizes: dict[CheckpointId, int] = {}
         self.sealed_on: dict[tuple[CheckpointId, int], set[str]] = defaultdict(set)
+        self.elements_on: dict[Stripe, set[tuple[int, str]]] = defaultdict(set)
         self.digests: dict[tuple[CheckpointId, int], set[bytes]] = defaultdict(set)
         self.committed: set[CheckpointId] = set()
         self.proposed: set[CheckpointId] = set()
@@ -112,6 +115,11 @@ class Ghosts:
         key = shard.id
         self.sealed_on[key.checkpoint, int(key.rank)].add(node)
         self.digests[key.checkpoint, int(key.rank)].add(shard.root_digest)
+        self.moved = True
+
+    def sum_up(self, node: str, held: HeldSum) -> None:
+        """A node has made an element."""
+        self.elements_on[held.element.stripe].add((held.element.number, node))
         self.moved = True
 
     def seat(self, nonce: bytes, generation: int) -> None:
@@ -447,20 +455,32 @@ class Ghosts:
             there: Nodes that count, with what they have had for a while; None: all, at once.
             stored: The bucket counts.
         """
-        found = set()
-        for node in self.nodes.values():
-            if there is not None and node.name not in there:
+        shards: set[Shard] = set()
+        elements: dict[Stripe, set[int]] = defaultdict(set)
+        for file in self._lying(there):
+            if file.shard and file.shard.id.checkpoint == key and checks.good(file):
+                shards.add(file.shard)
+            if file.element and checks.good_element(file):
+                elements[file.element.element.stripe].add(file.element.element.number)
+        found = {int(shard.id.rank) for shard in shards}
+        for stripe, made in elements.items():
+            if stripe.checkpoint != key:
                 continue
-            for file in node.files.values():
-                shard = file.shard
-                if shard is None or shard.id.checkpoint != key or not checks.good(file):
-                    continue
-                if there is None or file.since_s <= self.world.now_s - SETTLED_S:
-                    found.add(int(shard.id.rank))
+            if len(shards.intersection(stripe.members)) + len(made) >= len(stripe.members):
+                found |= {int(shard.id.rank) for shard in stripe.members}
         missing = set(range(self.world_sizes.get(key, 0))) - found
         if not missing or not stored or key not in self.manifests:
             return not missing
         return all(self._stored(key, rank) for rank in missing)
+
+    def _lying(self, there: Sequence[str] | set[str] | None) -> Iterator[File]:
+        """Yield the files of nodes; of those ``there`` what has lain there for a while."""
+        for node in self.nodes.values():
+            if there is not None and node.name not in there:
+                continue
+            for file in node.files.values():
+                if there is None or file.since_s <= self.world.now_s - SETTLED_S:
+                    yield file
 
     def _stored(self, key: CheckpointId, rank: int) -> bool:
         """Tell whether the bucket has the right bytes of a shard, and the manifest."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from tests.simulation.mended_defects import DEFECTS
 from tests.simulation.mutant import Change, Mutant, mutant
+from tests.simulation.parity_guards import OF_PARITY
 from tests.simulation.room_guards import OF_ROOM
 
 MUTANTS = (
     *DEFECTS,
     *OF_ROOM,
+    *OF_PARITY,
     # -- defects that the simulator found ---------------------------------------------------------
     mutant(
         "N26 seat: trains",
@@ -154,8 +156,7 @@ MUTANTS = (
     mutant(
         "unacknowledged",
         "copies count as safe only with holders that know of the commit",
-        ("metadata/domain/commit_rule.py", "if not spread(run.attempt.allowed, firm_copies(copies, seen),",
-         "if not spread(run.attempt.allowed, copies,"),
+        ("metadata/domain/commit_rule.py", "firm = firm_copies(copies, seen)", "firm = copies"),
     ),
     mutant(
         "M9",

@@ -15,14 +15,21 @@ from tests.simulation.job import Job
 from tests.simulation.losses import p5_nodes_may_go
 from tests.simulation.metadata import Fleet
 from tests.simulation.node import Node
-from tests.simulation.plan import NAMES, RANKS_MAX, TROUBLE_S, Plan, ranks_per_node, slots_of
+from tests.simulation.plan import (
+    NAMES,
+    RANKS_MAX,
+    TROUBLE_S,
+    Plan,
+    protection_of,
+    ranks_per_node,
+    slots_of,
+)
 from tests.simulation.segments import LENGTH, PART_BYTES
 from tests.simulation.trouble import befall
 from tests.simulation.worker import Worker
 from tests.simulation.world import Do, Net, World
 
 from holdfast.core.budget import memory_need
-from holdfast.core.protection import Copies
 from holdfast_services.agent.domain import wanted_parts
 
 PEACE_S_MAX = 40.0
@@ -39,7 +46,7 @@ class History:
         )
         self.world = world = World(plan.seed, net)
         self.ghosts = Ghosts(world)
-        self.ghosts.losses = plan.replicas
+        self.ghosts.losses = protection_of(plan).losses
         self.ghosts.sharded, self.ghosts.ranged = plan.sharded, plan.ranged
         self.bucket = Bucket(world, self.ghosts) if plan.workers else None
         self.queue = Queue(world) if plan.workers else None
@@ -89,7 +96,7 @@ class History:
     def _run(self) -> None:
         plan = self.plan
         self.world.say(
-            f"{plan.nodes} nodes, {plan.world_size} ranks, {plan.replicas} copies elsewhere, "
+            f"{plan.nodes} nodes, {plan.world_size} ranks, {protection_of(plan)}, "
             f"{plan.metadata} metadata services, {plan.workers} workers"
         )
         self.world.later(0.3, self.job.launch)
@@ -190,7 +197,7 @@ def _budget_bytes(plan: Plan) -> int:
     part = min(each * (plan.replicas + 2), RANKS_MAX)
     need = memory_need(
         own_bytes=LENGTH * each, restored_bytes=LENGTH * (part if plan.sharded else RANKS_MAX),
-        protection=Copies(plan.replicas), nodes_count=plan.nodes,
+        protection=protection_of(plan), nodes_count=plan.nodes, shards_count=each,
         slots=slots_of(plan), persist=bool(plan.persist_steps),
     )  # fmt: skip
     return need.total_bytes + LENGTH * plan.spare_slots

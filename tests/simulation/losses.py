@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,8 @@ from tests.simulation import checks
 from tests.simulation.checks import Broken, age, name
 
 from holdfast.core.ids import CheckpointId
+from holdfast.core.shard import Shard
+from holdfast.core.stripes import Element, Stripe
 from holdfast_services.metadata.domain.model import Checkpoint
 
 if TYPE_CHECKING:
@@ -41,19 +45,44 @@ def _outlives(ghosts: Ghosts, key: CheckpointId) -> bool:
     these = [key, *later]
     if any(ghosts.is_stored(one) for one in these if one in ghosts.manifests):
         return True
-    holders = [_holders(ghosts, one) for one in these]
+    lying = [_lying(ghosts, one) for one in these]
     return all(
-        any(all(nodes - {*gone} for nodes in of_ranks) for of_ranks in holders)
+        any(
+            _is_whole(ghosts.world_sizes[one], pieces, gone)
+            for one, pieces in zip(these, lying, strict=True)
+        )
         for gone in combinations(ghosts.nodes, ghosts.losses)
     )
 
 
-def _holders(ghosts: Ghosts, key: CheckpointId) -> list[set[str]]:
-    """Return, by rank, the nodes that have its shard intact."""
-    found: list[set[str]] = [set() for _ in range(ghosts.world_sizes[key])]
+@dataclass
+class _Lying:
+    """Which nodes have each shard of a checkpoint intact, and each element of its stripes."""
+
+    shards: dict[Shard, set[str]] = field(default_factory=lambda: defaultdict(set))
+    elements: dict[Element, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+
+def _lying(ghosts: Ghosts, key: CheckpointId) -> _Lying:
+    found = _Lying()
     for node in ghosts.nodes.values():
         for file in node.files.values():
-            shard = file.shard
-            if shard is not None and shard.id.checkpoint == key and checks.good(file):
-                found[int(shard.id.rank)].add(node.name)
+            if file.shard is not None and file.shard.id.checkpoint == key and checks.good(file):
+                found.shards[file.shard].add(node.name)
+            held = file.element
+            if held and held.element.stripe.checkpoint == key and checks.good_element(file):
+                found.elements[held.element].add(node.name)
     return found
+
+
+def _is_whole(world_size: int, lying: _Lying, gone: tuple[str, ...]) -> bool:
+    """Tell whether each shard is there, or follows from its stripe, without the nodes ``gone``."""
+    there = {shard for shard, nodes in lying.shards.items() if nodes.difference(gone)}
+    found = {int(shard.id.rank) for shard in there}
+    made: dict[Stripe, int] = defaultdict(int)
+    for element, nodes in lying.elements.items():
+        made[element.stripe] += bool(nodes.difference(gone))
+    for stripe, count in made.items():
+        if len(there.intersection(stripe.members)) + count >= len(stripe.members):
+            found |= {int(shard.id.rank) for shard in stripe.members}
+    return len(found) == world_size

@@ -81,7 +81,7 @@ DEFECTS = (
     mutant(
         "X9",
         "replicated means as many copies as were asked for, not as nodes allow",
-        ("metadata/domain/commit_rule.py", "spread(attempt.protection, copies, places)",
-         "spread(attempt.allowed, copies, places)"),
+        ("metadata/domain/commit_rule.py", "spread(attempt.protection, copies, places, stripes)",
+         "spread(attempt.allowed, copies, places, stripes)"),
     ),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.said import tcp
+from tests.simulation import parity
 from tests.simulation.checks import intact
 from tests.simulation.fetch import Fetch
 from tests.simulation.ghosts import Ghosts
@@ -27,7 +28,7 @@ from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError, NotFoundError
-from holdfast_services.agent.domain import Content, Slot, State
+from holdfast_services.agent.domain import Content, HeldSum, Slot, State
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.reporter import COALESCE_S, HEARTBEAT_S, PROGRESS_S, REPORT_WAITS
 from holdfast_services.agent.service import AgentService
@@ -46,7 +47,8 @@ HOLD_S_MAX = 30.0
 class File:
     """One file of the arena; ``holder`` is the process that has its lock, None: nobody.
 
-    ``shard`` is what header and sidecar say, of a sealed one; ``key`` what the header says.
+    ``shard`` is what header and sidecar say, of a sealed one; ``key`` what the header says;
+    ``element`` what the sidecar of an element of parity says.
     """
 
     name: SlotName
@@ -61,6 +63,7 @@ class File:
     holder: object = None
     flipped: bool = False
     since_s: float = 0.0
+    element: HeldSum | None = None
 
 
 class Node:
@@ -125,8 +128,9 @@ class Node:
                     source=file.source,
                 )  # fmt: skip
             state.slots[slot] = Slot(
-                name=file.name, length_bytes=file.length_bytes, content=content
-            )
+                name=file.name, length_bytes=file.length_bytes, content=content,
+                element=file.element,
+            )  # fmt: skip
         state.next_slot = 1 + max((int(slot[1:]) for slot in self.files), default=0)
         state.now_s = self.world.now_s
         self.shell = Shell(
@@ -229,6 +233,8 @@ class Node:
             Fetch(self, action).begin()
         elif isinstance(action, ev.AskHold):
             self._ask(action)
+        elif isinstance(action, ev.MakeElement):
+            parity.make(self, action)
         else:
             self.soon(WORK_S_MAX, lambda: self._work(action))
 
@@ -254,7 +260,7 @@ class Node:
                 self.ghosts.replaced(self.name, file.shard.id.checkpoint)
         file.name = new
         if new.state in (SlotState.FREE, SlotState.WRITING):
-            file.shard, file.key, file.flipped = None, None, False
+            file.shard, file.key, file.flipped, file.element = None, None, False, None
         self.ghosts.moved = True
 
     def _work(self, action: ev.Action) -> None:
@@ -265,6 +271,10 @@ class Node:
             self.files[action.name.slot] = File(action.name, action.length_bytes)
             self.ghosts.moved = True
             self.feed(ev.SlotCreated(action.name.slot))
+            return
+        if isinstance(action, ev.VerifyElement):
+            file = self.file(action.name)
+            self.feed(ev.ElementVerified(action.name, file is not None and intact(file)))
             return
         assert isinstance(action, ev.DropSlot | ev.SealSlot | ev.VerifySlot | ev.ReclaimSlot)
         file = self.file(action.name)
@@ -296,6 +306,12 @@ class Node:
         file.name, file.owner, file.source = file.name.to(SlotState.SEALED), owner, source
         file.held, file.flipped, file.since_s = HeldState.SEALED, False, self.world.now_s
         self.ghosts.seal(self.name, file.shard)
+
+    def summed(self, file: File, held: HeldSum) -> None:
+        """Note that a file holds an element now."""
+        file.name, file.element = file.name.to(SlotState.ELEMENT), held
+        file.flipped, file.since_s = False, self.world.now_s
+        self.ghosts.sum_up(self.name, held)
 
     def _reclaim(self, action: ev.ReclaimSlot, file: File | None) -> ev.AgentEvent:
         if file is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from holdfast.core.budget import slots_per_rank
+from holdfast.core.protection import Copies, Parity, Protection
 
 TROUBLE_S = 6.0
 BEGIN_S = 0.5
@@ -21,6 +22,8 @@ GAPS_S = (1.5, 4.0, 8.0)
 SCENES_PART = 0.6
 SHARDED_PART = 0.3
 RANGED_PART = 0.5
+PARITY_PART = 0.4
+PARITY_GROUP = 2
 SLOTS_PART = 0.15
 SCENE_GAPS_S = (4.0, 8.0)
 NAMES = "abcd"
@@ -53,6 +56,7 @@ class Trouble:
 class Plan:
     """A cluster, a job and all trouble. ``workers`` 0: there is no object store.
 
+    ``parity`` elements for the shards of each two nodes take the place of copies if there are any.
     ``sharded``: each rank has a part of the state, and names what it needs of a checkpoint;
     ``ranged``: and of that not all bytes. ``slots`` of each rank; 0: as many as it needs.
     ``seed`` draws what the plan leaves open: how long each message and each copy takes. ``lost``,
@@ -66,6 +70,7 @@ class Plan:
     workers: int = 0
     world_size: int = 2
     replicas: int = 1
+    parity: int = 0
     spare_slots: int = 0
     step_s: float = 0.5
     save_every: int = 1
@@ -80,6 +85,11 @@ class Plan:
     slow: float = 0.0
     peace_s: float = 0.0
     troubles: tuple[Trouble, ...] = ()
+
+
+def protection_of(plan: Plan) -> Protection:
+    """Return what the job asks for against the loss of nodes."""
+    return Parity(PARITY_GROUP, plan.parity) if plan.parity else Copies(plan.replicas)
 
 
 def ranks_per_node(plan: Plan) -> int:
@@ -125,6 +135,9 @@ def draw(seed: int) -> Plan:
     slots = sized.choice([2, 4] if plan.persist_steps else [3, 4])
     slots = slots if sized.random() < SLOTS_PART else 0
     plan = replace(plan, sharded=sharded, ranged=ranged, slots=slots)
+    parity = random.Random(f"parity {seed}")
+    if nodes > PARITY_GROUP and parity.random() < PARITY_PART:
+        plan = replace(plan, replicas=0, parity=parity.randint(1, nodes - PARITY_GROUP))
     return replace(plan, troubles=tuple(_troubles(plan, rng, scene)))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.said import agent_session, registration, session_update
 from tests.simulation.checks import Broken, intact
 from tests.simulation.node import File, Node
-from tests.simulation.plan import Plan, slots_of
+from tests.simulation.plan import PARITY_GROUP, Plan, slots_of
 from tests.simulation.saves import Saves
 from tests.simulation.segments import BODY, JOB, LENGTH, Moment, plan_hash, segment
 from tests.simulation.world import Do
@@ -21,6 +21,7 @@ from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.persistence_rules import PersistRule, Retention
+from holdfast.core.protection import Parity
 from holdfast.core.session import RestoreView, SessionView
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import CheckpointError
@@ -146,8 +147,8 @@ class Process:
         return registration(
             job=JOB, nonce=attempt.nonce, launcher=attempt.launcher, holder=attempt.launcher,
             takeover=attempt.takeover, rank=self.rank, world_size=attempt.world_size,
-            node=self.node.name, replicas=plan.replicas, generation_min=generation_min,
-            persist=_persist(plan),
+            node=self.node.name, replicas=plan.replicas, parity=_parity_of(plan),
+            generation_min=generation_min, persist=_persist(plan),
             retention=Retention(last=plan.keep_last) if plan.keep_last else None,
             generation=self._generation if self.begun else 0, restored=self.restored,
             start=attempt.start, names_needs=plan.sharded, slots=plan.slots,
@@ -174,6 +175,7 @@ class Process:
         session = agent_session(
             id=self.session, job=JOB, run=seat.run, generation=seat.generation, rank=self.rank,
             world_size=attempt.world_size, replicas=attempt.job.plan.replicas,
+            parity=_parity_of(attempt.job.plan),
             nonce=attempt.nonce, local_world_size=attempt.on(self.node),
             names_needs=attempt.job.plan.sharded, persist=_persist(attempt.job.plan),
             slots=attempt.job.plan.slots,
@@ -441,3 +443,7 @@ class Process:
         self.ghosts.close(key, size, self.attempt.number)
         self._missed_count = 0
         return file.name
+
+
+def _parity_of(plan: Plan) -> Parity | None:
+    return Parity(PARITY_GROUP, plan.parity) if plan.parity else None

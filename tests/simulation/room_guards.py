@@ -75,12 +75,12 @@ OF_ROOM = (
     mutant(
         "N3 room: older",
         "while a restore is decided what is older than the acknowledged step makes room",
-        ("metadata/domain/copies_to_fetch.py", "or _is_before(shard, kept) or", "or False or"),
+        ("metadata/domain/copies_to_fetch.py", "return _is_before(key, kept) or key in parts", "return key in parts"),
     ),
     mutant(
         "N16 room: parts",
         "while a restore is decided what is older and nowhere whole makes room",
-        ("metadata/domain/copies_to_fetch.py", "_is_before(shard, kept) or shard.checkpoint in parts:", "_is_before(shard, kept):"),
+        ("metadata/domain/copies_to_fetch.py", "return _is_before(key, kept) or key in parts", "return _is_before(key, kept)"),
     ),
     mutant(
         "N18 room: behind",
@@ -112,7 +112,7 @@ OF_ROOM = (
     mutant(
         "room: lying once",
         "where no copies are asked for nothing is older than a step that nobody has acknowledged, nor read",
-        ("metadata/domain/copies_to_fetch.py", "if not asked.n:", "if False:"),
+        ("metadata/domain/copies_to_fetch.py", "if not asked.losses:", "if False:"),
     ),
     mutant(
         "repair-newest",

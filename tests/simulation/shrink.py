@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from tests.simulation.plan import _OF_THE_STORE, NAMES, Plan, Trouble
+from tests.simulation.plan import _OF_THE_STORE, NAMES, PARITY_GROUP, Plan, Trouble
 
 TRIES_COUNT_MAX = 1000
 CHANCES = ("lost", "doubled", "answer_lost", "slow")
@@ -118,11 +118,16 @@ def _smaller(plan: Plan) -> Iterable[Plan]:
             nodes=nodes,
             world_size=min(plan.world_size, nodes + 1),
             replicas=plan.replicas if nodes > 1 else 0,
+            parity=min(plan.parity, max(nodes - PARITY_GROUP, 0)),
         )
     for world_size in range(1, plan.world_size):
         yield replace(plan, world_size=world_size)
     for replicas in range(plan.replicas):
         yield replace(plan, replicas=replicas)
+    if plan.parity:
+        yield replace(plan, parity=0, replicas=1)
+        for parity in range(1, plan.parity):
+            yield replace(plan, parity=parity)
     for spare_slots in range(plan.spare_slots):
         yield replace(plan, spare_slots=spare_slots)
 

@@ -149,7 +149,7 @@ def _fill_disk(history: History, trouble: Trouble) -> None:
 
 def _flip_in_memory(history: History, trouble: Trouble) -> None:
     node = _node(history, trouble)
-    sealed = [file for _, file in sorted(node.files.items()) if file.shard is not None]
+    sealed = [file for _, file in sorted(node.files.items()) if file.shard or file.element]
     if sealed:
         file = history.world.rng.choice(sealed)
         history.world.say(f"a bit flips in {file.name.file_name} of {node.name}")

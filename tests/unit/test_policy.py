@@ -12,13 +12,15 @@ from holdfast import (
     EverySteps,
     Never,
     OnPreemption,
+    Parity,
     Replicas,
     Retention,
 )
+from holdfast.core import protection
 from holdfast.core.announcements import SaveReason
 from holdfast.core.persistence_rules import PersistRule
 from holdfast.errors import InvalidRequestError
-from holdfast.policy import Policy, grace_s, interval_reason, persist_rule
+from holdfast.policy import Policy, grace_s, interval_reason, persist_rule, protection_of
 
 
 def test_every_steps_is_due_at_multiples_only():
@@ -68,6 +70,13 @@ def test_auto_follows_youngs_formula_and_its_floor():
         lambda: Replicas("1"),
         lambda: Replicas(True),
         lambda: Replicas(1, domain=2),
+        lambda: Parity(1, 1),
+        lambda: Parity(4, 0),
+        lambda: Parity(65, 1),
+        lambda: Parity(4, 17),
+        lambda: Parity(4.0, 1),
+        lambda: Parity(True, True),
+        lambda: Parity(4, 2, domain=3),
         lambda: Retention(last=-1),
         lambda: Retention(every=1.5),
         lambda: Retention(spaced_s=-1.0),
@@ -133,3 +142,16 @@ def test_the_best_steps_are_kept_by_a_metric():
 )
 def test_whose_interval_it_is(policy, reason):
     assert reason is interval_reason(policy, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "means"),
+    [
+        (2, protection.Copies(2)),
+        (Replicas(1, domain="rack"), protection.Copies(1, "rack")),
+        (Parity(4, 2), protection.Parity(4, 2)),
+        (Parity(2, 1, domain="rack"), protection.Parity(2, 1, "rack")),
+    ],
+)
+def test_a_protection_is_copies_or_parity(asked, means):
+    assert protection_of(asked) == means

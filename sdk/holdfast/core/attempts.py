@@ -20,12 +20,15 @@ from holdfast.core.ids import (
     run_id,
 )
 from holdfast.core.persistence_rules import PersistRule, Retention
-from holdfast.core.protection import Copies
+from holdfast.core.protection import Copies, Parity, Protection
 from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError
 
 NONCE_BYTES_MAX = 64
 REPLICAS_MAX = 64
+PARITY_GROUP_MIN = 2
+PARITY_GROUP_MAX = 64
+PARITY_MAX = 16
 TEXT_LENGTH_MAX = 300
 """Of launcher, holder, failure domain, name of a start, metric."""
 
@@ -59,6 +62,7 @@ class AttemptSpec:
     restored: CheckpointId | None = None
     names_needs: bool = False
     slots: int = 0
+    parity: Parity | None = None
 
     @property
     def slots_per_rank(self) -> int:
@@ -71,9 +75,9 @@ class AttemptSpec:
         return saving_slots(self.slots_per_rank, persist=self.persist.on)
 
     @property
-    def protection(self) -> Copies:
-        """The copies that the attempt asks for against the loss of nodes."""
-        return Copies(self.replicas, self.replica_domain)
+    def protection(self) -> Protection:
+        """What the attempt asks for against the loss of nodes."""
+        return self.parity or Copies(self.replicas, self.replica_domain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +112,29 @@ def check(spec: AttemptSpec) -> None:
         raise InvalidRequestError(
             f"replicas={spec.replicas} must be 0 to {REPLICAS_MAX}", job=spec.job
         )
+    _check_parity(spec)
     rule = spec.persist
     if not (0 <= rule.steps <= STEP_MAX and 0 <= rule.seconds < math.inf):
         raise InvalidRequestError(f"persist rule {rule} must not be negative", job=spec.job)
     checked_slots(spec.slots)
     _check_begun(spec)
     _check_texts(spec)
+
+
+def _check_parity(spec: AttemptSpec) -> None:
+    asked = spec.parity
+    if asked is None:
+        return
+    if spec.replicas:
+        raise InvalidRequestError(
+            f"replicas={spec.replicas} and {asked} are two protections: ask for one", job=spec.job
+        )
+    if not (PARITY_GROUP_MIN <= asked.k <= PARITY_GROUP_MAX and 1 <= asked.m <= PARITY_MAX):
+        raise InvalidRequestError(
+            f"{asked} must have k of {PARITY_GROUP_MIN} to {PARITY_GROUP_MAX} and m of 1 to "
+            f"{PARITY_MAX}; with k=1 it would be m copies: replicas=m",
+            job=spec.job,
+        )
 
 
 def check_generation(generation: int, job: str) -> None:
@@ -141,6 +162,7 @@ def _check_texts(spec: AttemptSpec) -> None:
         "launcher": spec.launcher,
         "holder": spec.holder,
         "replica_domain": spec.replica_domain,
+        "parity.domain": spec.parity.domain if spec.parity else "",
         "start.name": spec.start.name if spec.start else "",
         "retention.metric": spec.retention.metric if spec.retention else "",
     }

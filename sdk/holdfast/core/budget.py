@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core.byte_sizes import format_bytes
-from holdfast.core.protection import Protection
+from holdfast.core.protection import Copies, Parity, Protection
 from holdfast.errors import InvalidRequestError
 
 SLOTS_PER_RANK = 2
@@ -121,6 +121,13 @@ class MemoryWish:
     nodes_count: int
     slots: int
     persist: bool = False
+    parity: Parity | None = None
+    shards_count: int = 1
+
+    @property
+    def protection(self) -> Protection:
+        """What the job asks for against the loss of nodes."""
+        return self.parity or Copies(self.replicas)
 
 
 def memory_need(

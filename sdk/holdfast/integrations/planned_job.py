@@ -24,7 +24,16 @@ from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.format.segment import TensorSpec
 from holdfast.format.tree import Json
 from holdfast.oneshot.world import find_world
-from holdfast.policy import Policy, Replicas, Retention, copies_of, kept, persist_rule, slots_of
+from holdfast.policy import (
+    Parity,
+    Policy,
+    Replicas,
+    Retention,
+    kept,
+    persist_rule,
+    protection_of,
+    slots_of,
+)
 from holdfast.state.given import Given
 from holdfast.training import launch
 from holdfast.training.job_terms import Terms
@@ -50,7 +59,7 @@ class PlannedJob:
 
     Args:
         job: Name of the job; after a restart the same name finds its checkpoints again.
-        replicas: Number of copies on other nodes.
+        replicas: Number of copies on other nodes, or ``Replicas``, or ``Parity`` in place of them.
         persist: Which saved steps also go to the object store.
         keep: Which checkpoints of the job the object store keeps; None leaves its policy unchanged.
         takeover: Replace another launch that trains this job now.
@@ -67,7 +76,7 @@ class PlannedJob:
         self,
         job: str,
         *,
-        replicas: int | Replicas = 1,
+        replicas: int | Replicas | Parity = 1,
         persist: Policy | None = None,
         keep: Retention | None = None,
         takeover: bool = False,
@@ -81,7 +90,7 @@ class PlannedJob:
         launch.check_group(self.place)
         start = launch.start(os.environ, self.place, fresh=fresh, step=step)
         terms = Terms(
-            job=self.job, place=self.place, copies=copies_of(replicas),
+            job=self.job, place=self.place, protection=protection_of(replicas),
             persist=persist_rule(persist), keep=kept(keep), takeover=takeover, must_fit=True,
             slots=slots_of(slots),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from holdfast.core.attempts import AttemptSpec
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.decision import Start
 from holdfast.core.persistence_rules import PersistRule, Retention
-from holdfast.core.protection import Copies
+from holdfast.core.protection import Parity, Protection
 from holdfast.errors import ExhaustedError
 from holdfast.state.capture import Estimate
 from holdfast.training import launch
@@ -35,12 +35,16 @@ class Terms:
 
     job: str
     place: launch.RankPlace
-    copies: Copies
+    protection: Protection
     persist: PersistRule
     keep: Retention | None
     takeover: bool
     must_fit: bool
     slots: int = 0
+
+    @property
+    def _parity(self) -> Parity | None:
+        return self.protection if isinstance(self.protection, Parity) else None
 
     def admit(self, session: AgentSession, estimate: Estimate, *, named: bool) -> Path:
         """Return the node's arena, after checking that the job fits its budget (P8).
@@ -59,9 +63,11 @@ class Terms:
             restored_bytes=estimate.restored_bytes(
                 named=named,
                 local_world_size=self.place.local_world_size,
-                replicas=self.copies.n,
+                replicas=self.protection.copies.n,
             ),
-            replicas=self.copies.n,
+            replicas=self.protection.copies.n,
+            parity=self._parity,
+            shards_count=self.place.local_world_size,
             nodes_count=self.place.nodes_count,
             slots=slots_per_rank(persist=self.persist.on, asked=self.slots),
             persist=self.persist.on,
@@ -90,8 +96,9 @@ class Terms:
             rank=self.place.rank,
             world_size=self.place.world_size,
             local_world_size=self.place.local_world_size,
-            replicas=self.copies.n,
-            replica_domain=self.copies.domain,
+            replicas=self.protection.copies.n,
+            replica_domain=self.protection.copies.domain,
+            parity=self._parity,
             persist=self.persist,
             retention=self.keep,
             start=start,

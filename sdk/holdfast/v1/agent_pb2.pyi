@@ -56,6 +56,8 @@ class MemoryWish(_message.Message):
     NODES_COUNT_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
+    PARITY_FIELD_NUMBER: _builtins.int
+    SHARDS_COUNT_FIELD_NUMBER: _builtins.int
     own_bytes: _builtins.int
     """segments of this node's ranks at one step"""
     restored_bytes: _builtins.int
@@ -65,6 +67,12 @@ class MemoryWish(_message.Message):
     slots: _builtins.int
     persist: _builtins.bool
     """one of the slots is for what drains"""
+    shards_count: _builtins.int
+    """in so many segments lie own_bytes; 0: in one"""
+    @_builtins.property
+    def parity(self) -> _common_pb2.Parity:
+        """in place of replicas; unset: whole copies"""
+
     def __init__(
         self,
         *,
@@ -74,10 +82,12 @@ class MemoryWish(_message.Message):
         nodes_count: _builtins.int = ...,
         slots: _builtins.int = ...,
         persist: _builtins.bool = ...,
+        parity: _common_pb2.Parity | None = ...,
+        shards_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parity", b"parity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes_count", b"nodes_count", "own_bytes", b"own_bytes", "persist", b"persist", "replicas", b"replicas", "restored_bytes", b"restored_bytes", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes_count", b"nodes_count", "own_bytes", b"own_bytes", "parity", b"parity", "persist", b"persist", "replicas", b"replicas", "restored_bytes", b"restored_bytes", "shards_count", b"shards_count", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

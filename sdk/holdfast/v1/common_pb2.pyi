@@ -328,6 +328,7 @@ class AttemptSpec(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     NAMES_NEEDS_FIELD_NUMBER: _builtins.int
+    PARITY_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     nonce: _builtins.bytes
@@ -365,6 +366,10 @@ class AttemptSpec(_message.Message):
 
     @_builtins.property
     def restored(self) -> Global___CheckpointId: ...
+    @_builtins.property
+    def parity(self) -> Global___Parity:
+        """in place of replicas; unset: whole copies"""
+
     def __init__(
         self,
         *,
@@ -384,11 +389,12 @@ class AttemptSpec(_message.Message):
         generation: _builtins.int = ...,
         restored: Global___CheckpointId | None = ...,
         names_needs: _builtins.bool = ...,
+        parity: Global___Parity | None = ...,
         slots: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parity", b"parity", "persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "names_needs", b"names_needs", "nonce", b"nonce", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "slots", b"slots", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "names_needs", b"names_needs", "nonce", b"nonce", "parity", b"parity", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "slots", b"slots", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,11 +14,11 @@ from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.budget import MemoryWish, Reservation, memory_need
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState, Peer
-from holdfast.core.protection import Copies
 from holdfast.core.retry import bounded
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.shard import Shard
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, UnavailableError
+from holdfast_services.agent import isal
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient
 from holdfast_services.agent.domain import (
@@ -121,10 +121,11 @@ class AgentService:
         need = memory_need(
             own_bytes=wish.own_bytes,
             restored_bytes=wish.restored_bytes,
-            protection=Copies(wish.replicas),
+            protection=wish.protection,
             nodes_count=nodes_count,
             slots=wish.slots,
             persist=wish.persist,
+            shards_count=wish.shards_count,
         )
         return reservation_admission.refusal(
             self._state, job, need
@@ -137,9 +138,11 @@ class AgentService:
 
         Raises:
             PreconditionError: no process holds ``<arena>/sessions/<session>``: its death could not
-                be seen.
+                be seen; or parity is asked for, and this node lacks its library.
             CheckpointError: metadata refuses the rank, or does not answer.
         """
+        if spec.parity is not None:
+            isal.check()
         if not self._arena.session_alive(session):
             raise PreconditionError(f"session {session} holds no lock in {self._arena.folder}")
         seen = slot_rules.generation_seen(self._state, spec.job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -15,9 +16,11 @@ from holdfast.core.attempts import Seat
 from holdfast.core.budget import MemoryWish
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.inventory import Peer
+from holdfast.core.protection import Parity
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import NotFoundError, PreconditionError, UnavailableError
+from holdfast_services.agent import isal
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import State
 from holdfast_services.agent.domain import events as ev
@@ -142,6 +145,27 @@ async def test_a_node_says_how_big_it_is_and_what_does_not_fit(agent):
     assert "64 KiB" in told.refusal
     assert not told.metadata_reachable
     assert agent.describe("", wish).refusal == ""
+
+
+async def test_parity_is_refused_with_its_own_sum(agent):
+    """G4, P8: three elements for four shards, as the fullest of up to eight nodes has them."""
+    wish = MemoryWish(
+        own_bytes=16 * KIB, restored_bytes=16 * KIB, replicas=0, nodes_count=8, slots=2,
+        parity=Parity(4, 2), shards_count=4,
+    )  # fmt: skip
+    assert agent.describe("job", wish).refusal == ""
+
+    refusal = agent.describe("job", replace(wish, own_bytes=20 * KIB)).refusal
+    assert "2 slots x 20 KiB own + 2 slots x 15 KiB incoming parity elements" in refusal
+
+
+async def test_parity_without_its_library_is_refused_before_a_step_is_saved(agent, monkeypatch):
+    def missing():
+        raise PreconditionError("parity takes ISA-L")
+
+    monkeypatch.setattr(isal, "check", missing)
+    with pytest.raises(PreconditionError, match="ISA-L"):
+        await agent.open_session("1" * 32, replace(spec(0), parity=Parity(2, 1)))
 
 
 async def test_a_job_that_the_budget_has_room_for_and_the_file_system_has_not_is_refused(

@@ -36,6 +36,7 @@ class Machine:
     bad_sources: tuple = ()
     leaving: bool = False
     seen: tuple = ()
+    elements: dict = field(default_factory=dict)
     budget_bytes: int = 1 << 20
 
 
@@ -122,6 +123,7 @@ class Cluster:
         takeover=False,
         replicas=1,
         replica_domain="",
+        parity=None,
         persist=None,
         retention=None,
         generation_min=0,
@@ -141,6 +143,7 @@ class Cluster:
             node=node,
             replicas=replicas,
             replica_domain=replica_domain,
+            parity=parity,
             persist=persist,
             retention=retention,
             generation_min=generation_min,
@@ -263,6 +266,7 @@ class Cluster:
             bad_sources=machine.bad_sources,
             leaving=machine.leaving,
             seen=machine.seen,
+            elements=tuple(machine.elements.values()),
         )
 
     def deliver(self, inventory):

@@ -8,7 +8,7 @@ from typing import Self
 from holdfast.integrations.dcp.job_reader import JobReader
 from holdfast.integrations.dcp.job_writer import JobWriter
 from holdfast.integrations.planned_job import CLOSE_S_MAX, PlannedJob
-from holdfast.policy import Policy, Replicas, Retention
+from holdfast.policy import Parity, Policy, Replicas, Retention
 from holdfast.training.restore import Decided
 from holdfast.training.save_handle import SaveHandle
 
@@ -42,7 +42,7 @@ class HoldfastJob:
         self,
         name: str,
         *,
-        replicas: int | Replicas = 1,
+        replicas: int | Replicas | Parity = 1,
         persist: Policy | None = None,
         keep: Retention | None = None,
         takeover: bool = False,

@@ -95,6 +95,7 @@ def _need(state: State, session: Session, asked: Reservation) -> MemoryNeed:
         nodes_count=max(nodes, nodes_known(state)),
         slots=asked.slots,
         persist=session.spec.persist.on,
+        shards_count=len(mates) + missing,
     )
 
 

@@ -7,13 +7,14 @@ about a shard's digest are different things: those that agree with the owner cou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import HeldShard, HeldState
 from holdfast.core.shard import Shard
-from holdfast.core.sources import Memory, Object, Source
+from holdfast.core.sources import Memory, Object, Rebuilt, Source
+from holdfast_services.metadata.domain.held_stripes import HeldStripe, held_stripes
 from holdfast_services.metadata.domain.model import Node, Stored
 
 
@@ -21,19 +22,28 @@ from holdfast_services.metadata.domain.model import Node, Stored
 class ShardCopies:
     """One shard, the node whose trainer wrote it and the nodes that hold it, sorted.
 
-    ``object``: the object store has it too. Then there may be no node, and no owner is known.
+    ``object``: the object store has it too; ``rebuilt``: it follows from the rest of its stripe.
+    Then there may be no node, and no owner is known.
     """
 
     shard: Shard
     owner: str
     nodes: tuple[str, ...]
     object: bool = False
+    rebuilt: Rebuilt | None = None
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources that can serve the shard, the object store last."""
-        memories = map(Memory, self.nodes)
-        return (*memories, Object()) if self.object else tuple(memories)
+        """The sources that can serve the shard, the object store last.
+
+        A stripe is named without what there is of it, as it is blamed.
+        """
+        found: list[Source] = [*map(Memory, self.nodes)]
+        if self.rebuilt is not None:
+            found.append(Rebuilt(self.rebuilt.stripe))
+        if self.object:
+            found.append(Object())
+        return tuple(found)
 
 
 CheckpointCopies = Mapping[ShardId, ShardCopies]
@@ -44,13 +54,15 @@ class Evidence:
     """Sealed copies of one run's shards by checkpoint.
 
     ``live`` counts nodes with a lease only, ``known`` the last word of every node. ``sources``
-    is ``live`` and what the object store has.
+    is ``live``, what the object store has and what follows from ``stripes``: those of which
+    nodes with a lease have elements.
     """
 
     live: Mapping[CheckpointId, CheckpointCopies]
     known: Mapping[CheckpointId, CheckpointCopies]
     sources: Mapping[CheckpointId, CheckpointCopies]
     generation_max: int
+    stripes: Mapping[CheckpointId, Sequence[HeldStripe]] = field(default_factory=dict)
 
 
 def gather(
@@ -62,7 +74,43 @@ def gather(
     seen = max((item.shard.id.generation for _, item in held), default=0)
     known = _copies(held)
     served = known if len(live) == len(held) else _copies(live)
-    return Evidence(served, known, _with_stored(served, stored), seen)
+    stripes = held_stripes(run, [node for node in nodes if node.live(now_s)])
+    seen = max([seen, *(key.generation for key in stripes)])
+    sources = _with_rebuilt(_with_stored(served, stored), stripes)
+    return Evidence(served, known, sources, seen, stripes)
+
+
+def _with_rebuilt(
+    sources: Mapping[CheckpointId, CheckpointCopies],
+    stripes: Mapping[CheckpointId, Sequence[HeldStripe]],
+) -> Mapping[CheckpointId, CheckpointCopies]:
+    """Return ``sources`` with what the rest of a stripe is enough for; with one that has most."""
+    if not stripes:
+        return sources
+    merged = dict(sources)
+    for key, held in stripes.items():
+        copies = merged.get(key, {})
+        found = dict(copies)
+        for stripe in held:
+            for shard in stripe.stripe.members:
+                item = found.get(shard.id) or ShardCopies(shard=shard, owner="", nodes=())
+                rebuilt = stripe.rebuilds(shard, holders_in(copies))
+                if rebuilt is None or item.shard != shard:
+                    continue
+                if item.rebuilt is None or len(rebuilt.pieces) > len(item.rebuilt.pieces):
+                    found[shard.id] = replace(item, rebuilt=rebuilt)
+        merged[key] = found
+    return merged
+
+
+def holders_in(copies: CheckpointCopies) -> Callable[[Shard], tuple[str, ...]]:
+    """Return what says which nodes have exactly a shard."""
+
+    def holders(shard: Shard) -> tuple[str, ...]:
+        item = copies.get(shard.id)
+        return item.nodes if item is not None and item.shard == shard else ()
+
+    return holders
 
 
 def _with_stored(
@@ -95,7 +143,7 @@ def whole(copies: CheckpointCopies) -> bool:
     No header says how many volumes a rank has, so the last might be missing: only a manifest,
     which lists them, makes a checkpoint with more than volume 0 whole (P1).
     """
-    if not all(item.nodes or item.object for item in copies.values()):
+    if not all(item.nodes or item.rebuilt or item.object for item in copies.values()):
         return False
     if any(key.volume > 0 and not item.object for key, item in copies.items()):
         return False

@@ -17,6 +17,7 @@ from holdfast_services.metadata.domain.believed_copies import (
     shards_of,
     whole,
 )
+from holdfast_services.metadata.domain.held_stripes import HeldStripe
 from holdfast_services.metadata.domain.model import (
     MEMORY_ROWS_PER_RUN_MAX,
     Checkpoint,
@@ -40,19 +41,26 @@ def commit(run: Run, evidence: Evidence, live: Sequence[Node], now_s: float) -> 
         if not run.usable(key) or not whole(copies):
             continue
         row = row or new_row(key, shards_of(copies), now_s, run.parent or NoParent.BEGAN)
-        row = _proven(run, row, copies, places, now_s)
-        rows[key] = _acknowledged(run, row, copies, places, seen, now_s)
+        stripes = evidence.stripes.get(key, ())
+        row = _proven(run, row, copies, places, stripes, now_s)
+        firm = firm_copies(copies, seen)
+        rows[key] = _acknowledged(run, row, firm, places, stripes, now_s)
     return replace(run, checkpoints=_kept(run, rows.values()))
 
 
 def _proven(
-    run: Run, row: Checkpoint, copies: CheckpointCopies, places: Mapping[str, str], now_s: float
+    run: Run,
+    row: Checkpoint,
+    copies: CheckpointCopies,
+    places: Mapping[str, str],
+    stripes: Sequence[HeldStripe],
+    now_s: float,
 ) -> Checkpoint:
     """Return the row with what its copies prove; times that stand are left."""
     attempt = run.attempt
     if attempt is None:
         return row
-    if row.replicated_at_s is None and spread(attempt.protection, copies, places):
+    if row.replicated_at_s is None and spread(attempt.protection, copies, places, stripes):
         row = replace(row, replicated_at_s=now_s)
     return row
 
@@ -60,18 +68,19 @@ def _proven(
 def _acknowledged(
     run: Run,
     row: Checkpoint,
-    copies: CheckpointCopies,
+    firm: CheckpointCopies,
     places: Mapping[str, str],
-    seen: Mapping[str, CheckpointId],
+    stripes: Sequence[HeldStripe],
     now_s: float,
 ) -> Checkpoint:
     """Return the row as one that older slots may be freed for, if no holder will replace it.
 
-    One that has not heard of the commit may have given its copy up since it reported it (4.7).
+    One that has not heard of the commit may have given its copy up since it reported it (4.7); of
+    an element nobody does but by a view.
     """
     if row.copied_at_s is not None or run.attempt is None:
         return row
-    if not spread(run.attempt.allowed, firm_copies(copies, seen), places):
+    if not spread(run.attempt.allowed, firm, places, stripes):
         return row
     return replace(row, copied_at_s=now_s)
 

@@ -5,8 +5,9 @@ Deterministic, so that every metadata process tells every node the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from holdfast.core.budget import SLOTS_PER_RANK
 from holdfast.core.decision import DecisionState
@@ -14,15 +15,15 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import HeldState
 from holdfast.core.node_view import Want, WantReason
 from holdfast.core.placement import ring
-from holdfast.core.protection import NO_COPIES, Copies
-from holdfast.core.sources import Memory, Object, Source
+from holdfast.core.protection import NO_COPIES, Copies, Protection
+from holdfast.core.sources import Memory, Object, Rebuilt, Source
 from holdfast_services.metadata.domain.believed_copies import Evidence, ShardCopies, whole
 from holdfast_services.metadata.domain.commit_rule import acknowledged, free_before
 from holdfast_services.metadata.domain.drains import Drained
 from holdfast_services.metadata.domain.model import Attempt, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.restore_decision import bad_sources
-from holdfast_services.metadata.domain.shortage import domains_of, spread
+from holdfast_services.metadata.domain.shortage import domains_of, spread, striped
 
 NODES_PER_WANT_MAX = 8
 SPARES_IN_VIEW_MAX = 64
@@ -95,23 +96,16 @@ def spares(
     needed. What drains goes by these rules but where its owner has a slot for it; another node that
     keeps it for a lost owner has none, so there it goes like all that is old, restore or not.
     """
-    attempt, decision = run.attempt, run.decision
-    settled = decision is not None and decision.state in _SETTLED
-    if (
-        attempt is None
-        or host not in live
-        or not settled
-        or len(run.ranks) < attempt.spec.world_size
-    ):
+    attempt = run.attempt
+    gone, staying = given_up(run, evidence, live, awaits=awaits)
+    if attempt is None or host not in live or staying is None:
         return ()
-    chosen = decision.checkpoint if decision and (run.deciding or run.loading) else None
-    kept = (acknowledged(run) or _lying(run, evidence, chosen, live)) if chosen else None
-    parts = _in_parts(run, evidence, chosen, awaits) if chosen else frozenset[CheckpointId]()
+    chosen = _restored(run)
     safe = chosen is not None and _lies_as_allowed(evidence, chosen, attempt, live)
     local = {row.id for row in run.checkpoints if not (row.replicated_at_s or row.copied_at_s)}
-    staying, firm = _staying(run, chosen), _with_a_slot(run, attempt)
-    here, freed = frozenset(drained.get(host, ())), free_before(run)
-    where: Places | None = None
+    keeping = _Keeping(run, evidence, live, attempt.allowed)
+    firm, freed = _with_a_slot(run, attempt), free_before(run)
+    here = frozenset(drained.get(host, ()))
     redundant: list[ShardId] = []
     old: list[ShardId] = []
     second: list[ShardId] = []
@@ -123,20 +117,85 @@ def spares(
         drains = shard in here
         if drains and item.owner == host and shard.checkpoint in firm:
             continue
-        lost = drains and item.owner != host and _is_before(shard, freed)
-        if lost or _is_before(shard, kept) or shard.checkpoint in parts:
+        lost = drains and item.owner != host and _is_before(shard.checkpoint, freed)
+        if lost or gone(shard.checkpoint):
             old.append(shard)
             continue
         behind = _is_behind(shard.checkpoint, chosen) and (safe or shard.checkpoint in local)
-        if len(item.nodes) > (1 if behind else 1 + attempt.allowed.n):
-            where = where or places(run, live)
-            if host not in _keepers(item, attempt.allowed, where):
-                redundant.append(shard)
-            elif behind and host not in _keepers(item, NO_COPIES, where):
-                second.append(shard)
+        if keeping.is_redundant(item, host):
+            redundant.append(shard)
+        elif behind and len(item.nodes) > 1 and host not in keeping.keepers(item, NO_COPIES):
+            second.append(shard)
         if len(redundant) >= SPARES_IN_VIEW_MAX:
             break
     return (*redundant, *old, *second)[:SPARES_IN_VIEW_MAX]
+
+
+def given_up(
+    run: Run, evidence: Evidence, live: Mapping[str, Node], *, awaits: bool
+) -> tuple[Callable[[CheckpointId], bool], Collection[CheckpointId | None] | None]:
+    """Return what says which checkpoints nobody goes back to, and those of which nothing is spare.
+
+    None in their place: nothing at all is spare yet; see ``spares``.
+    """
+    attempt, decision = run.attempt, run.decision
+    settled = decision is not None and decision.state in _SETTLED
+    if attempt is None or not settled or len(run.ranks) < attempt.spec.world_size:
+        return (lambda _: False), None
+    chosen = _restored(run)
+    kept = (acknowledged(run) or _lying(run, evidence, chosen, live)) if chosen else None
+    parts = _in_parts(run, evidence, chosen, awaits) if chosen else frozenset[CheckpointId]()
+
+    def gone(key: CheckpointId) -> bool:
+        return _is_before(key, kept) or key in parts
+
+    return gone, _staying(run, chosen)
+
+
+def _restored(run: Run) -> CheckpointId | None:
+    """Return what is being restored; None: nothing is."""
+    return run.decision.checkpoint if run.decision and (run.deciding or run.loading) else None
+
+
+class _Keeping:
+    """Who keeps a shard of which there are more copies than are asked for."""
+
+    def __init__(
+        self, run: Run, evidence: Evidence, live: Mapping[str, Node], asked: Protection
+    ) -> None:
+        self._run, self._evidence, self._live, self._asked = run, evidence, live, asked
+        self._striped: dict[CheckpointId, frozenset[ShardId]] = {}
+
+    @cached_property
+    def where(self) -> Places:
+        """Where nodes stand; most nodes never ask."""
+        return places(self._run, self._live)
+
+    def is_redundant(self, item: ShardCopies, host: str) -> bool:
+        """Tell whether as many others keep a shard as it takes; one that a stripe protects, one."""
+        if len(item.nodes) <= 1:
+            return False
+        striped_too = item.shard.id in self._striped_shards(item.shard.id.checkpoint)
+        asked = NO_COPIES if striped_too else Copies(self._asked.losses, self._asked.domain)
+        return len(item.nodes) > 1 + asked.n and host not in self.keepers(item, asked)
+
+    def keepers(self, item: ShardCopies, asked: Copies) -> Sequence[str]:
+        """Return the holders that keep a shard; see ``_keepers``."""
+        return _keepers(item, asked, self.where)
+
+    def _striped_shards(self, key: CheckpointId) -> frozenset[ShardId]:
+        """Return the shards that stripes protect also if each lies with one node alone."""
+        stripes = self._evidence.stripes.get(key, ())
+        if not stripes:
+            return frozenset()
+        if key not in self._striped:
+            copies = self._evidence.live.get(key, {})
+            kept = {
+                shard: replace(item, nodes=tuple(self.keepers(item, NO_COPIES)))
+                for shard, item in copies.items()
+            }
+            self._striped[key] = striped(self._asked, kept, self.where.domains, stripes)
+        return self._striped[key]
 
 
 def _staying(run: Run, chosen: CheckpointId | None) -> Collection[CheckpointId | None]:
@@ -150,8 +209,8 @@ def _with_a_slot(run: Run, attempt: Attempt) -> Collection[CheckpointId]:
     return [drain.checkpoint for drain in run.drains[:more]]
 
 
-def _is_before(shard: ShardId, kept: CheckpointId | None) -> bool:
-    return kept is not None and shard.generation <= kept.generation and shard.checkpoint < kept
+def _is_before(key: CheckpointId, kept: CheckpointId | None) -> bool:
+    return kept is not None and key.generation <= kept.generation and key < kept
 
 
 def _lying(
@@ -163,14 +222,15 @@ def _lying(
     Where no copies are asked for none does: the only one may be bad, and nobody has read it yet.
     """
     asked = run.attempt.protection if run.attempt else NO_COPIES
-    if not asked.n:
+    if not asked.losses:
         return None
     domains = domains_of(live.values())
     lying = (
         key
         for key, copies in evidence.live.items()
         if (key == chosen or _is_behind(key, chosen)) and key not in run.rejected
-        if run.usable(key) and whole(copies) and spread(asked, copies, domains)
+        if run.usable(key) and whole(copies)
+        if spread(asked, copies, domains, evidence.stripes.get(key, ()))
     )
     return max(lying, default=None)
 
@@ -180,7 +240,8 @@ def _lies_as_allowed(
 ) -> bool:
     """Tell whether ``chosen`` outlives the nodes that may be lost, so that nothing else has to."""
     copies = evidence.live.get(chosen, {})
-    return whole(copies) and spread(attempt.allowed, copies, domains_of(live.values()))
+    stripes = evidence.stripes.get(chosen, ())
+    return whole(copies) and spread(attempt.allowed, copies, domains_of(live.values()), stripes)
 
 
 def _is_behind(key: CheckpointId, chosen: CheckpointId | None) -> bool:
@@ -258,7 +319,7 @@ def _for_room(
     moved = {
         host: [
             item
-            for item in _misplaced(run, evidence, where, host, attempt.allowed, chosen)
+            for item in _misplaced(run, evidence, where, host, attempt.allowed.copies, chosen)
             if item.shard.id not in drained.get(host, ())
         ]
         for host in sorted(where.live)
@@ -322,7 +383,8 @@ def _left_bytes(node: Node, spared: Collection[ShardId]) -> int:
         for held in node.inventory.shards
         if held.state is HeldState.SEALED and held.shard.id not in spared
     )
-    return node.inventory.budget_bytes - sum(kept)
+    summed = (held.element.stripe.length_bytes for held in node.inventory.elements)
+    return node.inventory.budget_bytes - sum(kept) - sum(summed)
 
 
 def _brought(run: Run, item: ShardCopies, where: Places) -> Sequence[tuple[str, Want]]:
@@ -334,13 +396,23 @@ def _lost(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str, Wa
     if run.attempt is None or run.deciding:
         return ()
     found: list[tuple[str, Want]] = []
-    for key in _protected(run):
+    for key in protected_checkpoints(run):
         for _, item in sorted(evidence.live.get(key, {}).items()):
             found.extend(_brought(run, item, where))
+        for _, item in sorted(evidence.sources.get(key, {}).items()):
+            if item.rebuilt is not None and not item.nodes:
+                found.extend(_rebuilt(item, item.rebuilt, where))
     return found
 
 
-def _protected(run: Run) -> tuple[CheckpointId, ...]:
+def _rebuilt(item: ShardCopies, source: Rebuilt, where: Places) -> Sequence[tuple[str, Want]]:
+    """Return who makes a shard again that nobody has: a node without another piece, if it can."""
+    busy = {node for piece in source.pieces for node in piece.nodes}
+    nodes = sorted(where.ring, key=lambda node: (node in busy, where.turns[node]))
+    return [(node, _want(item, WantReason.REPAIR, item.shard.id.rank)) for node in nodes[:1]]
+
+
+def protected_checkpoints(run: Run) -> tuple[CheckpointId, ...]:
     """Return the checkpoints whose copies are made up: the newest, what was restored, the one kept.
 
     Where there is no room for both the newest lets the kept one go, once all its copies lie there;
@@ -364,7 +436,7 @@ def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
     attempt = run.attempt
     if attempt is None:
         return ()
-    asked, domains = attempt.allowed, where.domains
+    asked, domains = attempt.allowed.copies, where.domains
     if item.owner in where.live:
         placed = (item.owner, *asked.targets(item.owner, where.ring, domains))
         return tuple(node for node in placed if node not in item.nodes)
@@ -386,6 +458,8 @@ def _want(item: ShardCopies, reason: WantReason, turn: int, bad: _Bad = frozense
     nodes = map(Memory, (*item.nodes[start:], *item.nodes[:start]))
     good = [source for source in nodes if (item.shard.id, source) not in bad]
     sources: list[Source] = [*good[:NODES_PER_WANT_MAX]]
+    if item.rebuilt and (item.shard.id, Rebuilt(item.rebuilt.stripe)) not in bad:
+        sources.append(item.rebuilt)
     if item.object and (item.shard.id, Object()) not in bad:
         sources.append(Object())
     return Want(shard=item.shard, sources=tuple(sources), reason=reason, owner=item.owner)

@@ -18,7 +18,7 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import Inventory
 from holdfast.core.node_view import SupersedeRule
 from holdfast.core.persistence_rules import Retention
-from holdfast.core.protection import NO_COPIES, Copies
+from holdfast.core.protection import NO_COPIES, Protection
 from holdfast.core.reports import RankCosts
 from holdfast.core.shard import Shard
 from holdfast.core.user_events import Event
@@ -72,14 +72,14 @@ class Attempt:
     spec: AttemptSpec
     started_at_s: float
     lease_until_s: float
-    allowed: Copies = NO_COPIES
+    allowed: Protection = NO_COPIES
     start_due: bool = False
     costs: RankCosts = field(default_factory=RankCosts)
     costs_at_s: float = 0.0
 
     @property
-    def protection(self) -> Copies:
-        """The copies that the attempt asks for against the loss of nodes."""
+    def protection(self) -> Protection:
+        """What the attempt asks for against the loss of nodes."""
         return self.spec.protection
 
     def awaits_nodes(self, now_s: float, limits: Limits) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.core.decision import Decision
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import Peer
-from holdfast.core.node_view import Committed, NodeView, RunView, Want
+from holdfast.core.node_view import Committed, ElementWant, NodeView, RunView, Want
 from holdfast.core.protection import NO_COPIES
 from holdfast_services.metadata.domain.believed_copies import Evidence, gather
 from holdfast_services.metadata.domain.commit_rule import free_before
@@ -24,6 +24,11 @@ from holdfast_services.metadata.domain.copies_to_fetch import (
     spares,
 )
 from holdfast_services.metadata.domain.drains import Drained, drained
+from holdfast_services.metadata.domain.elements_to_make import (
+    Elements,
+    elements_to_make,
+    spare_elements,
+)
 from holdfast_services.metadata.domain.model import Limits, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage
@@ -46,6 +51,7 @@ class World:
     limits: Limits = field(default_factory=Limits)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
     repairs: Mapping[str, Wants] = field(default_factory=dict)
+    elements: Mapping[str, Elements] = field(default_factory=dict)
     shortages: Mapping[str, str] = field(default_factory=dict)
     drained: Mapping[str, Drained] = field(default_factory=dict)
 
@@ -77,6 +83,7 @@ def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float, limits
             for run in runs
         },
         drained=kept,
+        elements={run.id: elements_to_make(run, evidence[run.id], live) for run in runs},
         shortages={run.id: shortage(run, expected) for run in runs},
     )
 
@@ -86,27 +93,36 @@ def node_view(all_of_it: World, name: str) -> NodeView:
     live = all_of_it.live
     mine = all_of_it.nodes.get(name)
     held = {item.shard.id.run for item in mine.inventory.shards} if mine else set()
+    if mine:
+        held |= {item.element.stripe.checkpoint.run for item in mine.inventory.elements}
     runs: list[RunView] = []
     wanted: list[Want] = []
     spared: list[ShardId] = []
+    made: list[ElementWant] = []
+    needless: list[str] = []
     for run in all_of_it.runs:
         own = _wants(all_of_it, run, live, name)
         seats = tuple(rank.rank for rank in run.ranks if rank.node == name)
-        if own or run.id in held or seats:
+        to_make = all_of_it.elements[run.id].get(name, ())
+        if own or to_make or run.id in held or seats:
             view = run_view(run, live, all_of_it.shortages[run.id], seats)
             kept = tuple(all_of_it.drained[run.id].get(name, ()))
             runs.append(replace(view, decision=_decision(run, name, mine), drained=kept))
             wanted.extend(own)
+            made.extend(to_make)
         if run.id in held:
             awaits, evidence = all_of_it.awaits_nodes(run), all_of_it.evidence[run.id]
             kept_here = all_of_it.drained[run.id]
             spared.extend(spares(run, evidence, live, name, kept_here, awaits=awaits))
+            needless.extend(spare_elements(run, evidence, live, name, awaits=awaits))
     return NodeView(
         version="",
         nodes=peers(live),
         runs=tuple(runs),
         wants=tuple(sorted(wanted, key=lambda want: want.reason)),
         spares=tuple(spared),
+        elements=tuple(made),
+        spare_elements=tuple(needless),
         taken_incarnation=mine.inventory.incarnation if mine else 0,
         taken_sequence=mine.inventory.sequence if mine else 0,
     )
@@ -135,7 +151,7 @@ def run_view(run: Run, live: Mapping[str, Node], shortage: str, seats: tuple[int
         generation=run.generation,
         world_size=attempt.spec.world_size if attempt else 0,
         ring=places(run, live).ring,
-        copies=attempt.allowed if attempt else NO_COPIES,
+        copies=attempt.allowed.copies if attempt else NO_COPIES,
         committed=_committed(run),
         free_before=free_before(run),
         pinned=tuple(sorted(run.pins)),

@@ -273,7 +273,7 @@ def _unheard_of(run: Run, attempt: Attempt, facts: Facts) -> bool:
 
 def _same(copies: CheckpointCopies, key: ShardId, digest: bytes) -> bool:
     item = copies.get(key)
-    return item is not None and bool(item.nodes or item.object) and item.shard.root_digest == digest
+    return item is not None and bool(item.sources) and item.shard.root_digest == digest
 
 
 def _fetchable(run: Run, decision: Decision, copies: CheckpointCopies, facts: Facts) -> bool:

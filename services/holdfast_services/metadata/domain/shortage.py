@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast.core.protection import NO_COPIES, Copies, Domains
+from holdfast.core.ids import ShardId
+from holdfast.core.protection import NO_COPIES, Domains, Parity, Protection
 from holdfast.core.user_events import Event
-from holdfast_services.metadata.domain.believed_copies import CheckpointCopies
+from holdfast_services.metadata.domain.believed_copies import CheckpointCopies, holders_in
+from holdfast_services.metadata.domain.held_stripes import HeldStripe
 from holdfast_services.metadata.domain.model import Node, Outcome, Run
 
 NODE_AWAITED_S = 30.0
@@ -34,14 +36,14 @@ def allow(run: Run, live: Iterable[Node]) -> Outcome:
     if allowed == attempt.allowed:
         return Outcome(run=run)
     changed = replace(run, attempt=replace(attempt, allowed=allowed))
-    if allowed.n > attempt.allowed.n:
+    if allowed.losses > attempt.allowed.losses:
         return Outcome(run=changed)
     event = Event(
         kind="replication_cut",
         severity="warning",
         message=f"steps of {run.job} stay local: {_short(attempt.protection, domains)}",
         job=run.job,
-        context={"run": run.id, "replicas": str(allowed.n)},
+        context={"run": run.id, "replicas": str(allowed.copies.n)},
     )
     return Outcome(run=changed, events=(event,))
 
@@ -58,13 +60,38 @@ def awaited(node: Node, now_s: float) -> bool:
     return node.live(now_s) or node.reported_at_s + NODE_AWAITED_S > now_s
 
 
-def spread(asked: Copies, copies: CheckpointCopies, domains: Domains) -> bool:
-    """Tell whether each shard has as many copies, as far apart, as ``asked``."""
-    return all(asked.met(item.nodes, domains) for item in copies.values())
+def spread(
+    asked: Protection,
+    copies: CheckpointCopies,
+    domains: Domains,
+    stripes: Iterable[HeldStripe] = (),
+) -> bool:
+    """Tell whether each shard has as many copies, as far apart, as ``asked``, or its elements."""
+    bare = {key for key, item in copies.items() if not asked.met(item.nodes, domains)}
+    return not bare or bare <= striped(asked, copies, domains, stripes)
 
 
-def _short(asked: Copies, domains: Domains) -> str:
+def striped(
+    asked: Protection,
+    copies: CheckpointCopies,
+    domains: Domains,
+    stripes: Iterable[HeldStripe],
+) -> frozenset[ShardId]:
+    """Return the shards whose stripes outlive as many losses as ``asked``."""
+    if not isinstance(asked, Parity):
+        return frozenset()
+    holders = holders_in(copies)
+    return frozenset(
+        shard.id
+        for held in stripes
+        if held.survives(asked, holders, domains)
+        for shard in held.stripe.members
+    )
+
+
+def _short(asked: Protection, domains: Domains) -> str:
     room = len({asked.place(node, domains) for node in domains})
+    needed = asked.places_min
     what = f"failure domains ({asked.domain})" if asked.domain else "nodes"
     verb = "is" if room == 1 else "are"
-    return f"replicas={asked.n} needs {asked.n + 1} live {what}, but only {room} {verb} there"
+    return f"{asked} needs {needed} live {what}, but only {room} {verb} there"

@@ -48,6 +48,8 @@ class JobDoc(BaseModel):
     holder: str
     replicas: int
     replicas_allowed: int = Field(description="Copies that the live nodes have room for")
+    protection: str = Field(description="What was asked for against the loss of nodes")
+    losses_allowed: int = Field(description="Nodes, or domains, that may be lost as it stands now")
     shortage: str = Field(description="Why steps are not replicated now; empty: they are")
     step: int
     newest_step: int | None
@@ -175,8 +177,10 @@ def job_doc(run: Run, world: World) -> JobDoc:
         world_size=attempt.spec.world_size if attempt else 0,
         running=bool(attempt and attempt.lease_until_s > world.now_s),
         holder=attempt.spec.holder if attempt else "",
-        replicas=attempt.protection.n if attempt else 0,
-        replicas_allowed=attempt.allowed.n if attempt else 0,
+        replicas=attempt.protection.copies.n if attempt else 0,
+        replicas_allowed=attempt.allowed.copies.n if attempt else 0,
+        protection=str(attempt.protection) if attempt else "",
+        losses_allowed=attempt.allowed.losses if attempt else 0,
         shortage=shortage(run, world.live.values()),
         step=max(statuses, default=usable[0].id.step if usable else 0),
         newest_step=usable[0].id.step if usable else None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import RowMapping, and_, bindparam, delete, exists, insert, select, update
@@ -261,7 +261,7 @@ class RunStatements(CheckpointStatements):
             return None
         spec = from_message(common.AttemptSpec.FromString(row["spec"]), AttemptSpec)
         costs = from_message(common.RankCosts.FromString(row["costs"]), RankCosts)
-        allowed = replace(spec.protection, n=row["replicas_allowed"])
+        allowed = spec.protection.cut(row["replicas_allowed"])
         return Attempt(
             **{name: row[name] for name in _ATTEMPT}, spec=spec, costs=costs, allowed=allowed
         )
@@ -272,7 +272,7 @@ class RunStatements(CheckpointStatements):
         row["nonce"] = attempt.spec.nonce
         row["spec"] = to_message(attempt.spec, common.AttemptSpec).SerializeToString()
         row["costs"] = to_message(attempt.costs, common.RankCosts).SerializeToString()
-        row["replicas_allowed"] = attempt.allowed.n
+        row["replicas_allowed"] = attempt.allowed.losses
         self._put(_PUT_ATTEMPT, {"run": run.id, "job": run.job, **row})
 
     def _ranks(self, run: str, generation: int) -> tuple[RankFacts, ...]:

@@ -13,6 +13,7 @@ from holdfast.core.attempts import Seat
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step, node_name
 from holdfast.core.inventory import Inventory
 from holdfast.core.reports import RankCosts
+from holdfast.core.shard import Shard
 from holdfast.core.user_events import EVENTS_PER_CALL_MAX, Event
 from holdfast.errors import (
     AlreadyExistsError,
@@ -215,9 +216,15 @@ def jobs_of(
             for status in inventory.ranks:
                 if news or status.live:
                     found.setdefault(status.job, status.run)
-            for held in inventory.shards if news else ():
-                found.setdefault(held.shard.job, held.shard.id.run)
+            for shard in shards_of(inventory) if news else ():
+                found.setdefault(shard.job, shard.id.run)
     return found
+
+
+def shards_of(inventory: Inventory) -> Iterable[Shard]:
+    """Yield what a node has a segment of, and of each of its elements the first member."""
+    yield from (held.shard for held in inventory.shards)
+    yield from (held.element.stripe.members[0] for held in inventory.elements)
 
 
 def _take(catalogue: Catalogue, item: Inventory, now_s: float, limits: Limits) -> int:
@@ -256,10 +263,10 @@ def informed(catalogue: Catalogue, run: Run, nodes: Mapping[str, Node]) -> Run:
     checkpoint that is durable long since, and is not among the rows that a run is read with.
     """
     spoken = {
-        item.shard.id.checkpoint
+        shard.id.checkpoint
         for node in nodes.values()
-        for item in node.inventory.shards
-        if item.shard.id.run == run.id
+        for shard in shards_of(node.inventory)
+        if shard.id.run == run.id
     }
     told = {
         CheckpointId(RunId(step.run), Step(step.step), Generation(step.generation))
@@ -351,7 +358,7 @@ def snapshot(
     now_s = catalogue.now_s()
     nodes = catalogue.nodes()
     names: set[str] = {
-        item.shard.id.run for node in nodes.values() for item in node.inventory.shards
+        shard.id.run for node in nodes.values() for shard in shards_of(node.inventory)
     }
     jobs = catalogue.active_jobs(now_s - IDLE_S_MAX)
     active = {run for run in map(catalogue.run_of, jobs) if run}

@@ -1,0 +1,253 @@
+"""Parity in the catalogue's rules: what is planned, what commits, what is restorable and freed."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from holdfast.core.ids import CheckpointId
+from holdfast.core.inventory import HeldElement
+from holdfast.core.node_view import WantReason
+from holdfast.core.protection import Parity
+from holdfast.core.sources import Memory, Rebuilt
+from holdfast.core.stripes import Element, Stripe
+
+from .conftest import RUN, shard
+
+FOUR = tuple("abcd")
+
+
+ONE = Parity(2, 1)
+
+
+def launch(cluster, *nodes, parity=ONE, nonce=b"first", spare=()):
+    cluster.join(*nodes, *spare)
+    generation = cluster.launch(nonce, *nodes, replicas=0, parity=parity)
+    begin(cluster, nodes)
+    return generation
+
+
+def begin(cluster, nodes):
+    if cluster.run.decision.state.name == "PROPOSED":
+        cluster.ready(*((node, rank) for rank, node in enumerate(nodes)))
+    for rank, node in enumerate(nodes):
+        cluster.status(node, rank, loaded=True)
+    cluster.report(*nodes)
+
+
+def save(cluster, step, generation, *nodes):
+    """Each rank saves; nothing else is done yet."""
+    for rank, node in enumerate(nodes):
+        cluster.hold(node, step, generation, rank, world=len(nodes))
+    cluster.report(*nodes)
+
+
+def make(cluster, *names):
+    """These nodes make what they are asked for, till nothing is asked any more."""
+    while sum(_make(cluster, name) for name in names):
+        pass
+
+
+def _make(cluster, name):
+    wants = cluster.view(name).elements
+    for want in wants:
+        cluster.machine(name).elements[want.element.key] = HeldElement(
+            element=want.element, root_digest=b"e" * 16, slot_incarnation=1
+        )
+    if wants:
+        cluster.report(name)
+    return bool(wants)
+
+
+def lose(cluster, *names):
+    for name in names:
+        del cluster.machines[name]
+    cluster.later(6.0)
+
+
+def wanted(cluster):
+    return {
+        node: [(w.element.number, [s.id.rank for s in w.element.stripe.members])
+               for w in cluster.view(node).elements]
+        for node in cluster.machines
+    }  # fmt: skip
+
+
+def test_a_local_step_is_summed_up_and_then_replicated(cluster):
+    """G4: groups of the ring; elements lie outside of their group; no copy is asked for."""
+    generation = launch(cluster, *FOUR)
+    assert cluster.view("a").runs[0].copies.n == 0
+    save(cluster, 1, generation, *FOUR)
+    assert {(1, generation): "local"} == cluster.levels()
+    assert wanted(cluster) == {"a": [(0, [2, 3])], "b": [], "c": [(0, [0, 1])], "d": []}
+
+    _make(cluster, "c")
+    assert {(1, generation): "local"} == cluster.levels(), "of each stripe"
+    _make(cluster, "a")
+    assert {(1, generation): "replicated"} == cluster.levels()
+    assert not any(wanted(cluster).values())
+    assert cluster.view("a").runs[0].free_before == CheckpointId(RUN, 1, generation)
+
+
+def test_a_stripe_that_was_begun_goes_on_where_it_was(cluster):
+    generation = launch(cluster, *FOUR, parity=Parity(2, 2))
+    save(cluster, 1, generation, *FOUR)
+    before = wanted(cluster)
+    assert before == {
+        "a": [(0, [2, 3])], "b": [(1, [2, 3])], "c": [(0, [0, 1])], "d": [(1, [0, 1])],
+    }  # fmt: skip
+    _make(cluster, "c")
+    assert {**before, "c": []} == wanted(cluster)
+
+
+def test_elements_are_acknowledged_with_holders_that_know_of_the_commit(cluster):
+    """4.7: who has not heard may replace its shard, and with it the stripe's worth."""
+    cluster.deaf = {"b"}
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    assert {(1, generation): "replicated"} == cluster.levels()
+    assert cluster.view("a").runs[0].free_before is None
+    cluster.deaf = set()
+    cluster.report("b")
+    assert cluster.view("a").runs[0].free_before == CheckpointId(RUN, 1, generation)
+
+
+@pytest.mark.parametrize("lost", [*combinations(FOUR, 1), *combinations(FOUR, 2)])
+def test_as_many_losses_as_elements_leave_a_step_to_restore(cluster, lost):
+    generation = launch(cluster, *FOUR, parity=Parity(2, 2))
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    lose(cluster, *lost)
+    left = [name for name in FOUR if name not in lost]
+    hosts = [*left, *(f"new-{name}" for name in lost)]
+    cluster.join(*hosts)
+    cluster.launch(b"second", *hosts, replicas=0, parity=Parity(2, 2))
+    assert ("PROPOSED", (1, generation)) == cluster.decided()
+    for host in hosts:
+        held = set(cluster.machine(host).shards)
+        wants = {want.shard.id: want for want in cluster.view(host).wants}
+        needed = {shard(1, generation, rank, world=4).id for rank in range(4)} - held
+        assert needed == set(wants)
+        for want in wants.values():
+            assert WantReason.RESTORE is want.reason
+            source = want.sources[-1]
+            holders = [s for s in want.sources if isinstance(s, Memory)]
+            assert holders or isinstance(source, Rebuilt)
+            if not holders:
+                assert len(source.pieces) >= len(source.stripe.members)
+
+
+def test_more_losses_than_elements_name_the_ranks_and_the_older_whole_step(cluster):
+    """Two losses with m=1: the newest step that is still whole is taken, else ranks are named."""
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    lose(cluster, "a", "b")
+    cluster.join("e", "f")
+    cluster.launch(b"second", "c", "d", "e", "f", replicas=0, parity=Parity(2, 1))
+    cluster.later(11.0)
+    cluster.report("c", "d", "e", "f")
+    cluster.later(11.0)
+    state, key = cluster.decided()
+    assert ("LOST", None) == (state, key)
+    assert "ranks 0, 1" in cluster.run.decision.reason
+
+
+def test_one_lost_member_is_made_again_from_its_stripe_whoever_needs_it(cluster):
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    lose(cluster, "b")
+    cluster.join("e")
+    cluster.launch(b"second", "a", "e", "c", "d", replicas=0, parity=Parity(2, 1))
+    [want] = [w for w in cluster.view("e").wants if w.shard.id.rank == 1]
+    [source] = want.sources
+    assert [(p.is_element, p.number, p.nodes) for p in source.pieces] == [
+        (False, 0, ("a",)), (True, 0, ("c",)),
+    ]  # fmt: skip
+
+
+def test_a_stripe_that_was_blamed_is_no_source_any_more(cluster):
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    lose(cluster, "b")
+    cluster.join("e")
+    cluster.launch(b"second", "a", "e", "c", "d", replicas=0, parity=Parity(2, 1))
+    cluster.later(5.0)  # "b" is not hoped for any more
+    cluster.report("a", "e", "c", "d")
+    stripe = next(s for s in cluster.view("e").wants if s.shard.id.rank == 1).sources[0].stripe
+    cluster.accuse("e", 1, generation, 1, Rebuilt(stripe), cluster.run.decision.number)
+    cluster.report("e")
+    assert cluster.decided()[1] is None
+
+
+def test_too_few_nodes_allow_a_smaller_protection_and_say_so(cluster):
+    """F54: (4, 2) on four nodes is (2, 1); steps stay local, older ones go by what is allowed."""
+    generation = launch(cluster, *FOUR, parity=Parity(4, 2))
+    [event] = [e for e in cluster.events if e.kind == "replication_cut"]
+    assert "Parity(4, 2) needs 6 live nodes, but only 4 are there" in event.message
+    assert cluster.run.attempt.allowed == Parity(2, 1)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    assert {(1, generation): "local"} == cluster.levels()
+    assert cluster.view("a").runs[0].free_before == CheckpointId(RUN, 1, generation)
+    assert "Parity(4, 2) needs 6" in cluster.view("a").runs[0].shortage
+
+
+def test_after_a_restore_groups_are_formed_anew_and_old_elements_are_spare(cluster):
+    """A stripe two of whose members lie on one node does not survive its loss."""
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    lose(cluster, "b")
+    hosts = ("a", "c", "d")
+    cluster.launch(b"second", "a", "a", "c", "d", replicas=0, parity=Parity(2, 1))
+    for rank, (node, owner) in enumerate(zip("aacd", "aacd", strict=True)):
+        cluster.hold(node, 1, generation, rank, world=4, owner=owner)
+    cluster.report(*hosts)
+    begin(cluster, ("a", "a", "c", "d"))
+    plan = {node: wants for node, wants in wanted(cluster).items() if wants}
+    assert plan
+    make(cluster, *hosts)
+    evidence = cluster.world().evidence[RUN]
+    key = CheckpointId(RUN, 1, generation)
+    safe = set()
+    for held in evidence.stripes[key]:
+        holders = lambda s: evidence.live[key][s.id].nodes  # noqa: E731
+        if held.survives(Parity(2, 1), holders, {}):
+            safe |= {s.id.rank for s in held.stripe.members}
+    assert safe == {0, 1, 2, 3}
+    spare = [k for node in hosts for k in cluster.view(node).spare_elements]
+    assert len(spare) == 1, "the stripe of two shards on one node"
+
+
+def test_elements_alone_tell_a_lost_catalogue_of_a_step(cluster):
+    """P6: all members were lost with their nodes."""
+    generation = launch(cluster, "a", "b", parity=Parity(2, 2), spare=("c", "d"))
+    save(cluster, 1, generation, "a", "b")
+    make(cluster, *FOUR)
+    lose(cluster, "a", "b")
+    cluster.forget()
+    cluster.join("c", "d")
+    cluster.launch(b"second", "c", "d", replicas=0, parity=Parity(2, 1), generation_min=generation)
+    cluster.report("c", "d")
+    assert ("PROPOSED", (1, generation)) == cluster.decided()
+
+
+def test_elements_that_disagree_with_most_are_not_counted(cluster):
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    members = tuple(shard(1, generation, rank, world=4) for rank in (0, 1))
+    element = Element(stripe=Stripe(members=members, elements_count=1), number=0)
+    for name, root in zip("cda", (b"x" * 16, b"e" * 16, b"e" * 16), strict=True):
+        cluster.machine(name).elements[element.key] = HeldElement(
+            element=element, root_digest=root, slot_incarnation=1
+        )
+    cluster.report(*"cda")
+    [held] = cluster.world().evidence[RUN].stripes[CheckpointId(RUN, 1, generation)]
+    assert [(piece.nodes, piece.root_digest) for piece in held.elements] == [
+        (("a", "d"), b"e" * 16)
+    ]
