@@ -37,9 +37,9 @@ from holdfast.format import keys
 from holdfast.format.digest import PART_BYTES
 from holdfast.objectstore import ObjectStore, open_store
 from holdfast_services.agent import sidecar
+from holdfast_services.kit.pace import Pace
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import Sources
-from holdfast_services.persistence.throttle import Pace
 from holdfast_services.persistence.upload import ShardUpload
 from holdfast_services.transport.tcp import TcpTransport
 

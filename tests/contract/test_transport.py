@@ -15,6 +15,7 @@ from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import DigestMismatchError, NotFoundError, StoppedError, UnavailableError
 from holdfast.format import digest
 from holdfast.format.digest import PART_BYTES, part_digest, part_ranges
+from holdfast_services.kit.pace import Pace
 from holdfast_services.transport import (
     Fetch,
     FetchRequest,
@@ -22,6 +23,7 @@ from holdfast_services.transport import (
     tcp_client,
 )
 from holdfast_services.transport.memory import MemoryNetwork, MemoryTransport
+from holdfast_services.transport.paced import Paced
 from holdfast_services.transport.rdma import adapter
 from holdfast_services.transport.rdma.transport import RdmaTransport, find_places
 from holdfast_services.transport.tcp import TcpTransport
@@ -33,6 +35,11 @@ LENGTH = 2 * PART_BYTES + 12_345
 
 def _tcp(_=None):
     return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1"), tcp("127.0.0.1:1")
+
+
+def _paced(_):
+    pace = Pace(8 * PART_BYTES - 1)  # a part at a time
+    return Paced(TcpTransport("127.0.0.1"), pace), TcpTransport("127.0.0.1"), tcp("127.0.0.1:1")
 
 
 def _memory(_):
@@ -54,8 +61,8 @@ def _soft_rdma(monkeypatch):
 
 
 @pytest.fixture(
-    params=[_tcp, _memory, _soft_rdma, pytest.param(_rdma, marks=pytest.mark.rdma)],
-    ids=["tcp", "memory", "rdma in software", "rdma"],
+    params=[_tcp, _paced, _memory, _soft_rdma, pytest.param(_rdma, marks=pytest.mark.rdma)],
+    ids=["tcp", "tcp at a rate", "memory", "rdma in software", "rdma"],
 )
 def ends(request, monkeypatch):
     """(fetching end, serving end, endpoints where nobody serves)."""

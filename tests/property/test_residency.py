@@ -24,6 +24,7 @@ from holdfast.core.slot_names import SlotState
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import Content, State, Work, handle
 from holdfast_services.agent.domain import events as ev
+from holdfast_services.agent.domain.fetch_wishes import wishes
 
 LENGTH = 100
 BUDGET = 8 * LENGTH
@@ -50,6 +51,7 @@ class Residency(RuleBasedStateMachine):
         super().__init__()
         self.state = State(me=ME, budget_bytes=BUDGET)
         self.pending: list[ev.Action] = []
+        self.limited = True
         self.incarnations: dict[str, int] = {}
         self.now_s = 0.0
         self.generation = 1
@@ -74,8 +76,13 @@ class Residency(RuleBasedStateMachine):
                 assert not (lost and gone.shard.id.checkpoint in kept), "freed what is restored"
             if isinstance(action, ev.RenameSlot):
                 self.incarnations[action.new.slot] = action.new.incarnation
+            elif isinstance(action, ev.PaceFetches):
+                assert action.limited != self.limited, "said twice"
+                self.limited = action.limited
             elif not isinstance(action, ev.Emit | ev.DropSlot | ev.Quarantine):
                 self.pending.append(action)
+        waits = any(wish.restore for wish in wishes(self.state))
+        assert self.limited != waits, "a restore waits for fetches that keep a rate"
 
     def named(self) -> set[CheckpointId]:
         """What the last view's decision names while it is open, or ranks have still to load it."""

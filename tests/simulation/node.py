@@ -235,6 +235,8 @@ class Node:
             self._ask(action)
         elif isinstance(action, ev.MakeElement):
             parity.make(self, action)
+        elif isinstance(action, ev.PaceFetches):
+            pass  # a fetch takes its time here with a rate or without
         else:
             self.soon(WORK_S_MAX, lambda: self._work(action))
 

@@ -25,12 +25,12 @@ from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError, InvalidRequestError, NotFoundError, UnavailableError
 from holdfast.format.digest import part_digests
 from holdfast_services.agent.domain import events as ev
+from holdfast_services.kit.pace import Pace
 from holdfast_services.kit.queue import Claim
 from holdfast_services.metadata.usecases import workers
 from holdfast_services.persistence.domain.upload_plan import Part
 from holdfast_services.persistence.service import PersistService
 from holdfast_services.persistence.source import Lent
-from holdfast_services.persistence.throttle import Pace
 from holdfast_services.persistence.worker import ITEM_WAITS, ITEMS_COUNT_MAX
 
 T = TypeVar("T")

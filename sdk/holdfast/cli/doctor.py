@@ -49,6 +49,7 @@ KNOWN_VARIABLES = frozenset(
             "QUEUE_LEASE_S",
             "RDMA",
             "RDMA_PORT",
+            "REPLICATE_RATE",
             "REST_LISTEN",
             "RESTORE_TIMEOUT",
             "RPC_PORT",
@@ -262,6 +263,8 @@ def _agent(agent: AgentFacts) -> Check:
     )
     if agent.unchanged_bytes:
         found += f"; {format_bytes(agent.unchanged_bytes)} of copies were here already"
+    if agent.replicate_bytes_per_s:
+        found += f"; copies at {format_bytes(agent.replicate_bytes_per_s)}/s at most"
     advice = "it does not reach metadata: saves stay local until it does"
     return check("agent", agent.metadata_reachable, found, advice)
 

@@ -55,6 +55,7 @@ class AgentFacts:
     metadata_reachable: bool = False
     transports: tuple[TransportFacts, ...] = ()
     unchanged_bytes: int = 0
+    replicate_bytes_per_s: int = 0
 
 
 def probe_metadata(address: str) -> MetadataFacts:
@@ -109,6 +110,7 @@ def probe_agent(socket: Path) -> AgentFacts:
             for one in answer.transports
         ),
         unchanged_bytes=answer.unchanged_bytes,
+        replicate_bytes_per_s=answer.replicate_bytes_per_s,
     )
 
 

@@ -107,6 +107,7 @@ class DescribeResponse(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     UNCHANGED_BYTES_FIELD_NUMBER: _builtins.int
+    REPLICATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     arena: _builtins.str
     budget_bytes: _builtins.int
@@ -118,6 +119,8 @@ class DescribeResponse(_message.Message):
     """why the job does not fit beside what is here; empty: it does"""
     unchanged_bytes: _builtins.int
     """of copies made here since the agent started: what was there already"""
+    replicate_bytes_per_s: _builtins.int
+    """at which copies are fetched; 0: no limit"""
     @_builtins.property
     def transports(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransportState]:
         """in order of preference"""
@@ -135,10 +138,11 @@ class DescribeResponse(_message.Message):
         refusal: _builtins.str = ...,
         transports: _abc.Iterable[Global___TransportState] | None = ...,
         unchanged_bytes: _builtins.int = ...,
+        replicate_bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "reserved_bytes", b"reserved_bytes", "transports", b"transports", "unchanged_bytes", b"unchanged_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "replicate_bytes_per_s", b"replicate_bytes_per_s", "reserved_bytes", b"reserved_bytes", "transports", b"transports", "unchanged_bytes", b"unchanged_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -742,12 +746,17 @@ Global___HoldRequest: _TypeAlias = HoldRequest  # noqa: Y015
 class HoldResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    COMING_FIELD_NUMBER: _builtins.int
+    coming: _builtins.bool
+    """it is on its way still, slowly: ask again"""
     def __init__(
         self,
+        *,
+        coming: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,8 +30,10 @@ from holdfast_services.agent.service import AgentService
 from holdfast_services.agent.settings import Settings, default_budget_bytes
 from holdfast_services.agent.shell import Shell
 from holdfast_services.agent.store_source import ObjectTier
+from holdfast_services.kit.pace import Pace
 from holdfast_services.kit.server import make_server
 from holdfast_services.transport import ServedSegments
+from holdfast_services.transport.paced import Paced
 
 GRACE_S = 1.0
 
@@ -53,6 +55,7 @@ class Agent:
         budget = settings.budget_bytes or default_budget_bytes(settings.arena)
         self._arena = Arena(settings.arena, budget)
         self._transport = data_plane(settings, budget)
+        self._paced = Paced(self._transport, Pace(settings.replicate_bytes_per_s))
         self._served = ServedSegments(revoke=self._transport.revoke)
         self._metadata = MetadataClient(settings.metadata_address)
         self._peers = PeerClients()
@@ -80,7 +83,7 @@ class Agent:
         fetcher = Fetcher(
             node=self.me.node,
             arena=self._arena,
-            transport=self._transport,
+            transport=self._paced,
             peers=self._peers,
             tier=tier,
         )
@@ -102,6 +105,7 @@ class Agent:
             self._metadata,
             self._transport.states,
             lambda: fetcher.unchanged_bytes,
+            replicate_bytes_per_s=self._settings.replicate_bytes_per_s,
         )
         heads = HeadFinder(shell=self._shell, arena=self._arena, peers=self._peers, tier=tier)
         local, remote = AgentRpc(service, heads), ReplicationRpc(service, heads)

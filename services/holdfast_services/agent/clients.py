@@ -76,14 +76,18 @@ class PeerClients:
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    async def hold(self, peer: Peer, shard: Shard, source: Peer) -> None:
-        """Ask ``peer`` to hold a copy; returns once it does, verified."""
+    async def hold(self, peer: Peer, shard: Shard, source: Peer) -> bool:
+        """Ask ``peer`` to hold a copy; True once it does, verified; False: it is still coming."""
         request = agent_pb2.HoldRequest(
             shard=codec.to_message(shard, common_pb2.Shard),
             source=codec.to_message(source, common_pb2.Peer),
         )
-        timeout_s = deadline_s(shard.length_bytes)
-        await call_async(self._stub(peer).Hold, request, timeout_s=timeout_s, node=peer.node)
+        # Its own deadline comes first: then it says whether the copy is coming.
+        timeout_s = deadline_s(shard.length_bytes) + CALL_S_MAX
+        answer = await call_async(
+            self._stub(peer).Hold, request, timeout_s=timeout_s, node=peer.node
+        )
+        return not answer.coming
 
     async def locate(self, peer: Peer, shard: ShardId) -> Located:
         """Ask ``peer`` in which slot incarnation it has ``shard``."""

@@ -35,8 +35,9 @@ from holdfast_services.agent.parity_maker import ParityMaker, Rebuild, is_bad
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.agent.summing import Summing
 from holdfast_services.agent.unchanged_parts import unchanged_parts
-from holdfast_services.transport import Fetch, FetchRequest, Transport
+from holdfast_services.transport import Fetch, FetchRequest
 from holdfast_services.transport.located import Located
+from holdfast_services.transport.paced import Paced
 
 STOP_S_MAX = 3.0
 
@@ -82,7 +83,7 @@ class Fetcher:
     """
 
     def __init__(
-        self, *, node: str, arena: Arena, transport: Transport, peers: PeerClients, tier: ObjectTier
+        self, *, node: str, arena: Arena, transport: Paced, peers: PeerClients, tier: ObjectTier
     ) -> None:
         self._node = node
         self._arena = arena
@@ -96,6 +97,13 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="fetch")
         summing = Summing(transport, peers, self._stop)
         self._parity = ParityMaker(summing, peers, self._in_thread)
+
+    def pace(self, *, limited: bool) -> None:
+        """Have fetches keep the rate for copies, or go on without it; those under way too."""
+        if limited:
+            self._transport.resume()
+        else:
+            self._transport.lift()
 
     async def fetch(self, action: ev.Fetch) -> list[ev.AgentEvent]:
         """Fill the slot from the first good source and seal it; return what happened.
@@ -158,10 +166,7 @@ class Fetcher:
         view = self._arena.file(action.name.slot).view
 
         def transfer() -> bytes:
-            return self._tier.fetch(
-                action.shard, view, done=progress.done, stop=self._stop,
-                prepare=lambda digests: progress.keep_unchanged(view, digests, self._stop),
-            )  # fmt: skip
+            return self._transfer_from_store(action.shard, view, progress)
 
         try:
             digests = await self._in_thread(transfer)
@@ -176,6 +181,25 @@ class Fetcher:
             return None
         owner = action.owner or self._node
         return Content(shard=action.shard, owner=owner, digests=digests, source="object")
+
+    def _transfer_from_store(self, shard: Shard, view: memoryview, progress: _Progress) -> bytes:
+        """Fetch what is missing at the pace of all fetches; return the part digests, joined."""
+        every = set(range(parts_count(shard.length_bytes)))
+        missing, digests = sorted(every - progress.done), b""
+
+        def prepare(digests: Sequence[bytes]) -> None:
+            progress.keep_unchanged(view, digests, self._stop)
+            passed.update(progress.done)
+
+        for parts in self._transport.portions(missing, shard.length_bytes, self._stop):
+            passed = (every - parts) | progress.done
+            try:
+                digests = self._tier.fetch(
+                    shard, view, done=passed, stop=self._stop, prepare=prepare
+                )
+            finally:
+                progress.done |= passed & parts
+        return digests
 
     async def _from_stripe(
         self, source: Rebuilding, action: ev.Fetch, progress: _Progress
@@ -291,6 +315,7 @@ class Fetcher:
         A read that hangs in an object store is left behind after ``STOP_S_MAX``.
         """
         self._stop.set()
+        self._transport.lift()
         self._threads.shutdown(wait=False, cancel_futures=True)
         wait(list(self._moving), STOP_S_MAX)
         self._tier.close()

@@ -60,6 +60,7 @@ class Performer:
         self._at_once: dict[type[Any], Callable[[Any], None]] = {
             ev.RenameSlot: self.rename,
             ev.Quarantine: self.quarantine,
+            ev.PaceFetches: self.pace_fetches,
         }
         self._blocking: dict[type[Any], Callable[[Any], Sequence[ev.AgentEvent]]] = {
             ev.CreateSlot: self.create,
@@ -138,6 +139,10 @@ class Performer:
         self._served.withdraw(action.name)
         sealer.note(self._arena, action.name, action.content)
 
+    def pace_fetches(self, action: ev.PaceFetches) -> None:
+        """Have fetches keep the rate for copies, or not."""
+        self._fetcher.pace(limited=action.limited)
+
     # -------------------------------------------------- in threads; these touch no state
 
     def create(self, action: ev.CreateSlot) -> Sequence[ev.AgentEvent]:
@@ -203,9 +208,9 @@ class Performer:
         return await self._fetcher.make_element(action)
 
     async def ask_hold(self, action: ev.AskHold) -> Sequence[ev.AgentEvent]:
-        """Ask a backup to hold a copy; it answers once it does, or says why not."""
+        """Ask a backup to hold a copy; it answers once it does, or why not, or not yet."""
         try:
-            await self._peers.hold(action.peer, action.shard, self._me)
+            held = await self._peers.hold(action.peer, action.shard, self._me)
         except CheckpointError as error:
             return [ev.HoldAnswered(action.shard.id, action.peer, error.kind, str(error))]
-        return [ev.HoldAnswered(action.shard.id, action.peer)]
+        return [ev.HoldAnswered(action.shard.id, action.peer, coming=not held)]

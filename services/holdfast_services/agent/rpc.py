@@ -117,8 +117,8 @@ class ReplicationRpc(agent_pb2_grpc.ReplicationServicer):
         """Fetch a shard from its owner and hold it."""
         source = codec.from_message(request.source, Peer)
         node_name(source.node)
-        await self._service.hold(_shard(request.shard), source)
-        return pb.HoldResponse()
+        held = await self._service.hold(_shard(request.shard), source)
+        return pb.HoldResponse(coming=not held)
 
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:
         """Return where a copy is and what its part digests are, for whoever fetches it."""

@@ -57,6 +57,7 @@ class Description:
     refusal: str
     transports: tuple[TransportState, ...] = ()
     unchanged_bytes: int = 0
+    replicate_bytes_per_s: int = 0
 
 
 class AgentService:
@@ -68,6 +69,7 @@ class AgentService:
         metadata: The way to the catalogue.
         transports: Says how the ways to other agents' bytes fare.
         unchanged_bytes: Says how much of the copies made here did not have to come.
+        replicate_bytes_per_s: The rate at which copies are fetched; 0: no limit.
     """
 
     def __init__(
@@ -77,9 +79,12 @@ class AgentService:
         metadata: MetadataClient,
         transports: Callable[[], tuple[TransportState, ...]] = tuple,
         unchanged_bytes: Callable[[], int] = int,
+        *,
+        replicate_bytes_per_s: int = 0,
     ) -> None:
         self._transports = transports
         self._unchanged_bytes = unchanged_bytes
+        self._replicate_bytes_per_s = replicate_bytes_per_s
         self._shell = shell
         self._arena = arena
         self._metadata = metadata
@@ -114,6 +119,7 @@ class AgentService:
             refusal=self._refusal(job, wish) if job else "",
             transports=self._transports(),
             unchanged_bytes=self._unchanged_bytes(),
+            replicate_bytes_per_s=self._replicate_bytes_per_s,
         )
 
     def _refusal(self, job: str, wish: MemoryWish) -> str:
@@ -237,8 +243,10 @@ class AgentService:
 
     # ---------------------------------------------------------------------------- other agents
 
-    async def hold(self, shard: Shard, source: Peer) -> None:
-        """Fetch and hold a copy of another node's shard; returns once it is here, verified.
+    async def hold(self, shard: Shard, source: Peer) -> bool:
+        """Fetch and hold a copy of another node's shard; True once it is here, verified.
+
+        False: it is coming, slower than usual, as at a rate for copies.
 
         Raises:
             ExhaustedError, PreconditionError: see ``making_room.check_holdable``.
@@ -254,9 +262,17 @@ class AgentService:
         try:
             reason = await asyncio.wait_for(future, deadline_s(shard.length_bytes))
         except TimeoutError as cause:
+            if self._comes(shard.id):
+                return False
             raise UnavailableError(f"copy of {shard.id.key} takes too long") from cause
         if reason:
             raise UnavailableError(reason, node=self.node)
+        return True
+
+    def _comes(self, shard: ShardId) -> bool:
+        """Tell whether a copy is being fetched, or waits for others that are."""
+        under_way = any(tries.under_way for tries in self._state.fetches.values())
+        return shard in self._state.holds and under_way
 
     def begin_hold(self, shard: Shard, source: Peer, hear: Callable[[str], None]) -> None:
         """See ``hold``; ``hear`` is called with "" once the copy is here, else with why not."""

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core import env
+from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import node_name
+from holdfast.errors import InvalidRequestError
 from holdfast_services.kit.free_memory import free_bytes
 from holdfast_services.kit.ready import ready_file
 
 BUDGET_SHARE = 0.5
+REPLICATE_BYTES_PER_S_MIN = 1 << 20
+"""Slower than this a part of 16 MiB takes longer than steps that are saved are apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +24,7 @@ class Settings:
     """See ``docs/reference/environment.md``. ``budget_bytes`` 0: choose by free space.
 
     ``store`` empty: no object tier. It is opened when a restore first needs it. ``rdma_devices``
-    empty: all that there are; None: no RDMA.
+    empty: all that there are; None: no RDMA. ``replicate_bytes_per_s`` 0: no limit.
     """
 
     node: str
@@ -36,6 +40,7 @@ class Settings:
     store: str = ""
     rdma_devices: tuple[str, ...] | None = ()
     rdma_port: int = 0
+    replicate_bytes_per_s: int = 0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
@@ -62,6 +67,7 @@ class Settings:
             store=environ.get("HOLDFAST_STORE", ""),
             rdma_devices=_rdma_devices(environ.get("HOLDFAST_RDMA", "auto")),
             rdma_port=env.port(environ, "HOLDFAST_RDMA_PORT"),
+            replicate_bytes_per_s=_replicate_bytes_per_s(environ),
         )
 
 
@@ -69,6 +75,19 @@ def _rdma_devices(text: str) -> tuple[str, ...] | None:
     if text == "off":
         return None
     return () if text == "auto" else tuple(name.strip() for name in text.split(","))
+
+
+def _replicate_bytes_per_s(environ: Mapping[str, str]) -> int:
+    """Return the rate for copies; one at which there would never be a copy is refused."""
+    name = "HOLDFAST_REPLICATE_RATE"
+    rate = env.rate(environ, name, 0)
+    if 0 < rate < REPLICATE_BYTES_PER_S_MIN:
+        least = format_bytes(REPLICATE_BYTES_PER_S_MIN)
+        raise InvalidRequestError(
+            f"{name}={environ[name]!r} is less than {least} a second, at which no copy is ever "
+            "whole in time: set it to more, or to 0 for no limit"
+        )
+    return rate
 
 
 def _path(environ: Mapping[str, str], name: str, meaning: str) -> Path:

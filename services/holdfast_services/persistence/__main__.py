@@ -11,6 +11,7 @@ import threading
 from holdfast.errors import InternalError
 from holdfast.objectstore import open_store
 from holdfast_services.kit import runner
+from holdfast_services.kit.pace import Pace
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.ready import say_ready
 from holdfast_services.persistence.clients import MetadataClient
@@ -18,7 +19,6 @@ from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
 from holdfast_services.persistence.settings import Settings
 from holdfast_services.persistence.source import sources_over
-from holdfast_services.persistence.throttle import Pace
 from holdfast_services.persistence.worker import Worker
 from holdfast_services.transport.tcp import TcpTransport
 

@@ -15,8 +15,8 @@ from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.format import keys
 from holdfast.format.manifest import Manifest
 from holdfast.objectstore import ObjectStore
+from holdfast_services.kit.pace import Pace
 from holdfast_services.persistence.manifest import planned
-from holdfast_services.persistence.throttle import Pace
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.objectstore import ObjectStore
 from holdfast.rpc.channel import retrying
+from holdfast_services.kit.pace import Pace
 from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.collect import collect
 from holdfast_services.persistence.manifest import MissingShardsError, take_back, write_manifest
@@ -32,7 +33,6 @@ from holdfast_services.persistence.orphans import sweep
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.scrub import scrub
 from holdfast_services.persistence.source import OpenSources
-from holdfast_services.persistence.throttle import Pace
 from holdfast_services.persistence.upload import Moved, ShardUpload
 
 EVENT_RANKS_MAX = 8

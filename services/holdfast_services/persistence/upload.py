@@ -36,6 +36,7 @@ from holdfast.objectstore import (
     Upload,
     UploadedPart,
 )
+from holdfast_services.kit.pace import Pace
 from holdfast_services.persistence.domain.existing_object import Verdict, judge
 from holdfast_services.persistence.domain.upload_plan import (
     Copy,
@@ -49,7 +50,6 @@ from holdfast_services.persistence.domain.upload_plan import (
 )
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import ReadableCopies
-from holdfast_services.persistence.throttle import Pace
 
 TRIES_COUNT_MAX = 3
 EARLIER_COUNT_MAX = 4

@@ -55,18 +55,26 @@ class Fetch:
     """One fetch: what is wanted, where it goes, what of it is there, and what ends it.
 
     ``destination`` is as long as what is requested. Numbers of verified parts are added to
-    ``done``, also when it fails: another source gives the rest.
+    ``done``, also when it fails: another source gives the rest. With ``only`` no other parts are
+    fetched.
     """
 
     request: FetchRequest
     destination: memoryview
     done: set[int] = field(default_factory=set)
     stop: threading.Event = field(default_factory=threading.Event)
+    only: frozenset[int] | None = None
 
     @property
     def missing(self) -> list[int]:
         """The parts that are still to come."""
-        return [index for index in range(len(self.request.digests)) if index not in self.done]
+        wanted = range(len(self.request.digests)) if self.only is None else sorted(self.only)
+        return [index for index in wanted if index not in self.done]
+
+    @property
+    def missing_bytes(self) -> int:
+        """The length of ``missing``."""
+        return sum(end - begin for begin, end in map(self.request.part, self.missing))
 
 
 @dataclass(slots=True)
@@ -78,7 +86,7 @@ class Job:
     until_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.until_s = time.monotonic() + deadline_s(self.fetch.request.length_bytes)
+        self.until_s = time.monotonic() + deadline_s(self.fetch.missing_bytes)
 
     def check(self) -> None:
         """Raise when this fetch is to end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import socket
 import threading
@@ -70,6 +71,22 @@ def test_replication_goes_on_while_metadata_is_down(node, catalogue, saved):
     until(lambda: len(b.files("seg")) == 2, "second copy without metadata")
     catalogue.start()
     until(lambda: {3, 4} == {s.step for s in catalogue.held("b")}, "told afterwards")
+
+
+def test_a_copy_at_a_rate_hurries_once_a_restore_waits_for_it(node, catalogue, saved):
+    """4.5: it would take a minute; nobody is told of it as a failure."""
+    a, b = node("a"), node("b", HOLDFAST_REPLICATE_RATE="1MiB")
+    reported(catalogue, "a", "b")
+    catalogue.set_run(ring=("a", "b"), copies=Copies(1))
+    _, _, shard = saved(a, length=64 * MIB, replicas=1)
+    until(lambda: '"under_way": true' in json.dumps(b.dump()["fetches"]), "copy begun")
+    assert not catalogue.held("b")
+    catalogue.set_run(wants={"b": (want(shard, "a"),)})
+
+    held = until(lambda: catalogue.held("b").get(shard.id), "copy at b")
+    assert (shard, HeldState.SEALED) == (held.shard, held.state)
+    assert seg_bytes(a) == seg_bytes(b)
+    assert [] == catalogue.said("replication_failed")
 
 
 def test_more_replicas_than_nodes_are_cut_without_an_error(node, catalogue, saved):

@@ -40,12 +40,12 @@ from holdfast.v1 import (
     persistence_pb2_grpc,
 )
 from holdfast.v1 import persistence_pb2 as pb
+from holdfast_services.kit.pace import Pace
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.persistence.clients import MetadataClient
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.service import PersistService
 from holdfast_services.persistence.source import sources_over
-from holdfast_services.persistence.throttle import Pace
 from holdfast_services.persistence.worker import Worker
 from holdfast_services.transport import ServedSegments
 from holdfast_services.transport.tcp import TcpTransport

@@ -29,11 +29,11 @@ from holdfast.format import keys
 from holdfast.format.digest import PART_BYTES
 from holdfast.format.manifest import decode
 from holdfast.objectstore import open_store
+from holdfast_services.kit.pace import Pace
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.persistence.collect import collect
 from holdfast_services.persistence.pool import PartPool
 from holdfast_services.persistence.source import Sources
-from holdfast_services.persistence.throttle import Pace
 from holdfast_services.persistence.upload import ShardUpload
 from holdfast_services.transport.tcp import TcpTransport
 

@@ -20,12 +20,12 @@ from holdfast.core.protection import Parity
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.errors import NotFoundError, PreconditionError, UnavailableError
-from holdfast_services.agent import isal
+from holdfast_services.agent import isal, service
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.domain import State
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.next_actions import FETCHES_COUNT_MAX
-from holdfast_services.agent.domain.state import Content, Slot
+from holdfast_services.agent.domain.state import Content, HoldWish, Slot, Tries
 from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.service import AgentService
 from holdfast_services.agent.shell import Shell
@@ -202,6 +202,22 @@ async def test_fetches_that_fail_unforeseen_are_answered_and_take_no_place(agent
             await agent.hold(shard(step), ME)
 
     assert '"under_way": true' not in json.dumps(agent.dump()["fetches"])
+
+
+@pytest.mark.parametrize("fetching", [True, False])
+async def test_a_copy_that_is_slow_by_order_is_not_given_up(agent, monkeypatch, fetching):
+    """Nor is one that waits for another; where nothing moves the owner hears of it."""
+    monkeypatch.setattr(service, "deadline_s", lambda _: 0.0)
+    agent._state.fetches[shard(2).id] = Tries(under_way=fetching)
+    monkeypatch.setattr(agent, "begin_hold", lambda wanted, source, _: agent._state.holds.update(
+        {wanted.id: HoldWish(shard=wanted, source=source)}
+    ))  # fmt: skip
+
+    if fetching:
+        assert not await agent.hold(shard(1), ME)
+    else:
+        with pytest.raises(UnavailableError, match="takes too long"):
+            await agent.hold(shard(1), ME)
 
 
 @pytest.mark.parametrize(

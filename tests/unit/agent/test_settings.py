@@ -7,6 +7,7 @@ import pytest
 from holdfast.errors import InvalidRequestError
 from holdfast_services.agent.settings import Settings, default_budget_bytes
 
+MIB = 1 << 20
 BASE = {
     "HOLDFAST_NODE": "n1",
     "HOLDFAST_ADDRESS": "127.0.0.1:7300",
@@ -33,6 +34,19 @@ def test_rdma_is_on_off_or_of_named_devices(said, devices):
     assert devices == Settings.from_env({**BASE, "HOLDFAST_RDMA": said}).rdma_devices
 
 
+@pytest.mark.parametrize(
+    ("said", "rate"), [("", 0), ("0", 0), ("1MiB", 1 << 20), ("2GiB/s", 2 << 30)]
+)
+def test_copies_have_no_rate_unless_one_is_set(said, rate):
+    made = Settings.from_env({**BASE, "HOLDFAST_REPLICATE_RATE": said})
+    assert rate == made.replicate_bytes_per_s
+
+
+def test_a_rate_at_which_no_copy_would_be_whole_is_refused_by_name():
+    with pytest.raises(InvalidRequestError, match="HOLDFAST_REPLICATE_RATE='1000K' is less than 1"):
+        Settings.from_env({**BASE, "HOLDFAST_REPLICATE_RATE": "1000K"})
+
+
 @pytest.mark.parametrize("key", ["HOLDFAST_ADDRESS", "HOLDFAST_AGENT", "HOLDFAST_ARENA"])
 def test_what_is_missing_is_named(key):
     with pytest.raises(InvalidRequestError, match=key):
@@ -46,6 +60,7 @@ def test_what_is_missing_is_named(key):
         ("HOLDFAST_BUDGET", "lots"),
         ("HOLDFAST_RPC_PORT", "65536"),
         ("HOLDFAST_RPC_PORT", "x"),
+        ("HOLDFAST_REPLICATE_RATE", "fast"),
     ],
 )
 def test_what_cannot_be_is_refused(key, value):

@@ -25,9 +25,11 @@ from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.fetcher import Fetcher
 from holdfast_services.agent.store_source import ObjectTier
 from holdfast_services.agent.unchanged_parts import unchanged_parts
+from holdfast_services.kit.pace import Pace
 from holdfast_services.transport import ServedSegments
 from holdfast_services.transport.located import Located
 from holdfast_services.transport.memory import MemoryNetwork, MemoryTransport
+from holdfast_services.transport.paced import Paced
 
 PARTS = 4
 LENGTH = PARTS * PART_BYTES - 1000
@@ -76,6 +78,13 @@ class Counted:
             self.came += sorted(fetch.done - before)
 
 
+class NoWait(Pace):
+    """A rate so low that parts come one by one, and nobody waits for it."""
+
+    def promise(self, length_bytes):
+        return 0.0
+
+
 class Peers:
     """Other agents that hold what is put here."""
 
@@ -109,7 +118,7 @@ def peer(node):
 class Backup:
     """A node with one slot, whose agent's state machine is played by the test."""
 
-    def __init__(self, folder, store_url=""):
+    def __init__(self, folder, store_url="", pace=None):
         self.arena = Arena(folder, LENGTH)
         self.peers = Peers()
         self.transport = Counted(MemoryTransport(self.peers.network, "b"))
@@ -117,7 +126,7 @@ class Backup:
         self.fetcher = Fetcher(
             node="b",
             arena=self.arena,
-            transport=self.transport,
+            transport=Paced(self.transport, pace or Pace(0)),
             peers=self.peers,
             tier=self.tier,
         )
@@ -259,8 +268,10 @@ def test_a_slot_that_is_filled_again_looks_whole_to_nobody_before_it_is(backup):
     assert ["s1.2.open"] == seen
 
 
-def test_the_object_store_gives_only_what_is_not_there(backup):
+@pytest.mark.parametrize("rate", [0, 1 << 20], ids=["at no rate", "part by part"])
+def test_the_object_store_gives_only_what_is_not_there(tmp_path, rate):
     """A restore after the copy was freed, from the bucket: by parts read."""
+    backup = Backup(tmp_path / "arena", pace=NoWait(rate))
     backup.hold(segment(1))
     backup.free()
     data = segment(2, changed=(3,))
@@ -273,6 +284,7 @@ def test_the_object_store_gives_only_what_is_not_there(backup):
             read.append(part)
             begin, end = part * PART_BYTES, min((part + 1) * PART_BYTES, LENGTH)
             view[begin:end] = data[begin:end]
+            done.add(part)
         return content.digests
 
     backup.tier.fetch = fetch
@@ -280,6 +292,7 @@ def test_the_object_store_gives_only_what_is_not_there(backup):
 
     assert [0, 3] == read
     assert data == bytes(backup.view)
+    backup.close()
 
 
 def test_the_search_ends_when_the_agent_stops():

@@ -123,6 +123,13 @@ def test_a_store_and_a_queue_that_are_not_there_are_facts(tmp_path):
     assert facts.worker_ready is None
 
 
+def test_the_rate_for_copies_is_shown_where_one_is_set():
+    agents = (AGENT, replace(AGENT, replicate_bytes_per_s=GIB))
+    found = [check.found for check in checks(replace(GOOD, agents=agents)) if check.name == "agent"]
+
+    assert ["a, 0 B of 1 GiB used", "a, 0 B of 1 GiB used; copies at 1 GiB/s at most"] == found
+
+
 def test_only_old_folders_without_a_manifest_are_orphans(tmp_path):
     """What is draining now is nobody's orphan."""
     for name, age_s in (("step-1.g1", 0), ("step-2.g1", 2 * 86400)):

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.core.byte_rate import BURST_S, Bucket, take
 from holdfast.core.ids import ShardId
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError
-from holdfast_services.persistence.domain.byte_rate import BURST_S, Bucket, take
 from holdfast_services.persistence.domain.existing_object import Verdict, judge
 from holdfast_services.persistence.settings import Settings
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from holdfast.errors import StoppedError
+from holdfast_services.kit.pace import Pace
 from holdfast_services.persistence.pool import PartPool
-from holdfast_services.persistence.throttle import Pace
 
 THREADS = 3
 WAIT_S = 20

@@ -11,9 +11,9 @@ from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError
 from holdfast.objectstore.memory import MemoryStore
 from holdfast.v1 import persistence_pb2 as pb
+from holdfast_services.kit.pace import Pace
 from holdfast_services.persistence import clients
 from holdfast_services.persistence.service import PersistService
-from holdfast_services.persistence.throttle import Pace
 
 KEY = CheckpointId("r1", 10, 1)
 SHARD = Shard(

@@ -395,6 +395,9 @@ def _blame(state: State, shard: ShardId, sources: tuple[Source, ...]) -> list[ev
 def _hold_answered(state: State, event: ev.HoldAnswered) -> list[ev.Action]:
     key = (event.shard, event.peer.node, event.peer.endpoints)
     count = state.asks.get(key, Tries()).count + 1
+    if event.coming:
+        state.asks[key] = Tries(count=count - 1, next_s=state.now_s + ASK_WAITS.wait_s(1))
+        return []
     if not event.refused or event.refused in _FINAL_REFUSALS:
         state.asks[key] = Tries(count=count, done=True)
         return []

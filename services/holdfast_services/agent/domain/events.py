@@ -179,12 +179,16 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class HoldAnswered:
-    """A backup answered; ``refused`` is the error's kind, empty when it holds the copy."""
+    """A backup answered; ``refused`` is the error's kind, empty when it holds the copy.
+
+    ``coming``: it does not hold it yet, and is fetching.
+    """
 
     shard: ShardId
     peer: Peer
     refused: str = ""
     message: str = ""
+    coming: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +308,13 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceFetches:
+    """Have all fetches, those under way too, keep the rate for copies, or go without it."""
+
+    limited: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AskHold:
     """Ask a backup to hold a copy of our shard."""
 
@@ -337,7 +348,7 @@ class Emit:
 
 Action = (
     CreateSlot | DropSlot | RenameSlot | SealSlot | VerifySlot | ReclaimSlot | Fetch | AskHold
-    | Quarantine | MakeElement | VerifyElement | Emit
+    | Quarantine | MakeElement | VerifyElement | PaceFetches | Emit
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ fetched into in the same turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -217,7 +217,9 @@ def _fetch(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     running = sum(1 for tries in state.fetches.values() if tries.under_way)
     wished: set[ShardId] = set()
-    for wish in wishes(state):
+    found = wishes(state)
+    actions += _pace(state, found)
+    for wish in found:
         shard = wish.shard
         wished.add(shard.id)
         tries = state.fetches.get(shard.id, Tries())
@@ -241,6 +243,18 @@ def _fetch(state: State) -> list[ev.Action]:
         if key not in wished and not tries.under_way:
             del state.fetches[key]
     return actions
+
+
+def _pace(state: State, wished: Sequence[Wish]) -> list[ev.Action]:
+    """Lift the rate for copies while a restore waits for a fetch.
+
+    For all of them: it may wait for one that began as a copy, or for the room that another takes.
+    """
+    hurried = any(wish.restore for wish in wished)
+    if hurried == state.hurried:
+        return []
+    state.hurried = hurried
+    return [ev.PaceFetches(limited=not hurried)]
 
 
 def _make_way(state: State, shard: Shard) -> list[ev.Action]:

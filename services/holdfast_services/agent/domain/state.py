@@ -213,7 +213,8 @@ class State:
     """The whole state of an agent. ``handle`` changes a copy; values inside are frozen.
 
     ``seen`` is, by run, the newest committed checkpoint of any view so far: it never goes back,
-    whatever order views arrive in. ``replaced_count`` counts since metadata was lost.
+    whatever order views arrive in. ``replaced_count`` counts since metadata was lost. ``hurried``:
+    a restore waits for fetches here, so that none keeps the rate for copies.
     """
 
     me: Peer
@@ -229,6 +230,7 @@ class State:
     asks: dict[AskKey, Tries] = field(default_factory=dict)
     makes: dict[str, Tries] = field(default_factory=dict)
     bad_sources: tuple[BadSource, ...] = ()
+    hurried: bool = False
     said: frozenset[str] = frozenset()
     creating_after_s: float = 0.0
     next_slot: int = 1
@@ -250,6 +252,7 @@ class State:
             asks=dict(self.asks),
             makes=dict(self.makes),
             bad_sources=self.bad_sources,
+            hurried=self.hurried,
             said=self.said,
             creating_after_s=self.creating_after_s,
             next_slot=self.next_slot,
