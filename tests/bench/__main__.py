@@ -26,6 +26,7 @@ MODULES = (
     "restore",
     "fetch",
     "training",
+    "replicating",
     "memory",
     "persist",
     "draining",
