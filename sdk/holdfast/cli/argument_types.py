@@ -79,9 +79,19 @@ def attempt(text: str) -> int:
     return _number(text, 0, ATTEMPT_MAX)
 
 
-def count(text: str) -> int:
-    """Return how many of something."""
-    return _number(text, 0, COUNT_MAX)
+def kept(text: str) -> int:
+    """Return the number of a rule of what is kept; 0 would be no rule, which keeps everything."""
+    if text == "0":
+        raise argparse.ArgumentTypeError(
+            "0 is no rule: leave the option out, or say --all to keep everything; the newest "
+            "checkpoint is never deleted"
+        )
+    return _number(text, 1, COUNT_MAX)
+
+
+def kept_span_s(text: str) -> float:
+    """Return a span in seconds of which one checkpoint is kept."""
+    return span_s(text) or kept("0")
 
 
 def span_s(text: str) -> float:

@@ -363,23 +363,23 @@ def _add_retain(commands: Commands) -> None:
     _add_job(retain)
     retain.add_argument("--all", action="store_true", help="The store keeps every checkpoint.")
     retain.add_argument(
-        "--last", type=types.count, metavar="N", help="The store keeps the newest N."
+        "--last", type=types.kept, metavar="N", help="The store keeps the newest N."
     )
     retain.add_argument(
         "--every",
-        type=types.count,
+        type=types.kept,
         metavar="N",
         help="The store keeps the steps that are multiples of N.",
     )
     retain.add_argument(
         "--spaced",
         dest="spaced_s",
-        type=types.span_s,
+        type=types.kept_span_s,
         metavar="SPAN",
         help="The store keeps one checkpoint per span, like 30m, 1h or 7d.",
     )
     retain.add_argument(
-        "--best", type=types.count, metavar="N", help="The store keeps the N best by --metric."
+        "--best", type=types.kept, metavar="N", help="The store keeps the N best by --metric."
     )
     retain.add_argument(
         "--metric", metavar="K", help="The metric is the value of K in a checkpoint's notes."

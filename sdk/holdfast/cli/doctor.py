@@ -221,6 +221,8 @@ def _services(facts: Facts) -> Iterator[Check]:
         yield from _metadata(facts.metadata)
     for agent in facts.agents:
         yield _agent(agent)
+        if not agent.error:
+            yield _arena(agent)
         if agent.transports:
             yield _rdma(agent)
 
@@ -267,6 +269,19 @@ def _agent(agent: AgentFacts) -> Check:
         found += f"; copies at {format_bytes(agent.replicate_bytes_per_s)}/s at most"
     advice = "it does not reach metadata: saves stay local until it does"
     return check("agent", agent.metadata_reachable, found, advice)
+
+
+def _arena(agent: AgentFacts) -> Check:
+    """Say whether others have filled the file system of its slots: a budget keeps none free."""
+    found = (
+        f"{agent.node}: {format_bytes(agent.free_bytes)} free beside its slots, which still need "
+        f"{format_bytes(agent.wanted_bytes)}"
+    )
+    advice = (
+        f"steps that find no room are not saved: remove what else fills the file system of "
+        f"{agent.arena}, or enlarge it (docker: --shm-size)"
+    )
+    return check("arena", agent.free_bytes >= agent.wanted_bytes, found, advice)
 
 
 def _rdma(agent: AgentFacts) -> Check:

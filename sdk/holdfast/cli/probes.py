@@ -45,7 +45,10 @@ class TransportFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
-    """An agent as it answered."""
+    """An agent as it answered.
+
+    ``free_bytes``: in the file system of its arena, of which slots still need ``wanted_bytes``.
+    """
 
     socket: Path
     error: str = ""
@@ -56,6 +59,9 @@ class AgentFacts:
     transports: tuple[TransportFacts, ...] = ()
     unchanged_bytes: int = 0
     replicate_bytes_per_s: int = 0
+    arena: str = ""
+    free_bytes: int = 0
+    wanted_bytes: int = 0
 
 
 def probe_metadata(address: str) -> MetadataFacts:
@@ -111,6 +117,9 @@ def probe_agent(socket: Path) -> AgentFacts:
         ),
         unchanged_bytes=answer.unchanged_bytes,
         replicate_bytes_per_s=answer.replicate_bytes_per_s,
+        arena=answer.arena,
+        free_bytes=answer.free_bytes,
+        wanted_bytes=answer.wanted_bytes,
     )
 
 

@@ -86,6 +86,7 @@ class RestoreView:
 class SessionView:
     """Everything a rank acts on; ``shortage``: why no step gets all its copies, if so.
 
+    ``hindrance``: why the agent can neither make nor seal slots of this rank, if so.
     ``forgotten``: the catalogue has lost the attempt, so the rank opens its session again.
     """
 
@@ -98,6 +99,7 @@ class SessionView:
     degraded: str = ""
     shortage: str = ""
     forgotten: bool = False
+    hindrance: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

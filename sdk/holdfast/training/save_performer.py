@@ -79,6 +79,7 @@ class SavePerformer:
         self._capture = capture
         self._session = session
         self._spec = spec
+        self._who = f"job {spec.job}" + (f", rank {spec.rank}" if spec.world_size > 1 else "")
         self._seat = seat
         self._arena = arena
         self._devices = devices
@@ -127,7 +128,7 @@ class SavePerformer:
 
     def _warn(self, action: ev.Warn) -> None:
         say = log.error if action.level == "error" else log.warning
-        say("job %s: %s", self._spec.job, action.text)
+        say("%s: %s", self._who, action.text)
 
     def _prepare(self, action: ev.Prepare) -> ev.SaveEvent:
         """Return that there is a plan of the state as it is now."""
@@ -177,7 +178,7 @@ class SavePerformer:
         # Slots of the same plan stay: to the agent nothing has changed, it leases no new ones.
         self.pool.reset(keep=self.plan.plan_hash)
         try:
-            self._session.reserve(
+            making = self._session.reserve(
                 Reservation(
                     plan_hash=self.plan.plan_hash,
                     length_bytes=self.plan.length_bytes,
@@ -191,7 +192,7 @@ class SavePerformer:
             )
         except CheckpointError as error:
             return ev.Refused(action.step, action.plan, error)
-        first_bytes = self.plan.length_bytes * self._spec.local_world_size
+        first_bytes = self.plan.length_bytes * self._spec.local_world_size if making else 0
         return ev.Reserved(action.step, action.plan, first_bytes / TOUCH_BYTES_PER_S_MIN)
 
     def _take_slot(self, action: ev.TakeSlot) -> ev.SaveEvent:

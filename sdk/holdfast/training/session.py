@@ -136,17 +136,20 @@ class AgentSession:
         self.spawn("watch", lambda: self._watch(on_view))
         self.spawn("update", self._update)
 
-    def reserve(self, reservation: Reservation) -> None:
+    def reserve(self, reservation: Reservation) -> bool:
         """Have the agent make the slots of a plan; leases follow in the view.
+
+        Returns:
+            Whether the agent still touches memory of slots.
 
         Raises:
             ExhaustedError: they do not fit the node's budget; the sum is in the message.
         """
         self._reservation = reservation
         try:
-            self._reserve(reservation)
+            return self._reserve(reservation)
         except NotFoundError:
-            self._reopen()
+            return self._reopen()
 
     def report(self, change: Callable[[RankReport], RankReport]) -> None:
         """Change what this rank says of itself and return; the update thread sends it.
@@ -337,7 +340,7 @@ class AgentSession:
         self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         thread.start()
 
-    def _reserve(self, reservation: Reservation) -> None:
+    def _reserve(self, reservation: Reservation) -> bool:
         request = pb.ReserveRequest(
             session=self.id,
             plan_hash=reservation.plan_hash,
@@ -345,17 +348,20 @@ class AgentSession:
             slots=reservation.slots,
             restored_bytes=reservation.restored_bytes,
         )
-        call(self._stub.Reserve, request, timeout_s=CALL_S_MAX)
+        response = call(self._stub.Reserve, request, timeout_s=CALL_S_MAX)
+        return bool(response.making)
 
-    def _reopen(self) -> None:
-        """Introduce this session to an agent that has forgotten it."""
+    def _reopen(self) -> bool:
+        """Introduce this session to an agent that has forgotten it; return as ``reserve`` does."""
+        making = False
         with self._opening:
             node = call(self._stub.Describe, pb.DescribeRequest(), timeout_s=CALL_S_MAX)
             self._open(Path(node.arena))
             if self._reservation is not None:
-                self._reserve(self._reservation)
+                making = self._reserve(self._reservation)
         self._reopened.set()
         self._unsent = True  # the agent knows no level of ours any more
+        return making
 
     def _watch(self, on_view: Callable[[SessionView], None]) -> None:
         while not self._stopping.is_set() and not self.view.fenced:

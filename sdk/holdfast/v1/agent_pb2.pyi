@@ -108,6 +108,8 @@ class DescribeResponse(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     UNCHANGED_BYTES_FIELD_NUMBER: _builtins.int
     REPLICATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    WANTED_BYTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     arena: _builtins.str
     budget_bytes: _builtins.int
@@ -121,6 +123,10 @@ class DescribeResponse(_message.Message):
     """of copies made here since the agent started: what was there already"""
     replicate_bytes_per_s: _builtins.int
     """at which copies are fetched; 0: no limit"""
+    free_bytes: _builtins.int
+    """in the file system of the arena"""
+    wanted_bytes: _builtins.int
+    """what slots and their digests still need of it"""
     @_builtins.property
     def transports(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransportState]:
         """in order of preference"""
@@ -139,10 +145,12 @@ class DescribeResponse(_message.Message):
         transports: _abc.Iterable[Global___TransportState] | None = ...,
         unchanged_bytes: _builtins.int = ...,
         replicate_bytes_per_s: _builtins.int = ...,
+        free_bytes: _builtins.int = ...,
+        wanted_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "replicate_bytes_per_s", b"replicate_bytes_per_s", "reserved_bytes", b"reserved_bytes", "transports", b"transports", "unchanged_bytes", b"unchanged_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "budget_bytes", b"budget_bytes", "free_bytes", b"free_bytes", "metadata_address", b"metadata_address", "metadata_reachable", b"metadata_reachable", "node", b"node", "refusal", b"refusal", "replicate_bytes_per_s", b"replicate_bytes_per_s", "reserved_bytes", b"reserved_bytes", "transports", b"transports", "unchanged_bytes", b"unchanged_bytes", "used_bytes", b"used_bytes", "wanted_bytes", b"wanted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,12 +276,17 @@ Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
 class ReserveResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MAKING_FIELD_NUMBER: _builtins.int
+    making: _builtins.bool
+    """memory of slots is being touched still; leases follow in the view"""
     def __init__(
         self,
+        *,
+        making: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["making", b"making"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -464,6 +477,7 @@ class SessionView(_message.Message):
     SHORTAGE_FIELD_NUMBER: _builtins.int
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
+    HINDRANCE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     fenced: _builtins.bool
     """a newer attempt runs: stop"""
@@ -473,6 +487,8 @@ class SessionView(_message.Message):
     """why no step gets all its copies; empty: it may"""
     forgotten: _builtins.bool
     """the catalogue has lost the attempt: open the session again"""
+    hindrance: _builtins.str
+    """why the agent gives no slot; empty: it knows of nothing"""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotLease]:
         """open slots of this session, unused"""
@@ -499,10 +515,11 @@ class SessionView(_message.Message):
         shortage: _builtins.str = ...,
         forgotten: _builtins.bool = ...,
         announcement: _common_pb2.Announcement | None = ...,
+        hindrance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "degraded", b"degraded", "fenced", b"fenced", "forgotten", b"forgotten", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "degraded", b"degraded", "fenced", b"fenced", "forgotten", b"forgotten", "hindrance", b"hindrance", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

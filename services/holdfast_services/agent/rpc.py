@@ -68,8 +68,8 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
             slots=request.slots,
             restored_bytes=request.restored_bytes,
         )
-        await self._service.reserve(request.session, asked)
-        return pb.ReserveResponse()
+        making = await self._service.reserve(request.session, asked)
+        return pb.ReserveResponse(making=making)
 
     async def Watch(self, request: pb.SessionWatchRequest, context: Context) -> pb.SessionView:
         """Answer when the session's view differs, or at the deadline."""

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import AttemptSpec, Seat
-from holdfast.core.budget import MemoryWish, Reservation, memory_need
+from holdfast.core.budget import MemoryWish, Reservation, memory_need, saving_slots
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState, Peer
 from holdfast.core.retry import bounded
 from holdfast.core.session import SessionUpdate, SessionView
 from holdfast.core.shard import Shard
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError, UnavailableError
-from holdfast_services.agent import isal
+from holdfast_services.agent import isal, sidecar
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient
 from holdfast_services.agent.domain import (
@@ -45,7 +45,10 @@ RESERVE_S_MAX = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """Name and size of a node; ``refusal`` says why a job that is about to begin does not fit."""
+    """Name and size of a node; ``refusal`` says why a job that is about to begin does not fit.
+
+    ``free_bytes`` of its file system are free, and ``wanted_bytes`` slots still need of it.
+    """
 
     node: str
     arena: str
@@ -58,6 +61,8 @@ class Description:
     transports: tuple[TransportState, ...] = ()
     unchanged_bytes: int = 0
     replicate_bytes_per_s: int = 0
+    free_bytes: int = 0
+    wanted_bytes: int = 0
 
 
 class AgentService:
@@ -120,6 +125,16 @@ class AgentService:
             transports=self._transports(),
             unchanged_bytes=self._unchanged_bytes(),
             replicate_bytes_per_s=self._replicate_bytes_per_s,
+            free_bytes=self._arena.free_bytes,
+            wanted_bytes=reservation_admission.unmade_bytes(state) + self._digests_bytes(),
+        )
+
+    def _digests_bytes(self) -> int:
+        """Return what the sidecars of slots will take that have none yet."""
+        return sum(
+            sidecar.length_bytes(slot.length_bytes)
+            for slot in self._state.slots.values()
+            if slot.content is None and slot.element is None
         )
 
     def _refusal(self, job: str, wish: MemoryWish) -> str:
@@ -167,11 +182,14 @@ class AgentService:
             raise NotFoundError(f"session {session[:40]} is not open here", node=self.node)
         return known
 
-    async def reserve(self, session: str, asked: Reservation) -> None:
+    async def reserve(self, session: str, asked: Reservation) -> bool:
         """Reserve slots; returns once they are leased, or held by what may not be freed yet.
 
         Or after ``RESERVE_S_MAX``: touching their memory may take minutes on a busy machine, and
         goes on. Leases follow in the view, one by one, and what goes wrong then in an event.
+
+        Returns:
+            Whether it goes on.
 
         Raises:
             ExhaustedError: the budget or the file system cannot carry it.
@@ -188,15 +206,17 @@ class AgentService:
             return left() == 0 or refused or (not creating and self._full(asked))
 
         if not await self._shell.until(settled, RESERVE_S_MAX):
-            return
-        refused = self.session(session).refused
+            return True
+        known = self.session(session)
+        refused = known.refused
         if refused and left() > 0:
             raise ExhaustedError(refused, node=self.node)
-        if left() == asked.slots:
+        if left() == saving_slots(asked.slots, persist=known.spec.persist.on):
             raise ExhaustedError(
                 f"no room for {asked.slots} slots: {self._state.used_bytes} of "
                 f"{self._state.budget_bytes} bytes hold segments that may not be freed yet"
             )
+        return False
 
     def _full(self, asked: Reservation) -> bool:
         free = making_room.free_slot(self._state, asked.length_bytes)

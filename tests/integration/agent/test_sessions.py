@@ -253,6 +253,9 @@ def test_a_file_system_that_fills_up_costs_time_and_no_segment(
     assert "closed" == t.ask("write", *slot, 5, generation)
     until(lambda: catalogue.said("seal_failed"), "said")
     assert "no room for the digests of a segment" in catalogue.said("seal_failed")[0]
+    assert "no room for the digests of a segment" in a.view(t.session).hindrance
+    node_now = a.call("Describe", pb.DescribeRequest())
+    assert node_now.free_bytes < node_now.wanted_bytes
     t.end()
     until(lambda: not a.dump()["sessions"][t.session]["live"], "ended")
     ballast.unlink()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from sqlalchemy import event
 from tests.said import rank_status
 
@@ -79,6 +80,40 @@ async def test_what_another_process_has_changed_is_seen_after_a_while(
         view = await one.watch("a", "", 0)
 
     assert 1 == len(view.runs[0].abandoned)
+
+
+async def locks_count(service, agent):
+    """Return how many jobs a report locks that brings no news."""
+    found = statements(service)
+    await service.report(agent.inventory())
+    return sum("FROM jobs" in said and "name" in said for said in found)
+
+
+@pytest.mark.parametrize("end", ["fenced", "gone"])
+async def test_a_restore_that_nobody_waits_for_costs_no_report_anything(
+    database_url, agents, kit, end
+):
+    """Its decision stays open for ever: who left it so was fenced, or has ended."""
+    counts, agent = [], agents[0]
+    async with kit.running(database_url) as service:
+        await service.report(agent.inventory())
+        counts.append(await locks_count(service, agent))
+        seat = await service.register(kit.wish(0, "a", world=2))
+        agent.serve(seat, 0)
+        await service.report(agent.inventory())
+        assert await locks_count(service, agent) > counts[0]
+
+        agent.ranks = ()
+        if end == "fenced":  # a newer attempt's shard is found: the catalogue was lost once
+            agent.hold(seat.run, 5, seat.generation + 3, 0)
+            await service.report(agent.inventory())
+        else:
+            await service.change(lambda c: c.forget_leases())
+            await service.report(agent.inventory())
+        decision = await service.transactor.read(lambda c: c.load_run(seat.run).deciding)
+        assert decision, "left open"
+        counts.append(await locks_count(service, agent))
+    assert counts[0] == counts[1]
 
 
 def _supersede(catalogue, run):

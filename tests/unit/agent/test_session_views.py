@@ -7,6 +7,7 @@ from dataclasses import replace
 from tests.said import agent_session, session_update, tcp
 
 from holdfast.core.announcements import SaveReason
+from holdfast.core.budget import Reservation
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState, Peer
@@ -122,3 +123,29 @@ def test_a_restore_of_many_shards_looks_none_of_them_up_by_going_through_all_slo
 
     told = session_view(now, now.sessions[session().id]).restore
     assert shards == tuple(segment.shard for segment in told.segments)
+
+
+def test_a_session_is_told_why_its_slots_are_not_sealed_until_they_are():
+    """P4: other files have filled the arena, and the rank's warning says so."""
+    slot = Slot(name=SlotName("s1", 1, SlotState.CLOSED), length_bytes=KIB, session=session().id)
+    now, _ = handle(state(slot), ev.SessionOpened(session()))
+    now, _ = handle(now, ev.SealBlocked(slot.name, "no room, 8 B free"))
+    now, _ = handle(now, ev.Tick(1.0))
+    now, _ = handle(now, ev.SealBlocked(slot.name, "no room, 9 B free"))
+    assert "no room, 8 B free" == session_view(now, session()).hindrance
+
+    content = Content(shard=shard(5), owner="a", digests=b"")
+    now, _ = handle(now, ev.SlotSealed(slot.name, content))
+    assert "" == session_view(now, session()).hindrance
+
+
+def test_a_session_is_told_why_its_slots_are_not_made_until_one_is():
+    asked = Reservation(plan_hash="p", length_bytes=KIB, slots=2, restored_bytes=0)
+    now, _ = handle(state(), ev.SessionOpened(session()))
+    now, made = handle(now, ev.Reserved(session().id, asked))
+    now, _ = handle(now, ev.SlotRefused(made[0].name.slot, "the file system is full"))
+    assert "the file system is full" == session_view(now, now.sessions[session().id]).hindrance
+
+    now, made = handle(now, ev.Tick(10.0), now_s=10.0)
+    now, _ = handle(now, ev.SlotCreated(made[0].name.slot))
+    assert "" == session_view(now, now.sessions[session().id]).hindrance

@@ -72,6 +72,8 @@ def test_a_healthy_machine_has_nothing_to_mend():
          "fail", "/s"),
         (replace(GOOD, agents=(replace(AGENT, metadata_reachable=False),)), "agent", "warn",
          "metadata"),
+        (replace(GOOD, agents=(replace(AGENT, wanted_bytes=GIB, free_bytes=GIB - 1),)), "arena",
+         "warn", "remove what else fills"),
         (replace(GOOD, agents=(replace(AGENT, transports=(BROKEN, TCP)),)), "rdma", "warn",
          "no cable; see docs/howto/rdma.md"),
         (replace(GOOD, store=replace(STORE, error="no bucket")), "object store", "fail",

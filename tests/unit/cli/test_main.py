@@ -35,6 +35,7 @@ SDK = Path(__file__).parents[3] / "sdk"
         ["export", "gpt", "out"],
         ["export", "gpt", "out", "--format", "zip"],
         ["retain", "gpt", "--spaced", "soon"],
+        ["retain", "gpt", "--last", "-1"],
         ["links", "gpt", "--valid", "30d"],
         ["show", "gpt", "--attempt", "3"],
         ["show", "gpt@1", "--attempt", "last"],
@@ -48,6 +49,15 @@ def test_a_wrong_command_line_is_usage(arguments, capsys):
 
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: holdfast")
+
+
+@pytest.mark.parametrize("rule", ["--last", "--every", "--spaced", "--best"])
+def test_a_rule_of_0_is_refused_with_what_to_say_instead(rule, capsys):
+    """It would be no rule, and without one the store keeps everything: the opposite of none."""
+    with pytest.raises(SystemExit):
+        main(["retain", "gpt", rule, "0"])
+
+    assert "--all to keep everything; the newest checkpoint is never" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

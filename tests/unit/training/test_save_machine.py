@@ -18,7 +18,7 @@ from holdfast.errors import (
 from holdfast.training.save_machine import events as ev
 from holdfast.training.save_machine import rules
 from holdfast.training.save_machine.rules import GATE_S_MAX, handle
-from holdfast.training.save_machine.slot_wait import RETURN_S_MAX, slot_wait_s
+from holdfast.training.save_machine.slot_wait import LOOK_S, RETURN_S_MAX, slot_wait_s
 from holdfast.training.save_machine.state import BUSY_WAIT_S_MAX, Author, Claim, SaveState
 
 NEW = SaveState(Author("j", "r", 3, 0))
@@ -148,6 +148,16 @@ def test_a_step_is_given_up_for_all_ranks_its_handle_and_people(before, event, r
         f"step 6 is not saved: {reason}" in a.text for a in actions if isinstance(a, ev.Warn)
     )
     assert (1, 2.0) == (after.lapse.lost_count, after.stretch)
+
+
+def test_a_step_that_found_no_slot_is_given_up_for_what_the_agent_says():
+    """4.4 of the failure model: others have filled the arena, and nothing commits of itself."""
+    full = "no room for the digests of a segment"
+    state, _ = live(READY._replace(owed=6), view(hindrance=full), ev.Stepped(7))
+    assert f"no free slot: {full}" == state.failure.message
+
+    state, _ = live(state._replace(owed=8), view(), ev.Stepped(9))
+    assert f"no free slot: {rules.BEHIND}" == state.failure.message
 
 
 def test_a_copy_that_hangs_costs_its_step_and_the_next_and_is_waited_for_once():
@@ -293,8 +303,40 @@ def test_the_state_before_is_not_changed_and_stays_small():
 
 def test_the_first_save_waits_for_its_slot_as_long_as_its_memory_may_take():
     """Once: from then on a slot is there, or protection is behind."""
-    state, actions = live(NEW, ev.Due(7), ev.Prepared(7, 1), ev.Reserved(7, 1, 60.0), NO_SLOT)
-    assert ev.TakeSlot(7, rules.NEW_PLAN_S_MAX + 60.0) == actions[-1]
+    state, _ = live(NEW, ev.Due(7), ev.Prepared(7, 1), ev.Reserved(7, 1, 60.0))
+    late, waited_s = waits(state, 7)
+    assert (7, rules.NEW_PLAN_S_MAX + 60.0) == (late.owed, waited_s)
 
-    state, _ = live(state, ev.SlotReady(7))
+    state, _ = live(state, NO_SLOT, ev.SlotReady(7))
     assert BUSY_WAIT_S_MAX == state.patience_s
+
+
+HINDERED, FENCED = view(hindrance="the file system is full"), view(fenced=True)
+
+
+@pytest.mark.parametrize(
+    ("news", "lost", "more_s"),
+    [
+        (HINDERED, False, 0.0),
+        (FENCED, False, 0.0),
+        (view(), True, rules.NEW_PLAN_S_MAX),
+        (view(), False, rules.NEW_PLAN_S_MAX + 600.0 - 2 * LOOK_S),
+    ],
+    ids=["full", "fenced", "away", "made"],
+)
+def test_nobody_waits_for_memory_that_does_not_come(news, lost, more_s):
+    """P4: a large slot may take an hour to touch; the agent died, or its file system was full."""
+    state, _ = live(NEW, ev.Due(7), ev.Prepared(7, 1), ev.Reserved(7, 1, 600.0), NO_SLOT, NO_SLOT)
+    state, _ = live(state, news)
+
+    late, waited_s = waits(state, 7, agent_lost=lost)
+    assert (7, more_s) == (late.owed, waited_s)
+
+
+def waits(state, step, **fields):
+    """Return the state in which a step is owed that finds no slot, and how long it waited."""
+    waited_s = 0.0
+    while state.owed != step:
+        state, actions = live(state, ev.NoSlot(step, **fields))
+        waited_s += sum(action.wait_s for action in actions if isinstance(action, ev.TakeSlot))
+    return state, waited_s

@@ -449,6 +449,16 @@ def test_a_thousand_steps_without_a_slot_are_one_line(leased, caplog):
     assert "; 1000 before it were not saved" in caplog.records[-1].getMessage()
 
 
+@pytest.mark.parametrize(("world_size", "who"), [(1, "job j: step"), (2, "job j, rank 0: step")])
+def test_of_several_ranks_it_is_said_which_one_did_not_save(tmp_path, caplog, world_size, who):
+    """All ranks of a node write to one terminal: without it the same line stands there often."""
+    with saver_of(tmp_path, {"w": torch.zeros(3)}, world_size=world_size) as saver:
+        saver.save(2)
+        saver.note_step(3)
+
+    assert any(r.getMessage().startswith(f"{who} 2 is not saved") for r in caplog.records)
+
+
 def test_what_an_optimizer_trains_beside_the_state_is_logged_once(tmp_path, caplog):
     """Plans are made anew when its state appears; the sentence stays the same."""
     state = stepped(torch.nn.Parameter(torch.zeros(3)))

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.abandoned_step import AbandonedStep
+from holdfast.core.text import tellable
 from holdfast.core.user_events import Event
 from holdfast.errors import (
     CheckpointError,
@@ -26,7 +27,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.training.save_machine import events as ev
-from holdfast.training.save_machine.slot_wait import slot_wait_s
+from holdfast.training.save_machine.slot_wait import LOOK_S, slot_wait_s, wait_left_s
 from holdfast.training.save_machine.state import BUSY_WAIT_S_MAX, Claim, Refusal, SaveState
 from holdfast.training.unsaved_steps import reason_text
 
@@ -123,7 +124,9 @@ def _prepared(state: SaveState, event: ev.Prepared, now_s: float) -> Handled:
 
 
 def _reserved(state: SaveState, event: ev.Reserved, _now_s: float) -> Handled:
-    state = state._replace(reserved=event.plan, patience_s=NEW_PLAN_S_MAX + event.touch_s)
+    # What hindered slots before is told again if it still does: the agent has just taken the plan.
+    patience_s = NEW_PLAN_S_MAX + event.touch_s
+    state = state._replace(reserved=event.plan, patience_s=patience_s, hindrance="")
     return state, [ev.TakeSlot(event.step, 0.0)]
 
 
@@ -136,7 +139,7 @@ def _refused(state: SaveState, event: ev.Refused, now_s: float) -> Handled:
 
 
 def _no_slot(state: SaveState, event: ev.NoSlot, _now_s: float) -> Handled:
-    """Wait for a slot once, then owe the step."""
+    """Wait for a slot, as long as one may come and once for the step, then owe it."""
     step = event.step
     if state.owed == step:
         return state, []
@@ -144,9 +147,12 @@ def _no_slot(state: SaveState, event: ev.NoSlot, _now_s: float) -> Handled:
     if state.wished != step:
         state = state._replace(wished=step)
         actions.append(ev.Post(wants_slot=step))
-        wait_s = slot_wait_s(state, step, agent_lost=event.agent_lost)
-        if wait_s > 0:
-            return state, [*actions, ev.TakeSlot(step, wait_s)]
+        left_s = slot_wait_s(state, step, agent_lost=event.agent_lost)
+    else:
+        left_s = wait_left_s(state, agent_lost=event.agent_lost, lost_s_max=NEW_PLAN_S_MAX)
+    if left_s > 0:
+        wait_s = min(left_s, LOOK_S)
+        return state._replace(waits_s=left_s - wait_s), [*actions, ev.TakeSlot(step, wait_s)]
     # One wait is enough to learn that protection is behind: until a slot is free again, later
     # saves are given up at once instead of stopping the training thread each time.
     return state._replace(patience_s=0.0, owed=step), [*actions, ev.KeepMoment(step)]
@@ -236,7 +242,7 @@ def _settle_owed(state: SaveState, now_s: float, *, agent_lost: bool) -> Handled
     if state.owed is None:
         return state, []
     step, state = state.owed, state._replace(owed=None)
-    reason = f"no free slot: {AWAY if agent_lost else BEHIND}"
+    reason = f"no free slot: {AWAY if agent_lost else state.hindrance or BEHIND}"
     return _abandon(state, step, now_s, reason, ExhaustedError(reason, step=step))
 
 
@@ -292,7 +298,12 @@ def _view(state: SaveState, event: ev.View, _now_s: float) -> Handled:
             copied_step = max(copied_step, levels.step)
         if levels.sealed or levels.abandoned:
             over.add(levels.step)
-    state = state._replace(lapse=lapse, local_step=local_step, copied_step=copied_step)
+    state = state._replace(
+        lapse=lapse,
+        local_step=local_step,
+        copied_step=copied_step,
+        hindrance=tellable(view.hindrance),
+    )
     state, saving = _release(state, over)
     if saving is not None:
         told.append(ev.Post(saving=saving))

@@ -56,7 +56,7 @@ class SaveState(NamedTuple):
         hanging: The step whose copy was given up and may never end: it was waited for once.
         reserved: Number of the plan whose slots are reserved, 0: of none.
         refused: Why there are no slots of the newest plan.
-        patience_s: How long the next save may wait for a slot.
+        patience_s: How long the next save may wait for a slot; ``waits_s``: how much of it is left.
         owed: The step that found no slot, while training has not gone on.
         wished: The step for which the agent was told that a slot is wanted.
         local_step: The newest step known to be ``local``; ``copied_step``: with all its copies.
@@ -64,6 +64,7 @@ class SaveState(NamedTuple):
         fenced: Whether a newer attempt trains.
         outage: Whether commits stand still.
         shortage: Why steps get no further than ``local``; empty: they do.
+        hindrance: Why the agent gives no slot, if it said so.
         failure: What went wrong last, until somebody takes it.
         lapse: The steps that were not saved.
         eager_told: Whether it was said that nothing is deferred.
@@ -80,6 +81,7 @@ class SaveState(NamedTuple):
     reserved: int = 0
     refused: Refusal | None = None
     patience_s: float = BUSY_WAIT_S_MAX
+    waits_s: float = 0.0
     owed: int | None = None
     wished: int | None = None
     local_step: int = -1
@@ -88,6 +90,7 @@ class SaveState(NamedTuple):
     fenced: bool = False
     outage: bool = False
     shortage: str = ""
+    hindrance: str = ""
     failure: CheckpointError | None = None
     lapse: Lapse = Lapse()
     eager_told: bool = False

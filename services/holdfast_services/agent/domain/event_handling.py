@@ -204,7 +204,11 @@ def _metadata_lost(state: State, event: ev.MetadataLost) -> list[ev.Action]:
 
 
 def _created(state: State, event: ev.SlotCreated) -> list[ev.Action]:
-    state.slots[event.slot] = replace(state.slots[event.slot], work=Work.NONE)
+    slot = state.slots[event.slot] = replace(state.slots[event.slot], work=Work.NONE)
+    for key, session in state.sessions.items():
+        asked = session.reservation
+        if session.refused and asked and asked.length_bytes == slot.length_bytes:
+            state.sessions[key] = replace(session, refused="")  # there is room again
     return []
 
 
@@ -266,6 +270,7 @@ def _fill(state: State, slot: Slot, content: Content) -> None:
         filling=None,
         blocked=False,
         last=None,
+        hindered="",
     )
 
 
@@ -297,7 +302,9 @@ def _seal_blocked(state: State, event: ev.SealBlocked) -> list[ev.Action]:
         # A stopped process of an older attempt holds the lock: the file is its own, we move on.
         del state.slots[slot.name.slot]
         return [ev.DropSlot(slot.name)]
-    state.slots[slot.name.slot] = replace(slot, work=Work.NONE, blocked=True)
+    # The first text stays: how much is free meanwhile would make each of them news.
+    hindered = (slot.hindered or event.reason) if event.reason else ""
+    state.slots[slot.name.slot] = replace(slot, work=Work.NONE, blocked=True, hindered=hindered)
     return said
 
 

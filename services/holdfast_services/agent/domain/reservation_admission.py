@@ -108,6 +108,12 @@ def reserved_bytes(state: State) -> int:
     )
 
 
+def unmade_bytes(state: State) -> int:
+    """Return what all that trains or is kept here needs beside the slots that there are."""
+    needed = _trained_bytes(state, "") + sum(_left_bytes(state, "").values())
+    return max(needed - state.used_bytes, 0)
+
+
 def nodes_known(state: State) -> int:
     """Return how many nodes are live: any of them may get copies, whatever the job's own are."""
     return len(state.view.nodes) if state.view else 0

@@ -13,6 +13,7 @@ from holdfast_services.agent.domain.slot_rules import (
     decision_for,
     forgotten,
     leased,
+    quota_left,
     restoring,
 )
 from holdfast_services.agent.domain.state import Session, Slot, State
@@ -35,6 +36,7 @@ def session_view(state: State, session: Session) -> SessionView:
         degraded=state.lost,
         shortage=view.shortage if view and not session.fenced else "",
         forgotten=forgotten(state, session),
+        hindrance=_hindrance(state, session),
     )
 
 
@@ -65,6 +67,13 @@ def _leases(state: State, session: Session) -> tuple[SlotLease, ...]:
         and slot.name.state is SlotState.WRITING
         and leased(state, slot)
     )
+
+
+def _hindrance(state: State, session: Session) -> str:
+    """Return why slots of this rank are not sealed, or not made, as far as that is known here."""
+    of_rank = (slot for slot in state.slots.values() if slot.session in ("", session.id))
+    unsealed = next((slot.hindered for slot in of_rank if slot.hindered), "")
+    return unsealed or (session.refused if session.refused and quota_left(state, session) else "")
 
 
 def _steps(state: State, session: Session) -> tuple[StepLevels, ...]:

@@ -69,7 +69,11 @@ _LOCK = select(t.jobs.c.run).where(t.jobs.c.name == bindparam("job")).with_for_u
 _DECIDING = (
     select(t.runs.c.job, t.runs.c.run)
     .join(t.decisions, t.decisions.c.run == t.runs.c.run)
-    .where(_OPEN)
+    .join(
+        t.attempts,
+        and_(t.attempts.c.run == t.runs.c.run, t.attempts.c.generation == t.runs.c.generation),
+    )
+    .where(_OPEN, t.attempts.c.lease_until_s > bindparam("since_s"))
 )
 _R, _A = t.runs.c, t.attempts.c
 _ACTIVE = (
@@ -164,9 +168,14 @@ class RunStatements(CheckpointStatements):
         """
         return sorted(self._db.execute(_ACTIVE, {"since_s": since_s}).scalars())
 
-    def deciding_jobs(self) -> Mapping[str, str]:
-        """Return job -> run of all whose restore is being decided; a plain read."""
-        return {row.job: row.run for row in self._db.execute(_DECIDING)}
+    def deciding_jobs(self, since_s: float) -> Mapping[str, str]:
+        """Return job -> run of all whose restore is being decided; a plain read.
+
+        Not of an attempt that was fenced meanwhile, nor of one without a lease after ``since_s``:
+        nobody waits for these any more, and no later word closes what they left open.
+        """
+        rows = self._db.execute(_DECIDING, {"since_s": since_s})
+        return {row.job: row.run for row in rows}
 
     def run_of(self, job: str) -> str | None:
         """Return the job's run without a lock; a plain read."""

@@ -175,7 +175,7 @@ def report(
     listens_until_s = pulse(catalogue, now_s, limits)
     before = catalogue.nodes()
     # Each word of a node counts for a restore that is being decided, also that there is no news.
-    touched = {**catalogue.deciding_jobs(), **jobs_of(inventories, before, now_s)}
+    touched = {**catalogue.deciding_jobs(now_s - IDLE_S_MAX), **jobs_of(inventories, before, now_s)}
     runs = [_locked(catalogue, job, touched[job], now_s) for job in sorted(touched)]
     answers: dict[str, int] = {}
     for item in sorted(inventories, key=lambda i: (i.node.node, i.incarnation, i.sequence)):
