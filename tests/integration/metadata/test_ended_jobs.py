@@ -8,6 +8,7 @@ from tests.said import rank_status
 
 from holdfast.core.abandoned_step import AbandonedStep
 from holdfast_services.metadata import transactor
+from holdfast_services.metadata.usecases.agents import report
 
 
 def statements(service):
@@ -84,8 +85,8 @@ async def test_what_another_process_has_changed_is_seen_after_a_while(
 
 async def locks_count(service, agent):
     """Return how many jobs a report locks that brings no news."""
-    found = statements(service)
-    await service.report(agent.inventory())
+    inventory, found = agent.inventory(), statements(service)
+    await service.write(lambda c: report(c, [inventory], service.limits))
     return sum("FROM jobs" in said and "name" in said for said in found)
 
 
@@ -110,7 +111,7 @@ async def test_a_restore_that_nobody_waits_for_costs_no_report_anything(
         else:
             await service.change(lambda c: c.forget_leases())
             await service.report(agent.inventory())
-        decision = await service.transactor.read(lambda c: c.load_run(seat.run).deciding)
+        decision = await service.read(lambda c: c.load_run(seat.run).deciding)
         assert decision, "left open"
         counts.append(await locks_count(service, agent))
     assert counts[0] == counts[1]
