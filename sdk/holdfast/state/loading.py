@@ -28,7 +28,7 @@ from holdfast.state.gathered import GatheredOptimizer, gather
 from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.kinds import Kind, named
 from holdfast.state.local_boxes import local, shape_of
-from holdfast.state.name_differences import name_differences
+from holdfast.state.name_differences import name_differences, numbered_alike
 from holdfast.state.other_classes import warn_of_optimizer, warn_of_scheduler
 from holdfast.state.owners import Owners, told
 from holdfast.state.sections import Section
@@ -64,6 +64,7 @@ class Loading:
     ) -> None:
         self._state = state
         self._specs = segments.specs()
+        self._saved_world_size = segments.world_size
         self._wants = Wants(segments)
         self._owners = owners
         self._strict = strict
@@ -184,7 +185,8 @@ class Loading:
         extra = modules.load_module(path, module, self._fill, names, rename)
         lost = self._missing[before:]
         if self._strict and (lost or extra):
-            text = f"{name_differences('tensor', lost, extra)}; strict=False loads the rest"
+            advice = self._advice(names, lost, extra)
+            text = f"{name_differences('tensor', lost, extra)}; {advice}"
             if lost:
                 raise NotReadyError(text, fqn=lost[0])
             raise InvalidRequestError(text, key=extra[0])
@@ -199,6 +201,25 @@ class Loading:
                     break
             else:
                 self._only_here(f"{name}.extra_state")
+
+    def _advice(self, names: Sequence[str], lost: Sequence[str], extra: Sequence[str]) -> str:
+        """Say what to do about tensors of a module that are only here, or only there.
+
+        Args:
+            names: All that were saved below the module's path.
+            lost: Those that are only here.
+            extra: Those of ``names`` that are only there.
+        """
+        saved, now = self._saved_world_size, self._owners.world_size
+        kept = set(names) - set(extra)
+        if saved == now or not (numbered_alike(lost, names) or numbered_alike(extra, kept)):
+            return "strict=False loads the rest"
+        return (
+            f"{saved} ranks saved it and {now} load it: if these are stages of a pipeline, or "
+            f"experts, each is to say what its layers are called in the whole model, "
+            f"holdfast.Section(module, names), before it is saved; what was saved without comes "
+            f"back on {saved} ranks"
+        )
 
     def want_object(self, path: str, value: Any, put: Callable[[Any], None]) -> None:
         """See ``kinds.Restoring``."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 NAMES_SHOWN_MAX = 5
 NAMES_COMPARED_MAX = 1_000
 """Of the checkpoint's, with each name that is shown: 0.1 s."""
 _ALIKE = 0.8
+_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 
 
 def name_differences(what: str, here: Sequence[str], there: Sequence[str]) -> str:
@@ -29,6 +31,16 @@ def name_differences(what: str, here: Sequence[str], there: Sequence[str]) -> st
         _clause(what, [*map(repr, there[:NAMES_SHOWN_MAX])], len(there), "checkpoint"),
     )
     return ", ".join(filter(None, clauses))
+
+
+def numbered_alike(some: Iterable[str], others: Iterable[str]) -> bool:
+    """Tell whether a name differs from one of ``others`` in numbers alone, as layers do.
+
+    >>> numbered_alike(["net.layers.2.weight"], ["net.layers.0.weight", "net.head"])
+    True
+    """
+    known = {_NUMBER.sub("#", name) for name in others}
+    return any("#" in name and name in known for name in (_NUMBER.sub("#", n) for n in some))
 
 
 def _nearest(name: str, others: Sequence[str]) -> str:

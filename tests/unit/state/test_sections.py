@@ -404,3 +404,37 @@ def test_a_stage_asks_only_for_the_bytes_of_its_own_layers(world, tmp_path, monk
     names = saved.names(needs)
     assert [] == [name for name in names if re.search(r"layers\.[01]\.|emb", name)]
     assert any(name.endswith("layers.3.weight.exp_avg") for name in names)
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (2, 4)], ids=["fewer", "more"])
+def test_stages_that_do_not_say_what_they_are_hear_of_section(world, tmp_path, before, now):
+    """What ``strict=False`` would load are layers of another stage, and nobody is told."""
+    saved = Saved(tmp_path, world, lambda rank: {"model": stage(rank, before)}, before)
+    world(1, now)
+    capture = Capture({"model": stage(1, now)}, rank=1, world_size=now)
+    with (
+        saved.segments(range(before)) as segments,
+        pytest.raises((NotReadyError, InvalidRequestError)) as caught,
+    ):
+        capture.load(segments, step=1)
+
+    assert f"{before} ranks saved it and {now} load it" in caught.value.message
+    assert "holdfast.Section(module, names)" in caught.value.message
+    assert "strict=False" not in caught.value.message
+
+
+def test_a_model_that_has_become_deeper_on_other_ranks_is_no_stage(world, tmp_path):
+    """Names that no number makes alike are what the script has more or less of."""
+    saved = Saved(tmp_path, world, lambda _: {"model": nn.ModuleDict({"a": nn.Linear(2, 2)})}, 4)
+    world(1, 2)
+    deeper = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    with (
+        saved.segments(range(4)) as segments,
+        pytest.raises(NotReadyError, match="strict=False loads the rest"),
+    ):
+        Capture({"model": deeper}, rank=1, world_size=2).load(segments, step=1)
+
+
+def stage(number, stages):
+    each = LAYERS // stages
+    return Stage(number * each, (number + 1) * each)
