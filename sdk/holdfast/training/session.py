@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -53,6 +54,8 @@ CALL_S_MAX = 10.0
 HEADS_S_MAX = 30.0
 REGISTER_S_MIN = 1.0
 """Between two registrations of a rank that is told it has no seat: views may change often."""
+RESERVE_AGAIN_S = 5.0
+"""Between two tries to have slots of an agent that came back and had no room for them."""
 WATCH_S = 10.0
 RETRY_S = 0.2
 SOCKET_POLL_S = 0.02
@@ -79,6 +82,8 @@ class AgentSession:
         self._seat: Seat | None = None
         self._arena: Path | None = None
         self._reservation: Reservation | None = None
+        self._unreserved = False
+        self._reserve_after_s = 0.0
         self._lock_descriptor = -1
         self._outbox = Outbox()
         self.needs_of_all = False
@@ -86,6 +91,7 @@ class AgentSession:
         self._guard = threading.Lock()
         self._opening = threading.Lock()
         self._taking = threading.Lock()
+        self._reserving = threading.Lock()
         self._register_after_s = 0.0
         self._reopened = threading.Event()
         self._changed = threading.Condition()
@@ -147,7 +153,7 @@ class AgentSession:
         """
         self._reservation = reservation
         try:
-            return self._reserve(reservation)
+            return self._reserve()
         except NotFoundError:
             return self._reopen()
 
@@ -340,28 +346,38 @@ class AgentSession:
         self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         thread.start()
 
-    def _reserve(self, reservation: Reservation) -> bool:
-        request = pb.ReserveRequest(
-            session=self.id,
-            plan_hash=reservation.plan_hash,
-            length_bytes=reservation.length_bytes,
-            slots=reservation.slots,
-            restored_bytes=reservation.restored_bytes,
-        )
-        response = call(self._stub.Reserve, request, timeout_s=CALL_S_MAX)
+    def _reserve(self) -> bool:
+        """Ask for the slots of the newest plan: one call at a time, so that it is heard last."""
+        with self._reserving:
+            asked = self._reservation
+            assert asked is not None, "a plan has been made"
+            request = pb.ReserveRequest(
+                session=self.id,
+                plan_hash=asked.plan_hash,
+                length_bytes=asked.length_bytes,
+                slots=asked.slots,
+                restored_bytes=asked.restored_bytes,
+            )
+            response = call(self._stub.Reserve, request, timeout_s=CALL_S_MAX)
+            self._unreserved = False
         return bool(response.making)
 
     def _reopen(self) -> bool:
         """Introduce this session to an agent that has forgotten it; return as ``reserve`` does."""
-        making = False
         with self._opening:
             node = call(self._stub.Describe, pb.DescribeRequest(), timeout_s=CALL_S_MAX)
             self._open(Path(node.arena))
-            if self._reservation is not None:
-                making = self._reserve(self._reservation)
         self._reopened.set()
         self._unsent = True  # the agent knows no level of ours any more
-        return making
+        if self._reservation is None:
+            return False
+        self._unreserved = True
+        return self._reserve()
+
+    def _reserve_again(self) -> None:
+        """Ask once more for what an agent refused when it came back; beside the watch."""
+        with suppress(CheckpointError):  # said when it was refused first
+            self._reserve()
 
     def _watch(self, on_view: Callable[[SessionView], None]) -> None:
         while not self._stopping.is_set() and not self.view.fenced:
@@ -379,6 +395,9 @@ class AgentSession:
                 self._recover(error, on_view)
                 continue
             self.lost_agent = ""
+            if self._unreserved and time.monotonic() >= self._reserve_after_s:
+                self._reserve_after_s = time.monotonic() + RESERVE_AGAIN_S
+                self.spawn("reserve", self._reserve_again)
             if view.version != self.view.version:
                 self._take(view, on_view)
             if view.forgotten and time.monotonic() >= self._register_after_s:

@@ -12,13 +12,15 @@ import pytest
 
 from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.attempts import AttemptSpec
+from holdfast.core.budget import Reservation
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.core.needs import Needs
 from holdfast.core.session import SessionView
-from holdfast.errors import NotFoundError, StaleGenerationError, UnavailableError
+from holdfast.errors import ExhaustedError, NotFoundError, StaleGenerationError, UnavailableError
 from holdfast.rpc.channel import unix_target
 from holdfast.rpc.codec import from_message
 from holdfast.rpc.status import TRAILER, to_status
+from holdfast.training import session as training_session
 from holdfast.training.outbox import HINTS_COUNT_MAX, Outbox
 from holdfast.training.session import AgentSession
 from holdfast.v1 import agent_pb2 as pb
@@ -44,6 +46,8 @@ class Agent(agent_pb2_grpc.AgentServicer):
         self.opened = []
         self.away = False
         self.told = queue.SimpleQueue()
+        self.refusals = 0
+        self.reserved = queue.SimpleQueue()
 
     def heard(self, what):
         """Wait for an update of which ``what`` is true."""
@@ -88,6 +92,13 @@ class Agent(agent_pb2_grpc.AgentServicer):
         if self.lost.is_set():
             return pb.SessionView(version="2", leases=[self.lease], forgotten=True)
         return pb.SessionView(version="1", leases=[self.lease])
+
+    def Reserve(self, request, context):
+        self.refusals -= 1
+        if self.refusals >= 0:
+            refuse(context, ExhaustedError("another job has taken the room"))
+        self.reserved.put(request)
+        return pb.ReserveResponse()
 
     def CloseSession(self, request, context):
         return pb.CloseSessionResponse()
@@ -214,6 +225,24 @@ def test_an_agent_that_forgot_is_told_all_again(agent, session):
     agent.forgotten.set()
 
     agent.heard(lambda update: list(update.report.saving) == [5])
+
+
+def test_slots_that_an_agent_refused_when_it_came_back_are_asked_for_again(
+    agent, session, monkeypatch
+):
+    """Its session was open then, so nobody introduced it once more: it had no slot for good."""
+    monkeypatch.setattr(training_session, "RESERVE_AGAIN_S", 0.0)
+    views = queue.SimpleQueue()
+    session.start(views.put)
+    assert views.get(timeout=WAIT_S).leases
+    session.reserve(Reservation(plan_hash="p", length_bytes=1, slots=2, restored_bytes=0))
+    assert 1 == agent.reserved.get(timeout=WAIT_S).length_bytes
+
+    agent.refusals = 2
+    agent.forgotten.set()
+
+    assert 1 == agent.reserved.get(timeout=WAIT_S).length_bytes
+    assert not views.get(timeout=WAIT_S).leases, "those of the agent before"
 
 
 def test_nothing_is_told_while_nothing_is_new(agent, session, monkeypatch):
