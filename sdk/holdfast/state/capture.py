@@ -121,6 +121,7 @@ class Capture:
         self._restored: Callable[[], None] | None = None
         self._objects: dict[str, Any] = {}
         self._known: dict[int, tuple[object, Kind]] = {}
+        self._handlers_count = 0
         self._trained: dict[str, tuple[Optimizer, Mapping[int, str]]] = {}
         self._written: set[str] = set()
         self._orders: dict[str, buckets.BucketOrder] = {}
@@ -136,7 +137,8 @@ class Capture:
         """
         objects = self._walk().objects
         _check_names(objects)
-        if self._seen is None or not self._are_same(objects) or not self._seen.holds():
+        alike = self._are_same(objects) and self._handlers_count == kinds.handlers_count()
+        if self._seen is None or not alike or not self._seen.holds():
             self._found = survey = self.survey()
             self._seen = Identity(survey)
             self._seen.let_go()
@@ -186,6 +188,7 @@ class Capture:
         self._objects = objects = self._walk().objects
         stepped = {id(p): p for o in self._optimizers for p in optimizers.parameters(o)}
         survey = Survey()
+        self._handlers_count = kinds.handlers_count()
         found = {path: kinds.kind_of(path, value) for path, value in objects.items()}
         self._known = {id(objects[path]): (objects[path], k) for path, k in found.items() if k}
         at = Surveying(

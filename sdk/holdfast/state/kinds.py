@@ -291,6 +291,11 @@ def register_handler(
     _registered[type] = _Registered(save, load)
 
 
+def handlers_count() -> int:
+    """Return how many classes have a handler: with each, values may be of another kind."""
+    return len(_registered)
+
+
 _TYPE = type
 
 

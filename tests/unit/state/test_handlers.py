@@ -193,3 +193,26 @@ def test_what_is_nearly_plain_needs_no_handler_but_its_plain_value(value):
     with pytest.raises(InvalidRequestError, match=r"keep (a plain tuple|its name)") as caught:
         Capture({"a": value}, rank=0, world_size=1)
     assert "register_handler" not in str(caught.value)
+
+
+class Resuming(Average):
+    """Has the usual methods, which a handler takes the place of."""
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, tree):
+        self.count = tree["count"]
+
+
+def test_a_handler_that_is_registered_before_a_restore_counts_there(tmp_path):
+    """Between the Checkpointer's making and its restore: no object of the state has changed."""
+    capture = Capture({"a": Resuming(0)}, rank=0, world_size=1)
+    holdfast.register_handler(Average, take, put)
+    saved = Capture({"a": Resuming(3)}, rank=0, world_size=1)
+
+    with worlds.save_all(tmp_path, [saved]) as segments:
+        capture.check()
+        capture.load(segments, step=1)
+
+    assert 3.0 == float(capture.state["a"].mean[0])
