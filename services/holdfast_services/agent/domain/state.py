@@ -80,8 +80,8 @@ class Slot:
     exactly when the state is ELEMENT.
 
     ``last`` is what was sealed in it the time before, while nothing is: some of its bytes may lie
-    there still. A hint for who fills it, never evidence. ``hindered`` is why it could not be sealed when
-    that was tried last, if nothing is wrong with what is in it.
+    there still. A hint for who fills it, never evidence. ``hindered`` is why it could not be
+    sealed when that was tried last, if nothing is wrong with what is in it.
     """
 
     name: SlotName
