@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,6 +68,17 @@ def _channel_options() -> list[tuple[str, int]]:
 
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)
+
+
+def is_served(path: Path, timeout_s: float) -> bool:
+    """Tell whether a process listens on the unix socket at ``path``."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(timeout_s)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def unix_target(path: Path) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -42,7 +41,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.logs import steady_logger
-from holdfast.rpc.channel import call, sync_channel, unix_target
+from holdfast.rpc.channel import call, is_served, sync_channel, unix_target
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.training.headers import Headers
 from holdfast.training.outbox import Outbox
@@ -463,26 +462,16 @@ class AgentSession:
                 error,
             )
         self.lost_agent = str(error)
-        if self._listening():
+        if is_served(self._socket, SOCKET_POLL_S):
             self._stopping.wait(RETRY_S)
             return
-        while not self._listening():
+        while not is_served(self._socket, SOCKET_POLL_S):
             if self._stopping.wait(SOCKET_POLL_S):
                 return
         # The agent is back. The old channel would let its own backoff pass before it looks.
         before, self._channel = self._channel, sync_channel(unix_target(self._socket))
         self._stub = AgentStub(self._channel)
         before.close()
-
-    def _listening(self) -> bool:
-        """Tell whether a process listens on the agent's socket."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(SOCKET_POLL_S)
-            try:
-                probe.connect(str(self._socket))
-            except OSError:
-                return False
-        return True
 
     def _update(self) -> None:
         stopping = False

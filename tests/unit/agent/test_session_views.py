@@ -139,7 +139,7 @@ def test_a_session_is_told_why_its_slots_are_not_sealed_until_they_are():
     assert "" == session_view(now, session()).hindrance
 
 
-def test_a_session_is_told_why_its_slots_are_not_made_until_one_is():
+def test_a_session_is_told_why_its_slots_are_not_made_until_all_are():
     asked = Reservation(plan_hash="p", length_bytes=KIB, slots=2, restored_bytes=0)
     now, _ = handle(state(), ev.SessionOpened(session()))
     now, made = handle(now, ev.Reserved(session().id, asked))
@@ -147,5 +147,10 @@ def test_a_session_is_told_why_its_slots_are_not_made_until_one_is():
     assert "the file system is full" == session_view(now, now.sessions[session().id]).hindrance
 
     now, made = handle(now, ev.Tick(10.0), now_s=10.0)
-    now, _ = handle(now, ev.SlotCreated(made[0].name.slot))
+    now, made = handle(now, ev.SlotCreated(made[0].name.slot))
+    now, _ = handle(now, ev.SlotCreated(created(made)))
     assert "" == session_view(now, now.sessions[session().id]).hindrance
+
+
+def created(actions):
+    return next(action.name.slot for action in actions if isinstance(action, ev.CreateSlot))

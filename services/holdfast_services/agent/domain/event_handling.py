@@ -204,11 +204,7 @@ def _metadata_lost(state: State, event: ev.MetadataLost) -> list[ev.Action]:
 
 
 def _created(state: State, event: ev.SlotCreated) -> list[ev.Action]:
-    slot = state.slots[event.slot] = replace(state.slots[event.slot], work=Work.NONE)
-    for key, session in state.sessions.items():
-        asked = session.reservation
-        if session.refused and asked and asked.length_bytes == slot.length_bytes:
-            state.sessions[key] = replace(session, refused="")  # there is room again
+    state.slots[event.slot] = replace(state.slots[event.slot], work=Work.NONE)
     return []
 
 
