@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from holdfast.state import State
     from holdfast.state.dataloaders import ResumableLoader
+    from holdfast.state.frozen import frozen
     from holdfast.state.kinds import register_handler
     from holdfast.state.sections import Section
 
@@ -48,6 +49,7 @@ __all__ = [
     "SaveHandle",
     "Section",
     "State",
+    "frozen",
     "load",
     "register_handler",
     "save",
@@ -64,6 +66,7 @@ _HOME = {
     "Loaded": "holdfast.oneshot",
     "load": "holdfast.oneshot",
     "save": "holdfast.oneshot",
+    "frozen": "holdfast.state.frozen",
     "register_handler": "holdfast.state.kinds",
 }
 

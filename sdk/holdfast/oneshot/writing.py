@@ -142,7 +142,7 @@ def _filler(plan: SavePlan) -> Fill:
     """Return what gives the bytes of the segment as the state is now."""
     blob, live = plan.take_live()
     header = plan.template.fill(step=0, generation=0, parent=None)
-    tensors = [(piece.entry.begin, piece.tensor) for piece in (*plan.deferred, *plan.eager)]
+    tensors = [(piece.entry.begin, piece.tensor) for piece in plan.pieces]
     tensors += [(entry.begin, live[name]) for name, entry in plan.live_entries.items()]
     return filler([(0, header), (plan.blob_entry.begin, blob)], tensors)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from holdfast.copying.port import Device
 from holdfast.core.session import SlotLease
 from holdfast.core.slot_names import SlotName, SlotState, slot_name
 from holdfast.errors import ConflictError, NotFoundError, PreconditionError, TruncatedShardError
+from holdfast.format.digest import part_digest
 from holdfast.format.segment import TensorEntry
 from holdfast.logs import steady_logger
 from holdfast.reading.dtypes import TORCH
@@ -46,6 +48,7 @@ class SlotBuffer:
     Invariants: the mapping is as long as the file, and lives until ``drop``; the lock is held
     exactly while the slot is ``writing``. ``in_copy``: the copy thread writes it, and lets it go.
     A driver that the memory is registered with forgets it in ``drop``, before it is unmapped.
+    What of a plan is frozen is *kept* from its first copy on, while nobody else had the slot.
     """
 
     def __init__(self, arena: Path, lease: SlotLease, fd: int, memory: mmap.mmap) -> None:
@@ -58,6 +61,7 @@ class SlotBuffer:
         self._views: tuple[SavePlan, Views] | None = None
         self._deferred: tuple[SavePlan, list[torch.Tensor]] | None = None
         self._header_of: SavePlan | None = None
+        self._kept: tuple[SavePlan, list[bytes]] | None = None
         self.in_copy = False
         self._registered_with: Device | None = None
         self._was_refused = False
@@ -143,6 +147,33 @@ class SlotBuffer:
             self._deferred = (plan, [self._view(piece.entry) for piece in plan.deferred])
         return self._deferred[1]
 
+    def frozen(self, plan: SavePlan) -> list[torch.Tensor]:
+        """Return the places of what is frozen in the plan, and keep nothing: it is overwritten."""
+        self._kept = None
+        return [self._view(piece.entry) for piece in plan.frozen.pieces]
+
+    def keeps(self, plan: SavePlan) -> bool:
+        """Tell whether what is frozen in the plan is here from an earlier save."""
+        return self._kept is not None and self._kept[0] is plan
+
+    def keep(self, plan: SavePlan) -> Sequence[bytes]:
+        """Note that all that is frozen in the plan has been copied; return the digests of it."""
+        digests = self._digests(plan)
+        self._kept = (plan, digests)
+        return digests
+
+    def check_kept(self, plan: SavePlan) -> bool:
+        """Tell whether what is kept has the bytes that were copied; if not, nothing is kept."""
+        assert self._kept is not None, "only what is kept is looked at again"
+        if self._digests(plan) == self._kept[1]:
+            return True
+        self._kept = None
+        return False
+
+    def _digests(self, plan: SavePlan) -> list[bytes]:
+        with memoryview(self._memory()) as view:
+            return [part_digest(view[begin:end]) for begin, end in plan.frozen.spans]
+
     def write_header(
         self, plan: SavePlan, *, step: int, generation: int, parent: tuple[int, int] | None
     ) -> None:
@@ -203,12 +234,12 @@ class SlotBuffer:
             raise NotFoundError(f"slot {name.file_name} is another file than before")
         if lease.incarnation != self._name.incarnation + 1:
             # In between it may have held somebody else's segment.
-            self._header_of = None
+            self._header_of = self._kept = None
         self._name, self.in_copy = name, False
 
     def drop(self) -> None:
         """Forget views, mapping and descriptor; frees the lock if it is held. Idempotent."""
-        self._views = self._deferred = None
+        self._views = self._deferred = self._kept = None
         self._header_of = None
         memory, self._map = self._map, None
         self._unregister()

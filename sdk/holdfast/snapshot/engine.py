@@ -24,7 +24,8 @@ from holdfast.copying.copiers import Copiers
 from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer, Views
-from holdfast.snapshot.plan import Run, SavePlan
+from holdfast.snapshot.pieces import Run
+from holdfast.snapshot.plan import SavePlan
 from holdfast.threads import limit_this_thread
 
 THREAD_NAME = "holdfast-copy"
@@ -39,6 +40,7 @@ class Snapshot:
     ``buffer`` on its behalf, except that an abandoned copy may finish what is under way.
     ``deferred``: something is copied after ``begin`` has returned and before the gate opens.
     ``sources`` and ``held`` hold the memory that is copied, until the copy has ended.
+    ``kept_bytes`` of the segment are not copied: they are frozen, and the slot has them.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Snapshot:
         self.step = step
         self.generation = generation
         self.deferred = deferred
+        self.kept_bytes = plan.frozen.length_bytes if buffer.keeps(plan) else 0
         self.stall_s = 0.0
         self.copy_s = 0.0
         self.reason = ""
@@ -174,7 +177,7 @@ class CopyEngine:
             if plan.accelerators:  # perhaps something is under way
                 self._hand_over(snapshot, reason=f"copy failed: {cause or type(cause).__name__}")
             raise
-        if deferred or self._copiers.under_way:
+        if deferred or self._copiers.under_way or plan.frozen.spans:
             snapshot.stall_s = time.perf_counter() - begun_s
             self._hand_over(snapshot)
             return snapshot
@@ -193,6 +196,8 @@ class CopyEngine:
                 eager = [tensor.detach() for tensor in eager]
                 snapshot.held += eager
             self._copiers.of(device).now(views.eager[begin:end], eager)
+        if not snapshot.kept_bytes:
+            self._copy_frozen(snapshot)
         snapshot.held += live.values()
         for device, names in groupby(live, lambda name: plan.devices.of(live[name])):
             group = list(names)
@@ -205,6 +210,16 @@ class CopyEngine:
             return
         for chunk in plan.chunks:
             self._copiers.of(chunk.device).now(*_of_chunk(snapshot, chunk))
+
+    def _copy_frozen(self, snapshot: Snapshot) -> None:
+        """Copy what is frozen into a slot that does not have it yet."""
+        pieces = snapshot.plan.frozen.pieces
+        snapshot.plan.check(pieces)
+        targets = snapshot.buffer.frozen(snapshot.plan)
+        for device, begin, end in snapshot.plan.frozen.runs:
+            sources = [piece.tensor.detach() for piece in pieces[begin:end]]
+            snapshot.held += sources
+            self._copiers.of(device).now(targets[begin:end], sources)
 
     def _hand_over(self, snapshot: Snapshot, *, reason: str = "") -> None:
         """Leave ``snapshot`` to the copy thread, or raise and have that thread let it go.
@@ -286,6 +301,7 @@ class CopyEngine:
             self._current = None
             self.busy = False
             self._passable.set()
+            _settle(snapshot)
             self._idle.set()
             try:
                 self._on_done(snapshot)
@@ -313,7 +329,6 @@ class CopyEngine:
             self._copiers.clear_up()
         finally:
             snapshot.copy_s = time.perf_counter() - begun_s
-        snapshot.end()
 
     def _copy_chunks(self, snapshot: Snapshot) -> None:
         for chunk in snapshot.plan.chunks if snapshot.deferred else ():
@@ -351,6 +366,25 @@ def _check_writes(snapshot: Snapshot) -> None:
     if written and snapshot.end(reason=f"{reason}: from now on they are copied at once"):
         plan.capture.never_defer(written)
         plan.give_up()
+
+
+def _settle(snapshot: Snapshot) -> None:
+    """End a snapshot whose copies are in the slot; no training waits any more.
+
+    What was kept there is hashed: what rots in a slot would else be in all saves to come.
+    """
+    plan, buffer = snapshot.plan, snapshot.buffer
+    if snapshot.abandoned:
+        return
+    reason = ""
+    try:
+        if plan.frozen.spans and not snapshot.kept_bytes:
+            plan.compare_frozen(buffer.keep(plan))
+        elif snapshot.kept_bytes and not buffer.check_kept(plan):
+            reason = f"bytes of frozen tensors have changed in slot {buffer.slot}"
+    except CheckpointError as error:  # the slot was let go of
+        reason = error.message
+    snapshot.end(reason=reason)
 
 
 def _of_chunk(snapshot: Snapshot, chunk: Run) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

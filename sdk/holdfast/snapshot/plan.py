@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -36,6 +36,8 @@ from holdfast.format.segment import (
 from holdfast.format.tally import encode
 from holdfast.garbage import no_collection
 from holdfast.reading.dtypes import check_memory, dtype_name
+from holdfast.snapshot.frozen_pieces import FrozenPieces, is_watched
+from holdfast.snapshot.pieces import Piece, Run
 from holdfast.snapshot.plan_hash import hash_of, shared_hash, stored_name, tally_of
 from holdfast.state.capture import Estimate, LiveState
 from holdfast.state.left_out import unsaved_parameters
@@ -82,25 +84,18 @@ class Source(Protocol):
         """Copy these tensors before a save returns from now on."""
         ...
 
+    def thaw(self, fqns: Iterable[str], why: str) -> None:
+        """Take these tensors for frozen no more: they have changed, as ``why`` says."""
+        ...
+
+    @property
+    def surprises(self) -> Sequence[str]:
+        """What has changed though it was declared frozen, for people."""
+        ...
+
     def estimate(self) -> Estimate:
         """Return the bytes to reserve."""
         ...
-
-
-class Piece(NamedTuple):
-    """One tensor to copy and where it goes; ``kind`` is its shape and dtype, as planned."""
-
-    tensor: torch.Tensor
-    entry: TensorEntry
-    kind: tuple[torch.Size, torch.dtype]
-
-
-class Run(NamedTuple):
-    """Pieces ``[begin, end)`` of a list, all on ``device``; None: copied by the host."""
-
-    device: Device | None
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +111,11 @@ class SavePlan:
 
     Invariants: ``length_bytes`` and every position are constant. ``is_current`` is called just
     before each ``CopyEngine.begin``: what it takes of the live state is what that save writes.
-    ``left_out`` says what is trained and in no save. ``chunks`` are the runs of ``deferred`` that
-    are copied by one call each, ``eager_runs`` those of ``eager``; accelerators come first, since
-    they copy while the host does. ``accelerators`` are those that hold any of it.
+    ``left_out`` says what is trained and in no save. What is ``frozen`` is copied into a slot that
+    does not have it yet, before a save returns, and is no part of ``eager``. ``chunks`` are the
+    runs of ``deferred`` that are copied by one call each, ``eager_runs`` those of ``eager``;
+    accelerators come first, since they copy while the host does. ``accelerators`` are those that
+    hold any of it.
     """
 
     def __init__(
@@ -145,13 +142,17 @@ class SavePlan:
         entries = {entry.spec.fqn: entry for entry in template.entries}
         self.blob_entry = entries[blob_name(capture.rank)]
         later = {name: t for name, t in mine.items() if _is_deferred(t, devices)}
-        at_once = {name: t for name, t in mine.items() if name not in later}
+        kept = {name: t for name, t in mine.items() if t.frozen and is_watched(t.tensor)}
+        at_once = {n: t for n, t in mine.items() if n not in later and n not in kept}
         self.deferred, where = _pieces(later, entries, devices)
         self.chunks = _chunks(self.deferred, where)
         self._far_count = sum([device is not None for device in where])
         self.eager, where = _pieces(at_once, entries, devices)
-        self.eager_runs = [Run(device, begin, end) for device, begin, end in _spans(where)]
-        runs = [*self.chunks, *self.eager_runs]
+        self.eager_runs = _spans(where)
+        frozen, where = _pieces(kept, entries, devices)
+        self.frozen = FrozenPieces(frozen, _spans(where))
+        self._fqns = {name: t.fqn for name, t in kept.items()}
+        runs = [*self.chunks, *self.eager_runs, *self.frozen.runs]
         self.accelerators = list(dict.fromkeys(run.device for run in runs if run.device))
         self.live_entries = {
             name: entries[
@@ -169,16 +170,40 @@ class SavePlan:
         """Room for the text of this rank."""
         return self.blob_entry.end - self.blob_entry.begin
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """All tensors that stay the same objects, and where they go."""
+        return [*self.deferred, *self.eager, *self.frozen.pieces]
+
     def is_current(self) -> bool:
         """Tell whether the state still has the structure of this plan; stages the live part."""
         self._staged = None
-        if self._broken or not self._identity.holds():
+        if self._broken or not self._identity.holds() or self._has_thawed():
             return False
         live = self.capture.live(self._survey)
         if not (self.capture.same_objects(live) and self._fits(live)):
             return False
         self._staged = live
         return True
+
+    def _has_thawed(self) -> bool:
+        """Tell whether something frozen has changed; it is copied at each save from now on."""
+        changed = self.frozen.changed()
+        self._thaw(changed, "has changed since it was saved")
+        return bool(changed)
+
+    def compare_frozen(self, digests: Sequence[bytes]) -> None:
+        """Compare what is frozen, as it was just copied, with the first copy of it.
+
+        What was written between the two without a word to torch is found here, and is frozen no
+        more; who writes so does it at each step, as a rule.
+        """
+        self._thaw(self.frozen.unlike(digests), "lies among bytes that changed unseen")
+
+    def _thaw(self, names: Sequence[str], why: str) -> None:
+        if names:
+            self.capture.thaw([self._fqns[name] for name in names], why)
+            self.give_up()
 
     def take_live(self) -> tuple[bytes, dict[str, torch.Tensor]]:
         """Return the blob, padded to its capacity, and the live tensors by name.
@@ -201,7 +226,7 @@ class SavePlan:
 
     def go_back(self, moment: Moment) -> bool:
         """Have the next save write ``moment``; False: not all its tensors are as they were."""
-        same = not self._broken and self._identity.holds()
+        same = not self._broken and self._identity.holds() and not self._has_thawed()
         if not same or self._eager_versions(moment.live) != moment.versions:
             return False
         self._staged = moment.live

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import (
     Callable,
     Collection,
@@ -42,6 +43,7 @@ from holdfast.state import ddp_buckets as buckets
 from holdfast.state.boxes_here import LocalBoxes
 from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
 from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
+from holdfast.state.frozen import declared_count, declared_tensors
 from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
@@ -124,6 +126,9 @@ class Capture:
         self._handlers_count = 0
         self._trained: dict[str, tuple[Optimizer, Mapping[int, str]]] = {}
         self._written: set[str] = set()
+        self._frozen: dict[str, weakref.ref[torch.Tensor]] = {}
+        self._thawed: set[str] = set()
+        self._changed: dict[str, str] = {}
         self._orders: dict[str, buckets.BucketOrder] = {}
         self._found: Survey | None = None
         self._seen: Identity | None = None
@@ -187,7 +192,7 @@ class Capture:
         self.forget()
         self._objects = objects = self._walk().objects
         stepped = {id(p): p for o in self._optimizers for p in optimizers.parameters(o)}
-        survey = Survey()
+        survey = Survey(declared=declared_tensors(), thawed=self._thawed)
         self._handlers_count = kinds.handlers_count()
         found = {path: kinds.kind_of(path, value) for path, value in objects.items()}
         self._known = {id(objects[path]): (objects[path], k) for path, k in found.items() if k}
@@ -201,10 +206,22 @@ class Capture:
             found_module=lambda path, module: self._find_orders(survey, path, module),
         )
         survey.sources.append(lambda: map(_REQUIRES_GRAD, stepped.values()))
+        survey.keys.append(lambda: [declared_count()])
         for path, value in self._in_turn(objects):
             self._kind(path, value).survey(at, path, value)
+        self._watch_frozen(survey)
         self._check_trained(survey)
         return survey
+
+    def _watch_frozen(self, survey: Survey) -> None:
+        """Note what is frozen, and what stands in the place of another that was."""
+        frozen = {t.fqn: t.tensor for t in survey.tensors if t.frozen}
+        survey.sources.append(lambda: map(_REQUIRES_GRAD, frozen.values()))
+        for fqn, tensor in frozen.items():
+            before = self._frozen.get(fqn)
+            if before is not None and before() is not tensor:
+                self._changed[fqn] = "was replaced by another one, which is copied"
+        self._frozen = {fqn: weakref.ref(tensor) for fqn, tensor in frozen.items()}
 
     def _check_trained(self, survey: Survey) -> None:
         """Refuse an optimizer that trains what the model has replaced since the last survey."""
@@ -243,6 +260,19 @@ class Capture:
     def never_defer(self, fqns: Iterable[str]) -> None:
         """Copy these parameters before a save returns from now on: others write them too."""
         self._written.update(fqns)
+
+    def thaw(self, fqns: Iterable[str], why: str) -> None:
+        """Take these for frozen no more: they have changed, as ``why`` says."""
+        for fqn in fqns:
+            self._thawed.add(fqn)
+            self._changed[fqn] = f"{why}: it is copied at each save from now on"
+
+    @property
+    def surprises(self) -> Sequence[str]:
+        """What has changed though it was declared frozen, one sentence each."""
+        return [
+            f"tensor {fqn!r} was declared frozen and {what}" for fqn, what in self._changed.items()
+        ]
 
     def identity(self, survey: Survey) -> Identity:
         """Return what must stay the same for ``survey`` to hold."""

@@ -81,6 +81,14 @@ class Given:
     def never_defer(self, fqns: Iterable[str]) -> None:
         """Do nothing: nothing is deferred."""
 
+    def thaw(self, fqns: Iterable[str], why: str) -> None:
+        """Do nothing: nothing is frozen."""
+
+    @property
+    def surprises(self) -> Sequence[str]:
+        """Return nothing: nothing is frozen."""
+        return ()
+
     def estimate(self) -> Estimate:
         """Return the bytes of what was given last; the other ranks are taken to have as much."""
         own = sum(spec.length_bytes for spec in self._live.specs.values()) + len(self._live.text)

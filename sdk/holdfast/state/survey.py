@@ -7,7 +7,7 @@ and what the objects are called, in loops that run in C.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -38,8 +38,8 @@ class CapturedTensor(NamedTuple):
     ``holders`` are the ranks that have the same box, and ``mesh`` those that have any of it: others
     may have another tensor of this name. ``deferred``: only an optimizer's step writes it;
     ``parameter``: autograd counts how often it was written; ``known_to_all``: those of ``mesh``
-    that have nothing of it know of it, too; ``idle``: a parameter without gradient, which most
-    likely stays as it is.
+    that have nothing of it know of it, too; ``idle``: a parameter without gradient, or declared
+    frozen, which most likely stays as it is; ``frozen``: declared so, and not seen changed.
     """
 
     fqn: str
@@ -53,6 +53,7 @@ class CapturedTensor(NamedTuple):
     parameter: bool = False
     known_to_all: bool = True
     idle: bool = False
+    frozen: bool = False
 
 
 Source = Callable[[], Iterable[object]]
@@ -164,8 +165,12 @@ class Survey:
 
     ``sources`` give what must stay the same object, ``keys`` the names and counts that go with it.
     ``elsewhere`` are the places of what is kept, of parameters that are here, by other ranks alone;
-    ``dealt`` the optimizers that deal their parameters out to ranks.
+    ``dealt`` the optimizers that deal their parameters out to ranks. ``declared`` are the ids of
+    tensors declared frozen, ``thawed`` names of such that have changed all the same.
     """
+
+    declared: Collection[int] = frozenset()
+    thawed: Collection[str] = frozenset()
 
     tensors: list[CapturedTensor] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -233,11 +238,13 @@ class Survey:
             if len(self._sharded) == 1:
                 # What a module's ``to()`` replaces is not the DTensor but what is in it.
                 self.sources.append(lambda: map(_LOCAL, self._sharded))
+        declared = id(tensor) in self.declared
         self.tensors.append(
             CapturedTensor(
                 fqn, here.tensor, home, deferred, here.shape, here.box, holders, mesh,
                 parameter=is_parameter(tensor),
                 known_to_all=known_to_all,
-                idle=is_parameter(tensor) and not tensor.requires_grad,
+                idle=declared or (is_parameter(tensor) and not tensor.requires_grad),
+                frozen=declared and fqn not in self.thawed,
             )
         )  # fmt: skip

@@ -146,11 +146,11 @@ class SavePerformer:
                 devices=self._devices,
             )
             self.pool.serve(next(iter(self.plan.accelerators), None))
-            self._say_what_is_left_out(self.plan)
+            self._say_doubts(self.plan)
         return ev.Prepared(action.step, self._plan_number)
 
-    def _say_what_is_left_out(self, plan: SavePlan) -> None:
-        for text in plan.left_out:
+    def _say_doubts(self, plan: SavePlan) -> None:
+        for text in (*plan.left_out, *self._capture.surprises):
             if text not in self._told:
                 self._told.add(text)
                 log.warning("job %s: %s", self._spec.job, text)

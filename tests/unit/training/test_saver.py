@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.unit.training.savers import Fails, attempt, saver_of, stepped
 
+import holdfast
 from holdfast.core.attempts import Seat
 from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.session import SessionView, StepLevels
@@ -459,12 +460,27 @@ def test_of_several_ranks_it_is_said_which_one_did_not_save(tmp_path, caplog, wo
     assert any(r.getMessage().startswith(f"{who} 2 is not saved") for r in caplog.records)
 
 
+def test_a_frozen_tensor_that_has_changed_is_logged_once(tmp_path, caplog):
+    """The save after is right; what is wrong is the script."""
+    model = torch.nn.Linear(2, 2).requires_grad_(requires_grad=False)
+    holdfast.frozen(model)
+    with saver_of(tmp_path, {"model": model}) as saver:
+        model.weight.add_(1)
+        assert not saver._performer.plan.is_current()
+        saver._performer._say_doubts(saver._performer.plan)
+        saver._performer._say_doubts(saver._performer.plan)
+
+    told = [r.getMessage() for r in caplog.records if "declared frozen" in r.getMessage()]
+    assert len(told) == 1
+    assert "'model.weight' was declared frozen and has changed since it was saved" in told[0]
+
+
 def test_what_an_optimizer_trains_beside_the_state_is_logged_once(tmp_path, caplog):
     """Plans are made anew when its state appears; the sentence stays the same."""
     state = stepped(torch.nn.Parameter(torch.zeros(3)))
     state["model"] = torch.nn.Linear(2, 2)
     with saver_of(tmp_path, state) as saver:
-        saver._performer._say_what_is_left_out(saver._performer.plan)
+        saver._performer._say_doubts(saver._performer.plan)
 
     told = [r.getMessage() for r in caplog.records if "not in the state" in r.getMessage()]
     assert len(told) == 1
