@@ -152,6 +152,15 @@ class SlotBuffer:
         self._kept = None
         return [self._view(piece.entry) for piece in plan.frozen.pieces]
 
+    def place(self, entry: TensorEntry) -> torch.Tensor:
+        """Return the place of one tensor.
+
+        Raises:
+            PreconditionError: the slot is not being written.
+        """
+        self._memory()
+        return self._view(entry)
+
     def keeps(self, plan: SavePlan) -> bool:
         """Tell whether what is frozen in the plan is here from an earlier save."""
         return self._kept is not None and self._kept[0] is plan

@@ -26,6 +26,7 @@ from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer, Views
 from holdfast.snapshot.pieces import Run
 from holdfast.snapshot.plan import SavePlan
+from holdfast.snapshot.second_look import changed_unseen
 from holdfast.threads import limit_this_thread
 
 THREAD_NAME = "holdfast-copy"
@@ -301,12 +302,45 @@ class CopyEngine:
             self._current = None
             self.busy = False
             self._passable.set()
-            _settle(snapshot)
+            self._settle(snapshot)
             self._idle.set()
             try:
                 self._on_done(snapshot)
             except Exception:  # noqa: BLE001 - the edge of this thread
                 _LOG.exception("closing the snapshot of step %d failed", snapshot.step)
+
+    def _settle(self, snapshot: Snapshot) -> None:
+        """End a snapshot whose copies are in the slot; no training waits any more."""
+        if snapshot.abandoned:
+            return
+        reason = ""
+        try:
+            if snapshot.kept_bytes:
+                reason = self._look_again(snapshot)
+            elif snapshot.plan.frozen.spans:
+                snapshot.plan.compare_frozen(snapshot.buffer.keep(snapshot.plan))
+        except CheckpointError as error:  # the slot was let go of
+            reason = error.message
+        except Exception as cause:  # noqa: BLE001 - whatever it is, there must be a next save
+            reason = f"copy failed: {cause}"
+            self._copiers.clear_up()
+        snapshot.end(reason=reason)
+
+    def _look_again(self, snapshot: Snapshot) -> str:
+        """Return what is wrong with what the slot has kept; empty: nothing.
+
+        It is hashed: what rots in a slot would else be in all saves to come. Where a strip of it
+        was copied again and was other bytes, and the digest is not right with it either, it is
+        training that has changed.
+        """
+        plan, buffer = snapshot.plan, snapshot.buffer
+        changed = changed_unseen(plan, buffer, self._copiers)
+        if buffer.check_kept(plan):
+            return ""
+        if changed:
+            plan.found_changed(changed)
+            return f"frozen tensors {changed[0]!r} and maybe more have changed unseen"
+        return f"bytes of frozen tensors have changed in slot {buffer.slot}"
 
     def _copy_deferred(self, snapshot: Snapshot) -> None:
         begun_s = time.perf_counter()
@@ -366,25 +400,6 @@ def _check_writes(snapshot: Snapshot) -> None:
     if written and snapshot.end(reason=f"{reason}: from now on they are copied at once"):
         plan.capture.never_defer(written)
         plan.give_up()
-
-
-def _settle(snapshot: Snapshot) -> None:
-    """End a snapshot whose copies are in the slot; no training waits any more.
-
-    What was kept there is hashed: what rots in a slot would else be in all saves to come.
-    """
-    plan, buffer = snapshot.plan, snapshot.buffer
-    if snapshot.abandoned:
-        return
-    reason = ""
-    try:
-        if plan.frozen.spans and not snapshot.kept_bytes:
-            plan.compare_frozen(buffer.keep(plan))
-        elif snapshot.kept_bytes and not buffer.check_kept(plan):
-            reason = f"bytes of frozen tensors have changed in slot {buffer.slot}"
-    except CheckpointError as error:  # the slot was let go of
-        reason = error.message
-    snapshot.end(reason=reason)
 
 
 def _of_chunk(snapshot: Snapshot, chunk: Run) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

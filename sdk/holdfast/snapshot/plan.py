@@ -142,7 +142,7 @@ class SavePlan:
         entries = {entry.spec.fqn: entry for entry in template.entries}
         self.blob_entry = entries[blob_name(capture.rank)]
         later = {name: t for name, t in mine.items() if _is_deferred(t, devices)}
-        kept = {name: t for name, t in mine.items() if t.frozen and is_watched(t.tensor)}
+        kept = {name: t for name, t in mine.items() if t.frozen and is_watched(t.tensor, t.outer)}
         at_once = {n: t for n, t in mine.items() if n not in later and n not in kept}
         self.deferred, where = _pieces(later, entries, devices)
         self.chunks = _chunks(self.deferred, where)
@@ -150,7 +150,8 @@ class SavePlan:
         self.eager, where = _pieces(at_once, entries, devices)
         self.eager_runs = _spans(where)
         frozen, where = _pieces(kept, entries, devices)
-        self.frozen = FrozenPieces(frozen, _spans(where))
+        outers = [kept[piece.entry.spec.fqn].outer for piece in frozen]
+        self.frozen = FrozenPieces(frozen, _spans(where), outers)
         self._fqns = {name: t.fqn for name, t in kept.items()}
         runs = [*self.chunks, *self.eager_runs, *self.frozen.runs]
         self.accelerators = list(dict.fromkeys(run.device for run in runs if run.device))
@@ -189,7 +190,7 @@ class SavePlan:
     def _has_thawed(self) -> bool:
         """Tell whether something frozen has changed; it is copied at each save from now on."""
         changed = self.frozen.changed()
-        self._thaw(changed, "has changed since it was saved")
+        self._thaw(changed, "has changed since it was saved, or lies elsewhere")
         return bool(changed)
 
     def compare_frozen(self, digests: Sequence[bytes]) -> None:
@@ -199,6 +200,10 @@ class SavePlan:
         more; who writes so does it at each step, as a rule.
         """
         self._thaw(self.frozen.unlike(digests), "lies among bytes that changed unseen")
+
+    def found_changed(self, names: Sequence[str]) -> None:
+        """Take what was written without a word to torch for frozen no more."""
+        self._thaw(names, "has changed unseen since it was copied")
 
     def _thaw(self, names: Sequence[str], why: str) -> None:
         if names:

@@ -215,7 +215,9 @@ class Capture:
 
     def _watch_frozen(self, survey: Survey) -> None:
         """Note what is frozen, and what stands in the place of another that was."""
-        frozen = {t.fqn: t.tensor for t in survey.tensors if t.frozen}
+        frozen = {
+            t.fqn: t.tensor if t.outer is None else t.outer for t in survey.tensors if t.frozen
+        }
         survey.sources.append(lambda: map(_REQUIRES_GRAD, frozen.values()))
         for fqn, tensor in frozen.items():
             before = self._frozen.get(fqn)

@@ -39,7 +39,8 @@ class CapturedTensor(NamedTuple):
     may have another tensor of this name. ``deferred``: only an optimizer's step writes it;
     ``parameter``: autograd counts how often it was written; ``known_to_all``: those of ``mesh``
     that have nothing of it know of it, too; ``idle``: a parameter without gradient, or declared
-    frozen, which most likely stays as it is; ``frozen``: declared so, and not seen changed.
+    frozen, which most likely stays as it is; ``frozen``: declared so, and not seen changed;
+    ``outer``: what the state has, if that is not ``tensor`` but a DTensor.
     """
 
     fqn: str
@@ -54,6 +55,7 @@ class CapturedTensor(NamedTuple):
     known_to_all: bool = True
     idle: bool = False
     frozen: bool = False
+    outer: torch.Tensor | None = None
 
 
 Source = Callable[[], Iterable[object]]
@@ -137,7 +139,7 @@ class Identity:
     def _look(self) -> None:
         tensors = self._tensors
         self._kinds = list(map(_KIND, tensors))
-        self.places = [tensor.detach() for tensor in tensors if _is_near(tensor)]
+        self.places = [tensor.detach() for tensor in tensors if is_near(tensor)]
         parts = (tensors[at : at + _AT_ONCE] for at in range(0, len(tensors), _AT_ONCE))
         self._parts = list(map(_Places, parts))
 
@@ -149,7 +151,7 @@ class Identity:
         return found
 
 
-def _is_near(tensor: torch.Tensor) -> bool:
+def is_near(tensor: torch.Tensor) -> bool:
     """Tell whether a second tensor of the same memory may be kept, so that its place stays taken.
 
     Not on a device, where it would hold memory that a script has let go; not of a subclass that
@@ -246,5 +248,6 @@ class Survey:
                 known_to_all=known_to_all,
                 idle=declared or (is_parameter(tensor) and not tensor.requires_grad),
                 frozen=declared and fqn not in self.thawed,
+                outer=None if here.tensor is tensor else tensor,
             )
         )  # fmt: skip

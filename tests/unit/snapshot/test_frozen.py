@@ -11,6 +11,7 @@ from tests.unit.state import worlds
 from torch import nn
 
 import holdfast
+from holdfast.copying.cuda import CUDA
 from holdfast.core.session import SlotLease
 from holdfast.errors import InvalidRequestError
 from holdfast.format.segment import TensorEntry, blob_spec
@@ -27,8 +28,9 @@ BASE_BYTES = LAYERS * SIZE * SIZE * 4
 class Trainer:
     """One rank with slots of its own, and the part that an agent plays for them."""
 
-    def __init__(self, folder, state, optimizer=None):
+    def __init__(self, folder, state, optimizer=None, devices=CUDA):
         self.folder = folder
+        self.devices = devices
         self.state = state
         self.optimizer = optimizer
         self.capture = Capture(state, rank=0, world_size=1)
@@ -41,7 +43,7 @@ class Trainer:
     def save(self, slot="s1", *, defer=True):
         """Save a step into a slot, as training does; return the snapshot."""
         if self.plan is None or not self.plan.is_current():
-            self.plan = worlds.plan_of(self.capture)
+            self.plan = worlds.plan_of(self.capture, self.devices)
         buffer = self.buffers.get(slot)
         if buffer is None:
             lease = worlds.make_slot(self.folder, slot, self.plan.length_bytes)
@@ -250,8 +252,9 @@ def test_a_slot_that_somebody_else_had_meanwhile_gets_all_of_it(trainer, grown):
     trainer.check("s1")
 
 
-def test_what_rots_in_a_slot_costs_one_save_and_is_in_none(trainer):
+def test_what_rots_in_a_slot_costs_one_save_and_is_in_none(trainer, monkeypatch):
     """What was verified once and is not copied again is hashed before each seal."""
+    monkeypatch.setattr("holdfast.snapshot.second_look.STRIP_BYTES_MAX", 16)
     trainer.save("s1")
     trainer.lease_again("s1")
     begin, _ = trainer.plan.frozen.spans[0]
@@ -376,7 +379,7 @@ def test_memory_that_was_let_go_and_given_out_again_is_not_taken_for_what_lay_th
     weight = nn.Parameter(torch.zeros(1 << 18), requires_grad=False)
     entry = TensorEntry(blob_spec("w", weight.nbytes), 0, weight.nbytes)
     kind = weight.shape, weight.dtype
-    pieces = FrozenPieces([Piece(weight, entry, kind)], [Run(None, 0, 1)])
+    pieces = FrozenPieces([Piece(weight, entry, kind)], [Run(None, 0, 1)], [None])
     assert [] == pieces.changed()
     for _ in range(8):
         weight.data = torch.ones(1 << 18)
