@@ -79,6 +79,7 @@ class Agent:
             domain=self._settings.domain,
         )
         state = await asyncio.to_thread(adopt, self._arena, self._served, self.me)
+        state.copies_bytes_per_s = self._settings.replicate_bytes_per_s
         tier = ObjectTier(self._settings.store)
         fetcher = Fetcher(
             node=self.me.node,

@@ -22,6 +22,7 @@ from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Source
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain import slot_rules
+from holdfast_services.agent.domain.falling_behind import say_behind
 from holdfast_services.agent.domain.next_actions import decide, say, tell
 from holdfast_services.agent.domain.state import (
     Content,
@@ -105,7 +106,7 @@ def _updated(state: State, event: ev.Updated) -> list[ev.Action]:
         abandoned=abandoned[-ABANDONED_COUNT_MAX:],
         reading=session.reading if reads_on else frozenset(),
     )
-    return []
+    return say_behind(state, state.sessions[session.id])
 
 
 def _heard(session: Session, report: RankReport) -> RankReport:
@@ -245,7 +246,7 @@ def _sealed(state: State, event: ev.SlotSealed) -> list[ev.Action]:
             shard.rank,
         ):
             steps = (*session.sealed_steps, int(shard.step))[-SEALED_STEPS_COUNT_MAX:]
-            state.sessions[session.id] = replace(session, sealed_steps=steps)
+            state.sessions[session.id] = replace(session, sealed_steps=steps, sealed_s=state.now_s)
     return []
 
 

@@ -122,7 +122,8 @@ class Session:
     """One rank's process. ``reading`` holds slots until it has loaded from them.
 
     ``spec`` and ``report`` are the rank's own words; ``seat`` is the catalogue's answer.
-    ``wants_slot`` is the step that found no free slot; ``replaced`` are sealed steps that gave
+    ``wants_slot`` is the step that found no free slot; ``sealed_s`` when the newest of
+    ``sealed_steps`` was; ``replaced`` are sealed steps that gave
     theirs up to a later one, newest last. ``refused`` is why the file system had no room for a
     slot that this session was short of, since it reserved last.
     """
@@ -138,6 +139,7 @@ class Session:
     fenced: bool = False
     wants_slot: int = 0
     sealed_steps: tuple[int, ...] = ()
+    sealed_s: float = 0.0
     replaced: tuple[int, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
     reading: frozenset[ShardId] = frozenset()
@@ -216,11 +218,13 @@ class State:
 
     ``seen`` is, by run, the newest committed checkpoint of any view so far: it never goes back,
     whatever order views arrive in. ``replaced_count`` counts since metadata was lost. ``hurried``:
-    a restore waits for fetches here, so that none keeps the rate for copies.
+    a restore waits for fetches here, so that none keeps the rate for copies, which is
+    ``copies_bytes_per_s``; 0: there is none.
     """
 
     me: Peer
     budget_bytes: int
+    copies_bytes_per_s: int = 0
     slots: dict[str, Slot] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
     view: NodeView | None = None
@@ -243,6 +247,7 @@ class State:
         return State(
             me=self.me,
             budget_bytes=self.budget_bytes,
+            copies_bytes_per_s=self.copies_bytes_per_s,
             slots=dict(self.slots),
             sessions=dict(self.sessions),
             view=self.view,
