@@ -19,8 +19,9 @@ def frozen(module: nn.Module) -> None:
 
     A save then copies them only into a slot that does not have them yet. What requires a gradient
     is not frozen, so ``requires_grad_()`` takes it back; nor are the statistics of a batch norm,
-    which it writes unseen. What has changed all the same is copied, and named in a warning, if
-    torch can tell: not what is written through ``.data``, ``numpy()`` or a pointer.
+    which it writes unseen. What has changed all the same is copied from then on, and named in a
+    warning. If torch did not tell of it (``.data``, fused optimizers, collectives, kernels) the
+    save that finds it fails; of what is written unseen in part only, that may be some saves later.
 
     Args:
         module: Any part of the state, or a module around it. It stays the caller's.
