@@ -23,18 +23,17 @@ OF_PARITY = (
     mutant(
         "parity-spare",
         "an element is given back if its checkpoint is as safe without it",
-        ("metadata/domain/elements_to_make.py",
-         "elif whole(copies) and spread(attempt.allowed, copies, domains, others):", "else:"),
+        ("metadata/domain/spare_elements.py", "if kept is not None and element not in kept:", "if True:"),
     ),
     mutant(
         "parity-gone",
         "elements of checkpoints that nobody goes back to make room for a restore",
-        ("metadata/domain/elements_to_make.py", "return (*needless, *old)[:SPARES_IN_VIEW_MAX]", "return ()"),
+        ("metadata/domain/spare_elements.py", "return (*needless, *old)[:SPARES_IN_VIEW_MAX]", "return ()"),
     ),
     mutant(
         "parity-keepers",
         "a copy is given back for a stripe if that protects with one copy of each member",
         ("metadata/domain/copies_to_fetch.py",
-         "striped_too = item.shard.id in self._striped_shards(item.shard.id.checkpoint)", "striped_too = self._asked.copies != self._asked"),
+         "striped_too = item.shard.id in self._striped_shards(item.shard.id.checkpoint)", "striped_too = self.asked.copies != self.asked"),
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from holdfast.core.node_view import WantReason
 from holdfast.core.protection import Parity
 from holdfast.core.sources import Memory, Rebuilt
 from holdfast.core.stripes import Element, Stripe
+from holdfast_services.metadata.domain.shortage import domains_of, spread
 
 from .conftest import RUN, shard
 
@@ -251,3 +252,90 @@ def test_elements_that_disagree_with_most_are_not_counted(cluster):
     assert [(piece.nodes, piece.root_digest) for piece in held.elements] == [
         (("a", "d"), b"e" * 16)
     ]
+
+
+def safe(cluster, step, generation):
+    """Tell whether each shard outlives as many losses as are asked for."""
+    world = cluster.world()
+    evidence, key = world.evidence[RUN], CheckpointId(RUN, step, generation)
+    copies, stripes = evidence.live[key], evidence.stripes.get(key, ())
+    return spread(cluster.run.attempt.allowed, copies, domains_of(world.live.values()), stripes)
+
+
+def give_back(cluster, *names):
+    """Each of these nodes wants room at once, and gives back all that it was told nothing needs."""
+    views = {name: cluster.view(name) for name in names}
+    for name, view in views.items():
+        machine = cluster.machine(name)
+        machine.shards = {k: v for k, v in machine.shards.items() if k not in view.spares}
+        machine.elements = {
+            k: v for k, v in machine.elements.items() if k not in view.spare_elements
+        }
+    cluster.report(*names)
+
+
+def begin_again(cluster, lost, seats, *, joining=(), everything=False):
+    """Nodes are lost after step 1, the next launch has restored it, and elements are made anew."""
+    first = [name for name in FOUR if name not in lost]
+    hosts = (*first, *joining)
+    lose(cluster, *lost)
+    cluster.join(*hosts)
+    cluster.launch(b"second", *seats, replicas=0, parity=Parity(2, 1))
+    generation = cluster.run.decision.checkpoint.generation
+    for rank, node in enumerate(seats):
+        for needed in range(len(seats)) if everything else (rank,):
+            if (
+                shard(1, generation, needed, world=len(seats)).id
+                not in cluster.machine(node).shards
+            ):
+                cluster.hold(
+                    node, 1, generation, needed, world=len(seats),
+                    owner=FOUR[needed] if FOUR[needed] in hosts else node,
+                )  # fmt: skip
+    cluster.report(*hosts)
+    begin(cluster, seats)
+    make(cluster, *hosts)
+    return hosts, generation
+
+
+def test_an_element_that_lies_beside_a_member_is_made_again_elsewhere(cluster):
+    """A rank has come to where the element of its stripe lies: one loss would take both."""
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    hosts, generation = begin_again(cluster, "b", ("a", "c", "c", "d"))
+    assert safe(cluster, 1, generation)
+    give_back(cluster, *hosts)
+    assert safe(cluster, 1, generation)
+    assert 2 == sum(len(cluster.machine(host).elements) for host in hosts), "no more than it takes"
+
+
+@pytest.mark.parametrize("seats", ["aecd", "aacd", "addc", "eacd"])
+def test_copies_and_elements_are_not_given_back_for_each_other(cluster, seats):
+    """Each rank loads all of it, so each node has copies of all: these, or elements, are enough."""
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    joining = {*seats}.difference(FOUR)
+    hosts, generation = begin_again(cluster, "b", seats, joining=joining, everything=True)
+    assert safe(cluster, 1, generation)
+    for _ in range(2):
+        give_back(cluster, *hosts)
+        assert safe(cluster, 1, generation)
+
+
+def test_stripes_over_the_same_shards_are_not_given_back_for_each_other(cluster):
+    """Groups were formed anew while a node was away, which comes back with what it had."""
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    for ranks, node in (((0, 2), "b"), ((1, 3), "a"), ((0, 3), "c"), ((1, 2), "d")):
+        members = tuple(shard(1, generation, rank, world=4) for rank in ranks)
+        element = Element(stripe=Stripe(members=members, elements_count=1), number=0)
+        cluster.machine(node).elements[element.key] = HeldElement(
+            element=element, root_digest=b"e" * 16, slot_incarnation=1
+        )
+    cluster.report(*FOUR)
+    give_back(cluster, *FOUR)
+    assert safe(cluster, 1, generation)
+    assert 2 == sum(len(cluster.machine(name).elements) for name in FOUR)

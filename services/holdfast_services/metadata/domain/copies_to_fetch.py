@@ -17,7 +17,12 @@ from holdfast.core.node_view import Want, WantReason
 from holdfast.core.placement import ring
 from holdfast.core.protection import NO_COPIES, Copies, Protection
 from holdfast.core.sources import Memory, Object, Rebuilt, Source
-from holdfast_services.metadata.domain.believed_copies import Evidence, ShardCopies, whole
+from holdfast_services.metadata.domain.believed_copies import (
+    CheckpointCopies,
+    Evidence,
+    ShardCopies,
+    whole,
+)
 from holdfast_services.metadata.domain.commit_rule import acknowledged, free_before
 from holdfast_services.metadata.domain.drains import Drained
 from holdfast_services.metadata.domain.model import Attempt, Node, Run
@@ -103,7 +108,7 @@ def spares(
     chosen = _restored(run)
     safe = chosen is not None and _lies_as_allowed(evidence, chosen, attempt, live)
     local = {row.id for row in run.checkpoints if not (row.replicated_at_s or row.copied_at_s)}
-    keeping = _Keeping(run, evidence, live, attempt.allowed)
+    keeping = Keeping(run, evidence, live, attempt.allowed)
     firm, freed = _with_a_slot(run, attempt), free_before(run)
     here = frozenset(drained.get(host, ()))
     redundant: list[ShardId] = []
@@ -157,13 +162,13 @@ def _restored(run: Run) -> CheckpointId | None:
     return run.decision.checkpoint if run.decision and (run.deciding or run.loading) else None
 
 
-class _Keeping:
+class Keeping:
     """Who keeps a shard of which there are more copies than are asked for."""
 
     def __init__(
         self, run: Run, evidence: Evidence, live: Mapping[str, Node], asked: Protection
     ) -> None:
-        self._run, self._evidence, self._live, self._asked = run, evidence, live, asked
+        self._run, self._evidence, self._live, self.asked = run, evidence, live, asked
         self._striped: dict[CheckpointId, frozenset[ShardId]] = {}
 
     @cached_property
@@ -172,12 +177,20 @@ class _Keeping:
         return places(self._run, self._live)
 
     def is_redundant(self, item: ShardCopies, host: str) -> bool:
-        """Tell whether as many others keep a shard as it takes; one that a stripe protects, one."""
-        if len(item.nodes) <= 1:
-            return False
+        """Tell whether as many others keep a shard as it takes."""
+        return len(item.nodes) > 1 and host not in self.keepers(item, self._needed(item))
+
+    def kept(self, key: CheckpointId) -> CheckpointCopies:
+        """Return the copies of a checkpoint that are left once the redundant are given back."""
+        return {
+            shard: replace(item, nodes=tuple(self.keepers(item, self._needed(item))))
+            for shard, item in self._evidence.live.get(key, {}).items()
+        }
+
+    def _needed(self, item: ShardCopies) -> Copies:
+        """Return the copies that a shard takes; one that a stripe protects takes its own alone."""
         striped_too = item.shard.id in self._striped_shards(item.shard.id.checkpoint)
-        asked = NO_COPIES if striped_too else Copies(self._asked.losses, self._asked.domain)
-        return len(item.nodes) > 1 + asked.n and host not in self.keepers(item, asked)
+        return NO_COPIES if striped_too else Copies(self.asked.losses, self.asked.domain)
 
     def keepers(self, item: ShardCopies, asked: Copies) -> Sequence[str]:
         """Return the holders that keep a shard; see ``_keepers``."""
@@ -194,7 +207,7 @@ class _Keeping:
                 shard: replace(item, nodes=tuple(self.keepers(item, NO_COPIES)))
                 for shard, item in copies.items()
             }
-            self._striped[key] = striped(self._asked, kept, self.where.domains, stripes)
+            self._striped[key] = striped(self.asked, kept, self.where.domains, stripes)
         return self._striped[key]
 
 

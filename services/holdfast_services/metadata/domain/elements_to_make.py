@@ -1,7 +1,8 @@
-"""Which elements of parity a node should make, and which of those it has nothing needs.
+"""Which elements of parity a node should make.
 
 Deterministic, so that every metadata process tells every node the same: stripes follow from
-the ring and from who holds what, and one that was begun goes on if it would be chosen again.
+the ring and from who holds what, and one that was begun goes on if it would be chosen again. An
+element that has come to lie beside a member, or another element, is made again elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holdfast.core.ids import ShardId
 from holdfast.core.node_view import ElementWant
-from holdfast.core.protection import Parity
+from holdfast.core.protection import Domains, Parity
 from holdfast.core.shard import Shard
 from holdfast.core.stripes import Element, Stripe
 from holdfast_services.metadata.domain.believed_copies import (
@@ -20,15 +21,13 @@ from holdfast_services.metadata.domain.believed_copies import (
     whole,
 )
 from holdfast_services.metadata.domain.copies_to_fetch import (
-    SPARES_IN_VIEW_MAX,
     Places,
-    given_up,
     places,
     protected_checkpoints,
 )
 from holdfast_services.metadata.domain.held_stripes import HeldStripe, members_of
 from holdfast_services.metadata.domain.model import Node, Run
-from holdfast_services.metadata.domain.shortage import spread, striped
+from holdfast_services.metadata.domain.shortage import striped
 
 ELEMENTS_IN_VIEW_MAX = 16
 """Named at a time; once they are made and reported, others are."""
@@ -67,17 +66,29 @@ def _missing(
     begun = {held.stripe: held for held in stripes}
     homes = _homes(copies, where)
     for stripe in _chosen(asked, copies, homes, bare, where):
-        held = begun.get(stripe)
-        made = {piece.number for piece in held.elements} if held else set[int]()
-        busy = {node for piece in held.elements for node in piece.nodes} if held else set[str]()
-        nodes = asked.element_nodes(
-            [homes[shard.id] for shard in stripe.members], where.ring, where.domains
-        )
+        members = [homes[shard.id] for shard in stripe.members]
+        made, used = _made(asked, begun.get(stripe), members, where.domains)
+        nodes = asked.element_nodes(members, where.ring, where.domains)
         numbers = (number for number in range(stripe.elements_count) if number not in made)
-        free = (node for node in nodes if node not in busy)
+        free = (node for node in nodes if asked.place(node, where.domains) not in used)
         for number, node in zip(numbers, free, strict=False):
             element = Element(stripe=stripe, number=number)
             yield node, ElementWant(element=element, pieces=members_of(stripe, holders))
+
+
+def _made(
+    asked: Parity, held: HeldStripe | None, members: Sequence[str], domains: Domains
+) -> tuple[set[int], set[str]]:
+    """Return the elements that lie apart from members and each other, and all places in use."""
+    used = {asked.place(node, domains) for node in members}
+    made: set[int] = set()
+    for piece in held.elements if held else ():
+        places_of = (asked.place(node, domains) for node in piece.nodes)
+        apart = next((place for place in places_of if place not in used), None)
+        if apart is not None:
+            made.add(piece.number)
+            used.add(apart)
+    return made, used
 
 
 def _homes(copies: CheckpointCopies, where: Places) -> Mapping[ShardId, str]:
@@ -127,33 +138,3 @@ def _stripes(
 
 def _stripe(asked: Parity, shards: Sequence[Shard]) -> Stripe:
     return Stripe(members=tuple(shards), elements_count=asked.m)
-
-
-def spare_elements(
-    run: Run, evidence: Evidence, live: Mapping[str, Node], host: str, *, awaits: bool
-) -> Sequence[str]:
-    """Return the keys of elements on ``host`` that nothing needs, in the order to drop them.
-
-    First those without which their checkpoint is as safe, then those of checkpoints that are given
-    back themselves (``copies_to_fetch.spares``).
-    """
-    node, attempt = live.get(host), run.attempt
-    mine = [h.element for h in node.inventory.elements] if node is not None else []
-    mine = [element for element in mine if element.stripe.checkpoint.run == run.id]
-    if attempt is None or not mine:
-        return ()
-    gone, staying = given_up(run, evidence, live, awaits=awaits)
-    domains = places(run, live).domains
-    needless: list[str] = []
-    old: list[str] = []
-    for element in mine:
-        key = element.stripe.checkpoint
-        if staying is None or key in staying:
-            continue
-        others = [h for h in evidence.stripes.get(key, ()) if h.stripe != element.stripe]
-        copies = evidence.live.get(key, {})
-        if gone(key):
-            old.append(element.key)
-        elif whole(copies) and spread(attempt.allowed, copies, domains, others):
-            needless.append(element.key)
-    return (*needless, *old)[:SPARES_IN_VIEW_MAX]

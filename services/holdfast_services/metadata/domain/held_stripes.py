@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.core.ids import CheckpointId
 from holdfast.core.protection import Domains, Parity
@@ -30,11 +30,25 @@ class HeldStripe:
 
     def survives(self, asked: Parity, holders: Holders, domains: Domains) -> bool:
         """Tell whether all members are there and outlive as many losses as ``asked``."""
+        return self.losses(asked, holders, domains) >= asked.m
+
+    def losses(self, asked: Parity, holders: Holders, domains: Domains) -> int:
+        """Return how many losses all members outlive; below 0: some may not be there."""
         pieces = self.pieces(holders)
         count = len(self.stripe.members)
         if sum(not piece.is_element for piece in pieces) < count:
-            return False
-        return asked.losses_survived([p.nodes for p in pieces], count, domains) >= asked.m
+            return -1
+        return asked.losses_survived([p.nodes for p in pieces], count, domains)
+
+    def without(self, number: int, node: str) -> HeldStripe:
+        """Return what is left of it once ``node`` has given back that element."""
+        left = (
+            replace(piece, nodes=tuple(n for n in piece.nodes if n != node))
+            if piece.number == number
+            else piece
+            for piece in self.elements
+        )
+        return replace(self, elements=tuple(piece for piece in left if piece.nodes))
 
     def rebuilds(self, member: Shard, holders: Holders) -> Rebuilt | None:
         """Return the source that the rest of the stripe is for a member; None: too little of it."""

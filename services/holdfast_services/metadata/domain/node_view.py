@@ -24,14 +24,11 @@ from holdfast_services.metadata.domain.copies_to_fetch import (
     spares,
 )
 from holdfast_services.metadata.domain.drains import Drained, drained
-from holdfast_services.metadata.domain.elements_to_make import (
-    Elements,
-    elements_to_make,
-    spare_elements,
-)
+from holdfast_services.metadata.domain.elements_to_make import Elements, elements_to_make
 from holdfast_services.metadata.domain.model import Limits, Node, Run
 from holdfast_services.metadata.domain.needed_shards import needed
 from holdfast_services.metadata.domain.shortage import awaited, shortage
+from holdfast_services.metadata.domain.spare_elements import spare_elements
 
 COMMITTED_IN_VIEW_MAX = 8
 DURABLE_IN_VIEW_MIN = 2
