@@ -46,11 +46,15 @@ class Committed:
 
 
 class WantReason(IntEnum):
-    """Why a node should fetch a copy; restores come first."""
+    """Why a node should fetch a copy; restores come first.
+
+    HEAD: it should not, but its ranks may ask for the head, which nobody has.
+    """
 
     UNSPECIFIED = 0
     RESTORE = 1
     REPAIR = 2
+    HEAD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

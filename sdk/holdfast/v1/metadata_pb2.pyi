@@ -784,12 +784,16 @@ class Want(_message.Message):
         REASON_RESTORE: Want._Reason.ValueType  # 1
         """first"""
         REASON_REPAIR: Want._Reason.ValueType  # 2
+        REASON_HEAD: Want._Reason.ValueType  # 3
+        """only the head of its segment, and only if a rank asks"""
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     REASON_UNSPECIFIED: Want.Reason.ValueType  # 0
     REASON_RESTORE: Want.Reason.ValueType  # 1
     """first"""
     REASON_REPAIR: Want.Reason.ValueType  # 2
+    REASON_HEAD: Want.Reason.ValueType  # 3
+    """only the head of its segment, and only if a rank asks"""
 
     SHARD_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int

@@ -108,7 +108,13 @@ class Agent:
             lambda: fetcher.unchanged_bytes,
             replicate_bytes_per_s=self._settings.replicate_bytes_per_s,
         )
-        heads = HeadFinder(shell=self._shell, arena=self._arena, peers=self._peers, tier=tier)
+        heads = HeadFinder(
+            shell=self._shell,
+            arena=self._arena,
+            peers=self._peers,
+            tier=tier,
+            parity=fetcher.parity,
+        )
         local, remote = AgentRpc(service, heads), ReplicationRpc(service, heads)
         agent_pb2_grpc.add_AgentServicer_to_server(local, self._local)
         agent_pb2_grpc.add_ReplicationServicer_to_server(remote, self._remote)

@@ -79,7 +79,8 @@ class _Progress:
 class Fetcher:
     """Performs ``Fetch`` actions; ``stop`` interrupts those under way.
 
-    ``unchanged_bytes``: of whole copies that came, what lay in their slots already.
+    ``unchanged_bytes``: of whole copies that came, what lay in their slots already; ``parity``
+    makes what follows from stripes.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Fetcher:
         count = FETCHES_COUNT_MAX + MAKES_COUNT_MAX
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="fetch")
         summing = Summing(transport, peers, self._stop)
-        self._parity = ParityMaker(summing, peers, self._in_thread)
+        self.parity = ParityMaker(summing, peers, self._in_thread)
 
     def pace(self, *, limited: bool) -> None:
         """Have fetches keep the rate for copies, or go on without it; those under way too."""
@@ -208,7 +209,7 @@ class Fetcher:
         view = self._arena.file(action.name.slot).view
         lost = Rebuild(action.shard, view[: action.shard.length_bytes], progress.done)
         try:
-            digests = await self._parity.rebuild(lost, source, progress.reasons)
+            digests = await self.parity.rebuild(lost, source, progress.reasons)
         except CheckpointError as error:
             log.warning("parity: %s", error)
             progress.reasons.append(f"parity: {error}")
@@ -230,7 +231,7 @@ class Fetcher:
             failed = ev.ElementFailed(action.name, key, "slot held by a stale writer")
             return [ev.Reclaimed(action.name, replaced=True), failed]
         try:
-            held = await self._parity.make(action, file.view)
+            held = await self.parity.make(action, file.view)
             if self._stop.is_set():
                 raise ConflictError("agent stops")
             self._arena.write_sidecar(action.name, element_sidecar.encode(held))

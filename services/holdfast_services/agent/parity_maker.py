@@ -6,14 +6,22 @@ Both are sums (``summing``); what differs is which pieces, and what the result m
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.shard import Shard
-from holdfast.errors import CheckpointError, CorruptionError, DigestMismatchError, UnavailableError
+from holdfast.errors import (
+    CheckpointError,
+    CorruptionError,
+    DigestMismatchError,
+    ManifestError,
+    UnavailableError,
+)
 from holdfast.format import parity
 from holdfast.format.digest import parts_count, root_digest, split_digests
+from holdfast.format.segment import header_length
 from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import HeldSum
 from holdfast_services.agent.domain import events as ev
@@ -106,6 +114,27 @@ class ParityMaker:
                     raise wrong from cause
                 text = "; ".join([*reasons, str(cause)])
                 raise UnavailableError(f"{source.stripe.key}: {text}") from cause
+
+    async def head(self, shard: Shard, source: Rebuilding) -> bytes:
+        """Return the head of a lost shard's segment, out of those parts alone that have it.
+
+        Raises:
+            CheckpointError: it cannot be had.
+        """
+        every = set(range(parts_count(shard.length_bytes)))
+        # Of the target only parts that come take memory.
+        target = memoryview(mmap.mmap(-1, shard.length_bytes))
+        lost, parts = Rebuild(shard, target, every - {0}), {0}
+        while True:
+            await self.rebuild(lost, source, [])
+            length = header_length(bytes(target[:8]))
+            if length > len(target):
+                raise ManifestError(f"a head of {length} bytes in {len(target)}")
+            more = set(range(parts_count(length))) - parts
+            if not more:
+                return bytes(target[:length])
+            parts |= more
+            lost.done -= more
 
     async def _summed(self, lost: Rebuild, source: Rebuilding, opened: Collection[Opened]) -> bytes:
         members = source.stripe.members

@@ -1,5 +1,7 @@
 """Heads of the segments of a checkpoint: from here, from other nodes, from the object store.
 
+One that nobody has is made out of the rest of its stripe, if that is enough.
+
 A rank works out from them which bytes it needs (``format.byte_ranges``), before any is fetched.
 Nothing here verifies them, and nobody needs to: they say what is fetched, and what is loaded is
 verified, header included (P3). A false one costs that the rank fetches more.
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from holdfast.core.ids import CheckpointId
@@ -22,6 +24,8 @@ from holdfast.format.segment import header_length
 from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import State
+from holdfast_services.agent.domain.fetch_wishes import heads
+from holdfast_services.agent.parity_maker import ParityMaker
 from holdfast_services.agent.shell import Shell
 from holdfast_services.agent.store_source import ObjectTier
 
@@ -37,11 +41,15 @@ log = logging.getLogger(__name__)
 class HeadFinder:
     """Finds heads for the ranks of this node, and reads those of its segments for other nodes."""
 
-    def __init__(self, *, shell: Shell, arena: Arena, peers: PeerClients, tier: ObjectTier) -> None:
+    def __init__(
+        self, *, shell: Shell, arena: Arena, peers: PeerClients, tier: ObjectTier,
+        parity: ParityMaker,
+    ) -> None:  # fmt: skip
         self._shell = shell
         self._arena = arena
         self._peers = peers
         self._tier = tier
+        self._parity = parity
 
     def read(self, checkpoint: CheckpointId, ranks: Collection[int]) -> Sequence[Head]:
         """Return the heads of those segments that lie here, ``HEADS_BYTES_MAX`` at most."""
@@ -88,15 +96,33 @@ class HeadFinder:
         while left and peers:
             asked, peers = peers[:PEERS_COUNT_MAX], peers[PEERS_COUNT_MAX:]
             answers = await asyncio.gather(*(self._ask(p, checkpoint, left) for p in asked))
-            for peer, heads in zip(asked, answers, strict=True):
-                if heads is not None:
+            for peer, answer in zip(asked, answers, strict=True):
+                if answer is not None:
                     heard.add(peer.node)
-                    found |= {head.rank: head for head in heads if head.rank in left}
+                    found |= {head.rank: head for head in answer if head.rank in left}
             left -= found.keys()
         if left:
             in_store = await asyncio.to_thread(self._in_store, job, checkpoint, left)
             found |= {head.rank: head for head in in_store}
+            found |= await self._made(checkpoint, left - found.keys())
         return list(found.values()), heard
+
+    async def _made(self, checkpoint: CheckpointId, ranks: Collection[int]) -> Mapping[int, Head]:
+        """Return heads that nobody has, one after the other: each costs some parts of a stripe."""
+        lost, left_bytes = heads(self._shell.state, checkpoint), HEADS_BYTES_MAX
+        found: dict[int, Head] = {}
+        for rank in sorted(lost.keys() & ranks):
+            shard, source = lost[rank]
+            try:
+                data = await self._parity.head(shard, source)
+            except CheckpointError as error:
+                log.info("no header of rank %d from its stripe: %s", rank, error)
+                continue
+            if len(data) > left_bytes:
+                break
+            left_bytes -= len(data)
+            found[rank] = Head(rank=rank, length_bytes=shard.length_bytes, data=data)
+        return found
 
     async def _ask(
         self, peer: Peer, checkpoint: CheckpointId, ranks: Collection[int]

@@ -13,6 +13,10 @@ from holdfast.core.ids import CheckpointId
 from holdfast.core.node_view import ElementWant, Want, WantReason
 from holdfast.core.sources import Rebuilt
 from holdfast.core.stripes import Element, Piece, Stripe
+from holdfast.format.header import parse_header
+from holdfast.rpc import codec
+from holdfast.v1 import agent_pb2 as pb
+from holdfast.v1 import common_pb2
 
 from .harness import RUN, bytes_of, reported, restart, until
 
@@ -71,15 +75,12 @@ class Scene:
             self.nodes[name].kill()
             del self.catalogue.inventories[name]
 
-    def rebuild(self, name: str, *ranks: int) -> None:
+    def rebuild(self, name: str, *ranks: int, reason=WantReason.REPAIR) -> None:
         source = Rebuilt(self.stripe, self.pieces())
         wants = tuple(
-            Want(
-                shard=self.shards[rank], sources=(source,), reason=WantReason.REPAIR,
-                owner="ab"[rank],
-            )
+            Want(shard=self.shards[rank], sources=(source,), reason=reason, owner="ab"[rank])
             for rank in ranks
-        )  # fmt: skip
+        )
         self.catalogue.set_run(wants={name: wants})
 
 
@@ -121,6 +122,26 @@ def test_one_lost_node_comes_back_from_a_member_and_an_element(scene, node, cata
     scene.rebuild("e", 1)
     until(lambda: scene.shards[1].id in catalogue.held("e"), "made again")
     assert scene.bytes[1] == bytes_of(e, scene.shards[1])
+
+
+def test_heads_of_lost_shards_are_read_without_making_these(scene, node, catalogue):
+    """Else a rank that needs a part of a lost shard has to fetch all of the checkpoint."""
+    scene.make_both()
+    scene.lose("a", "b")
+    e = node("e")
+    reported(catalogue, "e")
+    scene.rebuild("e", 0, 1, reason=WantReason.HEAD)
+    until(lambda: len(e.dump()["view"]["wants"]) == 2, "told")
+    checkpoint = codec.to_message(scene.shards[0].id.checkpoint, common_pb2.CheckpointId)
+    asked = pb.HeadsRequest(job="job", checkpoint=checkpoint, ranks=(0, 1))
+
+    found = {head.rank: head for head in e.call("FindHeads", asked).heads}
+
+    assert found.keys() == {0, 1}
+    for rank, head in found.items():
+        assert scene.bytes[rank].startswith(head.data)
+        assert scene.shards[rank].id == parse_header(head.data, head.length_bytes).identity.id
+    assert not catalogue.held("e")
 
 
 def test_who_makes_a_shard_may_hold_a_piece_itself(scene, catalogue):

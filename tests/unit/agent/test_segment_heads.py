@@ -11,8 +11,11 @@ from tests.unit.agent.test_machine import ME, B, C, run_view, state, view
 
 from holdfast.core.ids import ShardId
 from holdfast.core.needs import HEADS_BYTES_MAX, Head
+from holdfast.core.node_view import Want, WantReason
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
+from holdfast.core.sources import Rebuilt
+from holdfast.core.stripes import Piece, Stripe
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast_services.agent import segment_heads
 from holdfast_services.agent.domain import Content, Slot, handle
@@ -81,13 +84,29 @@ class Store:
         raise NotFoundError("there is no such checkpoint")
 
 
+class Stripes:
+    """What is left of stripes: heads by rank, an error among them."""
+
+    def __init__(self, **heads):
+        self.heads, self.asked = heads, []
+
+    async def head(self, shard, source):
+        self.asked.append((shard.id.rank, [piece.peers for piece in source.pieces]))
+        made = self.heads[f"r{shard.id.rank}"]
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+
 def finder(lengths=None, *, old=(), **answers):
     lengths = lengths or {}
     slots = [slot(number) for number in lengths] + [slot(number, step=4) for number in old]
     by_name = {f"s5{number}": length for number, length in lengths.items()}
     now, _ = handle(state(*slots), view())
     peers = Peers(**answers)
-    made = HeadFinder(shell=Shell(now), arena=Arena(by_name), peers=peers, tier=Store())
+    made = HeadFinder(
+        shell=Shell(now), arena=Arena(by_name), peers=peers, tier=Store(), parity=Stripes()
+    )
     return made, peers
 
 
@@ -158,3 +177,40 @@ def test_nobody_is_asked_for_nothing():
     assert asyncio.run(made.find("job", KEY, [])) == []
     assert peers.asked == []
     assert {B.node, C.node} == set(peers.answers)
+
+
+def lost(rank, *, step=5):
+    """A shard that nobody has: an element on node b, and the other member on c, are left of it."""
+    gone, other = (
+        Shard(
+            id=ShardId("r1", step, 1, number), job="job", world_size=9, plan_hash="p",
+            length_bytes=LENGTH, root_digest=b"",
+        )
+        for number in (rank, 8)
+    )  # fmt: skip
+    pieces = (
+        Piece(number=1, is_element=False, nodes=("c",), root_digest=b""),
+        Piece(number=0, is_element=True, nodes=("b",), root_digest=b""),
+    )
+    source = Rebuilt(Stripe(members=(gone, other), elements_count=1), pieces)
+    return Want(shard=gone, sources=(source,), reason=WantReason.HEAD)
+
+
+def test_a_head_that_nobody_has_is_made_of_the_rest_of_its_stripe():
+    made, _ = finder(b=[head(1)], c=[])
+    made._parity = Stripes(r2=b"a head", r3=UnavailableError("an element went"))
+    told = view(wants=(lost(1), lost(2), lost(3), lost(4, step=4)), nodes=(ME, B, C))
+    made._shell = Shell(handle(state(), told)[0])
+
+    found = {one.rank: one for one in asyncio.run(made.find("job", KEY, [1, 2, 3, 4]))}
+    assert found.keys() == {1, 2}
+    assert (found[2].length_bytes, found[2].data) == (LENGTH, b"a head")
+    assert made._parity.asked == [(2, [(C,), (B,)]), (3, [(C,), (B,)])]
+
+
+def test_heads_of_stripes_are_no_more_than_one_answer_may_hold():
+    made, _ = finder(b=[], c=[])
+    made._parity = Stripes(r2=bytes(HEADS_BYTES_MAX - 8), r3=bytes(16))
+    made._shell = Shell(handle(state(), view(wants=(lost(2), lost(3)), nodes=(ME, B, C)))[0])
+
+    assert [2] == [one.rank for one in asyncio.run(made.find("job", KEY, [2, 3]))]

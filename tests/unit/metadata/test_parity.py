@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.core.ids import CheckpointId
 from holdfast.core.inventory import HeldElement
+from holdfast.core.needs import Needs, ShardNeed
 from holdfast.core.node_view import WantReason
 from holdfast.core.protection import Parity
 from holdfast.core.sources import Memory, Rebuilt
@@ -339,3 +340,29 @@ def test_stripes_over_the_same_shards_are_not_given_back_for_each_other(cluster)
     give_back(cluster, *FOUR)
     assert safe(cluster, 1, generation)
     assert 2 == sum(len(cluster.machine(name).elements) for name in FOUR)
+
+
+def test_heads_that_nobody_has_are_named_to_those_who_have_yet_to_say_what_they_need(cluster):
+    """A rank that finds no head of a shard needs all of the checkpoint, and may have no room."""
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    lose(cluster, "b")
+    cluster.join("a", "c", "d")
+    cluster.launch(b"second", "a", "c", replicas=0, parity=Parity(2, 1))
+    for rank, node in enumerate("ac"):
+        cluster.status(node, rank, names_needs=True)
+        cluster.report(node)
+    assert ("PROPOSED", (1, generation)) == cluster.decided()
+    key = CheckpointId(RUN, 1, generation)
+    for node in "ac":
+        [want] = cluster.view(node).wants
+        assert (WantReason.HEAD, 1) == (want.reason, want.shard.id.rank)
+        assert isinstance(want.sources[0], Rebuilt)
+
+    needs = Needs(checkpoint=key, shards=(ShardNeed(rank=1), ShardNeed(rank=3)))
+    cluster.status("a", 0, needs=needs)
+    cluster.report("a")
+    wants = [(want.reason, want.shard.id.rank) for want in cluster.view("a").wants]
+    assert [(WantReason.RESTORE, 1), (WantReason.RESTORE, 3)] == wants
+    assert not cluster.view("d").wants, "no rank is there"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from holdfast.core.decision import DecisionState
-from holdfast.core.ids import ShardId
+from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import Peer
 from holdfast.core.node_view import RunView, Want, WantReason
 from holdfast.core.shard import Shard
 from holdfast.core.sources import Memory
 from holdfast_services.agent.domain import slot_rules
-from holdfast_services.agent.domain.state import Giver, State
+from holdfast_services.agent.domain.state import Giver, Rebuilding, State
 from holdfast_services.agent.domain.wanted_parts import WantedParts, has_parts, length_of
 
 
@@ -44,7 +45,9 @@ def wishes(state: State) -> list[Wish]:
     Restores come before repairs, repairs before copies that owners asked for. While parts of a
     shard are on their way for a restore, the whole of it waits.
     """
-    wants = sorted(state.view.wants if state.view else (), key=lambda want: want.reason.value)
+    told = state.view.wants if state.view else ()
+    wants = [want for want in told if want.reason is not WantReason.HEAD]
+    wants.sort(key=lambda want: want.reason.value)
     if not (wants or state.holds):
         return []
     wanted = WantedParts(state)
@@ -61,6 +64,18 @@ def wishes(state: State) -> list[Wish]:
         if key not in copies and wish.sources:
             first.setdefault(key, replace(wish, restore=key in restored))
     return list(first.values())
+
+
+def heads(state: State, checkpoint: CheckpointId) -> Mapping[int, tuple[Shard, Rebuilding]]:
+    """Return, by rank, the shards of a checkpoint whose heads nobody has, and how to make them."""
+    found: dict[int, tuple[Shard, Rebuilding]] = {}
+    for want in state.view.wants if state.view else ():
+        if want.shard.id.checkpoint != checkpoint or want.shard.id.volume:
+            continue
+        for giver in _givers(state, want):
+            if isinstance(giver, Rebuilding):
+                found[want.shard.id.rank] = want.shard, giver
+    return found
 
 
 def _listed(state: State, want: Want, wanted: WantedParts) -> Wish | None:

@@ -26,7 +26,7 @@ from holdfast_services.metadata.domain.believed_copies import (
 from holdfast_services.metadata.domain.commit_rule import acknowledged, free_before
 from holdfast_services.metadata.domain.drains import Drained
 from holdfast_services.metadata.domain.model import Attempt, Node, Run
-from holdfast_services.metadata.domain.needed_shards import needed
+from holdfast_services.metadata.domain.needed_shards import have_to_name, needed
 from holdfast_services.metadata.domain.restore_decision import bad_sources
 from holdfast_services.metadata.domain.shortage import domains_of, spread, striped
 
@@ -73,6 +73,11 @@ def restores(run: Run, evidence: Evidence, live: Mapping[str, Node], host: str) 
         if item is None or item.shard != shard or host in item.nodes:
             continue
         found.append(_want(item, WantReason.RESTORE, turn, bad))
+    if have_to_name(run, host, live[host]):
+        # Whoever names what it needs looks at heads first; of these nobody can read one.
+        named = {want.shard.id for want in found}
+        lost = (item for _, item in sorted(copies.items()) if item.rebuilt and not item.nodes)
+        found += [_want(i, WantReason.HEAD, turn, bad) for i in lost if i.shard.id not in named]
     return found
 
 

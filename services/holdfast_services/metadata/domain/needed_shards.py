@@ -25,16 +25,26 @@ def needed(run: Run, host: str, node: Node | None) -> Sequence[Shard]:
         return ()
     if all(rank.loaded for rank in run.ranks if rank.node == host):
         return ()
-    mine = [
-        status
-        for status in (node.inventory.ranks if node else ())
-        if status.live and _is_of(status, run) and not status.report.loaded
-    ]
+    mine = _loading(run, node)
     named = [s.needs for s in mine if s.needs and s.needs.checkpoint == decision.checkpoint]
     if not all(status.names_needs for status in mine) or any(needs.whole for needs in named):
         return decision.shards
     places = {(need.rank, need.volume) for needs in named for need in needs.shards}
     return tuple(shard for shard in decision.shards if (shard.id.rank, shard.id.volume) in places)
+
+
+def have_to_name(run: Run, host: str, node: Node | None) -> bool:
+    """Tell whether ranks on ``host`` name what they need, and have yet to load it."""
+    seated = any(rank.node == host and not rank.loaded for rank in run.ranks)
+    return seated and any(status.names_needs for status in _loading(run, node))
+
+
+def _loading(run: Run, node: Node | None) -> Sequence[RankStatus]:
+    return [
+        status
+        for status in (node.inventory.ranks if node else ())
+        if status.live and _is_of(status, run) and not status.report.loaded
+    ]
 
 
 def _is_of(status: RankStatus, run: Run) -> bool:
