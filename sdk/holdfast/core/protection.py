@@ -194,20 +194,25 @@ Protection = Copies | Parity
 NO_COPIES = Copies()
 """A shard lies with its owner alone."""
 
-_TURNS = 4
+_GROUPS = 2
 """With more than so many groups no node gets more than with some number below."""
 
 
 @cache
 def _elements_max(k: int, m: int, nodes_count: int, shards_count: int) -> int:
-    """Return the most elements that a node gets, of any number of nodes up to this."""
-    most = 0
-    for count in range(1, min(nodes_count, _TURNS * (k + m)) + 1):
-        ring = tuple(map(str, range(count)))
-        allowed = Parity(k, m).within(ring, {})
-        held = Counter[str]()
-        for turn in range(shards_count):
-            for group in allowed.groups(ring, ring, {}, turn=turn):
-                held.update(allowed.element_nodes(group, ring, {}))
-        most = max(most, *held.values(), 0)
+    """Return the most elements that a node with ranks gets, of any number of nodes up to this."""
+    asked, most = Parity(k, m), 0
+    smaller = [asked.cut(losses).places_min for losses in range(1, m + 1)]
+    for count in range(1, min(nodes_count, _GROUPS * (k + m)) + 1):
+        # Nodes without ranks hold elements too: with them there is room for a larger parity.
+        with_spares = [places for places in smaller if count < places <= nodes_count]
+        for places in (count, *with_spares):
+            ring = tuple(map(str, range(places)))
+            nodes = ring[:count]
+            allowed = asked.within(ring, {})
+            held = Counter[str]()
+            for turn in range(shards_count):
+                for group in allowed.groups(nodes, ring, {}, turn=turn):
+                    held.update(allowed.element_nodes(group, ring, {}))
+            most = max(most, *(held[node] for node in nodes))
     return most

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from holdfast.core.ids import CheckpointId
 from holdfast.core.placement import place
@@ -106,12 +107,15 @@ def groups(
     left, found = [*nodes[begin:], *nodes[:begin]], []
     while left:
         groups_left = -(-len(left) // most)
+        count = -(-len(left) // groups_left)
         group: dict[str, str] = {}
-        for node in left:
-            if len(group) < -(-len(left) // groups_left):
-                group.setdefault(place(node, domains), node)
+        passed: list[str] = []
+        rest = iter(left)
+        while len(group) < count and (node := next(rest, None)) is not None:
+            if group.setdefault(place(node, domains), node) != node:
+                passed.append(node)
         found.append(tuple(group.values()))
-        left = [node for node in left if node not in found[-1]]
+        left = [*passed, *rest]
     return tuple(found)
 
 
@@ -132,12 +136,15 @@ def element_nodes(
     """
     used = {place(node, domains) for node in members}
     start = ring.index(members[-1]) + 1 if members and members[-1] in ring else 0
-    walk = [n for n in (*ring[start:], *ring[:start]) if place(n, domains) not in used]
-    chosen: dict[str, str] = {}
-    for node in walk:
-        if len(chosen) < elements:
-            chosen.setdefault(place(node, domains), node)
-    return tuple(chosen.values())
+    chosen: list[str] = []
+    for node in chain(islice(ring, start, None), islice(ring, start)):
+        if len(chosen) == elements:
+            break
+        where = place(node, domains)
+        if where not in used:
+            used.add(where)
+            chosen.append(node)
+    return tuple(chosen)
 
 
 def losses_survived(

@@ -137,6 +137,6 @@ def test_parity_is_in_the_sum_in_the_same_words():
         shards_count=8,
     )  # fmt: skip
 
-    assert need.incoming_bytes == 6 << 30
+    assert need.incoming_bytes == 7 << 30
     assert need.restore_bytes == 56 << 30
-    assert "2 slots x 6 GiB incoming parity elements" in str(need)
+    assert "2 slots x 7 GiB incoming parity elements" in str(need)

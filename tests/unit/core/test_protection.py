@@ -1,5 +1,8 @@
 """``core.protection``: how many copies where, asked of a value and counted nowhere else."""
 
+from collections import Counter
+from itertools import product
+
 import pytest
 
 from holdfast.core.protection import NO_COPIES, Copies, Parity
@@ -78,7 +81,8 @@ def test_parity_asks_for_no_whole_copies_but_takes_them_for_enough():
         (Parity(2, 1), 2, 1, 0),  # too few nodes
         (Parity(2, 1), 3, 1, 1),
         (Parity(4, 2), 6, 1, 1),
-        (Parity(4, 2), 6, 8, 6),  # two groups of 8 stripes with 2 elements each, on 6 nodes
+        (Parity(4, 2), 5, 8, 6),
+        (Parity(4, 2), 6, 8, 7),  # ranks on 5 of the 6 nodes
         (Parity(8, 2), 100, 8, 4),
         (Parity(2, 2), 4, 1, 1),
     ],
@@ -88,6 +92,23 @@ def test_a_node_holds_as_many_elements_as_the_fullest_one(
 ):
     own = 100 * shards_count
     assert asked.incoming_bytes(own, nodes_count, shards_count) == 100 * elements
+
+
+@pytest.mark.parametrize("asked", [Parity(2, 1), Parity(3, 2), Parity(4, 2), Parity(4, 3)])
+@pytest.mark.parametrize("shards_count", [1, 2, 8])
+def test_no_node_with_ranks_gets_more_elements_than_the_sum_has(asked, shards_count):
+    """P8: whatever nodes there are, also such that have no ranks and elements alone."""
+    for nodes_count, spare_count in product(range(1, 2 * asked.places_min + 2), range(4)):
+        ring = tuple(map(str, range(nodes_count + spare_count)))
+        nodes, allowed = ring[:nodes_count], asked.within(ring, {})
+        held = Counter(
+            node
+            for turn in range(shards_count)
+            for group in allowed.groups(nodes, ring, {}, turn=turn)
+            for node in allowed.element_nodes(group, ring, {})
+        )
+        summed = asked.incoming_bytes(shards_count, len(ring), shards_count)
+        assert max(held[node] for node in nodes) <= summed
 
 
 def test_elements_are_no_shards_that_a_restore_need_not_fetch():
