@@ -366,3 +366,26 @@ def test_heads_that_nobody_has_are_named_to_those_who_have_yet_to_say_what_they_
     wants = [(want.reason, want.shard.id.rank) for want in cluster.view("a").wants]
     assert [(WantReason.RESTORE, 1), (WantReason.RESTORE, 3)] == wants
     assert not cluster.view("d").wants, "no rank is there"
+
+
+def test_a_node_with_an_element_that_may_only_be_restarting_is_waited_for(cluster):
+    """4.8: as for copies, what is proposed stays while a source may come back, and no longer."""
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    make(cluster, *FOUR)
+    lose(cluster, "b")
+    cluster.join("a", "c", "d", "e")
+    cluster.launch(b"second", "a", "e", "d", "d", replicas=0, parity=Parity(2, 1))
+    assert ("PROPOSED", (1, generation)) == cluster.decided()
+
+    cluster.later(6.0)  # the lease of "c", which has the element over ranks 0 and 1, is over
+    cluster.report("a", "d", "e")
+    assert ("PROPOSED", (1, generation)) == cluster.decided()
+    number = cluster.run.decision.number
+    cluster.report("c")
+    assert 1 in {want.shard.id.rank for want in cluster.view("e").wants if want.sources}
+    assert number == cluster.run.decision.number
+
+    cluster.later(11.0)
+    cluster.report("a", "d", "e")
+    assert ("LOST", None) == cluster.decided()

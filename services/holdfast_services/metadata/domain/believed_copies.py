@@ -89,18 +89,22 @@ def _with_rebuilt(
         return sources
     merged = dict(sources)
     for key, held in stripes.items():
-        copies = merged.get(key, {})
-        found = dict(copies)
-        for stripe in held:
-            for shard in stripe.stripe.members:
-                item = found.get(shard.id) or ShardCopies(shard=shard, owner="", nodes=())
-                rebuilt = stripe.rebuilds(shard, holders_in(copies))
-                if rebuilt is None or item.shard != shard:
-                    continue
-                if item.rebuilt is None or len(rebuilt.pieces) > len(item.rebuilt.pieces):
-                    found[shard.id] = replace(item, rebuilt=rebuilt)
-        merged[key] = found
+        merged[key] = with_rebuilt(merged.get(key, {}), held)
     return merged
+
+
+def with_rebuilt(copies: CheckpointCopies, stripes: Iterable[HeldStripe]) -> CheckpointCopies:
+    """Return the copies of a checkpoint with what the rest of one of its ``stripes`` gives."""
+    found = dict(copies)
+    for held in stripes:
+        for shard in held.stripe.members:
+            item = found.get(shard.id) or ShardCopies(shard=shard, owner="", nodes=())
+            rebuilt = held.rebuilds(shard, holders_in(copies))
+            if rebuilt is None or item.shard != shard:
+                continue
+            if item.rebuilt is None or len(rebuilt.pieces) > len(item.rebuilt.pieces):
+                found[shard.id] = replace(item, rebuilt=rebuilt)
+    return found
 
 
 def holders_in(copies: CheckpointCopies) -> Callable[[Shard], tuple[str, ...]]:

@@ -23,9 +23,11 @@ from holdfast_services.metadata.domain.believed_copies import (
     ranks_of,
     shards_of,
     whole,
+    with_rebuilt,
 )
 from holdfast_services.metadata.domain.commit_rule import acknowledged, new_row
 from holdfast_services.metadata.domain.drains import rewind
+from holdfast_services.metadata.domain.held_stripes import held_stripes
 from holdfast_services.metadata.domain.model import (
     SUPERSEDE_RULES_PER_RUN_MAX,
     Attempt,
@@ -243,7 +245,8 @@ def _with_row(run: Run, shards: Sequence[Shard], now_s: float) -> Run:
 def _hoped(key: CheckpointId, facts: Facts) -> CheckpointCopies:
     """Return the copies on live nodes and on nodes that may only be restarting.
 
-    What a node held by its last word counts until ``decide_wait_s`` after it.
+    What a node held by its last word counts until ``decide_wait_s`` after it; with that, shards
+    may follow from their stripes.
     """
     found = dict(facts.evidence.sources.get(key, {}))
     lately = facts.lately(facts.limits.decide_wait_s)
@@ -252,7 +255,9 @@ def _hoped(key: CheckpointId, facts: Facts) -> CheckpointCopies:
         back = [node for node in item.nodes if node in lately and node not in there.nodes]
         if back and there.shard == item.shard:
             found[shard] = replace(there, nodes=tuple(sorted((*there.nodes, *back))))
-    return found
+    there_again = {*facts.live(), *lately}
+    nodes = [node for name, node in facts.nodes.items() if name in there_again]
+    return with_rebuilt(found, held_stripes(key.run, nodes).get(key, ()))
 
 
 def _unheard_of(run: Run, attempt: Attempt, facts: Facts) -> bool:
