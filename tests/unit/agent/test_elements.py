@@ -13,7 +13,7 @@ from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object, Rebuilt
 from holdfast.core.stripes import Element, Piece, Stripe
-from holdfast_services.agent.domain import HeldSum, Slot, State, Work, handle, inventory
+from holdfast_services.agent.domain import HeldSum, Slot, State, Work, elements, handle, inventory
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.state import Rebuilding
 
@@ -184,3 +184,40 @@ def test_a_lost_shard_is_fetched_from_its_stripe_after_nodes_and_before_the_stor
     _, actions = run(state(), view(wants=(fewer,)))
     [fetch] = of(ev.Fetch, actions)
     assert fetch.sources == (B,)
+
+
+def test_an_element_is_no_spare_while_metadata_is_out_or_it_is_worked_on():
+    """Others that made it needless may have gone since; and who hashes it looks at its bytes."""
+    now, _ = run(state(slot("s1")), view(spare_elements=(element().key,)))
+    assert elements.spare(now) == slot("s1")
+    lost, _ = handle(now, ev.MetadataLost("no answer"))
+    assert elements.spare(lost) is None
+    busy, _ = run(now, ev.ElementSuspected(slot("s1").name))
+    assert elements.spare(busy) is None
+
+
+def test_an_element_that_is_hashed_is_freed_once_that_is_over():
+    busy, _ = run(state(slot("s1")), ev.ElementSuspected(slot("s1").name))
+    now, _ = run(busy, view(run={"free_before": CheckpointId("r1", 6, 1)}))
+    assert now.elements()
+    done, _ = run(now, ev.ElementVerified(slot("s1").name, True))
+    assert not done.elements()
+
+
+def test_no_element_is_begun_while_a_restore_waits_for_room():
+    """What a rank waits for comes first; an element would take the slot."""
+    lost = Shard(
+        id=ShardId("r1", 4, 1, 0), job="job", world_size=2, plan_hash="p",
+        length_bytes=KIB, root_digest=b"d" * 16,
+    )  # fmt: skip
+    want = Want(shard=lost, sources=(Memory("a"),), reason=WantReason.RESTORE)
+    full = state(slot("s1"), budget=KIB)
+    free = replace(slot("s2"), name=SlotName("s2", 1, SlotState.FREE), element=None)
+    waiting = replace(full, slots={**full.slots, "s2": replace(free, length_bytes=8)})
+    spared = view(elements=(wanted(step=6),), wants=(want,), spare_elements=(element().key,))
+    now, actions = run(waiting, spared)
+    assert [] == of(ev.MakeElement, actions)
+    [fetch] = of(ev.Fetch, actions)
+    now, actions = run(now, ev.Tick(10.0))
+    assert [] == of(ev.MakeElement, actions), "no room"
+    assert fetch.shard == lost

@@ -85,6 +85,19 @@ async def test_the_first_copy_is_served_once_the_second_is_freed(agent):
     assert bytes_of(served) == b"s1"
 
 
+async def test_an_element_is_served_no_more_once_its_slot_is_free(agent):
+    """A3: the next one may write there while a peer still reads."""
+    shell, served = agent
+    name = SlotName("s1", 1, SlotState.ELEMENT)
+    shell._arena.rename(SlotName("s1", 1, SlotState.SEALED), SlotName("s1", 1, SlotState.FREE))
+    shell._arena.rename(SlotName("s1", 1, SlotState.FREE), name)
+    served.put("an element", name, memoryview(b"sum"))
+
+    shell._performer.rename(ev.RenameSlot(name, name.to(SlotState.FREE)))
+
+    assert served.lookup("an element", 1) is None
+
+
 async def test_an_agent_that_could_not_do_all_it_decided_ends(agent, monkeypatch):
     """P6: the next one adopts what is in the folder. This one would wait for ever for the rest."""
     shell, _ = agent
