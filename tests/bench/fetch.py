@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import multiprocessing
 import os
 import socket
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tests.bench.bare import BARE, HOST, fetch_bare, send_bare, touched
 from tests.bench.harness import Record, in_turn, share
 from tests.bench.subject import PATIENCE_S, Saving, Subject
 from tests.e2e.stack import Stack, running_stack
@@ -20,13 +20,9 @@ from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast_services.transport import Fetch, FetchRequest, ServedSegments
 from holdfast_services.transport.tcp import TcpTransport
-from holdfast_services.transport.tcp_client import STREAMS_COUNT
 
 NAMES = ("fetch_tcp/bare", "replicate/bare")
-HOST = "127.0.0.1"
 KEY = "bench/1/1/0/0"  # run, step, generation, rank, volume
-SEND_BYTES = 4 << 20
-BARE = f"send and recv_into, {STREAMS_COUNT} streams, nothing verified"
 RUNS = 9
 REPLICATE_RUNS = 5
 
@@ -39,7 +35,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
     server = context.Process(target=_serve, args=(there, length_bytes), daemon=True)
     server.start()
     endpoints, bare_port, digests = here.recv()
-    destination = memoryview(_touched(length_bytes))
+    destination = memoryview(touched(length_bytes))
     request = FetchRequest(key=KEY, incarnation=1, length_bytes=length_bytes, digests=digests)
     transport = TcpTransport(HOST)
 
@@ -49,7 +45,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
         return time.perf_counter() - started_s
 
     def bare() -> float:
-        return _fetch_bare(bare_port, destination)
+        return fetch_bare(bare_port, destination)
 
     ours_s, bare_s = in_turn(ours, bare, runs=RUNS)
     yield share(
@@ -100,15 +96,9 @@ def _sealed_s(arena: Path) -> float:
     return max(sidecar.stat().st_mtime for sidecar in arena.rglob("*.sum"))
 
 
-def _touched(length_bytes: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, length_bytes)
-    memory.madvise(23)  # MADV_POPULATE_WRITE
-    return memory
-
-
 def _serve(there: Connection, length_bytes: int) -> None:
     """Serve the same bytes both ways until this process is ended."""
-    view = memoryview(_touched(length_bytes))
+    view = memoryview(touched(length_bytes))
     segments = ServedSegments()
     segments.put(KEY, SlotName("s1", 1, SlotState.SEALED), view)
     endpoints = TcpTransport(HOST).serve(segments)
@@ -118,35 +108,4 @@ def _serve(there: Connection, length_bytes: int) -> None:
     there.send((endpoints, listener.getsockname()[1], digests))
     while True:
         connection, _ = listener.accept()
-        threading.Thread(target=_send_bare, args=(connection, view), daemon=True).start()
-
-
-def _send_bare(connection: socket.socket, view: memoryview) -> None:
-    with connection:
-        begin, end = (int(number) for number in connection.recv(64).split())
-        for at in range(begin, end, SEND_BYTES):
-            connection.sendall(view[at : min(at + SEND_BYTES, end)])
-
-
-def _fetch_bare(port: int, destination: memoryview) -> float:
-    started_s = time.perf_counter()
-    share = len(destination) // STREAMS_COUNT
-    threads = [
-        threading.Thread(target=_receive_bare, args=(port, destination, n * share, (n + 1) * share))
-        for n in range(STREAMS_COUNT)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - started_s
-
-
-def _receive_bare(port: int, destination: memoryview, begin: int, end: int) -> None:
-    with socket.create_connection((HOST, port), timeout=60) as connection:
-        connection.sendall(f"{begin} {end}".encode())
-        at = begin
-        while at < end:
-            received = connection.recv_into(destination[at:end])
-            assert received, "the bare server hung up"
-            at += received
+        threading.Thread(target=send_bare, args=(connection, view), daemon=True).start()

@@ -162,8 +162,8 @@ class ParityMaker:
         number = source.stripe.members.index(shard)
         for one in summed_over:
             if one.held is not None:
-                digests = split_digests(one.held.member_digests[number])
-                if _give_root(shard, digests):
+                digests = _proven(shard, one.held.member_digests[number])
+                if digests is not None:
                     return digests
         raise DigestMismatchError(f"no element knows the digests of {shard.id.key}")
 
@@ -184,11 +184,13 @@ class ParityMaker:
             log.info("could not tell %s: %s", one.peer.node, cause)
 
 
-def _give_root(shard: Shard, digests: tuple[bytes, ...]) -> bool:
+def _proven(shard: Shard, joined: bytes) -> tuple[bytes, ...] | None:
+    """Return part digests if they give the root of the shard."""
     try:
-        return root_digest(shard.length_bytes, digests) == shard.root_digest
+        digests = split_digests(joined)
+        return digests if root_digest(shard.length_bytes, digests) == shard.root_digest else None
     except ValueError:
-        return False
+        return None
 
 
 def is_bad(error: CheckpointError) -> bool:
