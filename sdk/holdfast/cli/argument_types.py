@@ -8,11 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.cli import catalogue, stack, where
-from holdfast.core.attempts import REPLICAS_MAX
+from holdfast.core.attempts import (
+    PARITY_GROUP_MAX,
+    PARITY_GROUP_MIN,
+    PARITY_MAX,
+    REPLICAS_MAX,
+)
 from holdfast.core.budget import SLOTS_PER_RANK, SLOTS_PER_RANK_MAX
 from holdfast.core.byte_sizes import parse_bytes
 from holdfast.core.ids import STEP_MAX, WORLD_SIZE_MAX, job_name
 from holdfast.core.model_sizes import PARAMS_COUNT_MAX
+from holdfast.core.protection import Parity
 from holdfast.errors import CheckpointError
 
 COUNT_MAX = 1_000_000
@@ -152,3 +158,11 @@ def slots(text: str) -> int:
 def replicas(text: str) -> int:
     """Return a number of copies on other nodes."""
     return _number(text, 0, REPLICAS_MAX)
+
+
+def parity(text: str) -> Parity:
+    """Return parity in place of copies, written as ``4,2``."""
+    k, comma, m = text.partition(",")
+    if not comma:
+        raise argparse.ArgumentTypeError(f"must be K,M such as 4,2, got {text}")
+    return Parity(_number(k, PARITY_GROUP_MIN, PARITY_GROUP_MAX), _number(m, 1, PARITY_MAX))

@@ -19,7 +19,7 @@ from holdfast.core.budget import (
 )
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.model_sizes import ModelState
-from holdfast.core.protection import Copies
+from holdfast.core.protection import Copies, Parity, Protection
 from holdfast.errors import InvalidRequestError
 
 REPLICAS_SHOWN = (0, 1, 2)
@@ -64,13 +64,13 @@ class JobShape:
         """What the ranks of one node load; they read the same bytes once."""
         return min(self.whole_bytes, -(-self.whole_bytes // self.shards) * self.gpus)
 
-    def need(self, protection: Copies, *, slots: int, persist: bool) -> MemoryNeed:
+    def need(self, protection: Protection, *, slots: int, persist: bool) -> MemoryNeed:
         """Return the sum of one node."""
         restored = restored_bytes_of_part(
             own_bytes=self.own_bytes,
             loaded_bytes=self.loaded_bytes,
             whole_bytes=self.whole_bytes,
-            replicas=protection.n,
+            replicas=protection.copies.n,
         )
         return memory_need(
             own_bytes=self.own_bytes,
@@ -79,6 +79,7 @@ class JobShape:
             nodes_count=self.nodes,
             slots=slots,
             persist=persist,
+            shards_count=self.gpus,
         )
 
 
@@ -86,9 +87,14 @@ class JobShape:
 class Option:
     """One policy that a job may have, and what it costs on each node."""
 
-    replicas: int
+    protection: Protection
     persist: bool
     need: MemoryNeed
+
+    @property
+    def name(self) -> str:
+        """The policy as a script has it."""
+        return f"{self.protection}{' with persist' if self.persist else ''}"
 
 
 def plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
@@ -128,11 +134,15 @@ def _model(args: argparse.Namespace) -> ModelState | None:
 
 
 def _options(args: argparse.Namespace, shape: JobShape) -> Iterator[Option]:
-    for replicas in REPLICAS_SHOWN if args.replicas is None else (args.replicas,):
+    counts = REPLICAS_SHOWN if args.replicas is None else (args.replicas,)
+    compared: list[Protection] = [*map(Copies, counts)]
+    if args.parity is not None:
+        compared.append(args.parity)
+    for protection in compared:
         for persist in (True,) if args.persist else (False, True):
             slots = slots_per_rank(persist=persist, asked=args.slots)
-            need = shape.need(Copies(replicas), slots=slots, persist=persist)
-            yield Option(replicas=replicas, persist=persist, need=need)
+            need = shape.need(protection, slots=slots, persist=persist)
+            yield Option(protection=protection, persist=persist, need=need)
 
 
 def _fits(option: Option, budget_bytes: int | None) -> bool:
@@ -151,7 +161,7 @@ def _state(model: ModelState | None, shape: JobShape) -> str:
 def _tables(options: list[Option], budget_bytes: int | None) -> list[str | Table]:
     rows = tuple(
         (
-            str(option.replicas),
+            _short(option.protection),
             "yes" if option.persist else "no",
             format_bytes(option.need.total_bytes),
             str(option.need),
@@ -160,12 +170,21 @@ def _tables(options: list[Option], budget_bytes: int | None) -> list[str | Table
     )
     table = Table(("replicas", "persist", "per node", "sum"), rows)
     refused = [
-        f"replicas={option.replicas}{' with persist' if option.persist else ''} does not fit: "
-        f"{shortfall(option.need, budget_bytes)}"
+        f"{option.name} does not fit: {shortfall(option.need, budget_bytes)}"
         for option in options
         if budget_bytes is not None and not _fits(option, budget_bytes)
     ]
     return [table, *refused]
+
+
+def _short(protection: Protection) -> str:
+    return str(protection.n if isinstance(protection, Copies) else protection)
+
+
+def _numbers(protection: Protection) -> dict[str, int] | None:
+    if isinstance(protection, Parity):
+        return {"k": protection.k, "m": protection.m}
+    return None
 
 
 def _data(
@@ -178,7 +197,8 @@ def _data(
         "budget_bytes": budget_bytes,
         "policies": [
             {
-                "replicas": option.replicas,
+                "replicas": option.protection.copies.n,
+                "parity": _numbers(option.protection),
                 "persist": option.persist,
                 "slots": option.need.slots,
                 "incoming_slots": option.need.incoming_slots,

@@ -35,6 +35,12 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
         help="The job keeps N copies on other nodes (default: 0, 1 and 2 are compared).",
     )
     command.add_argument(
+        "--parity",
+        type=types.parity,
+        metavar="K,M",
+        help="The job keeps parity in place of copies, such as 4,2: shown beside what is compared.",
+    )
+    command.add_argument(
         "--slots",
         type=types.slots,
         default=0,

@@ -103,6 +103,21 @@ def test_what_does_not_fit_is_refused_in_the_words_of_the_agent(capsys):
     assert f"replicas=1 does not fit: {refused.value.message}\n" in text
 
 
+def test_parity_is_in_the_table_beside_copies(capsys):
+    """G4: the table of the page on parity, restore included."""
+    shape = ["--state", "80G", "--nodes", "8", "--gpus", "8"]
+    found = policies(capsys, *shape, "--parity", "4,2")["policies"]
+    plain = [one for one in found if not one["persist"]]
+    assert [0, 1, 2, 0] == [one["replicas"] for one in plain]
+    assert [None, None, None, {"k": 4, "m": 2}] == [one["parity"] for one in plain]
+    kept = [one["total_bytes"] - one["restore_bytes"] for one in plain]
+    assert [20 * GIB, 40 * GIB, 60 * GIB, int(37.5 * GIB)] == kept
+
+    text = plan(capsys, *shape, "--replicas", "1", "--parity", "8,2", "--budget", "1G", rc=1)
+    assert "Parity(8, 2)  no" in text
+    assert "Parity(8, 2) with persist does not fit: 3 slots x 10 GiB own + 2 slots x" in text
+
+
 def test_it_fails_if_nothing_fits(capsys):
     shape = ["--state", "4M", "--nodes", "2", "--gpus", "1"]
 
@@ -137,6 +152,11 @@ def test_a_job_that_cannot_be_is_refused_by_name(capsys, arguments, named):
         ["--params", "7B", "--nodes", "0"],
         ["--params", "7B", "--slots", "1"],
         ["--params", "7B", "--slots", "17"],
+        ["--params", "7B", "--parity", "4"],
+        ["--params", "7B", "--parity", "1,1"],
+        ["--params", "7B", "--parity", "4,0"],
+        ["--params", "7B", "--parity", "65,2"],
+        ["--params", "7B", "--parity", "4,2,1"],
     ],
     ids=" ".join,
 )
