@@ -129,7 +129,9 @@ def _recover_two(length_bytes: int) -> Record:
         return time.perf_counter() - started_s
 
     def bare() -> float:
-        return sum(fetch_bare(bare_port, targets[lost]) for lost in LOST for _ in range(4))
+        return sum(
+            fetch_bare(bare_port, targets[lost]) for lost in LOST for _ in range(MEMBERS_COUNT)
+        )
 
     ours_s, bare_s = in_turn(ours, bare, runs=RECOVER_RUNS)
     transport.close()
