@@ -389,3 +389,18 @@ def test_a_node_with_an_element_that_may_only_be_restarting_is_waited_for(cluste
     cluster.later(11.0)
     cluster.report("a", "d", "e")
     assert ("LOST", None) == cluster.decided()
+
+
+def test_lost_shards_are_made_again_where_their_ranks_are(cluster):
+    """Each on a node of its own, as in its sum: else one gets them all, and has no room left."""
+    six = tuple("abcdef")
+    generation = launch(cluster, *six)
+    save(cluster, 1, generation, *six)
+    make(cluster, *six)
+    for name in "bd":
+        ranks = cluster.machine(name).ranks
+        cluster.wipe(name)
+        cluster.machine(name).ranks = ranks
+    cluster.report(*six)
+    wants = {name: [w.shard.id.rank for w in cluster.view(name).wants] for name in six}
+    assert wants == {"a": [], "b": [1], "c": [], "d": [3], "e": [], "f": []}

@@ -419,15 +419,20 @@ def _lost(run: Run, evidence: Evidence, where: Places) -> Sequence[tuple[str, Wa
             found.extend(_brought(run, item, where))
         for _, item in sorted(evidence.sources.get(key, {}).items()):
             if item.rebuilt is not None and not item.nodes:
-                found.extend(_rebuilt(item, item.rebuilt, where))
+                found.append(_rebuilt(run, item, item.rebuilt, where))
     return found
 
 
-def _rebuilt(item: ShardCopies, source: Rebuilt, where: Places) -> Sequence[tuple[str, Want]]:
-    """Return who makes a shard again that nobody has: a node without another piece, if it can."""
+def _rebuilt(run: Run, item: ShardCopies, source: Rebuilt, where: Places) -> tuple[str, Want]:
+    """Return who makes a shard again that nobody has: a node without another piece, if it can.
+
+    That of its rank first, so that not one node makes all that were lost, for which it has no room.
+    """
+    number = item.shard.id.rank
     busy = {node for piece in source.pieces for node in piece.nodes}
-    nodes = sorted(where.ring, key=lambda node: (node in busy, where.turns[node]))
-    return [(node, _want(item, WantReason.REPAIR, item.shard.id.rank)) for node in nodes[:1]]
+    home = {rank.node for rank in run.ranks if rank.rank == number}
+    nodes = sorted(where.ring, key=lambda node: (node in busy, node not in home, where.turns[node]))
+    return nodes[0], _want(item, WantReason.REPAIR, number)
 
 
 def protected_checkpoints(run: Run) -> tuple[CheckpointId, ...]:
