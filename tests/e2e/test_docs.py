@@ -46,7 +46,7 @@ def train_one_step(model, optimizer, batch):
 """
 PAGES = [
     "docs/howto/dcp.md", "docs/howto/export.md", "docs/howto/one-shot.md", "docs/howto/persist.md",
-    "docs/howto/pipelines.md", "docs/howto/torch-save.md",
+    "docs/howto/pipelines.md", "docs/howto/torch-save.md", "docs/howto/training-loops.md",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.timeout(2 * RUN_S_MAX)

@@ -271,9 +271,14 @@ class Capture:
 
     @property
     def surprises(self) -> Sequence[str]:
-        """What has changed though it was declared frozen, one sentence each."""
+        """What has changed though it was declared frozen: for each way, one sentence."""
+        by_way: dict[str, list[str]] = {}
+        for fqn, what in self._changed.items():
+            by_way.setdefault(what, []).append(fqn)
         return [
-            f"tensor {fqn!r} was declared frozen and {what}" for fqn, what in self._changed.items()
+            f"tensor {first!r} was declared frozen and {what}"
+            + (f"; so it is with {len(more)} more, such as {more[0]!r}" if more else "")
+            for what, (first, *more) in by_way.items()
         ]
 
     def identity(self, survey: Survey) -> Identity:

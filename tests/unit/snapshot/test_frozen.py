@@ -13,7 +13,7 @@ from torch import nn
 import holdfast
 from holdfast.copying.cuda import CUDA
 from holdfast.core.session import SlotLease
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.format.segment import TensorEntry, blob_spec
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine
@@ -267,6 +267,17 @@ def test_what_rots_in_a_slot_costs_one_save_and_is_in_none(trainer, monkeypatch)
     assert "bytes of frozen tensors have changed in slot s1" in failed.reason
     assert 0 == trainer.save("s1").kept_bytes
     trainer.check("s1")
+
+
+def test_what_has_another_size_by_the_time_of_the_copy_is_refused(trainer):
+    """Its place is too short for it."""
+    trainer.plan = worlds.plan_of(trainer.capture)
+    lease = worlds.make_slot(trainer.folder, "s1", trainer.plan.length_bytes)
+    trainer.buffers["s1"] = buffer = SlotBuffer.open(trainer.folder, lease)
+    weight(trainer).data = torch.zeros(SIZE + 1, SIZE)
+
+    with pytest.raises(PreconditionError, match="'m.1.base.weight' is"):
+        trainer.engine.begin(trainer.plan, buffer, step=1, generation=1)
 
 
 def test_a_first_copy_that_is_given_up_leaves_nothing_to_rely_on(trainer):

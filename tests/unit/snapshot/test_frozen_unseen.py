@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import holdfast
+from holdfast.snapshot.frozen_pieces import is_watched
 from holdfast.snapshot.second_look import STRIP_BYTES_MAX, strip_of
 from holdfast.state.capture import Capture
 
@@ -80,6 +81,19 @@ def test_what_changes_unseen_once_all_slots_have_it_is_in_no_save(trainer, chang
     assert {"m.0.base.weight", "m.2.base.weight"} == {
         piece.entry.spec.fqn for piece in trainer.plan.frozen.pieces
     }
+
+
+def test_of_many_that_changed_alike_people_hear_one_sentence(trainer):
+    """A merge writes hundreds of them."""
+    trainer.save("s1")
+    for layer in trainer.state["m"]:
+        layer.base.weight.data += 1
+    trainer.lease_again("s1")
+    trainer.save("s1")
+
+    [said] = trainer.capture.surprises
+    assert said.startswith("tensor 'm.0.base.weight' was declared frozen and has changed unseen")
+    assert said.endswith("; so it is with 2 more, such as 'm.1.base.weight'")
 
 
 def test_what_a_collective_writes_is_found(trainer, tmp_path):
@@ -228,6 +242,15 @@ def test_a_sharded_parameter_that_no_optimizer_has_learns_from_its_requires_grad
         assert [] == list(capture.surprises)
 
 
+def test_what_is_sharded_in_inference_mode_is_not_watched():
+    """Torch counts no writes to such a DTensor, though it may to what is in it."""
+    with torch.inference_mode():
+        outer = torch.zeros(1)
+
+    assert is_watched(torch.zeros(1))
+    assert not is_watched(torch.zeros(1), outer)
+
+
 # -------------------------------------------------------------------------------- accelerators
 
 
@@ -267,11 +290,13 @@ def test_what_changes_unseen_on_a_device_is_found_there(tmp_path, order):
 
 def test_a_device_that_fails_while_one_looks_costs_one_save(tmp_path):
     device = LateDevice()
-    _, trainer = on_device(tmp_path, device, torch.full((64, 64), 3.0))
+    model, trainer = on_device(tmp_path, device, torch.full((64, 64), 3.0))
+    model.register_buffer("table", device.place(torch.ones(3)))
     trainer.save("s1")
     trainer.lease_again("s1")
-    device.fail_copy = (device.copies_count, RuntimeError("out of memory"))
+    device.fail_copy = (device.copies_count + 1, RuntimeError("out of memory"))
 
     assert "copy failed: out of memory" in trainer.save("s1").reason
+    assert not trainer.engine._copiers.under_way  # the slot is anybody's now
     assert trainer.save("s1").copied
     trainer.check("s1")
