@@ -16,7 +16,7 @@ from holdfast.core.node_view import Want, WantReason
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Object
 from holdfast.errors import UnavailableError
-from holdfast.format.digest import PART_BYTES
+from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.format.segment import SegmentIdentity, blob_spec, header_template
 from holdfast_services.agent import sealer
 from holdfast_services.agent.arena import Arena
@@ -297,11 +297,12 @@ def test_the_object_store_gives_only_what_is_not_there(tmp_path, rate):
 
 def test_the_search_ends_when_the_agent_stops():
     data = bytes(3 * PART_BYTES)
+    digests = [part_digest(data[:PART_BYTES])] * 3
     stop = threading.Event()
+    assert {0, 1, 2} == unchanged_parts(memoryview(data), digests, b"".join(digests), stop)
     stop.set()
-    digests = [b"x" * 16] * 3
 
-    assert set() == unchanged_parts(memoryview(data), digests, b"x" * 48, stop)
+    assert set() == unchanged_parts(memoryview(data), digests, b"".join(digests), stop)
 
 
 # ------------------------------------------------------------------------------- the machine

@@ -276,7 +276,7 @@ def test_what_has_another_size_by_the_time_of_the_copy_is_refused(trainer):
     trainer.buffers["s1"] = buffer = SlotBuffer.open(trainer.folder, lease)
     weight(trainer).data = torch.zeros(SIZE + 1, SIZE)
 
-    with pytest.raises(PreconditionError, match="'m.1.base.weight' is"):
+    with pytest.raises(PreconditionError, match=r"'m\.1\.base\.weight' is"):
         trainer.engine.begin(trainer.plan, buffer, step=1, generation=1)
 
 

@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import holdfast
+from holdfast.copying.copiers import Copiers
 from holdfast.snapshot.frozen_pieces import is_watched
-from holdfast.snapshot.second_look import STRIP_BYTES_MAX, strip_of
+from holdfast.snapshot.second_look import STRIP_BYTES_MAX, changed_unseen, strip_of
 from holdfast.state.capture import Capture
 
 
@@ -139,6 +140,25 @@ def test_a_look_that_fails_costs_one_save(trainer, monkeypatch):
         assert "copy failed: what nobody expects" in trainer.save("s1").reason
     assert trainer.save("s1").copied
     trainer.check("s1")
+
+
+def enlarge(tensor):
+    tensor.data = torch.zeros(SIZE + 1, SIZE)
+
+
+def free(tensor):
+    tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("change", [enlarge, free], ids=lambda change: change.__name__)
+def test_what_goes_while_one_looks_is_left_to_the_next_save(trainer, change):
+    """Training goes on meanwhile; who read freed memory would end the process."""
+    trainer.save("s1")
+    trainer.lease_again("s1")
+    change(weight(trainer))
+
+    assert [] == changed_unseen(trainer.plan, trainer.buffers["s1"], Copiers())
+    assert not trainer.plan.is_current()
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (7, 3), (1, 40), (3, 5, 4), (2, 1, 9, 2)])
