@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tests.bench import engines
 from tests.bench.bare import BARE, HOST, fetch_bare, send_bare, touched
 from tests.bench.harness import Record, in_turn, share
 from tests.bench.subject import PATIENCE_S, Saving, Subject
@@ -21,10 +22,12 @@ from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast_services.transport import Fetch, FetchRequest, ServedSegments
 from holdfast_services.transport.tcp import TcpTransport
 
-NAMES = ("fetch_tcp/bare", "replicate/bare")
+NAMES = ("fetch_tcp/bare", "fetch_tcp/mooncake", "fetch_tcp/nixl", "replicate/bare")
 KEY = "bench/1/1/0/0"  # run, step, generation, rank, volume
 RUNS = 9
 REPLICATE_RUNS = 5
+ENGINE_RUNS = 5
+ENGINE_TIMES_MIN = {"mooncake": 2.0, "nixl": 0.0}
 
 
 def measure(*, quick: bool) -> Iterator[Record]:
@@ -57,11 +60,30 @@ def measure(*, quick: bool) -> Iterator[Record]:
         note="two processes, loopback, every part verified",
         share_min=0.7,
     )
+    yield from _engines(ours, length_bytes)
     with running_stack(2) as stack:
         os.environ["HOLDFAST_AGENT"] = str(stack.node(0)["agent"])
         yield _replicate(stack, bare, length_bytes)
     server.terminate()
     server.join()
+
+
+def _engines(ours: Callable[[], float], length_bytes: int) -> Iterator[Record]:
+    """Yield how many times faster we are than the engines of others that run here."""
+    for name in engines.ENGINES:
+        with engines.running(name, length_bytes) as theirs:
+            if theirs is None:
+                continue
+            ours_s, peer_s = in_turn(ours, theirs, runs=ENGINE_RUNS)
+        yield share(
+            f"fetch_tcp/{name}",
+            ours_s,
+            peer_s,
+            peer=f"{engines.ENGINES[name]}, TCP, nothing verified",
+            length_bytes=length_bytes,
+            note="two processes each, loopback, ours verified",
+            share_min=ENGINE_TIMES_MIN[name],
+        )
 
 
 def _replicate(stack: Stack, bare: Callable[[], float], length_bytes: int) -> Record:
