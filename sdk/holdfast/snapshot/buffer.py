@@ -25,11 +25,10 @@ from holdfast.errors import ConflictError, NotFoundError, PreconditionError, Tru
 from holdfast.format.digest import part_digest
 from holdfast.format.segment import TensorEntry
 from holdfast.logs import steady_logger
+from holdfast.pages import populate_present
 from holdfast.reading.dtypes import TORCH
 from holdfast.snapshot.plan import SavePlan
 
-_MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)
-_MADV_POPULATE_WRITE = 23
 _LOG = steady_logger(__name__)
 
 
@@ -296,9 +295,6 @@ def _populated(fd: int, name: str, length_bytes: int) -> mmap.mmap:
     found_bytes = os.fstat(fd).st_size
     if found_bytes != length_bytes:
         raise TruncatedShardError(f"slot {name} has {found_bytes} bytes, not {length_bytes}")
-    try:
-        return mmap.mmap(fd, length_bytes, flags=mmap.MAP_SHARED | _MAP_POPULATE)
-    except OSError:
-        memory = mmap.mmap(fd, length_bytes)
-        memory.madvise(_MADV_POPULATE_WRITE)
-        return memory
+    memory = mmap.mmap(fd, length_bytes)
+    populate_present(memory)
+    return memory

@@ -34,12 +34,12 @@ from holdfast.errors import (
     NotFoundError,
     PreconditionError,
 )
+from holdfast.pages import populate
 
 SESSIONS = "sessions"
 SIDECAR_BYTES_MAX = 64 << 20
 SESSION_ORPHAN_S = 60.0
 
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY = ".tmp"
 _NOT_OURS = (FileNotFoundError, IsADirectoryError)
@@ -58,17 +58,6 @@ class SlotFile:
     def view(self) -> memoryview:
         """The bytes of the file; a view keeps the mapping alive after the slot was dropped."""
         return memoryview(self.map)
-
-    def populate(self) -> None:
-        """Fault every page in, so that the first copy runs at memory speed."""
-        try:
-            self.map.madvise(_POPULATE_WRITE)
-        except OSError as cause:
-            if cause.errno != errno.EINVAL:
-                raise
-            view = self.view
-            for at in range(0, self.length_bytes, mmap.PAGESIZE):
-                view[at] = view[at]
 
     def lock(self) -> bool:
         """Take the record lock without waiting; False when another process holds it."""
@@ -168,7 +157,7 @@ class Arena:
         try:
             os.posix_fallocate(fd, 0, length_bytes)
             file = SlotFile(fd, length_bytes)
-            file.populate()
+            populate(file.map)
         except OSError as cause:
             os.close(fd)
             self._unlink(temporary)
