@@ -404,3 +404,23 @@ def test_lost_shards_are_made_again_where_their_ranks_are(cluster):
     cluster.report(*six)
     wants = {name: [w.shard.id.rank for w in cluster.view(name).wants] for name in six}
     assert wants == {"a": [], "b": [1], "c": [], "d": [3], "e": [], "f": []}
+
+
+def test_no_element_is_made_while_a_restore_is_decided(cluster):
+    """It would take the room that what is restored needs."""
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    assert any(wanted(cluster).values())
+    cluster.launch(b"second", *FOUR, replicas=0, parity=ONE)
+    assert ("PROPOSED", (1, generation)) == cluster.decided()
+    assert not any(wanted(cluster).values())
+    begin(cluster, FOUR)
+    assert any(wanted(cluster).values())
+
+
+def test_no_element_is_made_of_a_step_that_lacks_a_shard(cluster):
+    generation = launch(cluster, *FOUR)
+    save(cluster, 1, generation, *FOUR)
+    del cluster.machine("d").shards[shard(1, generation, 3, world=4).id]
+    cluster.report("d")
+    assert not any(wanted(cluster).values())
