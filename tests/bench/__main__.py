@@ -22,6 +22,7 @@ from tests.bench.harness import machine
 MODULES = (
     "light",
     "stall",
+    "stall_growth",
     "snapshot",
     "restore",
     "fetch",

@@ -38,7 +38,7 @@ def measure(*, quick: bool) -> Iterator[Record]:
         with agent():
             yield from _measure(folder, scale)
         with agent(nodes=2):
-            yield _everything(scale)
+            yield everything("step_everything", 201, (1 << 30) // scale, ms_max=STALL_MS_MAX)
         with agent(), _one_rank():
             yield _sharded(scale)
     finally:
@@ -85,10 +85,13 @@ def _measure(folder: Path, scale: int) -> Iterator[Record]:
     many.ck.close()
 
 
-def _everything(scale: int) -> Record:
-    """Return the stall of ``ck.step`` as scripts call it, copies to another node included."""
-    subject = Subject(tensors_count=201, length_bytes=(1 << 30) // scale)
-    saving = Stepping(subject, job="everything")
+def everything(name: str, tensors_count: int, length_bytes: int, *, ms_max: float) -> Record:
+    """Return the stall of ``ck.step`` as scripts call it, copies to another node included.
+
+    A stack of two nodes runs. ``tensors_count``: parameters and moments; step counters come on top.
+    """
+    subject = Subject(tensors_count=tensors_count, length_bytes=length_bytes)
+    saving = Stepping(subject, job=name)
     products_count = subject.products_in(STEP_S)
     stalls_ms = []
     for _ in range(WARM_UP_MAX + 2 * RUNS):
@@ -97,18 +100,20 @@ def _everything(scale: int) -> Record:
     saving.ck.close()
     timed_ms = stalls_ms[WARM_UP_MAX:]
     value_ms = statistics.median(timed_ms)
+    counters = len(subject.optimizer.state)
     return Record(
-        name="stall/step_everything",
+        name=f"stall/{name}",
         value=value_ms,
         unit="ms",
         peer="",
         peer_value=None,
-        ratio=value_ms / STALL_MS_MAX,
+        ratio=value_ms / ms_max,
         bytes=subject.length_bytes,
-        note=f"step(), EverySteps(1), loader, rng, a copy on another node; step() and the gate; "
+        note=f"step(), EverySteps(1), loader, rng, a copy on another node; {tensors_count} tensors "
+        f"and {counters} step counters; step() and the gate; "
         f"{min(timed_ms):.3g}..{max(timed_ms):.3g} ms, n={len(timed_ms)}",
-        target=f"<= {STALL_MS_MAX:g} ms",
-        met=value_ms <= STALL_MS_MAX,
+        target=f"<= {ms_max:g} ms",
+        met=value_ms <= ms_max,
     )
 
 

@@ -45,6 +45,7 @@ from holdfast.state.survey import CapturedTensor, Home, Identity, Survey
 
 BLOB_BYTES_MIN = 16 << 10
 BLOB_GROWTH = 1.25
+_AT_ONCE = 1024
 _VERSION = operator.attrgetter("_version")
 _KIND = operator.attrgetter("shape", "dtype")
 
@@ -161,7 +162,9 @@ class SavePlan:
             ]
             for name in live.tensors
         }
-        self._parameters = {t.fqn: t.tensor for t in later.values() if t.parameter}
+        self._parameters = [t.fqn for t in later.values() if t.parameter]
+        counted = [t.tensor for t in later.values() if t.parameter]
+        self._counted = [counted[i : i + _AT_ONCE] for i in range(0, len(counted), _AT_ONCE)]
         self._places: Sequence[torch.Tensor] = ()
         self._sources: list[torch.Tensor] = []
         self._addresses: list[int] = []
@@ -289,7 +292,10 @@ class SavePlan:
 
     def versions(self) -> list[int]:
         """Return how often each deferred parameter was written, as far as autograd sees it."""
-        return list(map(_VERSION, self._parameters.values()))
+        found: list[int] = []
+        for part in self._counted:  # between two of them the interpreter's lock may change hands
+            found += map(_VERSION, part)
+        return found
 
     def written_between(self, before: list[int], now: list[int]) -> list[str]:
         """Return which deferred parameters were written between two answers of ``versions``."""

@@ -54,7 +54,6 @@ from holdfast.state.walk import Walk
 
 _HEADER_BYTES_PER_TENSOR = 320
 _BLOB_BYTES_MIN = 16 << 10
-_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,11 +204,11 @@ class Capture:
             ),
             found_module=lambda path, module: self._find_orders(survey, path, module),
         )
-        survey.sources.append(lambda: map(_REQUIRES_GRAD, stepped.values()))
         survey.keys.append(lambda: [declared_count()])
         for path, value in self._in_turn(objects):
             self._kind(path, value).survey(at, path, value)
         self._watch_frozen(survey)
+        survey.watch_gradients(stepped.values())
         self._check_trained(survey)
         return survey
 
@@ -218,7 +217,7 @@ class Capture:
         frozen = {
             t.fqn: t.tensor if t.outer is None else t.outer for t in survey.tensors if t.frozen
         }
-        survey.sources.append(lambda: map(_REQUIRES_GRAD, frozen.values()))
+        survey.watch_gradients(frozen.values())
         for fqn, tensor in frozen.items():
             before = self._frozen.get(fqn)
             if before is not None and before() is not tensor:

@@ -20,6 +20,7 @@ from holdfast.format.blob import Saved
 from holdfast.format.boxes import Box
 from holdfast.reading.dtypes import is_freed
 from holdfast.state.local_boxes import is_parameter, local_box
+from holdfast.state.tensor_looks import LOOKED_AT_ONCE, Looks, kinds
 
 
 class Home(Enum):
@@ -60,39 +61,7 @@ class CapturedTensor(NamedTuple):
 
 Source = Callable[[], Iterable[object]]
 _LOCAL = operator.attrgetter("_local_tensor")
-_KIND = operator.attrgetter("shape", "dtype", "device")
-_LOOKS = torch.Tensor.data_ptr, operator.attrgetter("shape"), operator.attrgetter("dtype")
-_TURNS = torch.Tensor.stride, torch.Tensor.is_conj, torch.Tensor.is_neg
-_AT_ONCE = 256
-"""Tensors that are looked at together: so many are in the processor's cache at the next look."""
-
-
-class _Places:
-    """Where a few tensors lie, and how. Whatever is asked of all of them is asked by a loop in C.
-
-    Of contiguous ones nothing else need be known than where they begin, what size and of what dtype
-    they are, and that they still are contiguous; of the others, how they are read.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._contiguous = [tensor for tensor in tensors if tensor.is_contiguous()]
-        self._turned = [t for t in tensors if t.is_complex() or not t.is_contiguous()]
-        self._seen, self._turns = self._look(), self._turned_look()
-
-    def hold(self) -> bool:
-        """Tell whether all of it is as it was."""
-        return (
-            self._look() == self._seen
-            and all(map(torch.Tensor.is_contiguous, self._contiguous))
-            and self._turned_look() == self._turns
-        )
-
-    def _look(self) -> list[list[object]]:
-        return [list(map(look, self._tensors)) for look in _LOOKS]
-
-    def _turned_look(self) -> list[list[object]]:
-        return [list(map(look, self._turned)) for look in _TURNS]
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 class Identity:
@@ -109,6 +78,7 @@ class Identity:
         self._sources, self._keys = survey.sources, survey.keys
         self._seen, self._called = self._now(self._sources), self._now(self._keys)
         self._tensors = [captured.tensor for captured in survey.tensors]
+        self._learning = survey.learning
         self._look()
 
     def holds(self) -> bool:
@@ -122,15 +92,14 @@ class Identity:
             return False
         if self._now(self._keys) != self._called:
             return False
-        # None of it lets go of the interpreter's lock, as `is_set_to` does for each tensor: where
-        # other threads want the lock, getting it back takes the training thread 5 ms.
-        if all(map(_Places.hold, self._parts)):
-            return True
+        with torch.enable_grad():  # in `no_grad` nothing seems to require a gradient
+            if all(map(Looks.hold, self._parts)):
+                return True
         if any(map(is_freed, self._tensors)):
             return False
-        before = self._kinds
+        before = self._kinds, self._grads
         self._look()
-        return self._kinds == before
+        return (self._kinds, self._grads) == before
 
     def let_go(self) -> None:
         """Keep no memory that a script lets go: for whom ``places`` do not matter."""
@@ -138,10 +107,11 @@ class Identity:
 
     def _look(self) -> None:
         tensors = self._tensors
-        self._kinds = list(map(_KIND, tensors))
+        self._kinds, self._grads = kinds(tensors), list(map(_REQUIRES_GRAD, self._learning))
         self.places = [tensor.detach() for tensor in tensors if is_near(tensor)]
-        parts = (tensors[at : at + _AT_ONCE] for at in range(0, len(tensors), _AT_ONCE))
-        self._parts = list(map(_Places, parts))
+        size = LOOKED_AT_ONCE
+        with torch.enable_grad():
+            self._parts = [Looks(tensors[i : i + size]) for i in range(0, len(tensors), size)]
 
     @staticmethod
     def _now(sources: Iterable[Source]) -> list[object]:
@@ -165,7 +135,8 @@ def is_near(tensor: torch.Tensor) -> bool:
 class Survey:
     """All that does not change from save to save; built by one walk, then left alone.
 
-    ``sources`` give what must stay the same object, ``keys`` the names and counts that go with it.
+    ``sources`` give what must stay the same object, ``keys`` the names and counts that go with it;
+    of those of ``tensors`` that are ``learning``, whether they require a gradient must, too.
     ``elsewhere`` are the places of what is kept, of parameters that are here, by other ranks alone;
     ``dealt`` the optimizers that deal their parameters out to ranks. ``declared`` are the ids of
     tensors declared frozen, ``thawed`` names of such that have changed all the same.
@@ -187,6 +158,7 @@ class Survey:
     dealt: set[str] = field(default_factory=set)
     mesh_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
     holders_of: dict[int, int] = field(default_factory=dict)
+    learning: list[torch.Tensor] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
     _sharded: list[torch.Tensor] = field(default_factory=list)
 
@@ -251,3 +223,14 @@ class Survey:
                 outer=None if here.tensor is tensor else tensor,
             )
         )  # fmt: skip
+
+    def watch_gradients(self, stepped: Collection[torch.Tensor]) -> None:
+        """Have it noticed when one of the parameters ``stepped`` is trained no more, or is again.
+
+        All other tensors were added before.
+        """
+        looked_at = {id(captured.tensor) for captured in self.tensors}
+        self.learning += [p for p in stepped if id(p) in looked_at]
+        apart = [p for p in stepped if id(p) not in looked_at]
+        if apart:
+            self.sources.append(lambda: map(_REQUIRES_GRAD, apart))

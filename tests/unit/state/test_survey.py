@@ -11,6 +11,7 @@ import torch
 from tests.unit.state import worlds
 from torch import nn
 
+from holdfast.state import tensor_looks
 from holdfast.state.capture import Capture
 from holdfast.state.survey import Home, Identity, Survey
 
@@ -70,6 +71,16 @@ _CHANGES = {
 }
 
 
+@pytest.fixture(params=["guards of torch", "public names"])
+def looking(request, monkeypatch):
+    """Both ways to ask how tensors are kept."""
+    if request.param == "public names":
+        monkeypatch.setattr(tensor_looks, "TensorGuards", None)
+    else:
+        assert tensor_looks.TensorGuards is not None
+
+
+@pytest.mark.usefixtures("looking")
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("name", _CHANGES)
 def test_a_tensor_that_has_changed_at_its_place_is_seen_whichever_it_is(name, at):
@@ -84,6 +95,67 @@ def test_a_tensor_that_has_changed_at_its_place_is_seen_whichever_it_is(name, at
     _CHANGES[name](module.get_buffer(f"b{at}"))
 
     assert not identity.holds() or identity.places is not places
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("change", ["conjugated", "negated", "elsewhere"])
+def test_a_complex_tensor_that_is_read_otherwise_is_seen(change):
+    module = nn.Module()
+    module.register_buffer("turned", torch.zeros(2, dtype=torch.complex64))
+    identity = _identity({"m": module})
+    places = identity.places
+    made = {"conjugated": torch.conj, "negated": torch._neg_view, "elsewhere": torch.clone}
+    module.turned.data = made[change](module.turned)
+
+    assert not identity.holds() or identity.places is not places
+
+
+@pytest.mark.usefixtures("looking")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_parameter_that_is_trained_no_more_is_seen_in_any_mode(mode):
+    """Who else writes it does so in forward, so it is no longer copied later."""
+    model = nn.Linear(2, 2)
+    with mode():
+        identity = _identity({"m": model, "o": torch.optim.SGD(model.parameters())})
+    with mode():
+        assert identity.holds()
+    model.bias.requires_grad_(requires_grad=False)
+    with mode():
+        assert not identity.holds()
+
+
+def test_a_parameter_that_no_module_of_the_state_has_is_watched_too():
+    """So is one of which the state has another tensor, such as what is here of a DTensor."""
+    other = nn.Linear(2, 2)
+    identity = _identity({"o": torch.optim.SGD(other.parameters())})
+    assert identity.holds()
+    other.bias.requires_grad_(requires_grad=False)
+
+    assert not identity.holds()
+
+
+@pytest.mark.usefixtures("looking")
+def test_what_is_asked_in_another_mode_has_not_changed():
+    """Nor has a plan that was made outside of autocast, or of inference."""
+    model = nn.Linear(2, 2)
+    identity = _identity({"m": model, "o": torch.optim.SGD(model.parameters())})
+
+    for mode in (torch.autocast("cpu"), torch.inference_mode(), torch.no_grad()):
+        with mode:
+            assert identity.holds()
+    assert identity.holds()
+
+
+@pytest.mark.usefixtures("looking")
+def test_nothing_is_looked_at_anew_while_nothing_has_changed():
+    """Else each save makes a second tensor of each, which takes ten times as long."""
+    model = nn.Linear(2, 2)
+    identity = _identity({"m": model, "o": torch.optim.SGD(model.parameters())})
+    places = identity.places
+    with torch.no_grad():
+        assert identity.holds()
+
+    assert identity.places is places
 
 
 def test_an_empty_tensor_of_another_shape_is_seen():
