@@ -6,6 +6,7 @@ on as it came, the catalogue checks it and keeps that of the rank which began th
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from holdfast.core.protection import Copies, Parity, Protection
 from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError
 
+NONCE_BYTES = 16
 NONCE_BYTES_MAX = 64
 REPLICAS_MAX = 64
 PARITY_GROUP_MIN = 2
@@ -86,6 +88,11 @@ class Seat:
 
     run: str
     generation: int
+
+
+def named_nonce(name: str) -> bytes:
+    """Return the nonce of an attempt that its launcher gave a name (``HOLDFAST_ATTEMPT``)."""
+    return hashlib.blake2b(name.encode(), digest_size=NONCE_BYTES).digest()
 
 
 def check(spec: AttemptSpec) -> None:

@@ -10,17 +10,15 @@ Source: architecture 4.0; measured in the notes on torchrun restarts.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.core.attempts import NONCE_BYTES, named_nonce
 from holdfast.core.decision import Start
 from holdfast.errors import InvalidRequestError, PreconditionError
-
-NONCE_BYTES = 16
 
 # Not RAY_JOB_ID: it is 01000000 for the first job of every cluster.
 _LAUNCH_VARIABLES = ("SLURM_JOB_ID", "KUBERNETES_JOB_UID", "PBS_JOBID", "LSB_JOBID")
@@ -91,7 +89,7 @@ def nonce(environ: Mapping[str, str], where: RankPlace) -> bytes:
     """
     named = environ.get("HOLDFAST_ATTEMPT")
     if named:
-        return hashlib.blake2b(named.encode(), digest_size=NONCE_BYTES).digest()
+        return named_nonce(named)
     if where.world_size == 1:
         return os.urandom(NONCE_BYTES)
     import torch.distributed as dist  # noqa: PLC0415 - only ranks of a group need it

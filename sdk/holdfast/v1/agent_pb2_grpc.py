@@ -5,6 +5,7 @@ import warnings
 
 from holdfast.v1 import agent_pb2 as holdfast_dot_v1_dot_agent__pb2
 from holdfast.v1 import common_pb2 as holdfast_dot_v1_dot_common__pb2
+from holdfast.v1 import metadata_pb2 as holdfast_dot_v1_dot_metadata__pb2
 
 GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
@@ -76,6 +77,11 @@ class AgentStub(object):
                 request_serializer=holdfast_dot_v1_dot_agent__pb2.HeadsRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_agent__pb2.HeadsResponse.FromString,
                 _registered_method=True)
+        self.Launch = channel.unary_unary(
+                '/holdfast.v1.Agent/Launch',
+                request_serializer=holdfast_dot_v1_dot_metadata__pb2.LaunchRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_metadata__pb2.LaunchView.FromString,
+                _registered_method=True)
         self.Dump = channel.unary_unary(
                 '/holdfast.v1.Agent/Dump',
                 request_serializer=holdfast_dot_v1_dot_agent__pb2.DumpRequest.SerializeToString,
@@ -141,6 +147,13 @@ class AgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Launch(self, request, context):
+        """A launcher's way to metadata: the same call, to which the agent adds its node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Dump(self, request, context):
         """The whole state of the residency machine, for people.
         """
@@ -190,6 +203,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.FindHeads,
                     request_deserializer=holdfast_dot_v1_dot_agent__pb2.HeadsRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_agent__pb2.HeadsResponse.SerializeToString,
+            ),
+            'Launch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Launch,
+                    request_deserializer=holdfast_dot_v1_dot_metadata__pb2.LaunchRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_metadata__pb2.LaunchView.SerializeToString,
             ),
             'Dump': grpc.unary_unary_rpc_method_handler(
                     servicer.Dump,
@@ -414,6 +432,33 @@ class Agent(object):
             '/holdfast.v1.Agent/FindHeads',
             holdfast_dot_v1_dot_agent__pb2.HeadsRequest.SerializeToString,
             holdfast_dot_v1_dot_agent__pb2.HeadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Launch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Agent/Launch',
+            holdfast_dot_v1_dot_metadata__pb2.LaunchRequest.SerializeToString,
+            holdfast_dot_v1_dot_metadata__pb2.LaunchView.FromString,
             options,
             channel_credentials,
             insecure,

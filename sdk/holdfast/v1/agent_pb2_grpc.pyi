@@ -7,6 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from holdfast.v1 import agent_pb2 as _agent_pb2
 from holdfast.v1 import common_pb2 as _common_pb2
+from holdfast.v1 import metadata_pb2 as _metadata_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -48,6 +49,8 @@ class AgentStub:
     CloseSession: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CloseSessionRequest, _agent_pb2.CloseSessionResponse]
     FindHeads: _grpc.UnaryUnaryMultiCallable[_agent_pb2.HeadsRequest, _agent_pb2.HeadsResponse]
     """Heads of segments, from wherever there is a copy: a rank works out which bytes it needs."""
+    Launch: _grpc.UnaryUnaryMultiCallable[_metadata_pb2.LaunchRequest, _metadata_pb2.LaunchView]
+    """A launcher's way to metadata: the same call, to which the agent adds its node."""
     Dump: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DumpRequest, _agent_pb2.DumpResponse]
     """The whole state of the residency machine, for people."""
 
@@ -70,6 +73,8 @@ class AgentAsyncStub(AgentStub):
     CloseSession: _aio.UnaryUnaryMultiCallable[_agent_pb2.CloseSessionRequest, _agent_pb2.CloseSessionResponse]  # type: ignore[assignment]
     FindHeads: _aio.UnaryUnaryMultiCallable[_agent_pb2.HeadsRequest, _agent_pb2.HeadsResponse]  # type: ignore[assignment]
     """Heads of segments, from wherever there is a copy: a rank works out which bytes it needs."""
+    Launch: _aio.UnaryUnaryMultiCallable[_metadata_pb2.LaunchRequest, _metadata_pb2.LaunchView]  # type: ignore[assignment]
+    """A launcher's way to metadata: the same call, to which the agent adds its node."""
     Dump: _aio.UnaryUnaryMultiCallable[_agent_pb2.DumpRequest, _agent_pb2.DumpResponse]  # type: ignore[assignment]
     """The whole state of the residency machine, for people."""
 
@@ -137,6 +142,14 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.HeadsResponse, _abc.Awaitable[_agent_pb2.HeadsResponse]]:
         """Heads of segments, from wherever there is a copy: a rank works out which bytes it needs."""
+
+    @_abc_1.abstractmethod
+    def Launch(
+        self,
+        request: _metadata_pb2.LaunchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metadata_pb2.LaunchView, _abc.Awaitable[_metadata_pb2.LaunchView]]:
+        """A launcher's way to metadata: the same call, to which the agent adds its node."""
 
     @_abc_1.abstractmethod
     def Dump(

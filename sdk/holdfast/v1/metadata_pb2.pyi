@@ -21,6 +21,311 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class LaunchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    wait_s: _builtins.float
+    node: _builtins.str
+    """What the launcher's agent adds."""
+    address: _builtins.str
+    """host at which other nodes reach this one"""
+    gone: _builtins.bool
+    """the launcher has ended without a word"""
+    @_builtins.property
+    def report(self) -> Global___LauncherReport: ...
+    def __init__(
+        self,
+        *,
+        report: Global___LauncherReport | None = ...,
+        version: _builtins.str = ...,
+        wait_s: _builtins.float = ...,
+        node: _builtins.str = ...,
+        address: _builtins.str = ...,
+        gone: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gone", b"gone", "node", b"node", "report", b"report", "version", b"version", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaunchRequest: _TypeAlias = LaunchRequest  # noqa: Y015
+
+@_typing.final
+class Terms(_message.Message):
+    """What all launchers of a launch must agree on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: _builtins.int
+    NODES_MIN_FIELD_NUMBER: _builtins.int
+    NODES_MAX_FIELD_NUMBER: _builtins.int
+    SHRINK_AFTER_S_FIELD_NUMBER: _builtins.int
+    RESTARTS_MAX_FIELD_NUMBER: _builtins.int
+    command: _builtins.str
+    """digest of what they run, hex"""
+    nodes_min: _builtins.int
+    nodes_max: _builtins.int
+    shrink_after_s: _builtins.float
+    """how long is waited for more nodes than nodes_min"""
+    restarts_max: _builtins.int
+    """within any hour"""
+    def __init__(
+        self,
+        *,
+        command: _builtins.str = ...,
+        nodes_min: _builtins.int = ...,
+        nodes_max: _builtins.int = ...,
+        shrink_after_s: _builtins.float = ...,
+        restarts_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "nodes_max", b"nodes_max", "nodes_min", b"nodes_min", "restarts_max", b"restarts_max", "shrink_after_s", b"shrink_after_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Terms: _TypeAlias = Terms  # noqa: Y015
+
+@_typing.final
+class RankFailure(_message.Message):
+    """How the first rank of a node that did not end well ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    OUTSIDE_FIELD_NUMBER: _builtins.int
+    OF_PEER_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """-1: the node was lost"""
+    code: _builtins.int
+    """of the exit, minus the number of a signal"""
+    reason: _builtins.str
+    """one line"""
+    detail: _builtins.str
+    """traceback"""
+    step: _builtins.int
+    """last completed; -1: not known"""
+    outside: _builtins.bool
+    """nothing that the script did"""
+    of_peer: _builtins.bool
+    """it speaks of another rank that has gone"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        step: _builtins.int = ...,
+        outside: _builtins.bool = ...,
+        of_peer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "detail", b"detail", "of_peer", b"of_peer", "outside", b"outside", "rank", b"rank", "reason", b"reason", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankFailure: _TypeAlias = RankFailure  # noqa: Y015
+
+@_typing.final
+class LauncherReport(_message.Message):
+    """All that a launcher says of itself, a level: the one with the highest sequence counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAUNCHER_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    launcher: _builtins.str
+    """32 hex digits; the launcher holds a record lock on <arena>/sessions/<launcher>"""
+    sequence: _builtins.int
+    job: _builtins.str
+    holder: _builtins.str
+    """for people: host, pid"""
+    ranks: _builtins.int
+    """that may run on its node"""
+    port: _builtins.int
+    """free on its node, for the next round; another one each time"""
+    round: _builtins.str
+    """nonce of the round whose ranks it runs or ran; empty: none"""
+    finished: _builtins.bool
+    """all of these have ended well"""
+    stopping: _builtins.bool
+    """it was told to end"""
+    left: _builtins.bool
+    """it has ended its ranks, and ends"""
+    @_builtins.property
+    def terms(self) -> Global___Terms: ...
+    @_builtins.property
+    def failure(self) -> Global___RankFailure:
+        """unset: none of them has failed"""
+
+    def __init__(
+        self,
+        *,
+        launcher: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        job: _builtins.str = ...,
+        holder: _builtins.str = ...,
+        terms: Global___Terms | None = ...,
+        ranks: _builtins.int = ...,
+        port: _builtins.int = ...,
+        round: _builtins.str = ...,
+        finished: _builtins.bool = ...,
+        failure: Global___RankFailure | None = ...,
+        stopping: _builtins.bool = ...,
+        left: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "terms", b"terms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finished", b"finished", "holder", b"holder", "job", b"job", "launcher", b"launcher", "left", b"left", "port", b"port", "ranks", b"ranks", "round", b"round", "sequence", b"sequence", "stopping", b"stopping", "terms", b"terms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LauncherReport: _TypeAlias = LauncherReport  # noqa: Y015
+
+@_typing.final
+class Place(_message.Message):
+    """Where a launcher stands in a round: its ranks are first_rank and those after it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    MASTER_ADDRESS_FIELD_NUMBER: _builtins.int
+    MASTER_PORT_FIELD_NUMBER: _builtins.int
+    FIRST_RANK_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    NODE_RANK_FIELD_NUMBER: _builtins.int
+    NODES_COUNT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    nonce: _builtins.str
+    """of the round and its attempt"""
+    master_address: _builtins.str
+    master_port: _builtins.int
+    first_rank: _builtins.int
+    world_size: _builtins.int
+    node_rank: _builtins.int
+    nodes_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        nonce: _builtins.str = ...,
+        master_address: _builtins.str = ...,
+        master_port: _builtins.int = ...,
+        first_rank: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+        node_rank: _builtins.int = ...,
+        nodes_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_rank", b"first_rank", "master_address", b"master_address", "master_port", b"master_port", "node_rank", b"node_rank", "nodes_count", b"nodes_count", "nonce", b"nonce", "round", b"round", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Place: _TypeAlias = Place  # noqa: Y015
+
+@_typing.final
+class Ending(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """that each launcher exits with"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ending: _TypeAlias = Ending  # noqa: Y015
+
+@_typing.final
+class LaunchView(_message.Message):
+    """All that a launcher should know, a level. Ranks of another round than `place` names are killed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LAUNCH_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
+    PORT_TAKEN_FIELD_NUMBER: _builtins.int
+    POLL_S_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    launch: _builtins.str
+    """names the launch through all its rounds"""
+    waiting: _builtins.str
+    """what is waited for, for people"""
+    stop: _builtins.bool
+    """the ranks are to save and end"""
+    port_taken: _builtins.int
+    """port of its node that the last round was given: offer another"""
+    poll_s: _builtins.float
+    """ask again so often, or count as lost"""
+    @_builtins.property
+    def place(self) -> Global___Place:
+        """unset: it takes no part in a round now"""
+
+    @_builtins.property
+    def ending(self) -> Global___Ending:
+        """unset: the launch goes on"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        launch: _builtins.str = ...,
+        place: Global___Place | None = ...,
+        waiting: _builtins.str = ...,
+        stop: _builtins.bool = ...,
+        ending: Global___Ending | None = ...,
+        port_taken: _builtins.int = ...,
+        poll_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "place", b"place"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "launch", b"launch", "place", b"place", "poll_s", b"poll_s", "port_taken", b"port_taken", "stop", b"stop", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaunchView: _TypeAlias = LaunchView  # noqa: Y015
+
+@_typing.final
 class RegisterRankRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

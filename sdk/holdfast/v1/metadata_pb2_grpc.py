@@ -61,6 +61,11 @@ class MetadataStub(object):
                 request_serializer=holdfast_dot_v1_dot_metadata__pb2.RecordRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_metadata__pb2.RecordResponse.FromString,
                 _registered_method=True)
+        self.Launch = channel.unary_unary(
+                '/holdfast.v1.Metadata/Launch',
+                request_serializer=holdfast_dot_v1_dot_metadata__pb2.LaunchRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_metadata__pb2.LaunchView.FromString,
+                _registered_method=True)
 
 
 class MetadataServicer(object):
@@ -101,6 +106,14 @@ class MetadataServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Launch(self, request, context):
+        """Takes a launcher's report. Long poll: answers when its view differs from `version`, or at the
+        deadline. Also the launcher's sign of life.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetadataServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +141,11 @@ def add_MetadataServicer_to_server(servicer, server):
                     servicer.Record,
                     request_deserializer=holdfast_dot_v1_dot_metadata__pb2.RecordRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_metadata__pb2.RecordResponse.SerializeToString,
+            ),
+            'Launch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Launch,
+                    request_deserializer=holdfast_dot_v1_dot_metadata__pb2.LaunchRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_metadata__pb2.LaunchView.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +284,33 @@ class Metadata(object):
             '/holdfast.v1.Metadata/Record',
             holdfast_dot_v1_dot_metadata__pb2.RecordRequest.SerializeToString,
             holdfast_dot_v1_dot_metadata__pb2.RecordResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Launch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Metadata/Launch',
+            holdfast_dot_v1_dot_metadata__pb2.LaunchRequest.SerializeToString,
+            holdfast_dot_v1_dot_metadata__pb2.LaunchView.FromString,
             options,
             channel_credentials,
             insecure,

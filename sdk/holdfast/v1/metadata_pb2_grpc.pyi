@@ -43,6 +43,10 @@ class MetadataStub:
     """Long poll: answers when the view differs from `version`, or at the deadline with the same view."""
     Record: _grpc.UnaryUnaryMultiCallable[_metadata_pb2.RecordRequest, _metadata_pb2.RecordResponse]
     """News for people, best effort; never the ground of a decision."""
+    Launch: _grpc.UnaryUnaryMultiCallable[_metadata_pb2.LaunchRequest, _metadata_pb2.LaunchView]
+    """Takes a launcher's report. Long poll: answers when its view differs from `version`, or at the
+    deadline. Also the launcher's sign of life.
+    """
 
 @_typing.type_check_only
 class MetadataAsyncStub(MetadataStub):
@@ -58,6 +62,10 @@ class MetadataAsyncStub(MetadataStub):
     """Long poll: answers when the view differs from `version`, or at the deadline with the same view."""
     Record: _aio.UnaryUnaryMultiCallable[_metadata_pb2.RecordRequest, _metadata_pb2.RecordResponse]  # type: ignore[assignment]
     """News for people, best effort; never the ground of a decision."""
+    Launch: _aio.UnaryUnaryMultiCallable[_metadata_pb2.LaunchRequest, _metadata_pb2.LaunchView]  # type: ignore[assignment]
+    """Takes a launcher's report. Long poll: answers when its view differs from `version`, or at the
+    deadline. Also the launcher's sign of life.
+    """
 
 class MetadataServicer(metaclass=_abc_1.ABCMeta):
     """The catalogue. Every call is idempotent; every call carries a deadline."""
@@ -100,5 +108,15 @@ class MetadataServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_pb2.RecordResponse, _abc.Awaitable[_metadata_pb2.RecordResponse]]:
         """News for people, best effort; never the ground of a decision."""
+
+    @_abc_1.abstractmethod
+    def Launch(
+        self,
+        request: _metadata_pb2.LaunchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metadata_pb2.LaunchView, _abc.Awaitable[_metadata_pb2.LaunchView]]:
+        """Takes a launcher's report. Long poll: answers when its view differs from `version`, or at the
+        deadline. Also the launcher's sign of life.
+        """
 
 def add_MetadataServicer_to_server(servicer: MetadataServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

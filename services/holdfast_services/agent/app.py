@@ -21,6 +21,7 @@ from holdfast_services.agent.arena import Arena
 from holdfast_services.agent.clients import MetadataClient, PeerClients
 from holdfast_services.agent.data_plane import data_plane
 from holdfast_services.agent.fetcher import Fetcher
+from holdfast_services.agent.launchers import Launchers
 from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.recovery import adopt
 from holdfast_services.agent.reporter import Reporter
@@ -115,7 +116,9 @@ class Agent:
             tier=tier,
             parity=fetcher.parity,
         )
-        local, remote = AgentRpc(service, heads), ReplicationRpc(service, heads)
+        self._launchers = Launchers(self.me.node, host, self._arena, self._metadata)
+        local = AgentRpc(service, heads, self._launchers)
+        remote = ReplicationRpc(service, heads)
         agent_pb2_grpc.add_AgentServicer_to_server(local, self._local)
         agent_pb2_grpc.add_ReplicationServicer_to_server(remote, self._remote)
         _private_folder(self._settings.agent_socket)
@@ -172,6 +175,7 @@ class Agent:
 
     async def close(self) -> None:
         """Stop serving, interrupt transfers, keep the arena's files."""
+        self._launchers.close()
         await self._local.stop(GRACE_S)
         await self._remote.stop(GRACE_S)
         await asyncio.to_thread(self._transport.close)

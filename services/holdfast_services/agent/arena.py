@@ -288,12 +288,16 @@ class Arena:
 
     def session_alive(self, session: str) -> bool:
         """Tell whether a process holds the session's lock; does not take it."""
+        return self.session_holder(session) is not None
+
+    def session_holder(self, session: str) -> int | None:
+        """Return the pid of the process that holds the session's lock, see ``locks.holder``."""
         try:
             fd = os.open(session_id(session), _OPEN, dir_fd=self._sessions_fd)
         except OSError:
-            return False
+            return None
         try:
-            return locks.holder(fd) is not None
+            return locks.holder(fd)
         finally:
             os.close(fd)
 

@@ -11,6 +11,8 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import Inventory, Peer
 from holdfast.core.needs import Head
 from holdfast.core.node_view import NodeView
+from holdfast.core.retry import bounded
+from holdfast.core.rounds import LaunchRequest, LaunchView
 from holdfast.core.shard import Shard
 from holdfast.core.stripes import Element
 from holdfast.core.user_events import Event
@@ -24,6 +26,7 @@ from holdfast_services.transport.located import Located
 
 CALL_S_MAX = 5.0
 REGISTER_S_MAX = 10.0
+LAUNCH_WAIT_S_MAX = 60.0
 PEERS_COUNT_MAX = 4096
 
 
@@ -58,6 +61,13 @@ class MetadataClient:
         request = metadata_pb2.WatchRequest(node=node, version=version, wait_s=wait_s)
         answer = await call_async(self._stub.Watch, request, timeout_s=wait_s + CALL_S_MAX)
         return codec.from_message(answer, NodeView)
+
+    async def launch(self, request: LaunchRequest) -> LaunchView:
+        """Pass a launcher's report on; answers once its view differs, or after its ``wait_s``."""
+        message = codec.to_message(request, metadata_pb2.LaunchRequest)
+        wait_s = bounded(request.wait_s, LAUNCH_WAIT_S_MAX)
+        answer = await call_async(self._stub.Launch, message, timeout_s=wait_s + CALL_S_MAX)
+        return codec.from_message(answer, LaunchView)
 
     async def record(self, node: str, events: tuple[Event, ...]) -> None:
         """Send events for people; best effort."""

@@ -17,12 +17,14 @@ from holdfast.core.inventory import Peer
 from holdfast.core.needs import HEADS_BYTES_MAX, Head
 from holdfast.core.needs import checked as checked_needs
 from holdfast.core.reports import checked
+from holdfast.core.rounds import LaunchRequest
 from holdfast.core.session import SessionUpdate
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError
 from holdfast.rpc import codec, protocol
 from holdfast.v1 import agent_pb2 as pb
-from holdfast.v1 import agent_pb2_grpc, common_pb2
+from holdfast.v1 import agent_pb2_grpc, common_pb2, metadata_pb2
+from holdfast_services.agent.launchers import Launchers
 from holdfast_services.agent.segment_heads import HeadFinder
 from holdfast_services.agent.service import AgentService
 
@@ -32,9 +34,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AgentRpc(agent_pb2_grpc.AgentServicer):
     """The service for the trainers of this node, on the unix socket."""
 
-    def __init__(self, service: AgentService, heads: HeadFinder) -> None:
+    def __init__(self, service: AgentService, heads: HeadFinder, launchers: Launchers) -> None:
         self._service = service
         self._heads = heads
+        self._launchers = launchers
 
     async def Handshake(
         self, request: common_pb2.HandshakeRequest, context: Context
@@ -94,6 +97,13 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
         """End a session."""
         self._service.close_session(session_id(request.session))
         return pb.CloseSessionResponse()
+
+    async def Launch(
+        self, request: metadata_pb2.LaunchRequest, context: Context
+    ) -> metadata_pb2.LaunchView:
+        """Pass a launcher's report on to metadata, and its answer back."""
+        view = await self._launchers.ask(codec.from_message(request, LaunchRequest))
+        return codec.to_message(view, metadata_pb2.LaunchView)
 
     async def Dump(self, request: pb.DumpRequest, context: Context) -> pb.DumpResponse:
         """Return the whole state, for people."""

@@ -26,6 +26,7 @@ from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
 from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.calls.health import StoreHealth
+from holdfast_services.metadata.calls.launches import Launches
 from holdfast_services.metadata.calls.registrations import Registrations
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Limits
@@ -86,7 +87,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     rest_url = f"http://{_reachable(rest_host)}:{rest_port}"
     server = make_server()
     add_MetadataServicer_to_server(
-        MetadataRpc(transactor, registrations, reports, rest_url), server
+        MetadataRpc(transactor, registrations, reports, Launches(transactor), rest_url), server
     )
     add_PersistenceServicer_to_server(PersistenceRpc(transactor, rest_url, ages), server)
     host, port = host_port(settings.listen)

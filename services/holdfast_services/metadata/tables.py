@@ -212,6 +212,21 @@ events = _table(
     Column("context", Text, nullable=False),
 )
 
+# body: JSON of domain.launch.Launch, replaced in place; gone with its last launcher.
+launches = _table(
+    "launches",
+    Column("job", String(128), primary_key=True),
+    Column("body", Text, nullable=False),
+)
+
+# Leases of launchers, apart from what is decided about them: each sign of life writes one.
+launchers = _table(
+    "launchers",
+    Column("launcher", String(32), primary_key=True),
+    Column("job", String(128), nullable=False),
+    Column("lease_until_s", Float, nullable=False),
+)
+
 # One row: when a metadata process last could write, and since when without a gap: in one no lease
 # could be renewed, and after it nobody knows what agents have to say.
 pulse = _table(

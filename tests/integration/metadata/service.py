@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast_services.metadata.calls.launches import Launches
 from holdfast_services.metadata.calls.registrations import Registrations
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.loops.tick import Ticker
@@ -16,6 +17,7 @@ class Service(Transactor):
         super().__init__(engine, limits)
         self.reports = Reports(self)
         self.report, self.watch = self.reports.report, self.reports.watch
+        self.ask = Launches(self).ask
         self.ticker = Ticker(self)
         self.archive = None
 

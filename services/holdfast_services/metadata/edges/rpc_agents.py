@@ -8,12 +8,14 @@ import grpc.aio
 
 import holdfast
 from holdfast.core.inventory import Inventory
+from holdfast.core.rounds import LaunchRequest
 from holdfast.core.user_events import Event
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.rpc.protocol import PROTOCOL, PROTOCOL_MIN
 from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast.v1.metadata_pb2_grpc import MetadataServicer
+from holdfast_services.metadata.calls.launches import Launches
 from holdfast_services.metadata.calls.registrations import Registrations
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.attempts import Registration
@@ -27,11 +29,17 @@ class MetadataRpc(MetadataServicer):
     """Serves ``holdfast.v1.Metadata``; ``rest_url`` is what a handshake answers."""
 
     def __init__(
-        self, transactor: Transactor, registrations: Registrations, reports: Reports, rest_url: str
+        self,
+        transactor: Transactor,
+        registrations: Registrations,
+        reports: Reports,
+        launches: Launches,
+        rest_url: str,
     ) -> None:
         self._transactor = transactor
         self._registrations = registrations
         self._reports = reports
+        self._launches = launches
         self._rest_url = rest_url
 
     async def Handshake(
@@ -68,6 +76,12 @@ class MetadataRpc(MetadataServicer):
         await self._transactor.change(lambda c: agents.record(c, request.node, events))
         self._reports.count_events(events)
         return pb.RecordResponse()
+
+    async def Launch(self, request: pb.LaunchRequest, context: Context) -> pb.LaunchView:
+        """Take a launcher's report, answer when its view has changed, or at the deadline."""
+        del context
+        view = await self._launches.ask(from_message(request, LaunchRequest))
+        return to_message(view, pb.LaunchView)
 
 
 def greeting(rest_url: str) -> common.HandshakeResponse:

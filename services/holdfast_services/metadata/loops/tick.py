@@ -7,7 +7,7 @@ import logging
 
 from holdfast.errors import CheckpointError
 from holdfast_services.metadata.transactor import Transactor
-from holdfast_services.metadata.usecases import agents
+from holdfast_services.metadata.usecases import agents, launches
 
 TICK_S = 0.5
 
@@ -36,6 +36,8 @@ class Ticker:
         while True:
             try:
                 if await transactor.write(lambda c: agents.tick(c, transactor.limits)):
+                    transactor.tell()
+                if await transactor.write(lambda c: launches.tick(c, transactor.limits)):
                     transactor.tell()
                 silent = False
             except CheckpointError as error:

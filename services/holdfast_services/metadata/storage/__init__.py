@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from holdfast_services.metadata.storage.base import DecodeCache
 from holdfast_services.metadata.storage.holds import HoldStatements
+from holdfast_services.metadata.storage.launches import LaunchStatements
 from holdfast_services.metadata.storage.nodes import NodeStatements
 from holdfast_services.metadata.storage.runs import RunStatements
 
 __all__ = ["Catalogue", "DecodeCache"]
 
 
-class Catalogue(RunStatements, HoldStatements, NodeStatements):
+class Catalogue(RunStatements, HoldStatements, NodeStatements, LaunchStatements):
     """The statements of one transaction."""

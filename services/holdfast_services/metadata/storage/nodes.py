@@ -90,6 +90,12 @@ class NodeStatements(Statements):
         held = and_(a.lease_until_s >= since_s, a.lease_until_s < until_s)
         self._db.execute(update(t.attempts).where(held).values(lease_until_s=until_s))
 
+    def extend_launcher_leases(self, since_s: float, until_s: float) -> None:
+        """Give launchers whose lease held at ``since_s`` until ``until_s``; never shortens one."""
+        c = t.launchers.c
+        held = and_(c.lease_until_s >= since_s, c.lease_until_s < until_s)
+        self._db.execute(update(t.launchers).where(held).values(lease_until_s=until_s))
+
     def bring_back(self, now_s: float, lease_s: float) -> None:
         """Bring times later than now back to now, and leases that are too long to their length.
 
@@ -99,6 +105,7 @@ class NodeStatements(Statements):
         latest = [
             (t.nodes.c.lease_until_s, now_s + lease_s, now_s + lease_s),
             (t.attempts.c.lease_until_s, now_s + lease_s, now_s + lease_s),
+            (t.launchers.c.lease_until_s, now_s + lease_s, now_s + lease_s),
             (t.nodes.c.reported_at_s, now_s, now_s - lease_s),
             (t.attempts.c.started_at_s, now_s, now_s),
             (t.attempt_ranks.c.registered_at_s, now_s, now_s),

@@ -77,6 +77,7 @@ def pulse(catalogue: Catalogue, now_s: float, limits: Limits) -> float:
     if now_s - before_s >= PULSE_S and catalogue.beat(before_s, now_s, since_s) and gap:
         catalogue.extend_node_leases(before_s, now_s + limits.node_lease_s)
         catalogue.extend_attempt_leases(before_s, now_s + limits.node_lease_s)
+        catalogue.extend_launcher_leases(before_s, now_s + limits.node_lease_s)
     return since_s + limits.listen_s
 
 

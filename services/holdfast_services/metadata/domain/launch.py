@@ -1,0 +1,101 @@
+"""What the catalogue knows of a launch: its launchers, and the round that is on, if one is.
+
+A *launcher* starts the ranks of one node. A *round* is one start of all ranks: who takes part, in
+which order, under which nonce. Times are those of the database's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.core.rounds import Ending, Place, RankFailure, Terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """One launcher as it last reported itself, and how others reach its node."""
+
+    id: str
+    sequence: int
+    node: str
+    address: str
+    holder: str
+    ranks: int
+    port: int
+    joined_at_s: float
+    finished: bool = False
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One node's part of a round. Seats stay in order: the same members keep the same ranks."""
+
+    launcher: str
+    node: str
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """All launchers of one job's launch, in the order in which they came, and their last round.
+
+    ``number``, ``seats`` and the master are those of the last round, also once it is over; ``on``:
+    it is not. ``enough_since_s``: since when it is awaited who else comes, with as many nodes here
+    as it needs at least; 0: there are not. ``again_after_s``: no round before. ``quick_count``:
+    rounds in a row that failed soon. ``cause_awaited``: a rank has lost another one, and nobody has
+    told yet which went first.
+    """
+
+    job: str
+    id: str = ""
+    terms: Terms = field(default_factory=Terms)
+    launchers: tuple[Launcher, ...] = ()
+    number: int = 0
+    seats: tuple[Seat, ...] = ()
+    master_address: str = ""
+    master_port: int = 0
+    on: bool = False
+    began_at_s: float = 0.0
+    enough_since_s: float = 0.0
+    again_after_s: float = 0.0
+    quick_count: int = 0
+    cause_awaited: bool = False
+    restarts_at_s: tuple[float, ...] = ()
+    failure: RankFailure | None = None
+    stopping: bool = False
+    ending: Ending | None = None
+
+    @property
+    def nonce(self) -> str:
+        """What names the last round, and no other one of any launch."""
+        return f"{self.id}.{self.number}" if self.number else ""
+
+    def launcher(self, name: str) -> Launcher | None:
+        """Return a launcher by its id."""
+        return next((launcher for launcher in self.launchers if launcher.id == name), None)
+
+    def available(self, launcher: Launcher) -> bool:
+        """Tell whether a round may begin with a launcher: old ranks must not meet new ones."""
+        offered = (launcher.address, launcher.port)
+        return not launcher.stopping and offered != (self.master_address, self.master_port)
+
+    def seated(self, name: str) -> bool:
+        """Tell whether a launcher takes part in the last round."""
+        return any(seat.launcher == name for seat in self.seats)
+
+    def place(self, name: str) -> Place | None:
+        """Return where a launcher stands in the round that is on; None: it does not."""
+        if not (self.on and self.seated(name)):
+            return None
+        index = [seat.launcher for seat in self.seats].index(name)
+        return Place(
+            round=self.number,
+            nonce=self.nonce,
+            master_address=self.master_address,
+            master_port=self.master_port,
+            first_rank=sum(seat.ranks for seat in self.seats[:index]),
+            world_size=sum(seat.ranks for seat in self.seats),
+            node_rank=index,
+            nodes_count=len(self.seats),
+        )

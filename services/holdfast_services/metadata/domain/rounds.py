@@ -1,0 +1,349 @@
+"""The decision about rounds: ``handle`` a report, a loss or the time; ``view`` says what follows.
+
+A launcher that nobody knows any more simply comes anew: its report names its round by a nonce, and
+what is said of another round than the last counts for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from holdfast.core.retry import Waits
+from holdfast.core.rounds import Ending, LauncherReport, LaunchView, RankFailure
+from holdfast.core.user_events import Event
+from holdfast.errors import AlreadyExistsError
+from holdfast_services.metadata.domain.launch import Launch, Launcher, Seat
+
+QUICK_S = 20.0
+"""A round that fails sooner than this is quick: after two in a row there is a pause."""
+QUICK_WAITS = Waits(first_s=1.0, wait_s_max=30.0)
+BUDGET_S = 3600.0
+POLLS_PER_LEASE = 4
+_AGAIN = "the second time in a row, at the same step: this is not restarted"
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A launcher's report, as the agent of its node, which has ``address``, passed it on."""
+
+    report: LauncherReport
+    node: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Launchers that have ended without a word: their agent saw it, or their leases ran out."""
+
+    launchers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed. ``saved``: there is a step to go on from that is newer than who waits."""
+
+    saved: bool = False
+
+
+RoundEvent: TypeAlias = Reported | Gone | Tick
+
+
+def handle(
+    launch: Launch, event: RoundEvent, *, now_s: float, lease_s: float
+) -> tuple[Launch, tuple[Event, ...]]:
+    """Return the launch after ``event``, and the news of it.
+
+    Raises:
+        AlreadyExistsError: another launch has the job's name, or another launcher this node.
+    """
+    before = launch
+    if isinstance(event, Reported):
+        launch = _reported(launch, event, now_s, lease_s)
+    elif isinstance(event, Gone):
+        launch = _without(launch, event.launchers, now_s)
+    elif event.saved and may_grow(launch):
+        launch = replace(_over(launch), again_after_s=0.0)
+    launch = _begun(launch, now_s)
+    return launch, _news(before, launch)
+
+
+def may_grow(launch: Launch) -> bool:
+    """Tell whether somebody waits whom the round that is on has room for."""
+    waiting = [
+        one for one in launch.launchers if launch.available(one) and not launch.seated(one.id)
+    ]
+    return launch.on and bool(waiting) and len(launch.seats) < launch.terms.nodes_max
+
+
+def waits_since_s(launch: Launch) -> float:
+    """Return when the first of those who wait for a place came."""
+    waiting = [one.joined_at_s for one in launch.launchers if not launch.seated(one.id)]
+    return min(waiting, default=0.0)
+
+
+# -------------------------------------------------------------------------------- what is said
+
+
+def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> Launch:
+    report = event.report
+    known = launch.launcher(report.launcher)
+    if known is None:
+        return launch if report.left else _joined(launch, event, now_s)
+    if report.sequence <= known.sequence:
+        return launch
+    if report.left:
+        return _without(launch, frozenset({known.id}), now_s)
+    told = replace(
+        known,
+        sequence=report.sequence,
+        port=report.port,
+        address=event.address,
+        finished=report.finished and report.round == launch.nonce,
+        stopping=known.stopping or report.stopping,
+    )
+    launch = _with(launch, told)
+    if report.stopping and not known.stopping:
+        launch = _asked_to_stop(launch, told.id)
+    if report.round != launch.nonce or not launch.seated(told.id) or launch.ending:
+        return launch
+    if report.failure and not told.stopping:
+        launch = _failed(launch, report.failure, now_s, lease_s)
+    elif launch.on and all(_has_finished(launch, seat) for seat in launch.seats):
+        launch = replace(launch, ending=Ending(code=0), on=False)
+    return launch
+
+
+def _joined(launch: Launch, event: Reported, now_s: float) -> Launch:
+    report = event.report
+    if not launch.launchers:
+        # Of the same launcher, once it was given up, it is another launch with other nonces.
+        name = f"{report.launcher[:16]}.{int(now_s * 1000):x}"
+        launch = Launch(job=report.job, id=name, terms=report.terms)
+    if launch.terms != report.terms:
+        other = launch.launchers[0]
+        raise AlreadyExistsError(
+            f"another launch has the name {launch.job} now: {other.holder} on node {other.node}, "
+            f"with another command or other options; stop it, or pass --job NAME",
+            job=launch.job,
+            holder=other.holder,
+        )
+    for other in launch.launchers:
+        if other.node == event.node:
+            raise AlreadyExistsError(
+                f"node {event.node} has a launcher of {launch.job} already: {other.holder}",
+                job=launch.job,
+                node=event.node,
+                holder=other.holder,
+            )
+    if launch.ending or launch.stopping:
+        return launch
+    joined = Launcher(
+        id=report.launcher,
+        sequence=report.sequence,
+        node=event.node,
+        address=event.address,
+        holder=report.holder,
+        ranks=report.ranks,
+        port=report.port,
+        joined_at_s=now_s,
+        stopping=report.stopping,
+    )
+    return replace(launch, launchers=(*launch.launchers, joined))
+
+
+def _with(launch: Launch, told: Launcher) -> Launch:
+    launchers = tuple(told if one.id == told.id else one for one in launch.launchers)
+    return replace(launch, launchers=launchers)
+
+
+def _has_finished(launch: Launch, seat: Seat) -> bool:
+    launcher = launch.launcher(seat.launcher)
+    return launcher is not None and launcher.finished
+
+
+def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
+    """Return the launch without launchers; if one took part in the round, that is over."""
+    lost = [one for one in launch.launchers if one.id in names]
+    launch = replace(launch, launchers=tuple(o for o in launch.launchers if o.id not in names))
+    if launch.ending or not any(launch.seated(one.id) for one in lost):
+        return launch
+    if launch.on and not all(one.stopping for one in lost):
+        nodes = ", ".join(one.node for one in lost)
+        failure = RankFailure(rank=-1, code=1, reason=f"node {nodes} is lost", outside=True)
+        return _restarted(launch, failure, now_s, 0.0)
+    again_s = 0.0 if launch.cause_awaited else launch.again_after_s
+    return replace(_over(launch), cause_awaited=False, again_after_s=again_s)
+
+
+def _over(launch: Launch) -> Launch:
+    """Return the launch without a round: nodes are waited for anew."""
+    return replace(launch, on=False, enough_since_s=0.0) if launch.on else launch
+
+
+def _asked_to_stop(launch: Launch, name: str) -> Launch:
+    """Return the launch of which a launcher was told to end: so do all, if too few were left."""
+    left = sum(1 for one in launch.launchers if not one.stopping)
+    if launch.on and launch.seated(name) and left < launch.terms.nodes_min:
+        return replace(launch, stopping=True)
+    return launch
+
+
+def _failed(launch: Launch, failure: RankFailure, now_s: float, lease_s: float) -> Launch:
+    if launch.stopping:
+        return launch
+    if launch.on:
+        wait_s = lease_s if failure.of_peer else 0.0
+        return _restarted(launch, failure, now_s, wait_s)
+    if launch.cause_awaited and not failure.of_peer:
+        # What the first that spoke had lost; the round has been counted.
+        if failure.repeats(launch.failure):
+            return _ended(launch, failure, _AGAIN)
+        return replace(launch, cause_awaited=False, again_after_s=now_s, failure=failure)
+    return launch
+
+
+def _restarted(launch: Launch, failure: RankFailure, now_s: float, wait_s: float) -> Launch:
+    """Return the launch whose round has failed: it begins again, or has failed for good."""
+    recent = tuple(at_s for at_s in launch.restarts_at_s if now_s - BUDGET_S < at_s <= now_s)
+    if failure.repeats(launch.failure):
+        return _ended(launch, failure, _AGAIN)
+    if len(recent) >= launch.terms.restarts_max:
+        return _ended(launch, failure, f"restarts in the last hour: {len(recent)}, --max-restarts")
+    quick_count = launch.quick_count + 1 if now_s - launch.began_at_s < QUICK_S else 0
+    pause_s = QUICK_WAITS.wait_s(quick_count - 1) if quick_count > 1 else 0.0
+    return replace(
+        _over(launch),
+        restarts_at_s=(*recent, now_s),
+        failure=launch.failure if failure.of_peer else failure,
+        quick_count=quick_count,
+        again_after_s=now_s + max(wait_s, pause_s),
+        cause_awaited=failure.of_peer,
+    )
+
+
+def _ended(launch: Launch, failure: RankFailure, why: str) -> Launch:
+    """Return the launch that ends by ``failure``."""
+    detail = f"\n{failure.detail}" if failure.detail else ""
+    ending = Ending(code=failure.exit_code, reason=f"{said(failure)} ({why}){detail}")
+    return replace(launch, on=False, cause_awaited=False, failure=failure, ending=ending)
+
+
+def said(failure: RankFailure) -> str:
+    """Return a failure in one line."""
+    who = f"rank {failure.rank}: " if failure.rank >= 0 else ""
+    step = f" at step {failure.step}" if failure.step >= 0 else ""
+    return f"{who}{failure.reason}{step}"
+
+
+# --------------------------------------------------------------------------------- what follows
+
+
+def _begun(launch: Launch, now_s: float) -> Launch:
+    """Return the launch with the next round, if there is to be one now."""
+    if launch.on or launch.stopping or launch.ending:
+        return launch
+    ready = [one for one in launch.launchers if launch.available(one)]
+    least, most = launch.terms.nodes_min, launch.terms.nodes_max
+    if len(ready) < least:
+        return replace(launch, enough_since_s=0.0)
+    launch = replace(launch, enough_since_s=launch.enough_since_s or now_s)
+    if now_s < launch.again_after_s:
+        return launch
+    waited = now_s >= launch.enough_since_s + launch.terms.shrink_after_s
+    as_before = bool(launch.seats) and len(ready) >= len(launch.seats)
+    if not (waited or as_before or len(ready) >= most):
+        return launch
+    seats = _seats(launch, ready)
+    first = next(one for one in ready if one.id == seats[0].launcher)
+    launchers = tuple(replace(one, finished=False) for one in launch.launchers)
+    return replace(
+        launch,
+        launchers=launchers,
+        number=launch.number + 1,
+        seats=seats,
+        master_address=first.address,
+        master_port=first.port,
+        on=True,
+        began_at_s=now_s,
+        cause_awaited=False,
+    )
+
+
+def _seats(launch: Launch, ready: list[Launcher]) -> tuple[Seat, ...]:
+    """Return who sits where: who sat keeps the seat; a free one goes to its own node first."""
+    here = {one.id: one for one in ready}
+    seats: list[Launcher | None] = [here.pop(seat.launcher, None) for seat in launch.seats]
+    for index, seat in enumerate(launch.seats):
+        back = next((one for one in here.values() if one.node == seat.node), None)
+        if seats[index] is None and back is not None:
+            seats[index] = here.pop(back.id)
+    waiting = list(here.values())
+    filled = [one or (waiting.pop(0) if waiting else None) for one in seats]
+    ordered = [*(one for one in filled if one), *waiting][: launch.terms.nodes_max]
+    return tuple(Seat(launcher=one.id, node=one.node, ranks=one.ranks) for one in ordered)
+
+
+def view(launch: Launch, name: str, *, lease_s: float) -> LaunchView:
+    """Return what a launcher should know."""
+    known = launch.launcher(name)
+    return LaunchView(
+        launch=launch.id,
+        place=launch.place(name),
+        waiting=_waiting(launch, name),
+        stop=launch.stopping and known is not None,
+        ending=launch.ending if known else None,
+        port_taken=launch.master_port if known and known.address == launch.master_address else 0,
+        poll_s=lease_s / POLLS_PER_LEASE,
+    )
+
+
+def _waiting(launch: Launch, name: str) -> str:
+    if launch.launcher(name) is None:
+        return "the launch before this one is ending"
+    if launch.ending or launch.stopping or launch.place(name):
+        return ""
+    most = launch.terms.nodes_max
+    if launch.on and len(launch.seats) >= most:
+        return f"{len(launch.seats)} nodes train, as many as may: this one waits in reserve"
+    if launch.on:
+        return "training goes on with this node after the next step that is saved"
+    if launch.cause_awaited:
+        return "a rank has lost another one: waiting to hear which node failed"
+    here = sum(1 for one in launch.launchers if launch.available(one))
+    least = launch.terms.nodes_min
+    if here >= least and launch.quick_count > 1:
+        return "rounds failed one soon after the other: there is a pause before the next"
+    needed = f"{least}" if least == most else f"{least} to {most}"
+    return f"waiting for nodes: {here} of {needed} are here"
+
+
+# ------------------------------------------------------------------------------------- the news
+
+
+def _news(before: Launch, after: Launch) -> tuple[Event, ...]:
+    events = []
+    lost = {one.id: one for one in before.launchers} if before.id == after.id else {}
+    for one in after.launchers:
+        lost.pop(one.id, None)
+    if after.ending is None and not after.stopping:
+        texts = [f"node {one.node} takes no part any more" for one in lost.values()]
+        events += [_event(after, "launcher_left", "info", text) for text in texts]
+    if after.restarts_at_s != before.restarts_at_s and after.failure and not after.cause_awaited:
+        text = f"round {after.number} is over: {said(after.failure)}"
+        events.append(_event(after, "round_failed", "warning", text))
+    if after.number > before.number and after.on:
+        nodes, ranks = len(after.seats), sum(seat.ranks for seat in after.seats)
+        text = f"round {after.number} begins: {ranks} ranks on {nodes} nodes"
+        events.append(_event(after, "round_began", "info", text))
+    if after.stopping and not before.stopping:
+        text = "all ranks are told to save and to end, since fewer nodes than it needs were left"
+        events.append(_event(after, "launch_stopping", "info", text))
+    if after.ending and not before.ending and after.ending.code:
+        line = after.ending.reason.partition("\n")[0]
+        events.append(_event(after, "launch_failed", "error", line))
+    return tuple(events)
+
+
+def _event(launch: Launch, kind: str, severity: str, message: str) -> Event:
+    return Event(kind=kind, severity=severity, message=f"{launch.job}: {message}", job=launch.job)
