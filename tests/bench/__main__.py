@@ -39,6 +39,7 @@ MODULES = (
     "dcp",
     "deepspeed",
     "reshard",
+    "recover",
 )
 MODULE_S_MAX = 600.0
 

@@ -65,7 +65,7 @@ class Rounds(RuleBasedStateMachine):
                 assert self.launch.number == before.number + 1
                 assert self.launch.nonce not in self.nonces, "a nonce names one round"
                 assert master(before) != master(self.launch), "old ranks would meet new ones"
-                self.nonces[self.launch.nonce] = self.launch.seats
+                self.nonces[self.launch.nonce] = self.launch.members
 
     def say(self, process, **what):
         report = process.report
@@ -186,19 +186,21 @@ class Rounds(RuleBasedStateMachine):
     @invariant()
     def a_round_has_what_it_needs(self):
         launch = self.launch
-        seated = [seat.launcher for seat in launch.seats]
-        assert len(set(seated)) == len(seated)
+        takes_part = [member.launcher for member in launch.members]
+        assert len(set(takes_part)) == len(takes_part)
         assert len({one.node for one in launch.launchers}) == len(launch.launchers)
         if launch.on:
-            assert launch.terms.nodes_min <= len(seated) <= launch.terms.nodes_max
-            assert set(seated) <= {one.id for one in launch.launchers}, "nobody waits for the dead"
+            assert launch.terms.nodes_min <= len(takes_part) <= launch.terms.nodes_max
+            assert set(takes_part) <= {one.id for one in launch.launchers}, (
+                "nobody waits for the dead"
+            )
             assert not launch.ending
-            places = [launch.place(name) for name in seated]
+            places = [launch.place(name) for name in takes_part]
             assert len({place.nonce for place in places}) == 1
             ranks = [
                 rank
-                for place, seat in zip(places, launch.seats, strict=True)
-                for rank in range(place.first_rank, place.first_rank + seat.ranks)
+                for place, member in zip(places, launch.members, strict=True)
+                for rank in range(place.first_rank, place.first_rank + member.ranks)
             ]
             assert ranks == list(range(places[0].world_size)), "each rank once"
 

@@ -13,6 +13,7 @@ from holdfast.cli import argument_types as types
 from holdfast.cli import catalogue, doctor, export, importing, keep, plan, stack, verify
 from holdfast.cli.output import Report
 from holdfast.cli.plan_arguments import add_plan_arguments
+from holdfast.cli.run import add_run_arguments, run
 
 Command = Callable[[argparse.Namespace, Mapping[str, str]], Report]
 Commands = Any  # argparse does not name its type in public
@@ -42,6 +43,15 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="holdfast", description=holdfast.__doc__.splitlines()[0])
     top.add_argument("--version", action="version", version=f"holdfast {holdfast.__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
+    add_run_arguments(
+        _add(
+            commands,
+            "run --nnodes 2 --nproc-per-node 8 train.py",
+            "This command starts the ranks of this node, as torchrun does, and starts them again "
+            "when one fails.",
+            run,
+        )
+    )
     _add_stack(commands)
     _add_catalogue(commands)
     _add_conversion(commands)

@@ -120,6 +120,18 @@ def call(method: Callable[..., T], request: object, *, timeout_s: float, **conte
         raise UnavailableError("channel is closed", **context) from cause
 
 
+def begin(method: Any, request: object, *, timeout_s: float) -> Any:
+    """Begin a call of a sync stub's method and return its future, which may be cancelled.
+
+    Raises:
+        UnavailableError: the channel is closed.
+    """
+    try:
+        return method.future(request, timeout=timeout_s, metadata=_METADATA)
+    except ValueError as cause:
+        raise UnavailableError("channel is closed") from cause
+
+
 async def call_async(
     method: Callable[..., Awaitable[T]], request: object, *, timeout_s: float, **context: object
 ) -> T:

@@ -28,8 +28,8 @@ class Launcher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """One node's part of a round. Seats stay in order: the same members keep the same ranks."""
+class Member:
+    """One node's part of a round. They stay in order: the same members keep the same ranks."""
 
     launcher: str
     node: str
@@ -40,11 +40,11 @@ class Seat:
 class Launch:
     """All launchers of one job's launch, in the order in which they came, and their last round.
 
-    ``number``, ``seats`` and the master are those of the last round, also once it is over; ``on``:
-    it is not. ``enough_since_s``: since when it is awaited who else comes, with as many nodes here
-    as it needs at least; 0: there are not. ``again_after_s``: no round before. ``quick_count``:
-    rounds in a row that failed soon. ``cause_awaited``: a rank has lost another one, and nobody has
-    told yet which went first.
+    ``number``, ``members`` and the master are those of the last round, also once it is over, and
+    ``on`` says that it is not. ``enough_since_s``: since when it is awaited who else comes, with as
+    many nodes here as it needs at least; 0: there are not. ``again_after_s``: no round before.
+    ``quick_count``: rounds in a row that failed soon. ``cause_awaited``: a rank has lost another
+    one, and nobody has told yet which went first.
     """
 
     job: str
@@ -52,7 +52,7 @@ class Launch:
     terms: Terms = field(default_factory=Terms)
     launchers: tuple[Launcher, ...] = ()
     number: int = 0
-    seats: tuple[Seat, ...] = ()
+    members: tuple[Member, ...] = ()
     master_address: str = ""
     master_port: int = 0
     on: bool = False
@@ -80,22 +80,22 @@ class Launch:
         offered = (launcher.address, launcher.port)
         return not launcher.stopping and offered != (self.master_address, self.master_port)
 
-    def seated(self, name: str) -> bool:
+    def takes_part(self, name: str) -> bool:
         """Tell whether a launcher takes part in the last round."""
-        return any(seat.launcher == name for seat in self.seats)
+        return any(member.launcher == name for member in self.members)
 
     def place(self, name: str) -> Place | None:
         """Return where a launcher stands in the round that is on; None: it does not."""
-        if not (self.on and self.seated(name)):
+        if not (self.on and self.takes_part(name)):
             return None
-        index = [seat.launcher for seat in self.seats].index(name)
+        index = [member.launcher for member in self.members].index(name)
         return Place(
             round=self.number,
             nonce=self.nonce,
             master_address=self.master_address,
             master_port=self.master_port,
-            first_rank=sum(seat.ranks for seat in self.seats[:index]),
-            world_size=sum(seat.ranks for seat in self.seats),
+            first_rank=sum(member.ranks for member in self.members[:index]),
+            world_size=sum(member.ranks for member in self.members),
             node_rank=index,
-            nodes_count=len(self.seats),
+            nodes_count=len(self.members),
         )

@@ -13,7 +13,7 @@ from holdfast.core.retry import Waits
 from holdfast.core.rounds import Ending, LauncherReport, LaunchView, RankFailure
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError
-from holdfast_services.metadata.domain.launch import Launch, Launcher, Seat
+from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
 
 QUICK_S = 20.0
 """A round that fails sooner than this is quick: after two in a row there is a pause."""
@@ -71,14 +71,14 @@ def handle(
 def may_grow(launch: Launch) -> bool:
     """Tell whether somebody waits whom the round that is on has room for."""
     waiting = [
-        one for one in launch.launchers if launch.available(one) and not launch.seated(one.id)
+        one for one in launch.launchers if launch.available(one) and not launch.takes_part(one.id)
     ]
-    return launch.on and bool(waiting) and len(launch.seats) < launch.terms.nodes_max
+    return launch.on and bool(waiting) and len(launch.members) < launch.terms.nodes_max
 
 
 def waits_since_s(launch: Launch) -> float:
     """Return when the first of those who wait for a place came."""
-    waiting = [one.joined_at_s for one in launch.launchers if not launch.seated(one.id)]
+    waiting = [one.joined_at_s for one in launch.launchers if not launch.takes_part(one.id)]
     return min(waiting, default=0.0)
 
 
@@ -105,11 +105,11 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
     launch = _with(launch, told)
     if report.stopping and not known.stopping:
         launch = _asked_to_stop(launch, told.id)
-    if report.round != launch.nonce or not launch.seated(told.id) or launch.ending:
+    if report.round != launch.nonce or not launch.takes_part(told.id) or launch.ending:
         return launch
     if report.failure and not told.stopping:
         launch = _failed(launch, report.failure, now_s, lease_s)
-    elif launch.on and all(_has_finished(launch, seat) for seat in launch.seats):
+    elif launch.on and all(_has_finished(launch, member) for member in launch.members):
         launch = replace(launch, ending=Ending(code=0), on=False)
     return launch
 
@@ -157,8 +157,8 @@ def _with(launch: Launch, told: Launcher) -> Launch:
     return replace(launch, launchers=launchers)
 
 
-def _has_finished(launch: Launch, seat: Seat) -> bool:
-    launcher = launch.launcher(seat.launcher)
+def _has_finished(launch: Launch, member: Member) -> bool:
+    launcher = launch.launcher(member.launcher)
     return launcher is not None and launcher.finished
 
 
@@ -166,7 +166,7 @@ def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
     """Return the launch without launchers; if one took part in the round, that is over."""
     lost = [one for one in launch.launchers if one.id in names]
     launch = replace(launch, launchers=tuple(o for o in launch.launchers if o.id not in names))
-    if launch.ending or not any(launch.seated(one.id) for one in lost):
+    if launch.ending or not any(launch.takes_part(one.id) for one in lost):
         return launch
     if launch.on and not all(one.stopping for one in lost):
         nodes = ", ".join(one.node for one in lost)
@@ -184,7 +184,7 @@ def _over(launch: Launch) -> Launch:
 def _asked_to_stop(launch: Launch, name: str) -> Launch:
     """Return the launch of which a launcher was told to end: so do all, if too few were left."""
     left = sum(1 for one in launch.launchers if not one.stopping)
-    if launch.on and launch.seated(name) and left < launch.terms.nodes_min:
+    if launch.on and launch.takes_part(name) and left < launch.terms.nodes_min:
         return replace(launch, stopping=True)
     return launch
 
@@ -251,17 +251,17 @@ def _begun(launch: Launch, now_s: float) -> Launch:
     if now_s < launch.again_after_s:
         return launch
     waited = now_s >= launch.enough_since_s + launch.terms.shrink_after_s
-    as_before = bool(launch.seats) and len(ready) >= len(launch.seats)
+    as_before = bool(launch.members) and len(ready) >= len(launch.members)
     if not (waited or as_before or len(ready) >= most):
         return launch
-    seats = _seats(launch, ready)
-    first = next(one for one in ready if one.id == seats[0].launcher)
+    members = _members(launch, ready)
+    first = next(one for one in ready if one.id == members[0].launcher)
     launchers = tuple(replace(one, finished=False) for one in launch.launchers)
     return replace(
         launch,
         launchers=launchers,
         number=launch.number + 1,
-        seats=seats,
+        members=members,
         master_address=first.address,
         master_port=first.port,
         on=True,
@@ -270,18 +270,18 @@ def _begun(launch: Launch, now_s: float) -> Launch:
     )
 
 
-def _seats(launch: Launch, ready: list[Launcher]) -> tuple[Seat, ...]:
-    """Return who sits where: who sat keeps the seat; a free one goes to its own node first."""
+def _members(launch: Launch, ready: list[Launcher]) -> tuple[Member, ...]:
+    """Return who sits where: who sat keeps the member; a free one goes to its own node first."""
     here = {one.id: one for one in ready}
-    seats: list[Launcher | None] = [here.pop(seat.launcher, None) for seat in launch.seats]
-    for index, seat in enumerate(launch.seats):
-        back = next((one for one in here.values() if one.node == seat.node), None)
-        if seats[index] is None and back is not None:
-            seats[index] = here.pop(back.id)
+    members: list[Launcher | None] = [here.pop(member.launcher, None) for member in launch.members]
+    for index, member in enumerate(launch.members):
+        back = next((one for one in here.values() if one.node == member.node), None)
+        if members[index] is None and back is not None:
+            members[index] = here.pop(back.id)
     waiting = list(here.values())
-    filled = [one or (waiting.pop(0) if waiting else None) for one in seats]
+    filled = [one or (waiting.pop(0) if waiting else None) for one in members]
     ordered = [*(one for one in filled if one), *waiting][: launch.terms.nodes_max]
-    return tuple(Seat(launcher=one.id, node=one.node, ranks=one.ranks) for one in ordered)
+    return tuple(Member(launcher=one.id, node=one.node, ranks=one.ranks) for one in ordered)
 
 
 def view(launch: Launch, name: str, *, lease_s: float) -> LaunchView:
@@ -304,10 +304,10 @@ def _waiting(launch: Launch, name: str) -> str:
     if launch.ending or launch.stopping or launch.place(name):
         return ""
     most = launch.terms.nodes_max
-    if launch.on and len(launch.seats) >= most:
-        return f"{len(launch.seats)} nodes train, as many as may: this one waits in reserve"
     if launch.on:
-        return "training goes on with this node after the next step that is saved"
+        full = len(launch.members) >= most
+        many = f"{most} nodes train, as many as may: this one waits in reserve"
+        return many if full else "this node takes part after the next step that is saved"
     if launch.cause_awaited:
         return "a rank has lost another one: waiting to hear which node failed"
     here = sum(1 for one in launch.launchers if launch.available(one))
@@ -333,7 +333,7 @@ def _news(before: Launch, after: Launch) -> tuple[Event, ...]:
         text = f"round {after.number} is over: {said(after.failure)}"
         events.append(_event(after, "round_failed", "warning", text))
     if after.number > before.number and after.on:
-        nodes, ranks = len(after.seats), sum(seat.ranks for seat in after.seats)
+        nodes, ranks = len(after.members), sum(member.ranks for member in after.members)
         text = f"round {after.number} begins: {ranks} ranks on {nodes} nodes"
         events.append(_event(after, "round_began", "info", text))
     if after.stopping and not before.stopping:

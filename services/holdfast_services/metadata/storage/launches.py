@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, delete, func, select
 
 from holdfast.core.rounds import Ending, RankFailure, Terms
 from holdfast_services.metadata import tables as t
-from holdfast_services.metadata.domain.launch import Launch, Launcher, Seat
+from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
 from holdfast_services.metadata.storage.base import Statements, upsert
 
 _L, _O = t.launches.c, t.launchers.c
@@ -92,7 +92,7 @@ def _launch(body: str) -> Launch:
             **values,
             "terms": Terms(**values["terms"]),
             "launchers": tuple(Launcher(**one) for one in values["launchers"]),
-            "seats": tuple(Seat(**one) for one in values["seats"]),
+            "members": tuple(Member(**one) for one in values["members"]),
             "restarts_at_s": tuple(values["restarts_at_s"]),
             "failure": failure and RankFailure(**failure),
             "ending": ending and Ending(**ending),

@@ -1,0 +1,240 @@
+"""``holdfast run``: torchrun's command line, as far as people use it, over our launcher."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli import argument_types as types
+from holdfast.cli.output import Report
+from holdfast.embedded import agent_socket
+from holdfast.errors import InvalidRequestError
+from holdfast.launcher.options import Options, check_script, nodes_range, ranks_count
+
+STREAMS_MAX = 3
+_ROUNDS = "launchers find each other through the agent of their node"
+_NOT_NEEDED = {
+    "--rdzv-backend": _ROUNDS,
+    "--rdzv-endpoint": _ROUNDS,
+    "--rdzv-conf": _ROUNDS,
+    "--rdzv-id": "name the launch with --job",
+    "--master-addr": "each round has an address of its own",
+    "--master-port": "each round has a port of its own",
+    "--local-addr": "set HOLDFAST_LISTEN_HOST for the agent",
+    "--monitor-interval": "the end of a rank is seen at once",
+    "--start-method": "ranks are processes of their own",
+    "--role": "give each role a launch and a --job of its own",
+    "--local-ranks-filter": "use --log-dir",
+    "--no-python": "the script is run by Python",
+    "--run-path": "the script is run by Python",
+}
+
+
+def run(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
+    """Run the ranks of this node until the launch has ended; ends the process with its code.
+
+    Raises:
+        SystemExit: with the exit code of the launch.
+        CheckpointError: it could not begin, or was refused.
+    """
+    options = _options(args)
+    check_script(options)
+    ranks = ranks_count(options.nproc, environ)
+    world_size = ranks * options.nodes_max
+    agent = agent_socket(environ, world_size=world_size, local_world_size=ranks)
+    from holdfast.launcher.launch import Launcher  # noqa: PLC0415 - grpc, which no other error needs
+
+    sys.exit(Launcher(options, ranks, agent, environ).run())
+
+
+def _options(args: argparse.Namespace) -> Options:
+    least, most = args.nodes
+    if args.standalone and most > 1:
+        raise InvalidRequestError("--standalone is for one node: leave it or --nnodes out")
+    if args.redirects and not args.log_dir:
+        raise InvalidRequestError("--redirects needs --log-dir DIR: the output goes there")
+    return Options(
+        script=args.script,
+        arguments=tuple(args.arguments),
+        module=args.module,
+        job=args.job or "",
+        standalone=args.standalone,
+        nodes_min=least,
+        nodes_max=most,
+        nproc=args.nproc,
+        restarts_max=args.restarts_max,
+        shrink_after_s=args.shrink_after_s,
+        grace_s=args.grace_s,
+        log_folder=args.log_dir,
+        redirects=args.redirects,
+        tee=args.tee,
+        standby=args.standby,
+        preload=tuple(args.preload),
+    )
+
+
+class _NotNeeded(argparse.Action):
+    """Refuses an option of torchrun's by its name, with what to do instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        """Refuse it."""
+        option = self.option_strings[0]
+        parser.error(f"torchrun's {option} is not needed: {_NOT_NEEDED[option]}")
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    try:
+        return nodes_range(text)
+    except InvalidRequestError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _streams(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) <= STREAMS_MAX:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text}: pass 0, 1 (stdout), 2 (stderr) or 3 (both)")
+
+
+def _seconds(text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", text):
+        return float(text)
+    return float(types.span_s(text))
+
+
+def _restarts(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 4:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is no number of restarts from 0 to 9999")
+
+
+def add_run_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``holdfast run``, with torchrun's spellings."""
+    _add_size(command)
+    _add_ends(command)
+    _add_output(command)
+    for option in _NOT_NEEDED:
+        names = {option, option.replace("-", "_").replace("__", "--", 1)}
+        command.add_argument(*sorted(names), action=_NotNeeded, nargs="?", help=argparse.SUPPRESS)
+    command.add_argument(
+        "-m",
+        "--module",
+        action="store_true",
+        help="SCRIPT is the name of a module, as for python -m.",
+    )
+    command.add_argument(
+        "script", metavar="SCRIPT", help="Each rank runs this script with all that follows."
+    )
+    command.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="The arguments of the script."
+    )
+
+
+def _add_size(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--job",
+        type=types.job,
+        metavar="NAME",
+        help="Launchers of this name are one launch (default: made of the command, so that it is "
+        "the same on all nodes).",
+    )
+    command.add_argument(
+        "--standalone",
+        action="store_true",
+        help="The launch is of this node alone; services are started if none run.",
+    )
+    command.add_argument(
+        "--nnodes",
+        dest="nodes",
+        type=_nodes,
+        default=(1, 1),
+        metavar="N|MIN:MAX",
+        help="The launch has so many nodes (default 1). More than MAX wait in reserve.",
+    )
+    command.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        dest="nproc",
+        default="1",
+        metavar="N|auto|gpu|cpu",
+        help="Each node has so many ranks (default 1).",
+    )
+    command.add_argument(
+        "--node-rank",
+        "--node_rank",
+        metavar="N",
+        help="This option is accepted, and has no effect: nodes keep the ranks that they have.",
+    )
+
+
+def _add_ends(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        dest="restarts_max",
+        type=_restarts,
+        default=20,
+        metavar="N",
+        help="The launch fails when ranks have been restarted N times within an hour (default 20).",
+    )
+    command.add_argument(
+        "--shrink-after",
+        dest="shrink_after_s",
+        type=_seconds,
+        default=30.0,
+        metavar="SPAN",
+        help="With MIN:MAX, training goes on with fewer than MAX nodes after so long (default "
+        "30s).",
+    )
+    command.add_argument(
+        "--grace",
+        dest="grace_s",
+        type=_seconds,
+        default=30.0,
+        metavar="SPAN",
+        help="Ranks have so long to end after SIGTERM or Ctrl-C (default 30s).",
+    )
+    command.add_argument(
+        "--no-standby",
+        dest="standby",
+        action="store_false",
+        help="No process waits to take the place of a rank: a restart takes seconds longer.",
+    )
+    command.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="A standby has imported this module too; this option may be given several times.",
+    )
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--log-dir",
+        "--log_dir",
+        dest="log_dir",
+        type=Path,
+        metavar="DIR",
+        help="What ranks print goes to files in this folder, as --redirects or --tee say.",
+    )
+    command.add_argument(
+        "-r",
+        "--redirects",
+        type=_streams,
+        default=0,
+        metavar="0-3",
+        help="1: standard output goes to a file only, 2: standard error, 3: both.",
+    )
+    command.add_argument(
+        "-t",
+        "--tee",
+        type=_streams,
+        default=0,
+        metavar="0-3",
+        help="1: standard output goes to the terminal behind its rank, and to a file, 2: standard "
+        "error, 3: both.",
+    )

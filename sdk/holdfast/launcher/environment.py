@@ -1,0 +1,49 @@
+"""The environment of a rank: torchrun's variables, and ours. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.core.rounds import Place
+
+
+def constant(
+    environ: Mapping[str, str], *, agent: str, job: str, local_rank: int, ranks: int, restarts: int
+) -> dict[str, str]:
+    """Return what a rank of this node has in every round; a standby begins with it."""
+    made = {
+        **environ,
+        "HOLDFAST_AGENT": agent,
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts),
+        "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    made.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if ranks > 1:
+        made.setdefault("OMP_NUM_THREADS", "1")
+    return made
+
+
+def of_round(
+    place: Place, environ: Mapping[str, str], *, launch: str, local_rank: int, error_file: str
+) -> dict[str, str]:
+    """Return what a rank is told for one round; ranks of nodes go in order, those of one too."""
+    rank = str(place.first_rank + local_rank)
+    world_size = str(place.world_size)
+    return {
+        "RANK": rank,
+        "ROLE_RANK": rank,
+        "GROUP_RANK": str(place.node_rank),
+        "WORLD_SIZE": world_size,
+        "ROLE_WORLD_SIZE": world_size,
+        "GROUP_WORLD_SIZE": str(place.nodes_count),
+        "MASTER_ADDR": place.master_address,
+        "MASTER_PORT": str(place.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(place.round - 1),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "HOLDFAST_ATTEMPT": place.nonce,
+        "HOLDFAST_LAUNCH": environ.get("HOLDFAST_LAUNCH") or launch,
+    }

@@ -1,0 +1,52 @@
+"""What an exit means: the user's doing, or something that another try may do without. Pure."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from holdfast.core.rounds import RankFailure
+
+_OUTSIDE = frozenset({"StaleGenerationError", "UnavailableError", "OutcomeUnknownError"})
+"""Names of exceptions that speak of services, or of an attempt that was replaced."""
+
+_OF_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Socket Timeout",
+    "failed to connect",
+    "Timed out waiting",
+)
+_OF_PEER_KINDS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+
+
+def failure(rank: int, code: int, noted: dict[str, Any]) -> RankFailure:
+    """Return what became of a rank that exited with ``code``, minus a signal's number.
+
+    ``noted`` is what it left of its exception: ``reason``, ``detail``, ``kind``, ``step``; empty if
+    there was none.
+    """
+    if code < 0 and not noted:
+        name = _signal_name(-code)
+        hint = ", by the kernel if memory was short" if -code == signal.SIGKILL else ""
+        return RankFailure(rank=rank, code=code, reason=f"killed by {name}{hint}", outside=True)
+    reason = str(noted.get("reason", f"exit code {code}"))
+    kind = str(noted.get("kind", ""))
+    return RankFailure(
+        rank=rank,
+        code=code,
+        reason=reason,
+        detail=str(noted.get("detail", "")),
+        step=int(noted.get("step", -1)),
+        outside=kind in _OUTSIDE,
+        of_peer=kind in _OF_PEER_KINDS or any(words in reason for words in _OF_PEER),
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,359 @@
+"""A launcher: does what the view says, tells what becomes of its ranks, ends when the launch does.
+
+One loop on the main thread waits for three things at once: views, signals, and ends of processes by
+their pidfds. Nothing is polled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.core.rounds import LauncherReport, LaunchView, Place, RankFailure
+from holdfast.errors import AlreadyExistsError, CheckpointError
+from holdfast.launcher import environment, failures
+from holdfast.launcher.conversation import Conversation, new_launcher_id
+from holdfast.launcher.options import PRELOADED, Options
+from holdfast.launcher.ports import HeldPort
+from holdfast.launcher.ranks import Command, Keeper, RankProcess
+
+STANDBY_AFTER_S = 5.0
+"""After ranks began: their own imports and first steps come first."""
+REFUSED_S_MAX = 15.0
+"""How long a node may have another launcher, or a job's name another launch, before it is given up:
+longer than the lease of one that was killed."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Launcher:
+    """Runs the ranks of this node from ``run`` until the launch has ended.
+
+    Args:
+        options: What to run.
+        ranks: How many ranks this node has.
+        agent: The socket of its agent.
+        environ: What every rank inherits.
+    """
+
+    def __init__(
+        self, options: Options, ranks: int, agent: Path, environ: Mapping[str, str]
+    ) -> None:
+        self._options = options
+        self._ranks_count = ranks
+        self._agent = agent
+        self._environ = environ
+        self._command = Command(
+            words=(options.script, *options.arguments),
+            module=options.module,
+            redirects=options.redirects,
+            tee=options.tee,
+        )
+        self._preload = (*PRELOADED, *options.preload) if options.standby else ()
+        self._job = options.job_name
+        self._view = LaunchView()
+        self._place: Place | None = None
+        self._ranks: dict[int, RankProcess] = {}
+        self._standbys: dict[int, RankProcess] = {}
+        self._standbys_from_s = 0.0
+        self._failed = False
+        self._finished = False
+        self._stopped_by = 0
+        self._killed_from_s = 0.0
+        self._refused_since_s = 0.0
+        self._code: int | None = None
+        self._said = ""
+        self._news: deque[LaunchView | CheckpointError | int] = deque()
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Return the exit code of the launch.
+
+        Raises:
+            CheckpointError: the launcher was refused, and why.
+        """
+        with ExitStack() as stack:
+            self._folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-run-"))
+            )
+            self._wake_up(stack)
+            self._keeper = Keeper()
+            stack.callback(self._keeper.close)
+            self._port = HeldPort()
+            stack.callback(self._close_port)
+            self._conversation = Conversation(
+                self._agent, self._first_report(), self._hear, self._hear
+            )
+            self._conversation.start()
+            stack.callback(self._conversation.leave)
+            stack.callback(self._end_standbys)
+            stack.callback(self._end_ranks)
+            while self._code is None:
+                self._turn()
+            return self._code
+
+    def _first_report(self) -> LauncherReport:
+        return LauncherReport(
+            launcher=new_launcher_id(),
+            sequence=1,
+            job=self._job,
+            holder=f"{os.uname().nodename}:{os.getpid()}",
+            terms=self._options.terms,
+            ranks=self._ranks_count,
+            port=self._port.number,
+        )
+
+    def _wake_up(self, stack: ExitStack) -> None:
+        """Have views and signals end the wait of the loop."""
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        stack.callback(self._selector.close)
+        for number in SIGNALS:
+            before = signal.signal(number, lambda number, _: self._news.append(number))
+            stack.callback(signal.signal, number, before)
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._waker))
+
+    def _hear(self, news: LaunchView | CheckpointError) -> None:
+        self._news.append(news)
+        with suppress(BlockingIOError):  # it is awake already
+            os.write(self._waker, b"\0")
+
+    # -------------------------------------------------------------------------------- the loop
+
+    def _turn(self) -> None:
+        """Wait for something, and do what follows."""
+        ended = []
+        for key, _ in self._selector.select(self._timeout_s()):
+            if key.fd == self._woken:
+                with suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+            else:
+                ended.append(key.data)
+        self._note_ended(ended)
+        while self._news and self._code is None:
+            news = self._news.popleft()
+            if isinstance(news, int):
+                self._signalled(news)
+            elif isinstance(news, CheckpointError):
+                self._refused(news)
+            else:
+                self._refused_since_s = 0.0
+                self._view = news
+        if self._code is None:
+            self._follow()
+
+    def _timeout_s(self) -> float | None:
+        now_s = time.monotonic()
+        waits = [self._killed_from_s - now_s] if self._killed_from_s else []
+        if self._missing_standbys():
+            waits.append(self._standbys_from_s - now_s)
+        return max(0.0, min(waits)) if waits else None
+
+    def _follow(self) -> None:
+        view = self._view
+        if view.ending is not None:
+            self._end_ranks()
+            if view.ending.code:
+                self._tell(f"the launch has failed: {view.ending.reason}")
+            self._code = view.ending.code
+        elif self._stopped_by or view.stop:
+            self._follow_stop()
+        else:
+            self._follow_place(view.place)
+            self._tell_waiting()
+            self._prepare()
+
+    def _follow_place(self, place: Place | None) -> None:
+        if self._place is not None and (place is None or place.nonce != self._place.nonce):
+            self._end_ranks()
+        if place is not None and self._place is None:
+            self._begin(place)
+        elif self._view.port_taken == self._port.number:
+            self._offer_port()
+
+    def _follow_stop(self) -> None:
+        """End when the ranks have, by themselves, or when their time is over."""
+        if not self._stopped_by:
+            self._tell("a node was told to end: ranks save, then the launch ends")
+            self._stop(signal.SIGTERM)
+        round_over = self._place is not None and self._view.place != self._place
+        if self._ranks and (round_over or time.monotonic() >= self._killed_from_s):
+            self._end_ranks()
+        if not self._ranks:
+            self._code = 0 if self._finished else 128 + self._stopped_by
+
+    # ----------------------------------------------------------------------------- the ranks
+
+    def _begin(self, place: Place) -> None:
+        """Start the ranks of a round, and offer another port for the next."""
+        self._place, self._failed, self._finished = place, False, False
+        for local_rank in range(self._ranks_count):
+            process = self._standbys.pop(local_rank, None)
+            if process is None:
+                process = self._started(local_rank, preload=())
+            else:
+                self._selector.unregister(process.pidfd)
+            told = environment.of_round(
+                place,
+                self._environ,
+                launch=self._view.launch,
+                local_rank=local_rank,
+                error_file=str(self._folder / f"{place.round}.{local_rank}.error.json"),
+            )
+            process.go(told, self._failure_file(place, local_rank), self._logs(place, local_rank))
+            self._ranks[local_rank] = process
+            self._selector.register(process.pidfd, selectors.EVENT_READ, process)
+        self._standbys_from_s = time.monotonic() + STANDBY_AFTER_S
+        self._offer_port(round=place.nonce, finished=False, failure=None)
+
+    def _close_port(self) -> None:
+        self._port.close()
+
+    def _offer_port(self, **what: object) -> None:
+        self._close_port()
+        self._port = HeldPort()
+        number = self._port.number
+        self._conversation.say(lambda report: replace(report, port=number, **what))  # type: ignore[arg-type]
+
+    def _started(self, local_rank: int, preload: tuple[str, ...]) -> RankProcess:
+        environ = environment.constant(
+            self._environ,
+            agent=str(self._agent),
+            job=self._job,
+            local_rank=local_rank,
+            ranks=self._ranks_count,
+            restarts=self._options.restarts_max,
+        )
+        return RankProcess(self._command, local_rank, environ, preload, self._keeper)
+
+    def _failure_file(self, place: Place, local_rank: int) -> Path:
+        return self._folder / f"{place.round}.{local_rank}.failure.json"
+
+    def _logs(self, place: Place, local_rank: int) -> Path | None:
+        folder = self._options.log_folder
+        if folder is None:
+            return None
+        folder = folder / self._job.replace("/", "-") / f"round-{place.round}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"rank-{place.first_rank + local_rank}"
+
+    def _note_ended(self, ended: list[RankProcess]) -> None:
+        found: list[RankFailure] = []
+        place = self._place
+        for process in ended:
+            self._selector.unregister(process.pidfd)
+            code = process.end()
+            if self._standbys.get(process.local_rank) is process:
+                del self._standbys[process.local_rank]
+                self._standbys_from_s = time.monotonic() + STANDBY_AFTER_S
+                continue
+            del self._ranks[process.local_rank]
+            if code and place:
+                noted = _read(self._failure_file(place, process.local_rank))
+                found.append(failures.failure(place.first_rank + process.local_rank, code, noted))
+        if found and not self._failed and not self._stopped_by:
+            self._fail(min(found, key=lambda failure: failure.of_peer))
+        elif ended and place and not self._ranks and not self._failed and not found:
+            self._finished = True
+            self._conversation.say(lambda report: replace(report, finished=True))
+
+    def _fail(self, failure: RankFailure) -> None:
+        self._failed = True
+        self._conversation.say(lambda report: replace(report, failure=failure))
+        self._tell(f"rank {failure.rank} has failed: {failure.reason}")
+        for process in self._ranks.values():
+            self._selector.unregister(process.pidfd)
+            process.end()
+        self._ranks.clear()
+
+    def _end_ranks(self) -> None:
+        for process in self._ranks.values():
+            self._selector.unregister(process.pidfd)
+            process.end()
+        self._ranks.clear()
+        self._place = None
+
+    # -------------------------------------------------------------------------- the standbys
+
+    def _missing_standbys(self) -> list[int]:
+        idle = not self._view.version or self._stopped_by or self._code is not None
+        if idle or not self._preload:
+            return []
+        return [n for n in range(self._ranks_count) if n not in self._standbys]
+
+    def _prepare(self) -> None:
+        if time.monotonic() < self._standbys_from_s:
+            return
+        for local_rank in self._missing_standbys():
+            process = self._started(local_rank, self._preload)
+            self._standbys[local_rank] = process
+            self._selector.register(process.pidfd, selectors.EVENT_READ, process)
+
+    def _end_standbys(self) -> None:
+        for process in self._standbys.values():
+            self._selector.unregister(process.pidfd)
+            process.end()
+        self._standbys.clear()
+
+    # ----------------------------------------------------------------------- ends and people
+
+    def _signalled(self, number: int) -> None:
+        if self._stopped_by:
+            self._end_ranks()
+            self._code = 128 + number
+            return
+        self._conversation.say(lambda report: replace(report, stopping=True))
+        self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        """Have the ranks save and end."""
+        self._stopped_by = number
+        self._killed_from_s = time.monotonic() + self._options.grace_s
+        self._end_standbys()
+        for process in self._ranks.values():
+            process.signal(number)
+
+    def _refused(self, error: CheckpointError) -> None:
+        if error.retryable:
+            self._tell(f"the node's agent does not pass reports on now: {error.message}")
+            return
+        if not isinstance(error, AlreadyExistsError):
+            if self._place is None:
+                raise error
+            self._tell(f"the metadata service refuses reports: {error.message}")
+            return
+        self._end_ranks()  # another one has this node now: it was taken for lost
+        self._view = replace(self._view, place=None)
+        now_s = time.monotonic()
+        self._refused_since_s = self._refused_since_s or now_s
+        if now_s - self._refused_since_s > REFUSED_S_MAX:
+            raise error
+        self._tell(f"waiting: {error.message}")
+
+    def _tell_waiting(self) -> None:
+        if self._view.waiting:
+            self._tell(self._view.waiting)
+
+    def _tell(self, text: str) -> None:
+        """Tell people once."""
+        if text != self._said:
+            self._said = text
+            sys.stderr.write(f"holdfast run: {text}\n")
+            sys.stderr.flush()
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}

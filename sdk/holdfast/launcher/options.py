@@ -1,0 +1,148 @@
+"""What ``holdfast run`` is asked to do: a value, checked before anything is started."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.core.ids import JOB_NAME_LENGTH_MAX
+from holdfast.core.rounds import Terms
+from holdfast.errors import InvalidRequestError
+
+DIGEST_LENGTH = 8
+PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "holdfast.checkpointer")
+"""What a standby has imported: DDP's constructor and an optimizer's first step want dynamo."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, with torchrun's names where it has one.
+
+    ``nproc`` is a number, ``auto``, ``gpu`` or ``cpu``. ``redirects`` and ``tee``: 1 is standard
+    output, 2 standard error, 3 both.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    job: str = ""
+    standalone: bool = False
+    nodes_min: int = 1
+    nodes_max: int = 1
+    nproc: str = "1"
+    restarts_max: int = 20
+    shrink_after_s: float = 30.0
+    grace_s: float = 30.0
+    log_folder: Path | None = None
+    redirects: int = 0
+    tee: int = 0
+    standby: bool = True
+    preload: tuple[str, ...] = ()
+
+    @property
+    def terms(self) -> Terms:
+        """What all launchers of the launch must agree on."""
+        return Terms(
+            command=self.digest,
+            nodes_min=self.nodes_min,
+            nodes_max=self.nodes_max,
+            shrink_after_s=self.shrink_after_s,
+            restarts_max=self.restarts_max,
+        )
+
+    @property
+    def digest(self) -> str:
+        """A name for the command that is run, the same on all nodes."""
+        words = [str(self.module), self.script, *self.arguments]
+        return hashlib.blake2b("\0".join(words).encode(), digest_size=16).hexdigest()
+
+    @property
+    def job_name(self) -> str:
+        """The name under which launchers find each other: given, or made of the command."""
+        if self.job:
+            return self.job
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.script).stem).lstrip("._-") or "run"
+        alone = f"-{os.urandom(4).hex()}" if self.standalone else ""
+        return f"{stem[: JOB_NAME_LENGTH_MAX // 2]}-{self.digest[:DIGEST_LENGTH]}{alone}"
+
+
+def check_script(options: Options) -> None:
+    """Refuse what no rank could run.
+
+    Raises:
+        InvalidRequestError: names the script and what is wrong with it.
+    """
+    if options.module:
+        _check_module(options.script)
+        return
+    path = Path(options.script)
+    if not path.is_file():
+        raise InvalidRequestError(f"there is no script {options.script}; for a module write -m")
+    try:
+        ast.parse(path.read_bytes(), options.script)
+    except (SyntaxError, ValueError) as cause:
+        where = f", line {cause.lineno}" if isinstance(cause, SyntaxError) else ""
+        raise InvalidRequestError(f"{options.script}{where} is no Python: {cause}") from cause
+
+
+def _check_module(name: str) -> None:
+    folder = Path(*name.split("."))
+    local = [folder.with_suffix(".py"), folder / "__main__.py"]
+    if any(path.is_file() for path in local):
+        return
+    try:
+        spec = importlib.util.find_spec(name)
+        inside = spec and spec.submodule_search_locations is not None
+        found = importlib.util.find_spec(f"{name}.__main__") if inside else spec
+    except (ImportError, ValueError, AttributeError):
+        found = spec = None
+    if spec is None:
+        raise InvalidRequestError(f"there is no module {name}")
+    if found is None:
+        raise InvalidRequestError(f"{name} is a package without a __main__, so it cannot be run")
+
+
+def ranks_count(nproc: str, environ: Mapping[str, str]) -> int:
+    """Return how many ranks a node has, as torchrun counts them.
+
+    Raises:
+        InvalidRequestError: it is no number, or there is no GPU.
+    """
+    if nproc.isascii() and nproc.isdigit() and int(nproc) > 0:
+        return int(nproc)
+    gpus = _gpus_count(environ)
+    if nproc == "gpu" and not gpus:
+        raise InvalidRequestError("--nproc-per-node gpu: this node has no GPU")
+    if nproc in ("auto", "gpu") and gpus:
+        return gpus
+    if nproc in ("auto", "cpu"):
+        return os.cpu_count() or 1
+    raise InvalidRequestError(f"--nproc-per-node {nproc}: pass a number from 1, auto, gpu or cpu")
+
+
+def _gpus_count(environ: Mapping[str, str]) -> int:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+
+
+def nodes_range(text: str) -> tuple[int, int]:
+    """Return least and most nodes of ``N`` or ``MIN:MAX``.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    low, _, high = text.partition(":")
+    high = high or low
+    if low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
+        least, most = int(low), int(high)
+        if 1 <= least <= most:
+            return least, most
+    raise InvalidRequestError(f"--nnodes {text}: pass a number of nodes, or MIN:MAX, from 1")

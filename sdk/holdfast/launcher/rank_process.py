@@ -1,0 +1,155 @@
+"""A rank from its first instruction to its script: waits if it is a standby, then becomes it.
+
+Run by its file name as ``python -u rank_process.py ORDER SCRIPT ...``. It imports what it was told
+to, starts no thread, waits for one line on a socket, and runs the script as ``python SCRIPT`` does,
+so that this sees no difference. It dies with its launcher.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    sys.path.pop(0)  # the folder of this file, which no script has there
+
+import builtins
+import contextlib
+import ctypes
+import importlib
+import importlib.machinery
+import json
+import os
+import runpy
+import signal
+import time
+import traceback
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+REASON_LENGTH_MAX = 500
+DETAIL_LENGTH_MAX = 6000
+
+
+def main(argv: Sequence[str]) -> None:
+    """Become the rank that the launcher orders; ``argv``: the order as JSON, then the command."""
+    order: dict[str, Any] = json.loads(argv[0])
+    _die_with(order["parent"])
+    for name in order["preload"]:
+        _preload(name)
+    line = _next_line(order["descriptor"])
+    if not line:
+        sys.exit(0)
+    told: dict[str, Any] = json.loads(line)
+    os.environ.update(told["environ"])
+    for number, path in told["files"].items():
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, int(number))
+        os.close(file)
+    command = list(argv[1:])
+    sys.orig_argv = [sys.executable, "-u", *(["-m"] if order["module"] else []), *command]
+    _become(command, told["failure_file"], module=order["module"])
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its launcher ends, however that ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _preload(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if name.partition(".")[0] != error.name:  # who has no torch does without
+            sys.stderr.write(f"holdfast run: --preload {name}: {error}\n")
+
+
+def _next_line(descriptor: int) -> bytes:
+    """Return what the launcher sends, empty: it wants no rank any more."""
+    with os.fdopen(descriptor, "rb") as channel:
+        return channel.readline()
+
+
+def _become(command: list[str], failure_file: str, *, module: bool) -> None:
+    me = os.getpid()
+    ours = sys.modules["__main__"]  # kept: what runs here are its functions
+    try:
+        if module:
+            _run_module(command)
+        else:
+            _run_script(command)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        shown = _without_ours(error.__traceback__)
+        error.__traceback__ = shown
+        if os.getpid() == me:
+            _note(error, failure_file)
+        sys.excepthook(type(error), error, shown)
+        sys.excepthook = lambda *_: None
+        raise
+    finally:
+        del ours
+
+
+def _run_script(command: list[str]) -> None:
+    path = command[0]
+    sys.argv = command
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(Path(path).resolve().parent))
+    main_module = types.ModuleType("__main__")
+    main_module.__dict__.update(
+        __file__=str(Path(path).absolute()),
+        __builtins__=builtins,
+        __cached__=None,
+        __annotations__={},
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+    )
+    sys.modules["__main__"] = main_module
+    code = compile(Path(path).read_bytes(), str(Path(path).absolute()), "exec", dont_inherit=True)
+    exec(code, main_module.__dict__)  # noqa: S102 - it is what the user runs
+
+
+def _run_module(command: list[str]) -> None:
+    sys.argv = command
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(Path.cwd()))
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"].__dict__["__builtins__"] = builtins
+    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # noqa: SLF001 - what -m calls
+    run(command[0])
+
+
+def _without_ours(shown: types.TracebackType | None) -> types.TracebackType | None:
+    while shown is not None and shown.tb_frame.f_code.co_filename == __file__:
+        shown = shown.tb_next
+    return shown
+
+
+def _note(error: BaseException, failure_file: str) -> None:
+    """Leave word of an exception for the launcher, and torchrun's file unless there is one."""
+    lines = traceback.format_exception_only(error)
+    detail = "".join(traceback.format_exception(error))
+    progress = sys.modules.get("holdfast.training.progress")
+    facts = {
+        "reason": lines[-1].strip()[:REASON_LENGTH_MAX],
+        "detail": detail[-DETAIL_LENGTH_MAX:],
+        "kind": type(error).__name__,
+        "step": progress.Progress.last if progress else -1,
+    }
+    with contextlib.suppress(OSError):
+        Path(failure_file).write_text(json.dumps(facts), encoding="utf-8")
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+        if path and not Path(path).exists():
+            more = {"py_callstack": detail, "timestamp": str(int(time.time()))}
+            message = {"message": {"message": facts["reason"], "extraInfo": more}}
+            Path(path).write_text(json.dumps(message), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,147 @@
+"""The processes of a node's ranks: started, told what to be, killed as groups.
+
+Each is the leader of a session of its own, so that what it starts goes with it. Make them on the
+launcher's main thread: the kernel kills them when the thread that started them ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from holdfast.launcher.outputs import Output
+
+PROGRAM = Path(__file__).with_name("rank_process.py")
+KEEPER = Path(__file__).with_name("keeper.py")
+OUTPUT_S_MAX = 2.0
+STDOUT, STDERR = 1, 2
+NAMES = {STDOUT: "out", STDERR: "err"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What every rank runs, and where its output goes."""
+
+    words: tuple[str, ...]
+    module: bool
+    redirects: int = 0
+    tee: int = 0
+
+
+class Keeper:
+    """The process that ends all groups if this one is killed."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
+            [sys.executable, "-I", "-S", str(KEEPER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def note(self, sign: str, group: int) -> None:
+        """Have it keep (``+``) or forget (``-``) a process group."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed: ranks die by themselves too
+            self._process.stdin.write(f"{sign}{group}\n".encode())
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End it, and what it still keeps."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+class RankProcess:
+    """One process: a standby until ``go``, then a rank. ``pidfd`` is readable once it has ended."""
+
+    def __init__(
+        self,
+        command: Command,
+        local_rank: int,
+        environ: Mapping[str, str],
+        preload: Sequence[str],
+        keeper: Keeper,
+    ) -> None:
+        self.local_rank = local_rank
+        self._keeper = keeper
+        self._redirects = command.redirects
+        self._outputs = {
+            number: Output(_terminal(number), f"[default{local_rank}]:")
+            for number in NAMES
+            if command.tee & number
+        }
+        ours, theirs = socket.socketpair()
+        order = {
+            "parent": os.getpid(),
+            "descriptor": theirs.fileno(),
+            "preload": list(preload),
+            "module": command.module,
+        }
+        ends = {number: output.write_end for number, output in self._outputs.items()}
+        self._process = subprocess.Popen(  # noqa: S603 - the user's script in our interpreter
+            [sys.executable, "-u", str(PROGRAM), json.dumps(order), *command.words],
+            env=dict(environ),
+            pass_fds=(theirs.fileno(),),
+            stdout=ends.get(STDOUT),
+            stderr=ends.get(STDERR),
+            start_new_session=True,
+        )
+        theirs.close()
+        for end in ends.values():
+            os.close(end)
+        self._channel = ours
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        keeper.note("+", self.pid)
+
+    def go(self, environ: Mapping[str, str], failure_file: Path, logs: Path | None) -> None:
+        """Have it become a rank; ``logs`` is where its output goes, without the ending."""
+        files = {}
+        for number, name in NAMES.items():
+            path = logs.with_name(f"{logs.name}.{name}") if logs else None
+            if path and number in self._outputs:
+                self._outputs[number].keep(path)
+            elif path and self._redirects & number:
+                files[str(number)] = str(path)
+        told: dict[str, Any] = {
+            "environ": dict(environ),
+            "failure_file": str(failure_file),
+            "files": files,
+        }
+        with contextlib.suppress(OSError):  # it has ended: its pidfd says so
+            self._channel.sendall(json.dumps(told).encode() + b"\n")
+        self._channel.close()
+
+    def signal(self, number: int) -> None:
+        """Send the rank itself a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def end(self) -> int:
+        """Kill it and all of its group, wait; return its exit code, minus a signal's number."""
+        # Before it is reaped: until then no other group can have its number.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        os.close(self.pidfd)
+        self._channel.close()
+        self._keeper.note("-", self.pid)
+        for output in self._outputs.values():
+            output.finish(OUTPUT_S_MAX)
+        return code
+
+
+def _terminal(number: int) -> BinaryIO:
+    return sys.stdout.buffer if number == STDOUT else sys.stderr.buffer

@@ -1,0 +1,143 @@
+"""``holdfast run`` over a real stack of two nodes: kills, and the bits of training in peace.
+
+The same trainer as under torchrun; a launcher for each node, with one rank each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.e2e.stack import TRAINER, environment, free_port, processes, running_stack, until
+from tests.e2e.test_bit_identity import finals
+
+from holdfast import locks
+
+STEPS = "30"
+END_S_MAX = 180
+
+
+@pytest.fixture
+def stack():
+    with running_stack(nodes=2) as running:
+        yield running
+
+
+class Launch:
+    """A launcher for each of two nodes."""
+
+    def __init__(self, stack, folder):
+        self.job = f"run{free_port()}"
+        self._stack = stack
+        self._folder = folder
+        self.launchers = {}
+
+    def start(self, node, *options):
+        """Start the launcher of a node, the first or one in place of another."""
+        command = [
+            sys.executable, "-m", "holdfast.cli.main", "run", "--nnodes", "2", "--job", self.job,
+            *options, str(TRAINER), "--job", self.job, "--steps", STEPS, "--wait", "replicated",
+        ]  # fmt: skip
+        env = environment(HOLDFAST_AGENT=self._stack.node(node)["agent"], LAUNCH=self.job)
+        with self._log(node).open("a") as out:
+            self.launchers[node] = subprocess.Popen(
+                command, env=env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+
+    def kill_rank(self, node):
+        """Kill the rank of a node."""
+        os.kill(self._rank(node), signal.SIGKILL)
+
+    def lose_node(self, node):
+        """End all that runs on a node, and what its memory holds."""
+        self.launchers[node].kill()
+        os.kill(self._stack.agent_pid(node), signal.SIGKILL)
+        for path in self._stack.arena(node).glob("*.*"):
+            path.unlink(missing_ok=True)
+        self.launchers[node].wait(END_S_MAX)
+
+    def _rank(self, node):
+        words = ("HOLDFAST_ATTEMPT=", str(self._stack.node(node)["agent"]))
+        return until(lambda: self._ranks(*words), f"a rank on node {node}")[-1]
+
+    def _ranks(self, *words):
+        """Return the pids of ranks; the environment of a process is what it began with."""
+        held = self._stack.arena(0).parent.glob("*/sessions/*")
+        pids = {locks.holder_of(path) for path in held}
+        return [
+            pid for pid in processes(f"LAUNCH={self.job}", "rank_process", words[1]) if pid in pids
+        ]
+
+    def said(self, node, pattern):
+        """Return what the ranks of a node have printed so far, of all rounds."""
+        return re.findall(pattern, self._log(node).read_text(), re.MULTILINE)
+
+    def until_step(self, step):
+        """Wait until the rank of node 0 has done ``step`` and has all its copies."""
+        until(lambda: self.said(0, rf"^step {step} "), f"step {step}", END_S_MAX)
+
+    def succeed(self):
+        """Wait; every launcher must end well, and leave no process."""
+        codes = {node: launcher.wait(END_S_MAX) for node, launcher in self.launchers.items()}
+        assert codes == {0: 0, 1: 0}, self.texts()
+        until(lambda: not processes(f"LAUNCH={self.job}"), "no process is left")
+
+    def texts(self):
+        return "\n---\n".join(self._log(n).read_text()[-3000:] for n in self.launchers)
+
+    def close(self):
+        for launcher in self.launchers.values():
+            with contextlib.suppress(ProcessLookupError):
+                launcher.kill()
+            launcher.wait()
+
+    def _log(self, node):
+        return self._folder / f"{node}.log"
+
+
+@pytest.fixture
+def launch(stack, tmp_path):
+    made = Launch(stack, tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_rank_a_node_and_an_agent_are_lost_and_no_bit_is(stack, launch):
+    """Generations 1, 2, 3; the agent's end alone begins no round."""
+    launch.start(0)
+    launch.start(1)
+    launch.until_step(6)
+    launch.kill_rank(1)
+    launch.until_step(10)
+    os.kill(stack.agent_pid(0), signal.SIGKILL)
+    launch.until_step(14)
+    launch.lose_node(1)
+    launch.start(1)
+    launch.succeed()
+
+    restored = [launch.said(node, r"^restored (\d+) (.*)$") for node in (0, 1)]
+    assert [len(of_node) for of_node in restored] == [3, 3]
+    assert [int(step) for step, _ in restored[0]] == [int(step) for step, _ in restored[1]]
+    first, second, third = [int(step) for step, _ in restored[0]]
+    assert first == 0
+    assert second >= 5
+    assert third >= 13
+    assert "'peer'" in restored[1][2][1], "the new one has nothing of its own"
+    ends = [end for node in (0, 1) for end in launch.said(node, r"^final (\w+)$")]
+    assert sorted(ends) == sorted(finals(stack, steps=STEPS, world_size=2))
+    assert stack.rest(f"jobs/{launch.job}")["generation"] == 3
+
+
+def test_metadata_restarts_and_nobody_stops(stack, launch):
+    launch.start(0, "--no-standby")
+    launch.start(1, "--no-standby")
+    launch.until_step(6)
+    os.kill(stack.metadata_pid(), signal.SIGKILL)
+    launch.succeed()
+
+    assert [len(launch.said(node, r"^restored (\d+)")) for node in (0, 1)] == [1, 1]

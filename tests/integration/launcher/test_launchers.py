@@ -1,0 +1,231 @@
+"""Launchers with their ranks as processes: kills, signals, exit codes; nothing is left behind."""
+
+import os
+import signal
+
+import pytest
+from tests.integration.launcher.harness import kill, until
+
+PLAIN = ("--no-standby",)
+
+
+def two(cluster, *options):
+    return [cluster.launcher(n, "--nnodes", "2", *options) for n in ("a", "b")]
+
+
+def test_a_script_that_ends_well_ends_the_launch(cluster):
+    cluster.script("print('rank', RANK, 'of', os.environ['WORLD_SIZE'], sys.argv[1:])")
+    cluster.launcher("a", "--nproc-per-node", "2", *PLAIN, arguments=("--lr", "1"))
+
+    assert cluster.codes() == [0]
+    assert "rank 0 of 2 ['--lr', '1']" in cluster.said()
+    assert "rank 1 of 2" in cluster.said()
+
+
+def test_a_killed_rank_ends_all_others_and_all_begin_again(cluster):
+    cluster.script("forever() if ROUND < 3 else None")
+    two(cluster, *PLAIN)
+    others = [os.pidfd_open(cluster.pid(1, 0))]
+    kill(cluster.pid(1, 1))
+    cluster.pid(2, 1)
+    kill(cluster.pid(2, 0))
+
+    assert cluster.codes() == [0, 0]
+    assert cluster.decision.launch.number in (0, 3)
+    assert cluster.said().count("killed by SIGKILL") == 2
+    os.close(others[0])
+
+
+def test_a_standby_takes_the_place_of_a_rank(cluster):
+    cluster.script("forever() if ROUND < 2 else print('preloaded', 'colorsys' in sys.modules)")
+    launcher = cluster.launcher("a", "--preload", "colorsys", "--nnodes", "2")
+    cluster.decision.until(lambda launch: launch.launchers, "the first launcher")
+    until(lambda: len(cluster.left()) > 2, "a standby")  # launcher, keeper, standby
+    cluster.launcher("b", "--nnodes", "2", *PLAIN)
+    cluster.pid(1, 1)
+    kill(cluster.pid(1, 0))
+    cluster.codes()
+
+    assert launcher.returncode == 0
+    assert "preloaded" in cluster.said()
+
+
+def test_a_killed_launcher_takes_its_ranks_and_what_they_started_along(cluster):
+    cluster.script(
+        """
+import subprocess
+if ROUND == 1 and RANK == 1:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+if ROUND == 1:
+    forever()
+"""
+    )
+    first, second = two(cluster, *PLAIN)
+    rank = os.pidfd_open(cluster.pid(1, 1))
+    cluster.pid(1, 0)
+    second.kill()
+    second.wait()
+
+    cluster.decision.until(lambda launch: not launch.on, "the round is over")
+    cluster.launcher("b", "--nnodes", "2", *PLAIN)
+    assert cluster.codes() == [0, -signal.SIGKILL, 0]
+    assert first.returncode == 0
+    os.close(rank)
+
+
+def test_an_exception_that_comes_twice_ends_the_launch_with_its_traceback(cluster):
+    cluster.script("if RANK == 1: raise ValueError('bad batch')\nforever()")
+    two(cluster, *PLAIN)
+
+    assert cluster.codes() == [1, 1]
+    for log in cluster.folder.glob("*.log"):
+        said = log.read_text()
+        assert "rank 1: ValueError: bad batch" in said
+        assert "if RANK == 1: raise ValueError" in said
+        assert "twice" in said or "second time in a row" in said
+    assert cluster.decision.events[-1].kind in ("launch_failed", "launcher_left")
+
+
+def test_the_code_of_the_rank_that_failed_first_is_the_launchs(cluster):
+    cluster.script("sys.exit(7)")
+    cluster.launcher("a", "--nproc-per-node", "2", *PLAIN)
+
+    assert cluster.codes() == [7]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_ranks_may_save(cluster, number):
+    cluster.script(
+        """
+def save(number, frame):
+    ME.with_suffix(".saved").write_text(str(number))
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+ME.with_suffix(".ready").write_text("")
+forever()
+"""
+    )
+    first, _ = two(cluster, *PLAIN)
+    for rank in (0, 1):
+        cluster.pid(1, rank)
+        path = cluster.folder / f"round-1-rank-{rank}.ready"
+        until(path.exists, "handlers are there")
+    first.send_signal(number)
+
+    assert cluster.codes() == [128 + number, 143]
+    saved = sorted(path.name for path in cluster.folder.glob("*.saved"))
+    assert saved == ["round-1-rank-0.saved", "round-1-rank-1.saved"]
+
+
+def test_a_second_signal_ends_at_once_what_does_not_listen(cluster):
+    cluster.script(
+        "signal.signal(signal.SIGTERM, lambda *_: ME.with_suffix('.deaf').touch())\nforever()"
+    )
+    launcher = cluster.launcher("a", "--grace", "1000", *PLAIN)
+    cluster.pid(1, 0)
+    deaf = cluster.folder / "round-1-rank-0.deaf"
+
+    def told():
+        if not deaf.exists():
+            launcher.send_signal(signal.SIGTERM)
+        return deaf.exists()
+
+    launcher.send_signal(signal.SIGTERM)
+    until(lambda: deaf.exists() or launcher.poll() is not None, "the rank has heard")
+    launcher.send_signal(signal.SIGTERM)
+
+    assert cluster.codes() == [143]
+
+
+def test_ranks_that_do_not_end_are_killed_after_the_grace(cluster):
+    cluster.script(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nME.with_suffix('.deaf').touch()\nforever()"
+    )
+    launcher = cluster.launcher("a", "--grace", "1", *PLAIN)
+    until((cluster.folder / "round-1-rank-0.deaf").exists, "the rank ignores it")
+    launcher.send_signal(signal.SIGTERM)
+
+    assert cluster.codes() == [143]
+
+
+def test_an_agent_that_is_away_stops_nobody(cluster):
+    cluster.script("forever() if ROUND < 2 else None")
+    two(cluster, *PLAIN)
+    cluster.decision.until_round(1)
+    rank = os.pidfd_open(cluster.pid(1, 1))
+    cluster.pid(1, 0)
+    cluster.agents["b"].stop()
+    cluster.agents["b"].start()
+    count = len(cluster.decision.reports)
+    cluster.decision.until(lambda _: len(cluster.decision.reports) > count + 4, "they ask again")
+
+    signal.pidfd_send_signal(rank, 0)
+    assert cluster.decision.launch.number == 1
+    os.close(rank)
+    kill(cluster.pid(1, 1))
+    assert cluster.codes() == [0, 0]
+
+
+def test_a_second_launcher_on_one_node_hears_of_the_first(cluster):
+    cluster.script("forever()")
+    first = cluster.launcher("a", "--nnodes", "1", *PLAIN)
+    cluster.pid(1, 0)
+    second = cluster.launcher("a", "--nnodes", "1", *PLAIN)
+
+    assert second.wait(200) == 1
+    assert f"has a launcher of job already: {os.uname().nodename}:{first.pid}" in cluster.said()
+    assert first.poll() is None
+
+
+def test_a_node_in_reserve_takes_over(cluster):
+    cluster.script("forever() if ROUND < 2 else None")
+    two(cluster, *PLAIN)
+    cluster.decision.until_round(1)
+    cluster.launcher("c", "--nnodes", "2", *PLAIN)
+    cluster.decision.until(lambda launch: len(launch.launchers) == 3, "the third is here")
+    cluster.pid(1, 0)
+    kill(cluster.launchers[0].pid)
+
+    assert sorted(process.wait(200) for process in cluster.launchers[1:]) == [0, 0]
+
+
+def test_what_ranks_print_goes_where_it_should(cluster):
+    cluster.script("print('out', RANK); print('err', RANK, file=sys.stderr)")
+    logs = cluster.folder / "logs"
+    cluster.launcher(
+        "a",
+        "--nproc-per-node",
+        "2",
+        "--tee",
+        "1",
+        "--redirects",
+        "2",
+        "--log-dir",
+        str(logs),
+        *PLAIN,
+    )
+
+    assert cluster.codes() == [0]
+    assert "[default0]:out 0" in cluster.said()
+    assert "[default1]:out 1" in cluster.said()
+    assert "err 0" not in cluster.said()
+    assert (logs / "job/round-1/rank-1.out").read_text() == "out 1\n"
+    assert (logs / "job/round-1/rank-1.err").read_text() == "err 1\n"
+
+
+def test_fewer_nodes_go_on_and_a_late_one_waits_for_a_saved_step(cluster):
+    from holdfast_services.metadata.domain.rounds import Tick
+
+    cluster.script("forever() if ROUND < 2 else None")
+    options = ("--nnodes", "1:2", "--shrink-after", "0", *PLAIN)
+    cluster.launcher("a", *options)
+    cluster.pid(1, 0)
+    cluster.launcher("b", *options)
+    cluster.decision.until(lambda launch: len(launch.launchers) == 2, "the second is here")
+    assert cluster.decision.launch.number == 1
+
+    cluster.decision.feed(Tick(saved=True))
+
+    assert cluster.codes() == [0, 0]
+    assert cluster.pid(2, 1)

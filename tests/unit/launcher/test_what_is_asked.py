@@ -1,0 +1,134 @@
+"""``holdfast run``: what is asked is checked before anything is started."""
+
+import pytest
+
+from holdfast.cli import arguments
+from holdfast.cli.run import _options
+from holdfast.core.rounds import Place
+from holdfast.errors import InvalidRequestError
+from holdfast.launcher import environment
+from holdfast.launcher.failures import failure
+from holdfast.launcher.options import Options, check_script, nodes_range, ranks_count
+
+
+def asked(*words):
+    return _options(arguments.parse(["run", *words]))
+
+
+def test_options_of_the_script_are_the_scripts():
+    options = asked("--nnodes", "2:4", "--nproc_per_node", "8", "train.py", "--lr", "3e-4", "-m")
+
+    assert (options.nodes_min, options.nodes_max, options.nproc) == (2, 4, "8")
+    assert (options.script, options.arguments) == ("train.py", ("--lr", "3e-4", "-m"))
+    assert not options.module
+
+
+def test_a_module_is_named_as_for_python():
+    options = asked("-m", "pack.train", "--steps", "3")
+
+    assert (options.module, options.script, options.arguments) == (
+        True, "pack.train", ("--steps", "3"),
+    )  # fmt: skip
+
+
+def test_node_rank_is_accepted_and_has_no_effect():
+    assert asked("--node-rank", "1", "train.py") == asked("train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rdzv-endpoint", "h:1", "train.py"], "torchrun's --rdzv-endpoint is not needed"),
+        (["--rdzv_id=7", "train.py"], "name the launch with --job"),
+        (["--master-port", "1", "train.py"], "a port of its own"),
+        (["--nnodes", "3:2", "train.py"], "MIN:MAX"),
+        (["--tee", "4", "train.py"], "3 (both)"),
+        (["--frobnicate", "train.py"], "--frobnicate"),
+        ([], "SCRIPT"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_by_name(words, said, capsys):
+    with pytest.raises(SystemExit):
+        arguments.parse(["run", *words])
+
+    assert said in capsys.readouterr().err
+
+
+def test_what_contradicts_itself_is_refused():
+    with pytest.raises(InvalidRequestError, match="--standalone is for one node"):
+        asked("--standalone", "--nnodes", "2", "train.py")
+    with pytest.raises(InvalidRequestError, match="--redirects needs --log-dir"):
+        asked("--redirects", "3", "train.py")
+
+
+def test_the_same_command_has_the_same_name_on_all_nodes():
+    one = asked("--nnodes", "2", "train.py", "--lr", "1")
+
+    assert one.job_name == asked("--nnodes", "2", "train.py", "--lr", "1").job_name
+    assert one.job_name != asked("--nnodes", "2", "train.py", "--lr", "2").job_name
+    assert one.job_name.startswith("train-")
+    assert asked("--job", "gpt", "train.py").job_name == "gpt"
+    alone = asked("--standalone", "train.py")
+    assert alone.job_name != asked("--standalone", "train.py").job_name
+
+
+def test_scripts_that_no_rank_could_run_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for options, said in (
+        (Options(script="none.py"), "no script none.py"),
+        (Options(script="bad.py"), "bad.py, line 2"),
+        (Options(script="nowhere.at.all", module=True), "no module nowhere.at.all"),
+        (Options(script="pack", module=True), "without a __main__"),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
+            check_script(options)
+
+
+def test_ranks_of_a_node_are_counted_as_torchrun_does():
+    assert ranks_count("3", {}) == 3
+    assert ranks_count("auto", {"CUDA_VISIBLE_DEVICES": "0,1"}) == 2
+    assert ranks_count("gpu", {"CUDA_VISIBLE_DEVICES": "0"}) == 1
+    for nproc in ("0", "-1", "many"):
+        with pytest.raises(InvalidRequestError, match="pass a number from 1"):
+            ranks_count(nproc, {})
+    with pytest.raises(InvalidRequestError, match="no GPU"):
+        ranks_count("gpu", {"CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(InvalidRequestError):
+        nodes_range("0")
+
+
+def test_a_rank_has_torchruns_variables():
+    place = Place(
+        round=3, nonce="n", master_address="h", master_port=9, first_rank=4, world_size=8,
+        node_rank=1, nodes_count=2,
+    )  # fmt: skip
+    environ = environment.constant({}, agent="/a", job="j", local_rank=1, ranks=4, restarts=20)
+    environ |= environment.of_round(place, {}, launch="L", local_rank=1, error_file="e")
+
+    assert environ == {
+        "RANK": "5", "LOCAL_RANK": "1", "GROUP_RANK": "1", "ROLE_RANK": "5",
+        "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "8",
+        "ROLE_NAME": "default", "MASTER_ADDR": "h", "MASTER_PORT": "9",
+        "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "20",
+        "TORCHELASTIC_RUN_ID": "j", "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": "e", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+        "HOLDFAST_AGENT": "/a", "HOLDFAST_ATTEMPT": "n", "HOLDFAST_LAUNCH": "L",
+    }  # fmt: skip
+
+
+def test_exits_are_told_apart():
+    killed = failure(3, -9, {})
+    assert (killed.outside, killed.exit_code) == (True, 137)
+    assert "SIGKILL" in killed.reason
+    own = failure(3, 1, {"reason": "ValueError: no", "kind": "ValueError", "step": 4})
+    assert (own.outside, own.of_peer, own.step, own.exit_code) == (False, False, 4, 1)
+    assert failure(3, 2, {}).reason == "exit code 2"
+    assert failure(3, 1, {"reason": "x", "kind": "StaleGenerationError"}).outside
+    peer = {"reason": "RuntimeError: [..] Connection closed by peer", "kind": "RuntimeError"}
+    assert failure(3, 1, peer).of_peer
+    assert failure(3, 1, {"reason": "x", "kind": "DistBackendError"}).of_peer
