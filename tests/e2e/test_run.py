@@ -24,7 +24,8 @@ END_S_MAX = 180
 
 @pytest.fixture
 def stack():
-    with running_stack(nodes=2) as running:
+    # A busy machine may take seconds to start an agent again; for so long no node is lost.
+    with running_stack(nodes=2, HOLDFAST_NODE_LEASE_S="20") as running:
         yield running
 
 

@@ -123,13 +123,16 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
         "-m",
         "--module",
         action="store_true",
-        help="SCRIPT is the name of a module, as for python -m.",
+        help="The script is the name of a module, as for python -m.",
     )
     command.add_argument(
-        "script", metavar="SCRIPT", help="Each rank runs this script with all that follows."
+        "script", metavar="SCRIPT", help="The ranks run this script with all that follows."
     )
     command.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="The arguments of the script."
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="The script gets these arguments.",
     )
 
 
@@ -138,8 +141,8 @@ def _add_size(command: argparse.ArgumentParser) -> None:
         "--job",
         type=types.job,
         metavar="NAME",
-        help="Launchers of this name are one launch (default: made of the command, so that it is "
-        "the same on all nodes).",
+        help="The launchers of this name are one launch (default: made of the command, so that "
+        "it is the same on all nodes).",
     )
     command.add_argument(
         "--standalone",
@@ -160,7 +163,7 @@ def _add_size(command: argparse.ArgumentParser) -> None:
         dest="nproc",
         default="1",
         metavar="N|auto|gpu|cpu",
-        help="Each node has so many ranks (default 1).",
+        help="The node has so many ranks (default 1).",
     )
     command.add_argument(
         "--node-rank",
@@ -195,20 +198,21 @@ def _add_ends(command: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=30.0,
         metavar="SPAN",
-        help="Ranks have so long to end after SIGTERM or Ctrl-C (default 30s).",
+        help="The ranks have so long to end after SIGTERM or Ctrl-C (default 30s).",
     )
     command.add_argument(
         "--no-standby",
         dest="standby",
         action="store_false",
-        help="No process waits to take the place of a rank: a restart takes seconds longer.",
+        help="The launcher keeps no process that waits to become a rank: a restart takes seconds "
+        "longer.",
     )
     command.add_argument(
         "--preload",
         action="append",
         default=[],
         metavar="MODULE",
-        help="A standby has imported this module too; this option may be given several times.",
+        help="The standbys import this module too; this option may be given several times.",
     )
 
 
@@ -219,7 +223,7 @@ def _add_output(command: argparse.ArgumentParser) -> None:
         dest="log_dir",
         type=Path,
         metavar="DIR",
-        help="What ranks print goes to files in this folder, as --redirects or --tee say.",
+        help="The output of ranks goes to files in this folder, as --redirects or --tee say.",
     )
     command.add_argument(
         "-r",
@@ -227,7 +231,8 @@ def _add_output(command: argparse.ArgumentParser) -> None:
         type=_streams,
         default=0,
         metavar="0-3",
-        help="1: standard output goes to a file only, 2: standard error, 3: both.",
+        help="The output of ranks goes to files only; 1: standard output, 2: standard error, "
+        "3: both.",
     )
     command.add_argument(
         "-t",
@@ -235,6 +240,6 @@ def _add_output(command: argparse.ArgumentParser) -> None:
         type=_streams,
         default=0,
         metavar="0-3",
-        help="1: standard output goes to the terminal behind its rank, and to a file, 2: standard "
-        "error, 3: both.",
+        help="The output of ranks goes to the terminal behind their numbers, and to files; 1: "
+        "standard output, 2: standard error, 3: both.",
     )

@@ -120,7 +120,7 @@ def _run_module(command: list[str]) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, str(Path.cwd()))
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.modules["__main__"].__dict__["__builtins__"] = builtins
+    sys.modules["__main__"].__dict__.update(__builtins__=builtins, __annotations__={})
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # noqa: SLF001 - what -m calls
     run(command[0])
 

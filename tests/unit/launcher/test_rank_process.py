@@ -20,7 +20,7 @@ SEES = """
     seen = {
         "argv": sys.argv, "path": sys.path[0], "orig": sys.orig_argv, "file": __file__,
         "name": __name__, "cwd": os.getcwd(), "main": __main__.__dict__ is globals(),
-        "spec": getattr(__spec__, "name", None), "package": __package__, "builtins": str(__builtins__)[:24],
+        "spec": getattr(__spec__, "name", None), "builtins": str(__builtins__)[:24],
         "globals": sorted(globals()), "stdin": sys.stdin.read(), "flags": str(sys.flags),
         "threads": len(os.listdir("/proc/self/task")),
     }
