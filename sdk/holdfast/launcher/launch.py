@@ -70,6 +70,7 @@ class Launcher:
         self._stopped_by = 0
         self._killed_from_s = 0.0
         self._refused_since_s = 0.0
+        self._unheard = False
         self._code: int | None = None
         self._said = ""
         self._news: deque[LaunchView | CheckpointError | int] = deque()
@@ -146,7 +147,7 @@ class Launcher:
             elif isinstance(news, CheckpointError):
                 self._refused(news)
             else:
-                self._refused_since_s = 0.0
+                self._refused_since_s, self._unheard = 0.0, False
                 self._view = news
         if self._code is None:
             self._follow()
@@ -324,7 +325,9 @@ class Launcher:
 
     def _refused(self, error: CheckpointError) -> None:
         if error.retryable:
-            self._tell(f"the node's agent does not pass reports on now: {error.message}")
+            if not self._unheard:
+                self._tell(f"nobody hears this launcher; what runs, runs on: {error.message}")
+            self._unheard = True
             return
         if not isinstance(error, AlreadyExistsError):
             if self._place is None:
