@@ -116,15 +116,7 @@ class Agent:
             tier=tier,
             parity=fetcher.parity,
         )
-        self._launchers = Launchers(self.me.node, host, self._arena, self._metadata)
-        local = AgentRpc(service, heads, self._launchers)
-        remote = ReplicationRpc(service, heads)
-        agent_pb2_grpc.add_AgentServicer_to_server(local, self._local)
-        agent_pb2_grpc.add_ReplicationServicer_to_server(remote, self._remote)
-        _private_folder(self._settings.agent_socket)
-        _bind(self._local, self._target)
-        await self._remote.start()
-        await self._local.start()
+        await self._listen(service, heads, host)
         log.info(
             "node %s: %d slots adopted, budget %s, agent %s, rpc %s, data %s",
             self.me.node,
@@ -134,6 +126,18 @@ class Agent:
             self.me.rpc_address,
             ", ".join(map(str, endpoints)),
         )
+
+    async def _listen(self, service: AgentService, heads: HeadFinder, host: str) -> None:
+        """Serve trainers and launchers on the socket, other agents on TCP."""
+        self._launchers = Launchers(self.me.node, host, self._arena, self._metadata)
+        local = AgentRpc(service, heads, self._launchers)
+        remote = ReplicationRpc(service, heads)
+        agent_pb2_grpc.add_AgentServicer_to_server(local, self._local)
+        agent_pb2_grpc.add_ReplicationServicer_to_server(remote, self._remote)
+        _private_folder(self._settings.agent_socket)
+        _bind(self._local, self._target)
+        await self._remote.start()
+        await self._local.start()
 
     def _tell_of_transports(self) -> None:
         """Tell people which transport cannot be used, now and when one is left for another."""
