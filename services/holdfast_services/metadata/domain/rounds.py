@@ -15,7 +15,7 @@ from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError
 from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
 
-QUICK_S = 20.0
+QUICK_S = 10.0
 """A round that fails sooner than this is quick: after two in a row there is a pause."""
 QUICK_WAITS = Waits(first_s=1.0, wait_s_max=30.0)
 BUDGET_S = 3600.0
