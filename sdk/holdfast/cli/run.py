@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,13 @@ from holdfast.cli import argument_types as types
 from holdfast.cli.output import Report
 from holdfast.embedded import agent_socket
 from holdfast.errors import InvalidRequestError
-from holdfast.launcher.options import Options, check_script, nodes_range, ranks_count
+from holdfast.launcher.options import (
+    Options,
+    check_log_folder,
+    check_script,
+    nodes_range,
+    ranks_count,
+)
 
 STREAMS_MAX = 3
 _ROUNDS = "launchers find each other through the agent of their node"
@@ -41,14 +48,23 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         SystemExit: with the exit code of the launch.
         CheckpointError: it could not begin, or was refused.
     """
+    _fill_standard_streams()
     options = _options(args)
     check_script(options)
+    check_log_folder(options)
     ranks = ranks_count(options.nproc, environ)
     world_size = ranks * options.nodes_max
     agent = agent_socket(environ, world_size=world_size, local_world_size=ranks)
     from holdfast.launcher.launch import Launcher  # noqa: PLC0415 - grpc, which no other error needs
 
     sys.exit(Launcher(options, ranks, agent, environ).run())
+
+
+def _fill_standard_streams() -> None:
+    """Have no socket of ours take the number of a standard stream that is closed."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STREAMS_MAX - 1:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def _options(args: argparse.Namespace) -> Options:

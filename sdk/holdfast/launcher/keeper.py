@@ -1,7 +1,7 @@
 """Ends what a launcher has started, if the launcher is killed: no process outlives it.
 
-Run by its file name. It reads ``+GROUP`` and ``-GROUP`` from its input, and kills the process
-groups that are left when that ends. Ranks die by themselves then; this is for what they started.
+Run by its file name. It reads ``+GROUP MARK`` and ``-GROUP`` from its input, and ends what is left
+when that ends. Ranks die by themselves then; this is for what they started.
 """
 
 from __future__ import annotations
@@ -10,22 +10,60 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+MARK = "HOLDFAST_RANK_PROCESS"
+"""A variable that a rank and all that it starts have in their environment: by it they are found in
+sessions of their own, too."""
 
 
 def main() -> None:
     """Read until the launcher has gone, then kill."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    groups: set[int] = set()
+    groups: dict[int, str] = {}
     for line in sys.stdin:
-        group = int(line[1:])
+        group, _, mark = line[1:].strip().partition(" ")
         if line[0] == "+":
-            groups.add(group)
+            groups[int(group)] = mark
         else:
-            groups.discard(group)
+            groups.pop(int(group), None)
+    kill(groups)
+
+
+def kill(groups: Mapping[int, str]) -> None:
+    """Kill process groups, and every process that has the mark of one in its environment."""
     for group in groups:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
+    marks = {f"{MARK}={mark}".encode() for mark in groups.values()}
+    killed: set[int] = set()
+    while found := {pid for pid in _pids() if pid not in killed and _killed(pid, marks)}:
+        killed |= found  # until a look finds nobody new: one may have started another meanwhile
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _killed(pid: int, marks: set[bytes]) -> bool:
+    """Kill a process if it has one of ``marks``; tell whether it had."""
+    if marks.isdisjoint(_environment(pid)):
+        return False
+    with contextlib.suppress(OSError):  # it has ended
+        descriptor = os.pidfd_open(pid)
+        if not marks.isdisjoint(_environment(pid)):  # it is that one still
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        os.close(descriptor)
+    return True
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return []
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ import json
 import os
 import selectors
 import signal
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,14 +24,16 @@ from holdfast.launcher import environment, failures
 from holdfast.launcher.conversation import Conversation, new_launcher_id
 from holdfast.launcher.options import PRELOADED, Options
 from holdfast.launcher.ports import HeldPort
-from holdfast.launcher.ranks import Command, Keeper, RankProcess
+from holdfast.launcher.ranks import STDERR, Command, Keeper, RankProcess, end
 
 STANDBY_AFTER_S = 5.0
 """After ranks began: their own imports and first steps come first."""
 REFUSED_S_MAX = 15.0
 """How long a node may have another launcher, or a job's name another launch, before it is given up:
 longer than the lease of one that was killed."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+"""Ranks listen to these and save; another one comes to them as SIGTERM."""
 
 
 class Launcher:
@@ -68,6 +69,7 @@ class Launcher:
         self._failed = False
         self._finished = False
         self._stopped_by = 0
+        self._signalled_by = 0
         self._killed_from_s = 0.0
         self._refused_since_s = 0.0
         self._unheard = False
@@ -88,15 +90,16 @@ class Launcher:
             )
             self._wake_up(stack)
             self._keeper = Keeper()
+            self._selector.register(self._keeper.pidfd, selectors.EVENT_READ, self._keeper)
             stack.callback(self._keeper.close)
-            self._port = HeldPort()
-            stack.callback(self._close_port)
+            self._port = stack.enter_context(closing(HeldPort()))
+            self._round_port = self._port
             self._conversation = Conversation(
                 self._agent, self._first_report(), self._hear, self._hear
             )
             self._conversation.start()
             stack.callback(self._conversation.leave)
-            stack.callback(self._end_standbys)
+            stack.callback(self._end, self._standbys)
             stack.callback(self._end_ranks)
             while self._code is None:
                 self._turn()
@@ -119,8 +122,9 @@ class Launcher:
         self._selector.register(self._woken, selectors.EVENT_READ)
         stack.callback(self._selector.close)
         for number in SIGNALS:
-            before = signal.signal(number, lambda number, _: self._news.append(number))
-            stack.callback(signal.signal, number, before)
+            if signal.getsignal(number) != signal.SIG_IGN:  # by nohup, or a shell's ``&``
+                before = signal.signal(number, lambda number, _: self._news.append(number))
+                stack.callback(signal.signal, number, before)
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._waker))
 
     def _hear(self, news: LaunchView | CheckpointError) -> None:
@@ -137,6 +141,8 @@ class Launcher:
             if key.fd == self._woken:
                 with suppress(BlockingIOError):
                     os.read(self._woken, 4096)
+            elif key.data is self._keeper:
+                self._renew_keeper()
             else:
                 ended.append(key.data)
         self._note_ended(ended)
@@ -186,7 +192,8 @@ class Launcher:
         if not self._stopped_by:
             self._tell("a node was told to end: ranks save, then the launch ends")
             self._stop(signal.SIGTERM)
-        round_over = self._place is not None and self._view.place != self._place
+        # With all told to end, who is done leaves, and the others save on.
+        round_over = not self._view.stop and self._view.place != self._place
         if self._ranks and (round_over or time.monotonic() >= self._killed_from_s):
             self._end_ranks()
         if not self._ranks:
@@ -197,31 +204,37 @@ class Launcher:
     def _begin(self, place: Place) -> None:
         """Start the ranks of a round, and offer another port for the next."""
         self._place, self._failed, self._finished = place, False, False
-        for local_rank in range(self._ranks_count):
-            process = self._standbys.pop(local_rank, None)
-            if process is None:
-                process = self._started(local_rank, preload=())
-            else:
-                self._selector.unregister(process.pidfd)
-            told = environment.of_round(
-                place,
-                self._environ,
-                launch=self._view.launch,
-                local_rank=local_rank,
-                error_file=str(self._folder / f"{place.round}.{local_rank}.error.json"),
-            )
-            process.go(told, self._failure_file(place, local_rank), self._logs(place, local_rank))
-            self._ranks[local_rank] = process
-            self._selector.register(process.pidfd, selectors.EVENT_READ, process)
-        self._standbys_from_s = time.monotonic() + STANDBY_AFTER_S
         self._offer_port(round=place.nonce, finished=False, failure=None)
+        try:
+            for local_rank in range(self._ranks_count):
+                self._go(place, local_rank)
+        except OSError as error:
+            reason = f"cannot be started: {error.strerror}"
+            self._fail(RankFailure(rank=place.first_rank, code=1, reason=reason, outside=True))
+        self._standbys_from_s = time.monotonic() + STANDBY_AFTER_S
 
-    def _close_port(self) -> None:
-        self._port.close()
+    def _go(self, place: Place, local_rank: int) -> None:
+        process = self._standbys.pop(local_rank, None)
+        if process is None:
+            process = self._started(local_rank, preload=())
+        else:
+            self._selector.unregister(process.pidfd)
+        self._ranks[local_rank] = process
+        self._selector.register(process.pidfd, selectors.EVENT_READ, process)
+        told = environment.of_round(
+            place,
+            self._environ,
+            launch=self._view.launch,
+            local_rank=local_rank,
+            error_file=str(self._folder / f"{place.round}.{local_rank}.error.json"),
+        )
+        process.go(told, self._failure_file(place, local_rank), self._logs(place, local_rank))
 
     def _offer_port(self, **what: object) -> None:
-        self._close_port()
-        self._port = HeldPort()
+        """Hold another port for the next round, and that of this one until then."""
+        if self._round_port is not self._port:
+            self._round_port.close()
+        self._round_port, self._port = self._port, HeldPort()
         number = self._port.number
         self._conversation.say(lambda report: replace(report, port=number, **what))  # type: ignore[arg-type]
 
@@ -234,7 +247,7 @@ class Launcher:
             ranks=self._ranks_count,
             restarts=self._options.restarts_max,
         )
-        return RankProcess(self._command, local_rank, environ, preload, self._keeper)
+        return RankProcess(self._command, local_rank, environ, preload, self._keeper, self._tell)
 
     def _failure_file(self, place: Place, local_rank: int) -> Path:
         return self._folder / f"{place.round}.{local_rank}.failure.json"
@@ -243,8 +256,9 @@ class Launcher:
         folder = self._options.log_folder
         if folder is None:
             return None
-        folder = folder / self._job.replace("/", "-") / f"round-{place.round}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = folder / self._job / f"round-{place.round}"
+        with suppress(OSError):  # whoever opens a file there says so
+            folder.mkdir(parents=True, exist_ok=True)
         return folder / f"rank-{place.first_rank + local_rank}"
 
     def _note_ended(self, ended: list[RankProcess]) -> None:
@@ -252,7 +266,7 @@ class Launcher:
         place = self._place
         for process in ended:
             self._selector.unregister(process.pidfd)
-            code = process.end()
+        for process, code in zip(ended, end(ended), strict=True):
             if self._standbys.get(process.local_rank) is process:
                 del self._standbys[process.local_rank]
                 self._standbys_from_s = time.monotonic() + STANDBY_AFTER_S
@@ -261,27 +275,35 @@ class Launcher:
             if code and place:
                 noted = _read(self._failure_file(place, process.local_rank))
                 found.append(failures.failure(place.first_rank + process.local_rank, code, noted))
-        if found and not self._failed and not self._stopped_by:
+        if found and not self._failed:
             self._fail(min(found, key=lambda failure: failure.of_peer))
-        elif ended and place and not self._ranks and not self._failed and not found:
+        elif ended and place and not self._ranks and not self._failed:
             self._finished = True
             self._conversation.say(lambda report: replace(report, finished=True))
 
     def _fail(self, failure: RankFailure) -> None:
+        """Begin no more of this round; who was told to end may yet save."""
         self._failed = True
+        if self._stopped_by:
+            return
         self._conversation.say(lambda report: replace(report, failure=failure))
         self._tell(f"rank {failure.rank} has failed: {failure.reason}")
-        for process in self._ranks.values():
-            self._selector.unregister(process.pidfd)
-            process.end()
-        self._ranks.clear()
+        self._end(self._ranks)
 
     def _end_ranks(self) -> None:
-        for process in self._ranks.values():
-            self._selector.unregister(process.pidfd)
-            process.end()
-        self._ranks.clear()
+        self._end(self._ranks)
         self._place = None
+
+    def _end(self, processes: dict[int, RankProcess]) -> None:
+        for process in processes.values():
+            self._selector.unregister(process.pidfd)
+        end(list(processes.values()))
+        processes.clear()
+
+    def _renew_keeper(self) -> None:
+        self._selector.unregister(self._keeper.pidfd)
+        self._keeper.renew()
+        self._selector.register(self._keeper.pidfd, selectors.EVENT_READ, self._keeper)
 
     # -------------------------------------------------------------------------- the standbys
 
@@ -295,33 +317,36 @@ class Launcher:
         if time.monotonic() < self._standbys_from_s:
             return
         for local_rank in self._missing_standbys():
-            process = self._started(local_rank, self._preload)
+            try:
+                process = self._started(local_rank, self._preload)
+            except OSError as error:
+                self._tell(f"no standby can be started: {error.strerror}")
+                self._standbys_from_s = time.monotonic() + STANDBY_AFTER_S
+                return
             self._standbys[local_rank] = process
             self._selector.register(process.pidfd, selectors.EVENT_READ, process)
-
-    def _end_standbys(self) -> None:
-        for process in self._standbys.values():
-            self._selector.unregister(process.pidfd)
-            process.end()
-        self._standbys.clear()
 
     # ----------------------------------------------------------------------- ends and people
 
     def _signalled(self, number: int) -> None:
-        if self._stopped_by:
+        if self._signalled_by:
             self._end_ranks()
             self._code = 128 + number
             return
+        self._signalled_by = number
         self._conversation.say(lambda report: replace(report, stopping=True))
-        self._stop(number)
+        if self._stopped_by:  # another node's launcher was told first
+            self._stopped_by = number
+        else:
+            self._stop(number)
 
     def _stop(self, number: int) -> None:
         """Have the ranks save and end."""
         self._stopped_by = number
         self._killed_from_s = time.monotonic() + self._options.grace_s
-        self._end_standbys()
+        self._end(self._standbys)
         for process in self._ranks.values():
-            process.signal(number)
+            process.signal(number if number in PASSED_ON else signal.SIGTERM)
 
     def _refused(self, error: CheckpointError) -> None:
         if error.retryable:
@@ -350,8 +375,8 @@ class Launcher:
         """Tell people once."""
         if text != self._said:
             self._said = text
-            sys.stderr.write(f"holdfast run: {text}\n")
-            sys.stderr.flush()
+            with suppress(OSError):  # nobody listens any more
+                os.write(STDERR, f"holdfast run: {text}\n".encode(errors="replace"))
 
 
 def _read(path: Path) -> dict[str, object]:

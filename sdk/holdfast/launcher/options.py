@@ -86,9 +86,26 @@ def check_script(options: Options) -> None:
         raise InvalidRequestError(f"there is no script {options.script}; for a module write -m")
     try:
         ast.parse(path.read_bytes(), options.script)
+    except OSError as cause:
+        raise InvalidRequestError(f"{options.script}: {cause.strerror}") from cause
     except (SyntaxError, ValueError) as cause:
         where = f", line {cause.lineno}" if isinstance(cause, SyntaxError) else ""
         raise InvalidRequestError(f"{options.script}{where} is no Python: {cause}") from cause
+
+
+def check_log_folder(options: Options) -> None:
+    """Make the folder of ``--log-dir``, if it is asked for.
+
+    Raises:
+        InvalidRequestError: names it, and why it cannot be.
+    """
+    folder = options.log_folder
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise InvalidRequestError(f"--log-dir {folder}: {cause.strerror}") from cause
 
 
 def _check_module(name: str) -> None:

@@ -9,7 +9,7 @@ class HeldPort:
     """A port of all addresses of this node; ``number``. Rank 0 may listen on it meanwhile.
 
     Two sockets may be bound to one port as long as both say ``SO_REUSEADDR``, as torch's store
-    does, and one of them listens at most.
+    does, or ``SO_REUSEPORT``, and one of them listens at most.
     """
 
     def __init__(self) -> None:
@@ -26,6 +26,7 @@ class HeldPort:
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(("", 0))
         return bound
 

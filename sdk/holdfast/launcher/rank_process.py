@@ -45,9 +45,7 @@ def main(argv: Sequence[str]) -> None:
     told: dict[str, Any] = json.loads(line)
     os.environ.update(told["environ"])
     for number, path in told["files"].items():
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(file, int(number))
-        os.close(file)
+        _redirect(int(number), path)
     command = list(argv[1:])
     sys.orig_argv = [sys.executable, "-u", *(["-m"] if order["module"] else []), *command]
     _become(command, told["failure_file"], module=order["module"])
@@ -73,6 +71,17 @@ def _next_line(descriptor: int) -> bytes:
     """Return what the launcher sends, empty: it wants no rank any more."""
     with os.fdopen(descriptor, "rb") as channel:
         return channel.readline()
+
+
+def _redirect(number: int, path: str) -> None:
+    """Send a stream to a file; where that cannot be, it stays as it is."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        sys.stderr.write(f"holdfast run: {path} cannot be written: {error.strerror}\n")
+        return
+    os.dup2(file, number)
+    os.close(file)
 
 
 def _become(command: list[str], failure_file: str, *, module: bool) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from holdfast.launcher.keeper import MARK, kill
 from holdfast.launcher.outputs import Output
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
@@ -38,33 +40,62 @@ class Command:
 
 
 class Keeper:
-    """The process that ends all groups if this one is killed."""
+    """The process that ends all that is left if this one is killed."""
 
     def __init__(self) -> None:
+        self._kept: dict[int, str] = {}
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
             [sys.executable, "-I", "-S", str(KEEPER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self.pidfd = os.pidfd_open(self._process.pid)
 
-    def note(self, sign: str, group: int) -> None:
-        """Have it keep (``+``) or forget (``-``) a process group."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was killed: ranks die by themselves too
-            self._process.stdin.write(f"{sign}{group}\n".encode())
-            self._process.stdin.flush()
+    def keep(self, process: RankProcess) -> None:
+        """Have it end a process and what that starts."""
+        self._kept[process.pid] = process.mark
+        self._say(f"+{process.pid} {process.mark}\n")
+
+    def forget(self, process: RankProcess) -> None:
+        """Have it forget a process, which has ended."""
+        del self._kept[process.pid]
+        self._say(f"-{process.pid}\n")
+
+    def renew(self) -> None:
+        """Start it again: somebody has killed it."""
+        self._end()
+        self._start()
+        for pid, mark in self._kept.items():
+            self._say(f"+{pid} {mark}\n")
 
     def close(self) -> None:
         """End it, and what it still keeps."""
+        self._end()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed: ``renew`` says it again
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+    def _end(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
+        os.close(self.pidfd)
 
 
 class RankProcess:
-    """One process: a standby until ``go``, then a rank. ``pidfd`` is readable once it has ended."""
+    """One process: a standby until ``go``, then a rank. ``pidfd`` is readable once it has ended.
+
+    Raises:
+        OSError: the kernel has no process or no memory for it.
+    """
 
     def __init__(
         self,
@@ -73,12 +104,14 @@ class RankProcess:
         environ: Mapping[str, str],
         preload: Sequence[str],
         keeper: Keeper,
+        tell: Callable[[str], None],
     ) -> None:
         self.local_rank = local_rank
+        self.mark = secrets.token_hex(8)
         self._keeper = keeper
         self._redirects = command.redirects
         self._outputs = {
-            number: Output(_terminal(number), f"[default{local_rank}]:")
+            number: Output(number, f"[default{local_rank}]:", tell)
             for number in NAMES
             if command.tee & number
         }
@@ -90,21 +123,23 @@ class RankProcess:
             "module": command.module,
         }
         ends = {number: output.write_end for number, output in self._outputs.items()}
-        self._process = subprocess.Popen(  # noqa: S603 - the user's script in our interpreter
-            [sys.executable, "-u", str(PROGRAM), json.dumps(order), *command.words],
-            env=dict(environ),
-            pass_fds=(theirs.fileno(),),
-            stdout=ends.get(STDOUT),
-            stderr=ends.get(STDERR),
-            start_new_session=True,
-        )
-        theirs.close()
-        for end in ends.values():
-            os.close(end)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the user's script in our interpreter
+                [sys.executable, "-u", str(PROGRAM), json.dumps(order), *command.words],
+                env={**environ, MARK: self.mark},
+                pass_fds=(theirs.fileno(),),
+                stdout=ends.get(STDOUT),
+                stderr=ends.get(STDERR),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            for write_end in ends.values():
+                os.close(write_end)
         self._channel = ours
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
-        keeper.note("+", self.pid)
+        keeper.keep(self)
 
     def go(self, environ: Mapping[str, str], failure_file: Path, logs: Path | None) -> None:
         """Have it become a rank; ``logs`` is where its output goes, without the ending."""
@@ -129,19 +164,22 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
-    def end(self) -> int:
-        """Kill it and all of its group, wait; return its exit code, minus a signal's number."""
-        # Before it is reaped: until then no other group can have its number.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+    def _reap(self) -> int:
         code = self._process.wait()
         os.close(self.pidfd)
         self._channel.close()
-        self._keeper.note("-", self.pid)
+        self._keeper.forget(self)
         for output in self._outputs.values():
             output.finish(OUTPUT_S_MAX)
         return code
 
 
-def _terminal(number: int) -> BinaryIO:
-    return sys.stdout.buffer if number == STDOUT else sys.stderr.buffer
+def end(processes: Sequence[RankProcess]) -> list[int]:
+    """Kill processes and all that they have started, wait; return exit codes, minus a signal's.
+
+    All are killed before the first is waited for, and before it is reaped: until then no other
+    group can have its number.
+    """
+    if processes:
+        kill({process.pid: process.mark for process in processes})
+    return [process._reap() for process in processes]  # noqa: SLF001 - of this module

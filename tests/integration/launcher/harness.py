@@ -148,16 +148,16 @@ class Cluster:
         """Write the script of all ranks; it leaves a file for each rank and round."""
         (self.folder / "train.py").write_text(PRELUDE + text)
 
-    def launcher(self, node, *options, arguments=()):
-        """Start a launcher on a node."""
+    def launcher(self, node, *options, arguments=(), through=(), **streams):
+        """Start a launcher on a node; ``through`` a program that becomes it."""
         if node not in self.agents:
             self.agents[node] = Agent(self.decision, node, self.folder)
         log = self.folder / f"{node}-{len(self.launchers)}.log"
         command = [sys.executable, "-m", "holdfast.cli.main", "run", "--job", "job", *options]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command, "train.py", *arguments], cwd=self.folder, stdout=out, stderr=out,
-                stdin=subprocess.DEVNULL,
+                [*through, *command, "train.py", *arguments], cwd=self.folder,
+                **{"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL, **streams},
                 env={
                     **os.environ, "HOLDFAST_AGENT": str(self.agents[node].socket), "NODE": node,
                     "PYTHONPATH": str(ROOT / "sdk"), "FOLDER": str(self.folder),
@@ -177,7 +177,9 @@ class Cluster:
         return [process.wait(WAIT_S_MAX) for process in self.launchers]
 
     def said(self):
-        return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log"))
+        )
 
     def left(self):
         """Return the processes that this cluster has left behind."""

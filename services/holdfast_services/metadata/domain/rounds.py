@@ -70,16 +70,19 @@ def handle(
 
 def may_grow(launch: Launch) -> bool:
     """Tell whether somebody waits whom the round that is on has room for."""
-    waiting = [
-        one for one in launch.launchers if launch.available(one) and not launch.takes_part(one.id)
-    ]
-    return launch.on and bool(waiting) and len(launch.members) < launch.terms.nodes_max
+    room = len(launch.members) < launch.terms.nodes_max
+    waits = bool(_waiting_for_a_place(launch))
+    return launch.on and room and waits and not launch.stopping
 
 
 def waits_since_s(launch: Launch) -> float:
     """Return when the first of those who wait for a place came."""
-    waiting = [one.joined_at_s for one in launch.launchers if not launch.takes_part(one.id)]
-    return min(waiting, default=0.0)
+    return min((one.joined_at_s for one in _waiting_for_a_place(launch)), default=0.0)
+
+
+def _waiting_for_a_place(launch: Launch) -> list[Launcher]:
+    here = [one for one in launch.launchers if launch.available(one)]
+    return [one for one in here if not launch.takes_part(one.id)]
 
 
 # -------------------------------------------------------------------------------- what is said
@@ -168,7 +171,7 @@ def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
     launch = replace(launch, launchers=tuple(o for o in launch.launchers if o.id not in names))
     if launch.ending or not any(launch.takes_part(one.id) for one in lost):
         return launch
-    if launch.on and not all(one.stopping for one in lost):
+    if launch.on and not launch.stopping and not all(one.stopping for one in lost):
         nodes = ", ".join(one.node for one in lost)
         failure = RankFailure(rank=-1, code=1, reason=f"node {nodes} is lost", outside=True)
         return _restarted(launch, failure, now_s, 0.0)
