@@ -2,23 +2,28 @@
 
 ``python -m tests.servers.nursery`` reads one JSON command a line and answers each. It makes no
 thread and no gRPC object, so that it may fork; a rank is a process of its own, with the
-environment, arguments and ending of one that was started from nothing. When its input ends, it
-kills its ranks.
+environment, arguments and exit code of one that was started from nothing. At its end it waits for
+its threads and runs what is registered for exits, but does not take all of torch apart, which
+costs twice what the rank did; ``test_docs`` and ``test_torchrun`` have ranks that do. When its
+input ends, the nursery kills its ranks.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.02
@@ -125,7 +130,7 @@ NURSERY = Nursery()
 """One for all tests of a process; it begins with the first rank and ends with that process."""
 
 
-def live(script: str, arguments: list[str], env: dict[str, str], log: str) -> None:
+def live(script: str, arguments: list[str], env: dict[str, str], log: str) -> NoReturn:
     """Be a fresh process that runs ``script``."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -135,7 +140,31 @@ def live(script: str, arguments: list[str], env: dict[str, str], log: str) -> No
     os.environ.update(env)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
+    end(run(script))
+
+
+def run(script: str) -> int:
+    """Run a script, say what it raises; return the exit code that the interpreter gives then."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+            return 1
+        return int(ended.code or 0)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def end(code: int) -> NoReturn:
+    """End as the interpreter does, all but the objects, which go with the process."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def ended(pid: int) -> int | None:
@@ -144,13 +173,14 @@ def ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-def main() -> None:
-    """Fork and ask until the input ends; in a child, return when its script has."""
+def main() -> NoReturn:
+    """Fork and ask until the input ends."""
 
     import torch._dynamo  # noqa: F401 - an optimizer's first step wants it, a second of import
 
     import holdfast.checkpointer  # noqa: F401
 
+    gc.freeze()  # a rank's search for garbage would copy all pages with objects
     running: set[int] = set()
     for line in iter(sys.stdin.readline, ""):
         command = json.loads(line)
@@ -158,14 +188,14 @@ def main() -> None:
             answer = ended(command["pid"])
             running -= {command["pid"]} if answer is not None else set()
         elif (answer := os.fork()) == 0:
-            return live(**command)
+            live(**command)
         else:
             running.add(answer)
         print(json.dumps(answer), flush=True)
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return None
+    end(0)
 
 
 if __name__ == "__main__":
