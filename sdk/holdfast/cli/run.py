@@ -23,6 +23,7 @@ from holdfast.launcher.options import (
 )
 
 STREAMS_MAX = 3
+AUTO = "HOLDFAST_AUTO"
 _ROUNDS = "launchers find each other through the agent of their node"
 _NOT_NEEDED = {
     "--rdzv-backend": _ROUNDS,
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         CheckpointError: it could not begin, or was refused.
     """
     _fill_standard_streams()
-    options = _options(args)
+    options = _options(args, environ)
     check_script(options)
     check_log_folder(options)
     ranks = ranks_count(options.nproc, environ)
@@ -67,8 +68,11 @@ def _fill_standard_streams() -> None:
     os.close(descriptor)
 
 
-def _options(args: argparse.Namespace) -> Options:
+def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     least, most = args.nodes
+    auto = args.auto or environ.get(AUTO) == "1"
+    if not auto and (args.fresh or args.auto_steps_by):
+        raise InvalidRequestError("--fresh and --auto-steps-by are for --auto: add it")
     if args.standalone and most > 1:
         raise InvalidRequestError("--standalone is for one node: leave it or --nnodes out")
     if args.redirects and not args.log_dir:
@@ -90,6 +94,9 @@ def _options(args: argparse.Namespace) -> Options:
         tee=args.tee,
         standby=args.standby,
         preload=tuple(args.preload),
+        auto=auto,
+        auto_steps_by=args.auto_steps_by,
+        fresh=args.fresh,
     )
 
 
@@ -132,6 +139,7 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
     _add_size(command)
     _add_ends(command)
     _add_output(command)
+    _add_auto(command)
     for option in _NOT_NEEDED:
         names = {option, option.replace("-", "_").replace("__", "--", 1)}
         command.add_argument(*sorted(names), action=_NotNeeded, nargs="?", help=argparse.SUPPRESS)
@@ -258,4 +266,24 @@ def _add_output(command: argparse.ArgumentParser) -> None:
         metavar="0-3",
         help="The output of ranks goes to the terminal behind their numbers, and to files; 1: "
         "standard output, 2: standard error, 3: both.",
+    )
+
+
+def _add_auto(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--auto",
+        action="store_true",
+        help="The script needs no change: what it trains is saved after each step, and restored. "
+        "HOLDFAST_AUTO=1 does the same.",
+    )
+    command.add_argument(
+        "--auto-steps-by",
+        default="",
+        metavar="NAME",
+        help="With --auto, a step is done when this optimizer has stepped (default: each one has).",
+    )
+    command.add_argument(
+        "--fresh",
+        action="store_true",
+        help="With --auto, training starts over at step 0, once for this launch.",
     )

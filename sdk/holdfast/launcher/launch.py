@@ -22,7 +22,7 @@ from holdfast.core.rounds import LauncherReport, LaunchView, Place, RankFailure
 from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast.launcher import environment, failures
 from holdfast.launcher.conversation import Conversation, new_launcher_id
-from holdfast.launcher.options import PRELOADED, Options
+from holdfast.launcher.options import AUTO_PRELOADED, PRELOADED, Options
 from holdfast.launcher.ports import HeldPort
 from holdfast.launcher.ranks import STDERR, Command, Keeper, RankProcess, end
 
@@ -58,8 +58,10 @@ class Launcher:
             module=options.module,
             redirects=options.redirects,
             tee=options.tee,
+            auto=options.auto_arguments,
         )
-        self._preload = (*PRELOADED, *options.preload) if options.standby else ()
+        known = (*PRELOADED, *(AUTO_PRELOADED if options.auto else ()))
+        self._preload = (*known, *options.preload) if options.standby else ()
         self._job = options.job_name
         self._view = LaunchView()
         self._place: Place | None = None

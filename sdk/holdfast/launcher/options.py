@@ -18,6 +18,7 @@ from holdfast.errors import InvalidRequestError
 DIGEST_LENGTH = 8
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "holdfast.checkpointer")
 """What a standby has imported: DDP's constructor and an optimizer's first step want dynamo."""
+AUTO_PRELOADED = ("holdfast.auto",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,9 @@ class Options:
     tee: int = 0
     standby: bool = True
     preload: tuple[str, ...] = ()
+    auto: bool = False
+    auto_steps_by: str = ""
+    fresh: bool = False
 
     @property
     def terms(self) -> Terms:
@@ -65,11 +69,21 @@ class Options:
     @property
     def job_name(self) -> str:
         """The name under which launchers find each other: given, or made of the command."""
-        if self.job:
-            return self.job
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.script).stem).lstrip("._-") or "run"
         alone = f"-{os.urandom(4).hex()}" if self.standalone else ""
-        return f"{stem[: JOB_NAME_LENGTH_MAX // 2]}-{self.digest[:DIGEST_LENGTH]}{alone}"
+        return self.job or self.trained_job + alone
+
+    @property
+    def trained_job(self) -> str:
+        """The name under which ``--auto`` saves: given, or made of the command."""
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.script).stem).lstrip("._-") or "run"
+        return self.job or f"{stem[: JOB_NAME_LENGTH_MAX // 2]}-{self.digest[:DIGEST_LENGTH]}"
+
+    @property
+    def auto_arguments(self) -> dict[str, object] | None:
+        """What ``holdfast.auto.install`` is called with in each rank; None: it is not."""
+        if not self.auto:
+            return None
+        return {"job": self.trained_job, "steps_by": self.auto_steps_by, "fresh": self.fresh}
 
 
 def check_script(options: Options) -> None:

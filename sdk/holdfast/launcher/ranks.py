@@ -37,6 +37,7 @@ class Command:
     module: bool
     redirects: int = 0
     tee: int = 0
+    auto: Mapping[str, object] | None = None
 
 
 class Keeper:
@@ -121,6 +122,7 @@ class RankProcess:
             "descriptor": theirs.fileno(),
             "preload": list(preload),
             "module": command.module,
+            "auto": command.auto,
         }
         ends = {number: output.write_end for number, output in self._outputs.items()}
         try:

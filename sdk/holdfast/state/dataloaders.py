@@ -129,6 +129,11 @@ class Position:
             f"another DataLoader for the second, for example for evaluation inside an epoch"
         )
 
+    def is_used_up(self) -> bool:
+        """Tell whether the live iterator has given as many batches as the loader says it has."""
+        epoch = self._current() if self._current is not None else None
+        return epoch is not None and epoch.is_used_up()
+
     def left(self, epoch: Epoch) -> None:
         """Note that an iterator went away."""
         self._left_by_counting = not epoch.ended and epoch.is_used_up()
