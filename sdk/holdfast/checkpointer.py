@@ -38,7 +38,6 @@ from holdfast.policy import (
 from holdfast.state.capture import Capture
 from holdfast.state.left_out import check_follows
 from holdfast.training import launch
-from holdfast.training.decided_value import decided_value
 from holdfast.training.job_terms import Terms
 from holdfast.training.naming import Naming, Scope
 from holdfast.training.preemption import Preemption
@@ -185,22 +184,6 @@ class Checkpointer:
             )
         return self._decide(step, Scope())
 
-    def decided_value(self, key: str) -> object:
-        """Return the plain data that ``state[key]`` was in the checkpoint which ``decide`` chose.
-
-        Nothing is loaded by it. Unlike notes it cannot be lost apart from the checkpoint.
-
-        Raises:
-            PreconditionError: ``decide`` has not chosen a checkpoint, or it is loaded already.
-            NotFoundError: the checkpoint has no plain data under ``key``.
-        """
-        if self._decided is None or self._saver is None or self._loaded:
-            raise PreconditionError(
-                "decided_value() is for after decide() has chosen a checkpoint, before restore()",
-                job=self._job,
-            )
-        return decided_value(self._session, self._saver.arena, key)
-
     def _decide(self, step: int | None, scope: Scope) -> Decided | None:
         """Join the attempt and wait for what is chosen, and for what of it ``scope`` names."""
         launch.check_group(self._place)
@@ -211,6 +194,7 @@ class Checkpointer:
         try:
             self._decided = decide(
                 self._session,
+                self._saver.arena,
                 timeout_s=timeout_s,
                 lost_is_fresh=self._on_failure == "warn",
                 naming=Naming.of(scope, self._capture.boxes, self._admit_whole),

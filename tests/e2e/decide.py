@@ -7,11 +7,22 @@ and ``ends`` with the same.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
 
 import holdfast
-from holdfast.errors import PreconditionError
+from holdfast.errors import NotFoundError, PreconditionError
+
+
+def assert_refused(call: Callable[[], object], kind: type[Exception], text: str) -> None:
+    """Fail unless ``call`` raises an error of ``kind`` that says ``text``."""
+    try:
+        call()
+    except kind as error:
+        assert text in str(error)
+    else:
+        raise AssertionError(text)
 
 
 def main() -> None:
@@ -30,6 +41,10 @@ def main() -> None:
                 call()
             except PreconditionError as error:
                 print(f"refused {error.message}", flush=True)
+        if decided:
+            assert decided.value("width") == width
+            assert_refused(lambda: decided.value("model"), NotFoundError, "no plain data under")
+        state["width"] = width
         state["model"] = model = torch.nn.Linear(width, 1)
         state["optimizer"] = optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         restored = ck.restore()

@@ -257,7 +257,7 @@ class Driver:
             self._phase = Phase.TRAINING
             self._tell(f"job {self._job}: saves {', '.join([*self._state, *numbered])}")
             return
-        self._target = PassPlace.of(self._checkpointer.decided_value(KEY))
+        self._target = PassPlace.of(decided.value(KEY))
         self._phase = Phase.CATCHING_UP
         if self._target.loads != self._loads:
             raise PreconditionError(

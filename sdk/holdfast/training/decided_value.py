@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.core.session import RestoreView
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast.format import blob
 from holdfast.format.tree import decode
@@ -11,12 +12,13 @@ from holdfast.reading.files import open_files
 from holdfast.training.session import AgentSession
 
 
-def decided_value(session: AgentSession, arena: Path, key: str) -> object:
+def decided_value(session: AgentSession, arena: Path, chosen: RestoreView, key: str) -> object:
     """Return what ``state[key]`` was in the chosen checkpoint, as this rank will load it.
 
     Args:
-        session: After ``restore.decide`` has returned a checkpoint.
+        session: Of this rank, before its restore.
         arena: Where the node keeps segments.
+        chosen: The checkpoint, which is on this node.
         key: A key of the user's mapping, of plain data.
 
     Raises:
@@ -24,8 +26,6 @@ def decided_value(session: AgentSession, arena: Path, key: str) -> object:
         InvalidRequestError: there are tensors in it.
         CheckpointError: the bytes are gone, or no text of ours.
     """
-    chosen = session.view.restore
-    assert chosen is not None
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
     held = {segment.shard.id: segment.ranges for segment in chosen.segments}
     with open_files(located, held, parse=session.headers.parse) as segments:

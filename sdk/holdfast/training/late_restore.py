@@ -76,7 +76,11 @@ class LateRestore:
         """
         naming = _Named(self._texts)
         decided = decide(
-            self._session, timeout_s=self._timeout_s, lost_is_fresh=False, naming=naming
+            self._session,
+            self._arena,
+            timeout_s=self._timeout_s,
+            lost_is_fresh=False,
+            naming=naming,
         )
         self._choose(naming)
         return decided

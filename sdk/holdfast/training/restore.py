@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from holdfast.core import env
@@ -32,6 +33,7 @@ from holdfast.format.notes import NOTES_BYTES_MAX
 from holdfast.reading.files import open_files
 from holdfast.reading.reader import Segments
 from holdfast.state.capture import Capture
+from holdfast.training.decided_value import decided_value
 from holdfast.training.naming import Namer, Naming, Scope
 from holdfast.training.session import AgentSession
 
@@ -66,13 +68,15 @@ class Decided:
 
     ``attempt`` is the number of the attempt that saved it. ``notes`` are those that were given
     with the step, empty: none, or the catalogue was lost since. ``sources``: bytes by tier,
-    ``memory``, ``peer`` or ``object``.
+    ``memory``, ``peer`` or ``object``. ``value(key)``, until ``restore``, is the plain data that
+    ``state[key]`` was; it cannot be lost apart from the checkpoint.
     """
 
     step: int
     attempt: int
     notes: Mapping[str, object]
     sources: Mapping[str, int]
+    value: Callable[[str], object] = field(compare=False, repr=False)
 
 
 def timeout(environ: Mapping[str, str]) -> float:
@@ -85,7 +89,7 @@ def timeout(environ: Mapping[str, str]) -> float:
 
 
 def decide(
-    session: AgentSession, *, timeout_s: float, lost_is_fresh: bool, naming: Namer
+    session: AgentSession, arena: Path, *, timeout_s: float, lost_is_fresh: bool, naming: Namer
 ) -> Decided | None:
     """Return what will be restored, once it is confirmed and here; None: begin at step 0.
 
@@ -101,6 +105,7 @@ def decide(
         attempt=checkpoint.generation,
         notes=_notes(chosen.decision),
         sources=_sources(chosen),
+        value=partial(decided_value, session, arena, chosen),
     )
 
 

@@ -28,6 +28,7 @@ from holdfast.training.restore import Decided, decide, restore
 from holdfast.training.restore_needs import own_needs
 
 NAMES = ("model", "optimizer")
+NOWHERE = Path("/nowhere")
 
 
 def test_all_or_some_names_of_the_state_are_loaded():
@@ -136,9 +137,9 @@ def test_what_is_decided_has_step_attempt_and_notes(text, notes):
     agent = Agent(generation=2)
     agent.view = chosen(7, text)
 
-    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
+    decided = decide(agent, NOWHERE, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
 
-    assert Decided(step=7, attempt=1, notes=notes, sources={}) == decided
+    assert Decided(step=7, attempt=1, notes=notes, sources={}, value=dict) == decided
     assert not agent.began, "nothing is loaded yet"
 
 
@@ -147,7 +148,7 @@ def test_what_is_loaded_is_what_was_decided(now):
     """The model was built for it; the catalogue was lost since."""
     agent = Agent(generation=2)
     agent.view = chosen(7)
-    decided = decide(agent, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
+    decided = decide(agent, NOWHERE, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
     agent.view = now
 
     with pytest.raises(StaleGenerationError, match="start the job again"):
@@ -228,7 +229,7 @@ def test_a_rank_with_a_state_of_its_own_needs_the_segment_that_it_takes(
 
 
 def decided(agent):
-    return decide(agent, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
+    return decide(agent, NOWHERE, timeout_s=1.0, lost_is_fresh=False, naming=Naming())
 
 
 def test_needs_are_named_for_each_checkpoint_that_is_proposed():
@@ -315,7 +316,7 @@ def restoring(agent, *, strict=True):
     agent.answers += [confirmed(view, needs=1), confirmed(view, needs=2)]
     found = restore(
         agent, state, Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(strict=strict),
-        expected=Decided(step=7, attempt=1, notes={}, sources={}),
+        expected=Decided(step=7, attempt=1, notes={}, sources={}, value=dict),
     )  # fmt: skip
     return found.step, state.tries
 
@@ -363,7 +364,7 @@ def test_what_its_own_segment_lacks_is_named_if_the_others_do_not_come(no_files)
     with pytest.raises(UnavailableError, match="no tensor 'w' in this rank's own segment"):
         restore(
             agent, state, Path(), timeout_s=0.0, lost_is_fresh=False, scope=Scope(),
-            expected=Decided(step=7, attempt=1, notes={}, sources={}),
+            expected=Decided(step=7, attempt=1, notes={}, sources={}, value=dict),
         )  # fmt: skip
 
 
@@ -381,7 +382,7 @@ def test_all_of_a_checkpoint_is_named_only_where_it_fits(no_files, strict):
         restore(
             agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False,
             scope=Scope(strict=strict), admit_whole=refuse,
-            expected=Decided(step=7, attempt=1, notes={}, sources={}),
+            expected=Decided(step=7, attempt=1, notes={}, sources={}, value=dict),
         )  # fmt: skip
     assert agent.needs is None or not agent.needs.whole
 
@@ -427,7 +428,7 @@ def test_where_parts_do_not_suffice_its_own_segment_comes_before_all_the_others(
     monkeypatch.setattr(State, "load", load)
     restore(
         agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False,
-        scope=Scope(only=("model",)), expected=Decided(step=7, attempt=1, notes={}, sources={}),
+        scope=Scope(only=("model",)), expected=Decided(step=7, attempt=1, notes={}, sources={}, value=dict),
     )  # fmt: skip
 
     assert [(needs.number, needs.in_parts) for needs in tries] == [(1, True), (2, False)]
@@ -460,7 +461,7 @@ def test_of_boxes_more_is_named_by_the_heads_of_all_before_everything_is(no_file
     monkeypatch.setattr(State, "boxes", LocalBoxes({}, {}))
     restore(
         agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(),
-        expected=Decided(step=7, attempt=1, notes={}, sources={}),
+        expected=Decided(step=7, attempt=1, notes={}, sources={}, value=dict),
     )  # fmt: skip
 
     assert named == [False, True]
@@ -483,7 +484,7 @@ def test_what_of_a_segment_is_here_is_told_to_whoever_reads_it(no_files, monkeyp
     monkeypatch.setattr(State, "load", lambda *_, **how: FOUND)
     restored = restore(
         agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False, scope=Scope(),
-        expected=Decided(step=7, attempt=1, notes={}, sources={}),
+        expected=Decided(step=7, attempt=1, notes={}, sources={}, value=dict),
     )  # fmt: skip
 
     [segment] = agent.view.restore.segments
