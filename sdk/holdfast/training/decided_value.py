@@ -22,8 +22,8 @@ def decided_value(session: AgentSession, arena: Path, chosen: RestoreView, key: 
         key: A key of the user's mapping, of plain data.
 
     Raises:
-        NotFoundError: the checkpoint has nothing under ``key`` outside of objects and tensors.
-        InvalidRequestError: there are tensors in it.
+        NotFoundError: the checkpoint has nothing under ``key``.
+        InvalidRequestError: it is an object or a tensor, or there are some in it.
         CheckpointError: the bytes are gone, or no text of ours.
     """
     located = [(arena / segment.file_name, segment.shard) for segment in chosen.segments]
@@ -31,9 +31,9 @@ def decided_value(session: AgentSession, arena: Path, chosen: RestoreView, key: 
     with open_files(located, held, parse=session.headers.parse) as segments:
         tree = blob.decode(segments.blob(session.spec.rank % segments.world_size)).live.tree
     if key not in tree:
-        raise NotFoundError(f"the checkpoint has no plain data under {key!r}", key=key)
+        raise NotFoundError(f"the checkpoint has nothing under {key!r}", key=key)
 
     def refuse(name: str) -> object:
-        raise InvalidRequestError(f"state {key!r} holds {name!r}, which is no plain data", key=key)
+        raise InvalidRequestError(f"{name!r} of the checkpoint is no plain data", key=key)
 
     return decode(tree[key], leaf=refuse)

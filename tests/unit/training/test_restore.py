@@ -428,7 +428,8 @@ def test_where_parts_do_not_suffice_its_own_segment_comes_before_all_the_others(
     monkeypatch.setattr(State, "load", load)
     restore(
         agent, State(agent), Path(), timeout_s=1.0, lost_is_fresh=False,
-        scope=Scope(only=("model",)), expected=Decided(step=7, attempt=1, notes={}, sources={}, value=dict),
+        scope=Scope(only=("model",)),
+        expected=Decided(step=7, attempt=1, notes={}, sources={}, value=dict),
     )  # fmt: skip
 
     assert [(needs.number, needs.in_parts) for needs in tries] == [(1, True), (2, False)]
