@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> None:
         _redirect(int(number), path)
     command = list(argv[1:])
     sys.orig_argv = [sys.executable, "-u", *(["-m"] if order["module"] else []), *command]
-    if order["auto"] is not None:
-        importlib.import_module("holdfast.auto").install(**order["auto"])
+    if auto := order.get("auto"):
+        importlib.import_module("holdfast.auto").install(**auto)
     _become(command, told["failure_file"], module=order["module"])
 
 

@@ -39,7 +39,6 @@ class Rank:
             "descriptor": theirs.fileno(),
             "preload": list(preload),
             "module": module,
-            "auto": None,
         }
         self.process = subprocess.Popen(
             [sys.executable, "-u", str(PROGRAM), json.dumps(order), *words],
