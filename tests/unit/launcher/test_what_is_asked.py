@@ -12,7 +12,7 @@ from holdfast.launcher.options import Options, check_script, nodes_range, ranks_
 
 
 def asked(*words):
-    return _options(arguments.parse(["run", *words]))
+    return _options(arguments.parse(["run", *words]), {})
 
 
 def test_options_of_the_script_are_the_scripts():
@@ -132,3 +132,16 @@ def test_exits_are_told_apart():
     peer = {"reason": "RuntimeError: [..] Connection closed by peer", "kind": "RuntimeError"}
     assert failure(3, 1, peer).of_peer
     assert failure(3, 1, {"reason": "x", "kind": "DistBackendError"}).of_peer
+
+
+def test_auto_is_asked_for_by_word_or_by_environment():
+    """Its job is the same in each launch of the command, also where the launch is not."""
+    options = asked("--auto", "--standalone", "train.py")
+    by_environment = _options(arguments.parse(["run", "train.py"]), {"HOLDFAST_AUTO": "1"})
+    assert options.auto_arguments == by_environment.auto_arguments
+    assert options.auto_arguments == {
+        "job": by_environment.job_name,
+        "steps_by": "",
+        "fresh": False,
+    }
+    assert asked("train.py").auto_arguments is None
