@@ -1,6 +1,6 @@
-"""Pretend nodes: on each a torchrun that is started again whenever it fails, as on a real one.
+"""Pretend nodes: on each a launcher that is started again whenever it fails, as on a real one.
 
-Owns the torchrun processes and the rendezvous store, which must not live in a node that may die.
+Owns the launchers and torchrun's rendezvous store, which must not live in a node that may die.
 Everything happens in ``Cluster.poll``: no threads, so that a caller is never surprised.
 """
 
@@ -17,10 +17,12 @@ from typing import Self
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 LEASH = Path(__file__).with_name("leash.py")
 # A node counts as lost after interval x attempts seconds without a sign of life; the store is ours.
 RENDEZVOUS = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3"
 LAUNCHES_MAX = 5
+LAUNCHERS = ("holdfast run", "torchrun")
 STOP_S_MAX = 10.0
 
 
@@ -42,7 +44,7 @@ class NodeSpec:
 
 
 class Node:
-    """One node's torchrun, one rank each. ``poll`` starts it again after a failure."""
+    """One node's launcher, of one rank. ``poll`` starts it again after a failure."""
 
     def __init__(
         self, spec: NodeSpec, command: Sequence[str], env: Mapping[str, str], log: Path
@@ -64,17 +66,17 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """The process id of torchrun.
+        """The process id of the launcher.
 
         Raises:
             DemoError: it is not running.
         """
         if self._process is None:
-            raise DemoError(f"torchrun of {self.spec.name} is not running", self.log)
+            raise DemoError(f"the launcher of {self.spec.name} is not running", self.log)
         return self._process.pid
 
     def poll(self) -> bool:
-        """Return whether torchrun has ended well; start it if it has not, or has failed.
+        """Return whether the launcher has ended well; start it if it has not, or has failed.
 
         Raises:
             DemoError: it failed more often than the demo's faults explain.
@@ -88,7 +90,7 @@ class Node:
 
     def _launch(self) -> None:
         if self._launches == LAUNCHES_MAX:
-            raise DemoError(f"torchrun of {self.spec.name} failed {LAUNCHES_MAX} times", self.log)
+            raise DemoError(f"{self.spec.name}: {LAUNCHES_MAX} launchers have failed", self.log)
         self._launches += 1
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -101,7 +103,7 @@ class Node:
             )
 
     def stop(self) -> None:
-        """Kill torchrun; its ranks die with it, because they watch their parent."""
+        """Kill the launcher; its ranks die with it, because they watch their parent."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(STOP_S_MAX)
@@ -111,20 +113,25 @@ class Cluster:
     """Two or more nodes training one job. A context manager: leaving it leaves nothing behind."""
 
     def __init__(
-        self, specs: Sequence[NodeSpec], script: Sequence[str], env: Mapping[str, str], out: Path
+        self,
+        launcher: str,
+        specs: Sequence[NodeSpec],
+        script: Sequence[str],
+        env: Mapping[str, str],
+        out: Path,
     ) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         launch = uuid.uuid4().hex
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *(f"--nnodes={len(specs)}", "--nproc-per-node=1", "--max-restarts=10"),
-            *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._store.port}"),
-            *(f"--rdzv-id={launch}", f"--rdzv-conf={RENDEZVOUS}", "--local-addr=127.0.0.1"),
-            *script,
+        self._store: TCPStore | None = None
+        if launcher == "torchrun":
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            command = _torchrun(len(specs), launch, self._store.port)
+        else:
+            command = [*HOLDFAST, "run", "--nnodes", str(len(specs)), "--job", launch]
+        env = {**env, "HOLDFAST_LAUNCH": launch}
+        self.nodes = [
+            Node(spec, [*command, *script], env, out / f"{spec.name}.log") for spec in specs
         ]
-        launch_env = {**env, "HOLDFAST_LAUNCH": launch}
-        self.nodes = [Node(spec, command, launch_env, out / f"{spec.name}.log") for spec in specs]
 
     def poll(self) -> bool:
         """Return whether all nodes have finished; restart those that failed."""
@@ -137,3 +144,12 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for node in self.nodes:
             node.stop()
+
+
+def _torchrun(nodes: int, launch: str, port: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *(f"--nnodes={nodes}", "--nproc-per-node=1", "--max-restarts=10"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"),
+        *(f"--rdzv-id={launch}", f"--rdzv-conf={RENDEZVOUS}", "--local-addr=127.0.0.1"),
+    ]

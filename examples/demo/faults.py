@@ -1,6 +1,7 @@
 """The two faults: a rank that dies, and a node that dies with all its memory.
 
-Each returns the moment of the kill, in seconds since the epoch.
+Each is given the process ids of the ranks on the node, and returns the moment of the kill, in
+seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -11,25 +12,26 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Sequence
 
 from cluster import Node
 
 
-def kill_rank(node: Node) -> float:
-    """Kill the training process of ``node``; its memory tier survives."""
+def kill_rank(node: Node, ranks: Sequence[int]) -> float:
+    """Kill the training processes of ``node``; its memory tier survives."""
+    del node
     at = time.time()
-    for pid in _children(node.pid):
+    for pid in ranks:
         os.kill(pid, signal.SIGKILL)
     return at
 
 
-def kill_node(node: Node) -> float:
-    """Kill everything of ``node``: ranks, torchrun, agent, and the memory that the agent held.
+def kill_node(node: Node, ranks: Sequence[int]) -> float:
+    """Kill everything of ``node``: ranks, launcher, agent, and the memory that the agent held.
 
     The agent is frozen before its folder goes: as on a machine that loses power, it never sees it.
     """
     agent = _listener(node)
-    ranks = _children(node.pid)
     at = time.time()
     os.kill(agent, signal.SIGSTOP)
     for pid in (*ranks, node.pid):
@@ -37,11 +39,6 @@ def kill_node(node: Node) -> float:
     shutil.rmtree(node.spec.arena)
     os.kill(agent, signal.SIGKILL)
     return at
-
-
-def _children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:  # noqa: PTH123
-        return [int(child) for child in children.read().split()]
 
 
 def _listener(node: Node) -> int:

@@ -53,6 +53,11 @@ class Journals:
         steps = self.of(rank, "step", after=restored[0]["at"]) if restored else []
         return steps[0] if steps else None
 
+    def pids_on(self, agent: str) -> list[int]:
+        """Return the process ids of the ranks on the node of this agent, as they began last."""
+        begun = [self.of(rank, "start")[-1] for rank in range(len(self.by_rank))]
+        return [event["pid"] for event in begun if event["agent"] == agent]
+
     def stall_ms_median(self) -> float:
         """Return the median over all steps and ranks of what a save kept training waiting."""
         steps = [e for rank in range(len(self.by_rank)) for e in self.of(rank, "step")]

@@ -1,7 +1,8 @@
-"""Holdfast in four minutes: train a GPT on two nodes, kill a rank twice, then a node; lose nothing.
+"""Holdfast in five minutes: train a GPT on two nodes, kill a rank twice, then a node; lose nothing.
 
-Two runs of the same seed, one without faults. Their loss curves and their final parameters and
-optimizer state must be equal bit by bit; the exit code says whether they are.
+Three runs of the same seed: one without faults, and one with them under each launcher. Their loss
+curves and their final parameters and optimizer state must be equal bit by bit; the exit code says
+whether they are.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from cluster import Cluster, DemoError, Node
+from cluster import LAUNCHERS, Cluster, DemoError, Node
 from faults import kill_node, kill_rank
 from report import Journals, Recovery, differences, recoveries
 from screen import Screen, print_report
@@ -40,7 +41,7 @@ class Fault:
 
     kind: str
     after_step: int
-    strike: Callable[[Node], float]
+    strike: Callable[[Node, Sequence[int]], float]
     node: int
 
 
@@ -67,6 +68,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--result", type=Path, default=Path("build/demo.json"))
     parser.add_argument("--size", choices=("small", "tiny"), default="small")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument(
+        "--launcher",
+        action="append",
+        choices=LAUNCHERS,
+        help="whose recovery is shown; may be given several times (default: each one's)",
+    )
     parser.add_argument("--keep", action="store_true", help="leave the stack running at the end")
     return parser.parse_args()
 
@@ -84,9 +91,16 @@ def demo(arguments: argparse.Namespace) -> int:
     with Stack(folder / "home", nodes=NODES, keep=arguments.keep) as stack:
         print(f"dashboard: {stack.rest_url}", flush=True)
         run = Run(stack, folder, size=arguments.size, steps=steps)
-        reference, _ = run.train("undisturbed", ())
-        journals, costs = run.train("with-faults", faults)
-        found = differences(reference, journals, steps=steps)
+        reference, _ = run.train("undisturbed", LAUNCHERS[0], ())
+        found: list[str] = []
+        costs: dict[str, list[Recovery]] = {}
+        for launcher in arguments.launcher or LAUNCHERS:
+            journals, costs[launcher] = run.train(
+                f"with-faults-{launcher.replace(' ', '-')}", launcher, faults
+            )
+            found += [
+                f"{launcher}: {each}" for each in differences(reference, journals, steps=steps)
+            ]
         print_report(costs)
         tell(found, journals, steps=steps)
         write_result(arguments.result, found, costs, journals, steps=steps)
@@ -117,7 +131,9 @@ class Run:
         self._size = size
         self._steps = steps
 
-    def train(self, name: str, faults: Sequence[Fault]) -> tuple[Journals, list[Recovery]]:
+    def train(
+        self, name: str, launcher: str, faults: Sequence[Fault]
+    ) -> tuple[Journals, list[Recovery]]:
         """Train to the end; return what the ranks wrote and what each fault cost.
 
         Raises:
@@ -130,7 +146,7 @@ class Run:
         kills = []
         with (
             Screen(name, self._steps) as screen,
-            Cluster(self._stack.nodes, script, self._stack.env, out) as cluster,
+            Cluster(launcher, self._stack.nodes, script, self._stack.env, out) as cluster,
         ):
             watch = Watch(cluster, journals, screen)
             for fault in faults:
@@ -139,7 +155,8 @@ class Run:
                     START_S_MAX + fault.after_step * STEP_S_MAX,
                 )
                 time.sleep(MID_STEP_S)
-                killed_at = fault.strike(cluster.nodes[fault.node])
+                node = cluster.nodes[fault.node]
+                killed_at = fault.strike(node, journals.refresh().pids_on(str(node.spec.agent)))
                 screen.say(f"{fault.kind.replace('_', ' ')} after step {journals.completed()}")
                 watch.until(partial(journals.recovered, killed_at), RECOVERY_S_MAX)
                 kills.append((fault.kind, killed_at))
@@ -188,7 +205,7 @@ def tell(found: Sequence[str], journals: Journals, *, steps: int) -> None:
 def write_result(
     path: Path,
     found: Sequence[str],
-    costs: Sequence[Recovery],
+    costs: Mapping[str, Sequence[Recovery]],
     journals: Journals,
     *,
     steps: int,
@@ -196,7 +213,7 @@ def write_result(
     """Write what the demo found, for machines."""
     result = {
         "bit_identical": not found,
-        "faults": [asdict(each) for each in costs],
+        "faults": {name: [asdict(each) for each in found] for name, found in costs.items()},
         "stall_ms_median": journals.stall_ms_median(),
         "steps": steps,
     }

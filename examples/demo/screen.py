@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from report import PHASES, Recovery
@@ -48,13 +48,15 @@ class Screen:
         self._progress.stop()
 
 
-def print_report(recoveries: Sequence[Recovery]) -> None:
-    """Print one column per fault."""
+def print_report(costs: Mapping[str, Sequence[Recovery]]) -> None:
+    """Print one column per launcher and fault."""
+    recoveries = [each for found in costs.values() for each in found]
     table = Table(title="Recovery, in seconds from the kill", title_justify="left")
     table.add_column("")
-    for each in recoveries:
-        heading = f"{each.kind.replace('_', ' ')}, {'warm' if each.warm else 'cold'}"
-        table.add_column(heading, justify="right")
+    for launcher, found in costs.items():
+        for each in found:
+            kind = f"{each.kind.replace('_', ' ')}, {'warm' if each.warm else 'cold'}"
+            table.add_column(f"{launcher}\n{kind}", justify="right")
     table.add_row("steps lost", *(str(each.lost_steps) for each in recoveries))
     table.add_row("total", *(f"{each.recovery_s:.2f}" for each in recoveries), style="bold")
     for phase in PHASES:

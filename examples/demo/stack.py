@@ -12,13 +12,12 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from cluster import LEASH, DemoError, NodeSpec
+from cluster import HOLDFAST, LEASH, DemoError, NodeSpec
 
 START_S_MAX = 60.0
 STOP_S_MAX = 15.0
 DOWN_S_MAX = 30.0
 POLL_S = 0.05
-HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 
 
 class Stack:

@@ -42,8 +42,13 @@ def process_started() -> float:
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
 
 
+def who() -> dict[str, object]:
+    """Return which process this is, and the agent of its node."""
+    return {"pid": os.getpid(), "agent": os.environ.get("HOLDFAST_AGENT", "")}
+
+
 def die_with_parent() -> None:
-    """Have the kernel kill this process when torchrun dies: no orphan goes on training."""
+    """Have the kernel kill this process when its launcher dies: no orphan goes on training."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

@@ -1,6 +1,7 @@
 """Train a small GPT with data parallelism, saving every step with Holdfast.
 
-Plain PyTorch but for four lines, each marked with ``# holdfast``. Run it with torchrun.
+Plain PyTorch but for four lines, each marked with ``# holdfast``. Run it with ``holdfast run`` or
+torchrun.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from data import make_loader
-from journal import Journal, die_with_parent, fingerprints, process_started
+from journal import Journal, die_with_parent, fingerprints, process_started, who
 from model import GPT, SIZES
 from torch.nn.parallel import DistributedDataParallel
 
@@ -63,7 +64,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     journal = Journal(arguments.out, rank)
-    journal.write("start", at=process_started())
+    journal.write("start", who(), at=process_started())
 
     size = SIZES[arguments.size]
     torch.manual_seed(arguments.seed)

@@ -25,6 +25,7 @@ def test_a_run_that_lost_a_rank_and_a_node_equals_one_that_lost_nothing(tmp_path
     done = subprocess.run(
         [
             *(sys.executable, str(DEMO), "--size", "tiny", "--steps", str(STEPS)),
+            *("--launcher", "holdfast run"),
             *("--dir", str(tmp_path / "demo"), "--result", str(result)),
         ],
         env=environment(),
@@ -38,17 +39,18 @@ def test_a_run_that_lost_a_rank_and_a_node_equals_one_that_lost_nothing(tmp_path
 
     assert found["bit_identical"] is True
     assert found["steps"] == STEPS
-    rank_killed, _, node_lost = found["faults"]
-    assert [(fault["kind"], fault["warm"]) for fault in found["faults"]] == [
+    [faults] = found["faults"].values()
+    rank_killed, _, node_lost = faults
+    assert [(fault["kind"], fault["warm"]) for fault in faults] == [
         ("rank_killed", False),
         ("rank_killed", True),
         ("node_lost", False),
     ]
-    for number, fault in enumerate(found["faults"], 1):
-        assert 0 <= fault["lost_steps"] < number * STEPS // 4, found["faults"]
-        assert sum(fault["sources"].values()) > 0, found["faults"]
+    for number, fault in enumerate(faults, 1):
+        assert 0 <= fault["lost_steps"] < number * STEPS // 4, faults
+        assert sum(fault["sources"].values()) > 0, faults
     assert rank_killed["sources"]["memory"] > 0
     assert node_lost["sources"]["peer"] > 0
-    for fault in found["faults"]:
+    for fault in faults:
         assert sum(fault["phases"].values()) == pytest.approx(fault["recovery_s"])
     assert "bit-identical" in done.stdout

@@ -174,9 +174,7 @@ def test_the_commands_of_the_quickstart_do_what_they_say(home):
     edits = {train: "", durable: "cp durable.py train.py\n"}
     text = (ROOT / QUICKSTART).read_text()
     _, *typed = re.findall(r"^```(?:python|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    script = "".join(edits.get(block, block) for block in typed)
-    assert script.count(":29400") == 1
-    (home / "typed.sh").write_text(script.replace(":29400", f":{free_port()}"))
+    (home / "typed.sh").write_text("".join(edits.get(block, block) for block in typed))
 
     said = typed_in(home, "typed.sh")
 
