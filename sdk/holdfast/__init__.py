@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.state.frozen import frozen
     from holdfast.state.kinds import register_handler
     from holdfast.state.sections import Section
+    from holdfast.state.tracked import track
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ __all__ = [
     "load",
     "register_handler",
     "save",
+    "track",
 ]
 
 _HOME = {
@@ -68,6 +70,7 @@ _HOME = {
     "save": "holdfast.oneshot",
     "frozen": "holdfast.state.frozen",
     "register_handler": "holdfast.state.kinds",
+    "track": "holdfast.state.tracked",
 }
 
 

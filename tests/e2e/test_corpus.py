@@ -20,6 +20,7 @@ RANK = Path(__file__).with_name("auto_rank.py")
 STEPS = {
     "cnn": 32, "gpt": 24, "gan": 72, "accumulation": 18, "amp": 25, "compiled": 30, "ema": 30,
     "lbfgs": 12, "iterable": 36, "plateau": 50, "stumbling": 20, "semi": 30, "ddp": 24,
+    "tracked": 30,
 }  # fmt: skip
 """Steps of the optimizers of each script."""
 REFUSED = {

@@ -344,9 +344,9 @@ class Driver:
         if names:
             self._say(
                 f"{', '.join(names)}: the training loop carries these from batch to batch, and a "
-                f"restart begins with their first values; to keep them, hold them in an object "
-                f"with state_dict() and load_state_dict(), and give it to the script's own "
-                f"holdfast.Checkpointer(job, {{..., 'progress': progress}}) in place of --auto"
+                f"restart begins with their first values; to keep them, write before the loop\n"
+                f"    kept = holdfast.track({', '.join(f'{name}={name}' for name in names)})\n"
+                f"and use {', '.join(f'kept.{name}' for name in names)} in it"
             )
 
     def _tell_unsaved(self, waiting: list[str]) -> None:

@@ -26,9 +26,13 @@ from torch.optim.lr_scheduler import (
 from torch.utils.data import DataLoader
 
 from holdfast.auto.patches import Patches
+from holdfast.state.tracked import Tracked, TrackedAttributes
 
 Loader = DataLoader[Any]
-KINDS: tuple[type, ...] = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler, DataLoader)
+KINDS: tuple[type, ...] = (
+    *(nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler, DataLoader),
+    *(Tracked, TrackedAttributes),
+)
 # These do not call the constructor of their base.
 _OWN_CONSTRUCTORS = (ReduceLROnPlateau, SequentialLR, ChainedScheduler)
 
@@ -36,12 +40,14 @@ _OWN_CONSTRUCTORS = (ReduceLROnPlateau, SequentialLR, ChainedScheduler)
 class Gathering:
     """Everything of ``KINDS`` that was built since, and is still there.
 
-    Holds nothing alive. A copy of a module (``copy.deepcopy``) is one of its own.
+    Holds nothing alive but tracked attributes. A copy of a module (``copy.deepcopy``) is a module of
+    its own.
     """
 
     def __init__(self, patches: Patches) -> None:
         self._count = 0
         self._found: dict[int, weakref.ref[Any]] = {}
+        self._kept: list[TrackedAttributes] = []
         for kind in (*KINDS, *_OWN_CONSTRUCTORS):
             patches.replace(kind, "__init__", self._noting)
         patches.replace(nn.Module, "__setstate__", self._noting)
@@ -57,6 +63,8 @@ class Gathering:
     def _note(self, made: object) -> None:
         number, found = self._count, self._found
         self._count += 1
+        if isinstance(made, TrackedAttributes):
+            self._kept.append(made)  # its script needs it for nothing
         found[number] = weakref.ref(made, lambda _: found.pop(number, None))
 
     @property
