@@ -40,8 +40,8 @@ _OWN_CONSTRUCTORS = (ReduceLROnPlateau, SequentialLR, ChainedScheduler)
 class Gathering:
     """Everything of ``KINDS`` that was built since, and is still there.
 
-    Holds nothing alive but tracked attributes. A copy of a module (``copy.deepcopy``) is a module of
-    its own.
+    Holds nothing alive but tracked attributes. A copy of a module (``copy.deepcopy``) is another
+    module.
     """
 
     def __init__(self, patches: Patches) -> None:

@@ -46,8 +46,8 @@ def track(owner: object = None, /, *names: str, **values: object) -> Any:
     """Return an object for the state that holds variables of a script.
 
     ``kept = holdfast.track(step=0, hidden=hidden)`` is a namespace: use ``kept.step`` in the place
-    of ``step``. ``holdfast.track(trainer, "epoch", "best")`` holds attributes of an object of yours.
-    Values are plain data, tensors, or open files: of these the position is saved, and a restore
+    of ``step``. ``holdfast.track(trainer, "epoch", "best")`` holds attributes of your object. Values
+    are plain data, tensors, or open files: of these the position is saved, and a restore
     goes back to it and cuts off what was written behind it.
 
     Under ``holdfast run --auto`` what is returned is saved by itself.
