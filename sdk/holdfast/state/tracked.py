@@ -46,7 +46,7 @@ def track(owner: object = None, /, *names: str, **values: object) -> Any:
     """Return an object for the state that holds variables of a script.
 
     ``kept = holdfast.track(step=0, hidden=hidden)`` is a namespace: use ``kept.step`` in the place
-    of ``step``. ``holdfast.track(trainer, "epoch", "best")`` holds attributes of your object. Values
+    of ``step``. ``holdfast.track(trainer, "epoch", "best")`` holds attributes of an object. Values
     are plain data, tensors, or open files: of these the position is saved, and a restore
     goes back to it and cuts off what was written behind it.
 
