@@ -8,15 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from tests.e2e.stack import TRAINER, environment, free_port, processes, running_stack, until
-from tests.e2e.test_bit_identity import finals
+from tests.e2e.three_generations import check_three_generations
 
 from holdfast import locks
+from holdfast.embedded import stop_stack
 
 STEPS = "30"
 END_S_MAX = 180
@@ -52,7 +56,7 @@ class Launch:
 
     def kill_rank(self, node):
         """Kill the rank of a node."""
-        os.kill(self._rank(node), signal.SIGKILL)
+        os.kill(self.rank(node), signal.SIGKILL)
 
     def lose_node(self, node):
         """End all that runs on a node, and what its memory holds."""
@@ -62,7 +66,7 @@ class Launch:
             path.unlink(missing_ok=True)
         self.launchers[node].wait(END_S_MAX)
 
-    def _rank(self, node):
+    def rank(self, node):
         words = ("HOLDFAST_ATTEMPT=", str(self._stack.node(node)["agent"]))
         return until(lambda: self._ranks(*words), f"a rank on node {node}")[-1]
 
@@ -120,17 +124,24 @@ def test_a_rank_and_a_node_are_lost_and_no_bit_is(stack, launch):
     launch.start(1)
     launch.succeed()
 
-    restored = [launch.said(node, r"^restored (\d+) (.*)$") for node in (0, 1)]
-    assert [len(of_node) for of_node in restored] == [3, 3]
-    assert [int(step) for step, _ in restored[0]] == [int(step) for step, _ in restored[1]]
-    first, second, third = [int(step) for step, _ in restored[0]]
-    assert first == 0
-    assert second >= 5
-    assert third >= 13
-    assert "'peer'" in restored[1][2][1], "the new one has nothing of its own"
-    ends = [end for node in (0, 1) for end in launch.said(node, r"^final (\w+)$")]
-    assert sorted(ends) == sorted(finals(stack, steps=STEPS, world_size=2))
-    assert stack.rest(f"jobs/{launch.job}")["generation"] == 3
+    check_three_generations(stack, launch, least=(5, 13), steps=STEPS)
+
+
+@pytest.mark.parametrize("stack", ["600"], indirect=True)
+def test_a_launcher_that_is_killed_is_missed_at_once_however_long_the_lease(stack, launch):
+    """Its agent sees it: else the one in its place would be refused for as long as the lease."""
+    launch.start(0, "--no-standby")
+    launch.start(1, "--no-standby")
+    launch.until_step(6)
+    rank = launch.rank(1)
+    launch.launchers[1].kill()
+    launch.launchers[1].wait(END_S_MAX)
+    until(lambda: rank not in processes(f"LAUNCH={launch.job}"), "its rank has ended with it")
+    launch.start(1, "--no-standby")
+    launch.succeed()
+
+    assert [len(launch.said(node, r"^restored (\d+)")) for node in (0, 1)] == [2, 2]
+    assert "has a launcher of" not in launch.texts()
 
 
 @pytest.mark.parametrize("stack", ["120"], indirect=True)
@@ -143,3 +154,33 @@ def test_metadata_and_an_agent_restart_and_nobody_stops(stack, launch):
     launch.succeed()
 
     assert [len(launch.said(node, r"^restored (\d+)")) for node in (0, 1)] == [1, 1]
+
+
+def test_one_machine_alone_brings_its_services_and_restarts_a_rank(tmp_path):
+    home = Path(tempfile.mkdtemp(prefix="hf-"))
+    command = [
+        sys.executable, "-m", "holdfast.cli.main", "run", "--standalone", "--nproc-per-node", "2",
+        "--job", "alone", str(TRAINER), "--job", "alone", "--steps", STEPS, "--wait", "local",
+    ]  # fmt: skip
+    log = tmp_path / "log"
+    env = environment(HOLDFAST_HOME=str(home), LAUNCH=str(home))
+    try:
+        with log.open("wb") as out:
+            launcher = subprocess.Popen(
+                command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            )
+        until(lambda: "step 6 " in log.read_text(), "step 6", END_S_MAX)
+        ranks = processes(f"LAUNCH={home}", "rank_process", "LOCAL_RANK=1")
+        os.kill(ranks[0], signal.SIGKILL)
+
+        assert launcher.wait(END_S_MAX) == 0, log.read_text()[-3000:]
+        said = log.read_text()
+        assert said.count("final ") == 2
+        restored = [int(step) for step in re.findall(r"^restored (\d+)", said, re.MULTILINE)]
+        assert restored[:2] == [0, 0]
+        assert len(restored) == 4
+        assert min(restored[2:]) >= 5
+        assert not processes(f"LAUNCH={home}", "rank_process")
+    finally:
+        stop_stack(home)
+        shutil.rmtree(home, ignore_errors=True)

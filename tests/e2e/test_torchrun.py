@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.stack import TRAINER, environment, free_port, processes, running_stack, until
-from tests.e2e.test_bit_identity import finals
+from tests.e2e.three_generations import check_three_generations
 
 STEPS = "30"
 END_S_MAX = 120
@@ -118,14 +118,4 @@ def test_two_agents_restart_their_workers_into_one_generation_both_times(stack, 
     launch.start(1)
     launch.succeed()
 
-    restored = [launch.said(node, r"^restored (\d+) (.*)$") for node in (0, 1)]
-    assert [len(of_node) for of_node in restored] == [3, 3]
-    assert [int(step) for step, _ in restored[0]] == [int(step) for step, _ in restored[1]]
-    first, second, third = [int(step) for step, _ in restored[0]]
-    assert first == 0
-    assert second >= 5
-    assert third >= 11
-    assert "'peer'" in restored[1][2][1], "the new one has nothing of its own"
-    ends = [end for node in (0, 1) for end in launch.said(node, r"^final (\w+)$")]
-    assert sorted(ends) == sorted(finals(stack, steps=STEPS, world_size=2))
-    assert stack.rest(f"jobs/{launch.job}")["generation"] == 3
+    check_three_generations(stack, launch, least=(5, 11), steps=STEPS)

@@ -141,8 +141,9 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     _add_auto(command)
     for option in _NOT_NEEDED:
-        names = {option, option.replace("-", "_").replace("__", "--", 1)}
-        command.add_argument(*sorted(names), action=_NotNeeded, nargs="?", help=argparse.SUPPRESS)
+        command.add_argument(
+            *_spelled(option), action=_NotNeeded, nargs="?", help=argparse.SUPPRESS
+        )
     command.add_argument(
         "-m",
         "--module",
@@ -158,6 +159,11 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
         metavar="...",
         help="The script gets these arguments.",
     )
+
+
+def _spelled(option: str) -> tuple[str, ...]:
+    """Return the spellings of an option that torchrun takes."""
+    return tuple(dict.fromkeys([option, f"--{option[2:].replace('-', '_')}"]))
 
 
 def _add_size(command: argparse.ArgumentParser) -> None:
@@ -182,16 +188,14 @@ def _add_size(command: argparse.ArgumentParser) -> None:
         help="The launch has so many nodes (default 1). More than MAX wait in reserve.",
     )
     command.add_argument(
-        "--nproc-per-node",
-        "--nproc_per_node",
+        *_spelled("--nproc-per-node"),
         dest="nproc",
         default="1",
         metavar="N|auto|gpu|cpu",
         help="The node has so many ranks (default 1).",
     )
     command.add_argument(
-        "--node-rank",
-        "--node_rank",
+        *_spelled("--node-rank"),
         metavar="N",
         help="This option is accepted, and has no effect: nodes keep the ranks that they have.",
     )
@@ -199,8 +203,7 @@ def _add_size(command: argparse.ArgumentParser) -> None:
 
 def _add_ends(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--max-restarts",
-        "--max_restarts",
+        *_spelled("--max-restarts"),
         dest="restarts_max",
         type=_restarts,
         default=20,
@@ -242,8 +245,7 @@ def _add_ends(command: argparse.ArgumentParser) -> None:
 
 def _add_output(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--log-dir",
-        "--log_dir",
+        *_spelled("--log-dir"),
         dest="log_dir",
         type=Path,
         metavar="DIR",

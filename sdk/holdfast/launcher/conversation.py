@@ -89,8 +89,7 @@ class Conversation:
         except (CheckpointError, grpc.RpcError, grpc.FutureCancelledError) as error:
             log.debug("nobody heard that this launcher ends: %s", error)
         self._channel.close()
-        if self._lock_descriptor >= 0:
-            os.close(self._lock_descriptor)
+        self._unlock()
 
     def _run(self) -> None:
         failures = 0
@@ -98,18 +97,27 @@ class Conversation:
             try:
                 view = self._next()
                 failures = 0
-            except PreconditionError:
-                self._lock_descriptor = -1  # the arena is another one: lock there
-                continue
             except CheckpointError as error:
                 failures += 1
                 self._view = replace(self._view, version="")
-                self._on_error(error)
+                self._on_error(self._locked_elsewhere(error))
                 self._news.wait(RETRY_WAITS.wait_s(failures))
                 continue
             if view is not None and view.version != self._view.version:
                 self._view = view
                 self._on_view(view)
+
+    def _locked_elsewhere(self, error: CheckpointError) -> CheckpointError:
+        """Lock anew if the agent does not see our lock: its arena may be another one by now."""
+        if not isinstance(error, PreconditionError):
+            return error
+        self._unlock()
+        return UnavailableError(f"its agent does not see that it runs: {error.message}")
+
+    def _unlock(self) -> None:
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
 
     def _next(self) -> LaunchView | None:
         """Ask once; None: there was news meanwhile."""
@@ -148,6 +156,7 @@ class Conversation:
         except OSError as cause:
             raise UnavailableError(f"{path} cannot be made: {cause.strerror}") from cause
         if not locks.take(descriptor):
+            os.close(descriptor)
             raise UnavailableError(f"{path} is locked by another process")
         return descriptor
 

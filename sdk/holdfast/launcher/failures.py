@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from holdfast.core.rounds import RankFailure
+from holdfast.core.rounds import TEXT_LENGTH_MAX, RankFailure
 
 _OUTSIDE = frozenset({"StaleGenerationError", "UnavailableError", "OutcomeUnknownError"})
 """Names of exceptions that speak of services, or of an attempt that was replaced."""
@@ -32,17 +32,23 @@ def failure(rank: int, code: int, noted: dict[str, Any]) -> RankFailure:
         name = _signal_name(-code)
         hint = ", by the kernel if memory was short" if -code == signal.SIGKILL else ""
         return RankFailure(rank=rank, code=code, reason=f"killed by {name}{hint}", outside=True)
-    reason = str(noted.get("reason", f"exit code {code}"))
-    kind = str(noted.get("kind", ""))
+    reason = _plain(noted.get("reason", f"exit code {code}"))
+    kind = _plain(noted.get("kind", ""))
     return RankFailure(
         rank=rank,
         code=code,
         reason=reason,
-        detail=str(noted.get("detail", "")),
+        detail=_plain(noted.get("detail", "")),
         step=int(noted.get("step", -1)),
         outside=kind in _OUTSIDE,
         of_peer=kind in _OF_PEER_KINDS or any(words in reason for words in _OF_PEER),
     )
+
+
+def _plain(text: object) -> str:
+    """Return what can be sent and kept of a text: exceptions speak of any bytes."""
+    sent = str(text).encode(errors="backslashreplace").decode()
+    return sent.replace("\0", "\\0")[-TEXT_LENGTH_MAX:]
 
 
 def _signal_name(number: int) -> str:

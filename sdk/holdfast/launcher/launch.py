@@ -270,8 +270,7 @@ class Launcher:
             self._selector.unregister(process.pidfd)
         for process, code in zip(ended, end(ended), strict=True):
             if self._standbys.get(process.local_rank) is process:
-                del self._standbys[process.local_rank]
-                self._standbys_from_s = time.monotonic() + STANDBY_AFTER_S
+                self._note_lost_standby(process, code)
                 continue
             del self._ranks[process.local_rank]
             if code and place:
@@ -282,6 +281,13 @@ class Launcher:
         elif ended and place and not self._ranks and not self._failed:
             self._finished = True
             self._conversation.say(lambda report: replace(report, finished=True))
+
+    def _note_lost_standby(self, process: RankProcess, code: int) -> None:
+        del self._standbys[process.local_rank]
+        self._standbys_from_s = time.monotonic() + STANDBY_AFTER_S
+        if code >= 0:
+            self._preload = ()
+            self._tell(f"a standby has ended by itself, so there are none: exit code {code}")
 
     def _fail(self, failure: RankFailure) -> None:
         """Begin no more of this round; who was told to end may yet save."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core.ids import JOB_NAME_LENGTH_MAX
-from holdfast.core.rounds import Terms
+from holdfast.core.rounds import NODES_MAX, RANKS_PER_NODE_MAX, Terms
 from holdfast.errors import InvalidRequestError
 
 DIGEST_LENGTH = 8
@@ -64,7 +64,8 @@ class Options:
     def digest(self) -> str:
         """A name for the command that is run, the same on all nodes."""
         words = [str(self.module), self.script, *self.arguments]
-        return hashlib.blake2b("\0".join(words).encode(), digest_size=16).hexdigest()
+        body = "\0".join(words).encode(errors="surrogateescape")
+        return hashlib.blake2b(body, digest_size=16).hexdigest()
 
     @property
     def job_name(self) -> str:
@@ -102,7 +103,7 @@ def check_script(options: Options) -> None:
         ast.parse(path.read_bytes(), options.script)
     except OSError as cause:
         raise InvalidRequestError(f"{options.script}: {cause.strerror}") from cause
-    except (SyntaxError, ValueError) as cause:
+    except (MemoryError, RecursionError, SyntaxError, ValueError) as cause:
         where = f", line {cause.lineno}" if isinstance(cause, SyntaxError) else ""
         raise InvalidRequestError(f"{options.script}{where} is no Python: {cause}") from cause
 
@@ -123,6 +124,8 @@ def check_log_folder(options: Options) -> None:
 
 
 def _check_module(name: str) -> None:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidRequestError(f"-m {name}: that is no name of a module")
     folder = Path(*name.split("."))
     local = [folder.with_suffix(".py"), folder / "__main__.py"]
     if any(path.is_file() for path in local):
@@ -145,7 +148,7 @@ def ranks_count(nproc: str, environ: Mapping[str, str]) -> int:
     Raises:
         InvalidRequestError: it is no number, or there is no GPU.
     """
-    if nproc.isascii() and nproc.isdigit() and int(nproc) > 0:
+    if re.fullmatch("[0-9]{1,4}", nproc) and 1 <= int(nproc) <= RANKS_PER_NODE_MAX:
         return int(nproc)
     gpus = _gpus_count(environ)
     if nproc == "gpu" and not gpus:
@@ -154,7 +157,9 @@ def ranks_count(nproc: str, environ: Mapping[str, str]) -> int:
         return gpus
     if nproc in ("auto", "cpu"):
         return os.cpu_count() or 1
-    raise InvalidRequestError(f"--nproc-per-node {nproc}: pass a number from 1, auto, gpu or cpu")
+    raise InvalidRequestError(
+        f"--nproc-per-node {nproc}: pass a number from 1 to {RANKS_PER_NODE_MAX}, auto, gpu or cpu"
+    )
 
 
 def _gpus_count(environ: Mapping[str, str]) -> int:
@@ -170,10 +175,12 @@ def nodes_range(text: str) -> tuple[int, int]:
     Raises:
         InvalidRequestError: it is neither.
     """
-    low, _, high = text.partition(":")
-    high = high or low
-    if low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
+    low, colon, high = text.partition(":")
+    high = high if colon else low
+    if re.fullmatch("[0-9]{1,5}", low) and re.fullmatch("[0-9]{1,5}", high):
         least, most = int(low), int(high)
-        if 1 <= least <= most:
+        if 1 <= least <= most <= NODES_MAX:
             return least, most
-    raise InvalidRequestError(f"--nnodes {text}: pass a number of nodes, or MIN:MAX, from 1")
+    raise InvalidRequestError(
+        f"--nnodes {text}: pass a number of nodes, or MIN:MAX, from 1 to {NODES_MAX}"
+    )

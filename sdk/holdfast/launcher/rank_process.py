@@ -65,7 +65,7 @@ def _preload(name: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        if name.partition(".")[0] != error.name:  # who has no torch does without
+        if error.name != "torch":  # who has none does without
             sys.stderr.write(f"holdfast run: --preload {name}: {error}\n")
 
 
@@ -144,7 +144,9 @@ def _without_ours(shown: types.TracebackType | None) -> types.TracebackType | No
 
 def _note(error: BaseException, failure_file: str) -> None:
     """Leave word of an exception for the launcher, and torchrun's file unless there is one."""
-    lines = traceback.format_exception_only(error)
+    shown = traceback.TracebackException(type(error), error, None)
+    shown.__notes__ = None  # they would come last
+    lines = list(shown.format_exception_only())
     detail = "".join(traceback.format_exception(error))
     progress = sys.modules.get("holdfast.training.progress")
     facts = {

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,8 @@ import grpc
 
 from holdfast import locks
 from holdfast.core.retry import bounded
-from holdfast.core.rounds import LaunchRequest
-from holdfast.errors import CheckpointError
+from holdfast.core.rounds import LaunchRequest, check
+from holdfast.errors import CheckpointError, PreconditionError
 from holdfast.rpc import codec
 from holdfast.rpc.channel import server_options, unix_target
 from holdfast.rpc.status import TRAILER, to_status
@@ -30,6 +31,7 @@ from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.rounds import Gone, Reported
 
 ROOT = Path(__file__).parents[3]
+PACKAGES = sysconfig.get_path("purelib")
 LEASE_S = 40.0
 WAIT_S_MAX = 200.0
 
@@ -80,6 +82,8 @@ class Agent(agent_pb2_grpc.AgentServicer):
         (self.arena / "sessions").mkdir(parents=True)
         self.socket = folder / f"{node}.sock"
         self.watched = set()
+        self.blind = False
+        self.asked = 0
         self.server = None
         self.start()
 
@@ -99,10 +103,15 @@ class Agent(agent_pb2_grpc.AgentServicer):
         request = codec.from_message(message, LaunchRequest)
         name = request.report.launcher
         self.watch(name)
+        self.asked += 1
         decision = self.decision
         try:
+            if self.blind:
+                raise PreconditionError("no lock is seen")
+            check(request.report)
             with decision.news:
                 decision.reports.append(request.report)
+                decision.news.notify_all()
             decision.feed(Reported(request.report, self.node, "127.0.0.1"))
         except CheckpointError as error:
             code, detail = to_status(error)
@@ -148,19 +157,20 @@ class Cluster:
         """Write the script of all ranks; it leaves a file for each rank and round."""
         (self.folder / "train.py").write_text(PRELUDE + text)
 
-    def launcher(self, node, *options, arguments=(), through=(), **streams):
+    def launcher(self, node, *options, arguments=(), through=(), program=sys.executable, **streams):
         """Start a launcher on a node; ``through`` a program that becomes it."""
         if node not in self.agents:
             self.agents[node] = Agent(self.decision, node, self.folder)
         log = self.folder / f"{node}-{len(self.launchers)}.log"
-        command = [sys.executable, "-m", "holdfast.cli.main", "run", "--job", "job", *options]
+        command = [program, "-m", "holdfast.cli.main", "run", "--job", "job", *options]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [*through, *command, "train.py", *arguments], cwd=self.folder,
                 **{"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL, **streams},
                 env={
                     **os.environ, "HOLDFAST_AGENT": str(self.agents[node].socket), "NODE": node,
-                    "PYTHONPATH": str(ROOT / "sdk"), "FOLDER": str(self.folder),
+                    "FOLDER": str(self.folder),
+                    "PYTHONPATH": f"{ROOT / 'sdk'}:{self.folder}:{PACKAGES}",
                 },
             )  # fmt: skip
         self.launchers.append(process)

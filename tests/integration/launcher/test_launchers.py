@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from tests.integration.launcher.harness import kill, until
@@ -229,3 +231,67 @@ def test_fewer_nodes_go_on_and_a_late_one_waits_for_a_saved_step(cluster):
 
     assert cluster.codes() == [0, 0]
     assert cluster.pid(2, 1)
+
+
+@pytest.mark.parametrize(
+    "raises",
+    [
+        "raise ValueError('of \\0 bytes')",
+        "raise ValueError(os.fsdecode(b'caf\\xe9'))",
+        "raise ValueError('x' * 100_000)",
+        "raise ValueError('a' + chr(10) + 'b')",
+        "class Odd(Exception):\n    def __str__(self): raise KeyError\nraise Odd",
+    ],
+)
+def test_whatever_an_exception_says_the_launch_ends_by_it(cluster, raises):
+    cluster.script(raises)
+    cluster.launcher("a", *PLAIN)
+
+    assert cluster.codes() == [1]
+    assert "the launch has failed" in cluster.said()
+
+
+def test_an_agent_that_does_not_see_the_lock_is_asked_now_and_then(cluster):
+    """Each time it is locked anew, in the arena that the agent has by then."""
+    cluster.script("forever() if ROUND < 2 else None")
+    launcher = cluster.launcher("a", *PLAIN)
+    cluster.decision.until_round(1)
+    agent = cluster.agents["a"]
+    agent.blind = True
+    until(lambda: "does not see that it runs" in cluster.said(), "it says so")
+    before = len(list(Path(f"/proc/{launcher.pid}/fd").iterdir()))
+    asked = agent.asked
+    until(lambda: agent.asked > asked + 3, "it asks again")
+    assert len(list(Path(f"/proc/{launcher.pid}/fd").iterdir())) <= before + 1
+    agent.blind = False
+    kill(cluster.pid(1, 0))
+
+    assert cluster.codes() == [0]
+
+
+def test_a_standby_that_cannot_be_is_tried_once(cluster):
+    (cluster.folder / "bad.py").write_text("raise RuntimeError('no import of this')")
+    cluster.script("forever() if ROUND < 2 else None")
+    cluster.launcher("a", "--preload", "bad", "--nnodes", "2")
+    until(lambda: "so there are none" in cluster.said(), "it is said")
+    cluster.launcher("b", "--nnodes", "2", *PLAIN)
+    cluster.decision.until_round(1)
+    kill(cluster.pid(1, 0))
+
+    assert cluster.codes() == [0, 0]
+    assert cluster.said().count("no import of this") <= 2
+
+
+def test_ranks_that_cannot_be_started_are_tried_again_in_another_round(cluster):
+    """As if they had been killed; the program is away for a moment."""
+    cluster.script("forever() if ROUND == 1 else None")
+    program = cluster.folder / "python"
+    program.symlink_to(sys.executable)
+    cluster.launcher("a", "--nproc-per-node", "2", *PLAIN, program=str(program))
+    first, _ = cluster.pid(1, 0), cluster.pid(1, 1)
+    program.unlink()
+    kill(first)
+    until(lambda: "cannot be started: No such file" in cluster.said(), "it says so")
+    program.symlink_to(sys.executable)
+
+    assert cluster.codes() == [0]

@@ -110,6 +110,27 @@ async def test_leases_outlive_a_catalogue_that_was_away(database_url, kit):
     assert view.place is not None
 
 
+async def test_a_short_absence_of_the_catalogue_is_none_of_the_launchers(database_url, kit):
+    """With a lease of 3 s, renewed 0.74 s before the last pulse, 2.3 s ago."""
+    async with kit.running(database_url, quick(kit, 3.0)) as service:
+        await both(service)
+
+        def away(catalogue):
+            now_s = catalogue.now_s()
+            at_s, since_s = catalogue.pulse()
+            catalogue.beat(at_s, now_s - 2.3, since_s)
+            for name in ("aa", "bb"):
+                catalogue.renew_launcher(name * 16, "gpt/small", now_s - 2.3 - 0.74 + 3.0)
+
+        await service.write(lambda c: kit_tick(c, service))
+        await service.write(away)
+        await service.write(lambda c: kit_tick(c, service))
+        await service.write(lambda c: launches.tick(c, service.limits))
+        view = await service.ask(request("aa", sequence=3, port=7001))
+
+    assert view.place is not None
+
+
 def kit_tick(catalogue, service):
     from holdfast_services.metadata.usecases import agents
 
@@ -148,6 +169,19 @@ async def test_a_launch_that_is_over_leaves_no_row(database_url, kit):
         await service.ask(request("bb", sequence=9, left=True))
 
         assert await service.read(lambda c: c.launch_jobs()) == []
+        assert not await service.read(lambda c: c.lost_launchers("gpt/small", 1e12))
+
+
+async def test_launchers_that_were_killed_leave_no_row_after_their_lease(database_url, kit):
+    """Also one that came and left within one transaction, and one that an agent tells of late."""
+    async with kit.running(database_url, quick(kit, 0.5), clock=True) as service:
+        said = [request("cc"), request("cc", sequence=2, left=True), request("dd")]
+        await service.write(lambda c: launches.hear(c, said, service.limits))
+        await service.ask(request("ee", gone=True))
+        await both(service)
+        while await service.read(lambda c: c.launch_jobs()):  # noqa: ASYNC110 - a lease ends
+            await asyncio.sleep(0.05)
+
         assert not await service.read(lambda c: c.lost_launchers("gpt/small", 1e12))
 
 

@@ -127,6 +127,16 @@ def test_what_an_exception_was_is_left_for_the_launcher(tmp_path):
     assert "raise ValueError" in message["extraInfo"]["py_callstack"]
 
 
+def test_notes_of_an_exception_are_no_reason(tmp_path):
+    rank = Rank(tmp_path, script(tmp_path, "e = ValueError('no')\ne.add_note('seen')\nraise e"))
+    _, _, err = rank.go()
+
+    noted = json.loads(rank.noted.read_text())
+    assert noted["reason"] == "ValueError: no"
+    assert "seen" in noted["detail"]
+    assert "seen" in err
+
+
 def test_processes_that_it_starts_find_its_functions(tmp_path):
     name = script(
         tmp_path,
@@ -173,6 +183,15 @@ def test_loaders_with_workers_work(tmp_path):
 
     assert code == 0
     assert out == plain(tmp_path, name)[1]
+
+
+def test_what_cannot_be_preloaded_is_said(tmp_path):
+    name = script(tmp_path, "print('ran')")
+
+    code, out, err = Rank(tmp_path, name, preload=("no_such_module",)).go()
+
+    assert (code, out) == (0, "ran\n")
+    assert "--preload no_such_module: No module named" in err
 
 
 def test_one_that_is_not_wanted_ends_without_a_word(tmp_path):

@@ -4,11 +4,13 @@ import pytest
 
 from holdfast.cli import arguments
 from holdfast.cli.run import _options
-from holdfast.core.rounds import Place
+from holdfast.core.rounds import LauncherReport, Place, check
 from holdfast.errors import InvalidRequestError
 from holdfast.launcher import environment
 from holdfast.launcher.failures import failure
 from holdfast.launcher.options import Options, check_script, nodes_range, ranks_count
+from holdfast.rpc.codec import from_message, to_message
+from holdfast.v1 import metadata_pb2
 
 
 def asked(*words):
@@ -75,6 +77,7 @@ def test_the_same_command_has_the_same_name_on_all_nodes():
 def test_scripts_that_no_rank_could_run_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "deep.py").write_text("x = " + "-" * 200_000 + "1")
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
@@ -83,6 +86,9 @@ def test_scripts_that_no_rank_could_run_are_refused(tmp_path, monkeypatch):
         (Options(script="bad.py"), "bad.py, line 2"),
         (Options(script="nowhere.at.all", module=True), "no module nowhere.at.all"),
         (Options(script="pack", module=True), "without a __main__"),
+        (Options(script="", module=True), "no name of a module"),
+        (Options(script="..pack", module=True), "no name of a module"),
+        (Options(script="deep.py"), "deep.py is no Python"),
     ):
         with pytest.raises(InvalidRequestError, match=said):
             check_script(options)
@@ -145,3 +151,29 @@ def test_auto_is_asked_for_by_word_or_by_environment():
         "fresh": False,
     }
     assert asked("train.py").auto_arguments is None
+
+
+def test_what_an_exception_says_can_be_sent_and_kept():
+    for text in ("of \0 bytes", "caf\udce9", "x" * 100_000):
+        noted = {"reason": text, "detail": text, "kind": text, "step": 4}
+        report = LauncherReport(
+            launcher="0" * 32, sequence=1, job="j", port=1, failure=failure(0, 1, noted)
+        )
+
+        check(report)
+        assert from_message(to_message(report, metadata_pb2.LauncherReport), LauncherReport)
+
+
+def test_numbers_that_are_none_are_refused_before_anything_is_started():
+    for nproc in ("9" * 5000, "4097", "0", "-1", "٣"):
+        with pytest.raises(InvalidRequestError, match="pass a number from 1 to 4096"):
+            ranks_count(nproc, {})
+    for nodes in ("1:99999999999", "65537", "9" * 5000, ":", "1:"):
+        with pytest.raises(InvalidRequestError, match="MIN:MAX"):
+            nodes_range(nodes)
+
+
+def test_a_command_of_any_bytes_has_a_name():
+    one, other = (Options(script="a.py", arguments=(word,)) for word in ("\udce9", "\udcea"))
+
+    assert one.job_name != other.job_name

@@ -116,9 +116,10 @@ def test_what_is_said_of_an_older_round_counts_for_nothing(two):
     two.say("aa", round=old, failure=RankFailure(rank=0, code=-9, reason="late", outside=True))
     two.say("aa", round=old, finished=True, failure=None)
     two.say("bb", round=old, finished=True)
+    two.say("bb", round=two.launch.nonce, finished=True)
 
     assert two.launch.number == 2
-    assert two.launch.on
+    assert two.launch.on, "rank 0 of this round runs"
 
 
 def test_doubled_and_late_reports_change_nothing(two):
@@ -399,3 +400,64 @@ def test_a_launcher_that_was_given_up_alone_begins_a_launch_with_other_nonces():
 
     assert cluster.launch.number == 1
     assert cluster.launch.nonce != first
+
+
+def test_who_is_done_saving_ends_no_round_of_those_who_still_save(two):
+    """It was told to end by way of the launch, so it does not say itself that it stops."""
+    two.say("aa", stopping=True)
+    two.say("bb", left=True)
+
+    assert two.view("aa").stop
+    assert two.launch.restarts_at_s == ()
+    assert "round_failed" not in two.events
+    assert two.launch.number == 1
+
+
+def test_nobody_is_taken_in_by_a_launch_that_ends():
+    cluster = Cluster(nodes_min=2, nodes_max=3, shrink_after_s=0.0)
+    for name in ("aa", "bb"):
+        cluster.say(name)
+    cluster.follow("aa", "bb")
+    cluster.say("cc")
+    cluster.say("cc", stopping=True)
+    cluster.say("aa", stopping=True)
+    assert cluster.launch.stopping
+
+    cluster.tick(saved=True)
+
+    assert cluster.launch.on, "who saves yet is not disturbed"
+    assert not rounds.may_grow(cluster.launch)
+
+
+def test_who_waits_is_who_may_be_taken_in():
+    cluster = Cluster(nodes_min=1, nodes_max=3, shrink_after_s=0.0)
+    cluster.say("aa")
+    cluster.follow("aa")
+    cluster.say("bb")
+    cluster.say("bb", stopping=True)
+    cluster.tick(50)
+    cluster.say("cc")
+
+    assert rounds.waits_since_s(cluster.launch) == cluster.now_s
+
+
+def test_a_clock_that_is_set_back_makes_nobody_wait_for_it(two):
+    for _ in range(2):
+        two.follow("aa", "bb")
+        two.fail("aa", "killed by SIGKILL", outside=True)
+    two.follow("aa", "bb")
+    assert not two.launch.on, "there is a pause"
+
+    two.now_s -= 900.0
+    two.tick()
+    two.tick(30.0)
+    assert two.launch.on
+
+    shrinks = Cluster(nodes_min=1, shrink_after_s=5.0)
+    shrinks.now_s = 10_000.0
+    shrinks.say("aa")
+    shrinks.now_s -= 3600.0
+    shrinks.tick()
+    assert shrinks.launch.launcher("aa" * 16).joined_at_s == shrinks.now_s
+    shrinks.tick(5.0)
+    assert shrinks.launch.on

@@ -58,6 +58,7 @@ def handle(
         AlreadyExistsError: another launch has the job's name, or another launcher this node.
     """
     before = launch
+    launch = _no_later_than(launch, now_s, lease_s)
     if isinstance(event, Reported):
         launch = _reported(launch, event, now_s, lease_s)
     elif isinstance(event, Gone):
@@ -66,6 +67,25 @@ def handle(
         launch = replace(_over(launch), again_after_s=0.0)
     launch = _begun(launch, now_s)
     return launch, _news(before, launch)
+
+
+def _no_later_than(launch: Launch, now_s: float, lease_s: float) -> Launch:
+    """Return the launch with no time that is still to come: the clock may have been set back."""
+    again_s = now_s + max(lease_s, QUICK_WAITS.wait_s_max)
+    joined_s = (one.joined_at_s for one in launch.launchers)
+    latest_s = max(launch.began_at_s, launch.enough_since_s, *joined_s)
+    if latest_s <= now_s and launch.again_after_s <= again_s:
+        return launch
+    launchers = tuple(
+        replace(one, joined_at_s=min(one.joined_at_s, now_s)) for one in launch.launchers
+    )
+    return replace(
+        launch,
+        launchers=launchers,
+        began_at_s=min(launch.began_at_s, now_s),
+        enough_since_s=min(launch.enough_since_s, now_s),
+        again_after_s=min(launch.again_after_s, again_s),
+    )
 
 
 def may_grow(launch: Launch) -> bool:
@@ -103,7 +123,7 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
         port=report.port,
         address=event.address,
         finished=report.finished and report.round == launch.nonce,
-        stopping=known.stopping or report.stopping,
+        stopping=report.stopping,
     )
     launch = _with(launch, told)
     if report.stopping and not known.stopping:

@@ -29,7 +29,9 @@ from holdfast_services.metadata.domain.readmitted_attempt import seat
 from holdfast_services.metadata.storage import Catalogue
 
 PULSE_S = 1.0
-PULSE_GAP_S_MAX = 3.0
+PULSE_GAP_S_MAX = 2.0
+"""Less than what is left of a lease of 3 s when a launcher has renewed it a quarter of it ago; more
+than ``PULSE_S`` and a tick."""
 CLOCK_BACK_S_MIN = 1.0
 SILENT_S_MAX = 5.0
 """More than ``PULSE_S`` and a tick on a busy machine: past it the database takes no writes."""

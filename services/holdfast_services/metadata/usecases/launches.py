@@ -31,15 +31,16 @@ def hear(
     for job in sorted({request.report.job for request in requests}):
         before = launch = catalogue.lock_launch(job)
         mine = [(i, request) for i, request in enumerate(requests) if request.report.job == job]
+        heard = set()
         for index, request in mine:
             try:
                 launch = _fed(catalogue, launch, _event(request), now_s, limits)
             except CheckpointError as refusal:
                 answers[index] = refusal
                 continue
-            if launch.launcher(request.report.launcher):
-                until_s = now_s + limits.node_lease_s
-                catalogue.renew_launcher(request.report.launcher, job, until_s)
+            heard.add(request.report.launcher)
+        for launcher in sorted(heard & {one.id for one in launch.launchers}):
+            catalogue.renew_launcher(launcher, job, now_s + limits.node_lease_s)
         catalogue.save_launch(before, launch)
         answers |= {i: launch for i, _ in mine if i not in answers}
         changed = changed or launch != before
