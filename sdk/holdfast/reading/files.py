@@ -1,17 +1,14 @@
-"""Bytes of segment files on this machine, mapped privately: writing to a tensor changes no file.
+"""Bytes of segment files on this machine: read into tensors, mapped where they lie otherwise.
 
 The bytes were verified before (P3); here headers are parsed and nothing is unpickled (P9).
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from holdfast.copying.cuda import CUDA
@@ -22,9 +19,7 @@ from holdfast.core.needs import ByteRange
 from holdfast.core.shard import Shard
 from holdfast.errors import (
     InvalidRequestError,
-    NotFoundError,
     NotReadyError,
-    TruncatedShardError,
 )
 from holdfast.format.boxes import span
 from holdfast.format.header import parse_header
@@ -33,10 +28,11 @@ from holdfast.reading.dtypes import TORCH
 from holdfast.reading.pieces import Part
 from holdfast.reading.reader import Copy, Reader
 from holdfast.reading.registered import registered
+from holdfast.reading.segment_file import SegmentFile
 from holdfast.reading.transfer import Transfer, as_in_memory
 
 Ranges = Sequence[ByteRange]
-ParseHeader = Callable[[memoryview, int], SegmentHeader]
+ParseHeader = Callable[[bytes, int], SegmentHeader]
 
 
 def open_files(
@@ -62,12 +58,12 @@ def open_files(
         ManifestError: a header breaks a rule, or is of another shard than was asked for.
         InvalidRequestError: the shards are not of one (run, step, generation) and world size.
     """
-    source = MappedFiles(files, held or {}, parse, devices)
+    source = SegmentFiles(files, held or {}, parse, devices)
     return Reader(source, source.world_size)
 
 
-class MappedFiles:
-    """The ``reader.Bytes`` of mapped segment files.
+class SegmentFiles:
+    """The ``reader.Bytes`` of segment files.
 
     Invariants: every shard is of one (run, step, generation).
     """
@@ -82,9 +78,7 @@ class MappedFiles:
         self._parse = parse
         self._devices = devices
         self._held: list[Ranges] = []
-        self._maps: list[mmap.mmap] = []
-        self._data: list[torch.Tensor] = []
-        self._files: list[tuple[Path, tuple[int, int]]] = []
+        self._files: list[SegmentFile] = []
         self._headers: list[SegmentHeader] = []
         shards: list[Shard] = []
         try:
@@ -104,26 +98,31 @@ class MappedFiles:
         return self._headers
 
     def expect(self, parts: Iterable[Part]) -> None:
-        """See ``Bytes.expect``; of what is mapped nothing needs to be fetched."""
+        """See ``Bytes.expect``; of what is in files here nothing needs to be fetched."""
 
     def copy(self, copies: Sequence[Copy], *, expected: bool = False) -> None:
         """See ``Bytes.copy``; by as many threads as there are cores, or by an accelerator.
 
         Raises:
             NotReadyError: bytes of a tensor are not in the file; nothing was written.
-            UnavailableError: an accelerator does not go on.
-            RuntimeError: it fails, or has no memory left.
+            TruncatedShardError: a file has become shorter.
+            UnavailableError: an accelerator does not go on, or a file cannot be read.
+            RuntimeError: an accelerator fails, or has no memory left.
         """
         del expected
         transfer = Transfer()
         far: dict[Device, list[Copy]] = {}
         for copy in copies:
-            self._check_held(copy.part)
-            device = self._devices.of(copy.target)
-            if device is None:
-                transfer.add(copy.target, self._view(copy.part, self._data[copy.part.number]))
-            else:
+            target, part = copy
+            if not part.box.elements_count:
+                continue
+            begin, end = _bytes_of(part)
+            self._check_held(part, begin, end)
+            device, file = self._devices.of(target), self._files[part.number]
+            if device is not None:
                 far.setdefault(device, []).append(copy)
+            elif not (_is_as_stored(copy, end - begin) and transfer.read(target, file.read, begin)):
+                transfer.add(target, _view(part, file.data()))
         for device, group in far.items():
             self._load(device, group)
         transfer.run()
@@ -134,51 +133,54 @@ class MappedFiles:
         for _, part in copies:
             ranges.setdefault(part.number, []).append(_bytes_of(part))
         with ExitStack() as lent:
+            files = self._files
             data = {
-                number: lent.enter_context(registered(device, *self._files[number], wanted))
+                number: lent.enter_context(
+                    registered(device, files[number].path, files[number].inode, wanted)
+                )
                 for number, wanted in ranges.items()
             }
             pairs = []
             for target, part in copies:
                 known = data[part.number]
-                source = self._view(part, self._data[part.number] if known is None else known)
+                source = _view(part, files[part.number].data() if known is None else known)
                 pairs.append(as_in_memory(target.detach(), source))
             del data, known, source
             load(device, pairs)
 
     def close(self) -> None:
-        """Unmap everything; idempotent."""
-        self._data.clear()
-        maps, self._maps = self._maps, []
-        for mapping in maps:
-            try:
-                mapping.close()
-            except BufferError:
-                continue  # goes with the last tensor that still views it
+        """Close everything; idempotent."""
+        for file in self._files:
+            file.close()
 
-    @staticmethod
-    def _view(part: Part, data: torch.Tensor) -> torch.Tensor:
-        entry = part.entry
-        spec = entry.spec
-        view = data[entry.begin : entry.end].view(TORCH[spec.dtype]).view(spec.box.lengths)
-        return view if part.box is spec.box else view[part.box.within(spec.box)]
-
-    def _check_held(self, part: Part) -> None:
-        if part.box.elements_count and not _holds(self._held[part.number], *_bytes_of(part)):
+    def _check_held(self, part: Part, begin: int, end: int) -> None:
+        if not _holds(self._held[part.number], begin, end):
             fqn = part.entry.spec.fqn
             raise NotReadyError(f"bytes of tensor {fqn!r} were not fetched to this node", fqn=fqn)
 
     def _add(self, path: Path, shard: Shard) -> None:
-        mapping, inode = _mapped(path, shard)
-        self._maps.append(mapping)
-        self._files.append((path, inode))
-        with memoryview(mapping) as view:
-            if not _holds(self._held[-1], 0, header_length(bytes(view[:8]))):
-                raise NotReadyError(f"the header of {shard.id.key} was not fetched to this node")
-            header = self._parse(view, shard.length_bytes)
+        file = SegmentFile(path, shard)
+        self._files.append(file)
+        head_bytes = header_length(file.head(8))
+        if not _holds(self._held[-1], 0, head_bytes):
+            raise NotReadyError(f"the header of {shard.id.key} was not fetched to this node")
+        header = self._parse(file.head(head_bytes), shard.length_bytes)
         header.expect(shard)
         self._headers.append(header)
-        self._data.append(torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8)))
+
+
+def _view(part: Part, data: torch.Tensor) -> torch.Tensor:
+    entry = part.entry
+    spec = entry.spec
+    view = data[entry.begin : entry.end].view(TORCH[spec.dtype]).view(spec.box.lengths)
+    return view if part.box is spec.box else view[part.box.within(spec.box)]
+
+
+def _is_as_stored(copy: Copy, length_bytes: int) -> bool:
+    """Tell whether the target gets the very bytes that lie, ``length_bytes`` long, in the file."""
+    target, part = copy
+    # Between the rows of a box that is cut along another dim than the first, there is more.
+    return target.nbytes == length_bytes and target.dtype == TORCH[part.entry.spec.dtype]
 
 
 def _holds(ranges: Ranges, begin: int, end: int) -> bool:
@@ -197,23 +199,3 @@ def _bytes_of(part: Part) -> tuple[int, int]:
     item_bytes = ITEM_BYTES[entry.spec.dtype]
     begin, end = (n * item_bytes for n in span(entry.spec.box, part.box))
     return entry.begin + begin, entry.begin + end
-
-
-def _mapped(path: Path, shard: Shard) -> tuple[mmap.mmap, tuple[int, int]]:
-    """Return the mapping of a file, and which file it is: device and number."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError as cause:
-        raise NotFoundError(f"segment {shard.id.key} is gone from {path}") from cause
-    try:
-        found = os.fstat(fd)
-        length_bytes = found.st_size
-        if length_bytes != shard.length_bytes or length_bytes == 0:
-            raise TruncatedShardError(
-                f"segment {shard.id.key} has {length_bytes} bytes, not {shard.length_bytes}"
-            )
-        # Not populated: the threads that copy take the faults, side by side.
-        mapping = mmap.mmap(fd, length_bytes, access=mmap.ACCESS_COPY)
-        return mapping, (found.st_dev, found.st_ino)
-    finally:
-        os.close(fd)

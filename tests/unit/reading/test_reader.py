@@ -1,4 +1,4 @@
-"""One reader: any region of any tensor, from mapped files and from a folder in a store alike."""
+"""One reader: any region of any tensor, from files here and from a folder in a store alike."""
 
 from __future__ import annotations
 
