@@ -13,9 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from operator import le
+from typing import TypeAlias
 
 from holdfast.format.boxes import Box, check_dims, intersect, without
 
+Filling: TypeAlias = "tuple[Sequence[tuple[int, Box]], Box | None]"
+"""Boxes by their numbers, with what they give of a region, and what of it none has."""
 UNSORTED_COUNT_MAX = 4
 """Of so few boxes a look at each takes less time than sorting them."""
 
@@ -23,10 +26,11 @@ UNSORTED_COUNT_MAX = 4
 class Overlaps:
     """Boxes of one tensor, which may overlap, by what they share with a region.
 
-    They are sorted when a region is first asked for, and not at all if they are a handful.
+    They are sorted when a region is first asked for, and not at all if they are a handful. The last
+    answer is kept: of tensors that are cut alike, a rank asks for the same region of each.
     """
 
-    __slots__ = ("_apart", "_axis", "_begins", "_boxes", "_furthest", "_order")
+    __slots__ = ("_apart", "_axis", "_begins", "_boxes", "_furthest", "_last", "_order")
 
     def __init__(self, boxes: Sequence[Box]) -> None:
         self._boxes = boxes
@@ -36,6 +40,7 @@ class Overlaps:
         self._furthest: list[int] = []
         self._apart = False
         """Whether each ends before the next one begins, along the axis."""
+        self._last: tuple[Box, Filling] | None = None
 
     def of(self, region: Box) -> Iterator[tuple[int, Box]]:
         """Yield each box that shares elements with ``region``, by its number, and what they share.
@@ -50,7 +55,7 @@ class Overlaps:
             if shared is not None:
                 yield number, shared
 
-    def fill(self, region: Box) -> tuple[list[tuple[int, Box]], Box | None]:
+    def fill(self, region: Box) -> Filling:
         """Return which boxes make up ``region``, and what of it none has; None: they have all.
 
         One alone if it has all, at best it and no more; else, in order of place, each that has
@@ -59,10 +64,16 @@ class Overlaps:
         Raises:
             ValueError: the region has another number of dims.
         """
+        last = self._last  # once: other threads may ask, too
+        if last is None or last[0] != region:
+            last = self._last = region, self._fill(region)
+        return last[1]
+
+    def _fill(self, region: Box) -> Filling:
         found = list(self.of(region))
         enough = [one for one in found if one[1].lengths == region.lengths]
         if enough:
-            return [next((one for one in enough if self._boxes[one[0]] == region), enough[0])], None
+            return (next((one for one in enough if self._boxes[one[0]] == region), enough[0]),), None
         missing = region.elements_count
         if self._apart and missing == sum(prod(shared.lengths) for _, shared in found):
             return found, None

@@ -74,7 +74,7 @@ class Wants:
         """
         here = local_box(fqn, target, of)
         check_fillable(fqn, here.tensor)
-        self._check_fits(fqn, target, stored, of)
+        self._check_fits(fqn, here.shape, target.dtype, stored)
         self._add(Want(here.tensor.detach(), stored, here.box))
 
     def fill_alone(self, fqn: str, target: torch.Tensor, stored: str) -> bool:
@@ -104,19 +104,19 @@ class Wants:
         Raises:
             InvalidRequestError: as ``fill`` says, or it cannot be given memory; see ``blanks``.
         """
-        box = local_box(fqn, target).box
-        self._check_fits(fqn, target, stored)
+        here = local_box(fqn, target)
+        self._check_fits(fqn, here.shape, target.dtype, stored)
         memory = blanks.new_memory(fqn, target)
-        self._add(Want(memory, stored, box))
+        self._add(Want(memory, stored, here.box))
         self.then(partial(blanks.put, target, memory))
 
     def _check_fits(
-        self, fqn: str, target: torch.Tensor, stored: str, of: torch.Tensor | None = None
+        self, fqn: str, shape: tuple[int, ...], dtype: torch.dtype, stored: str
     ) -> None:
         spec = self.spec(stored)
-        if not fits(target, spec, of):
+        if shape != spec.shape or dtype != TORCH[spec.dtype]:
             raise InvalidRequestError(
-                f"tensor {fqn!r} is {shape_of(target, of)} {target.dtype} now and was saved as "
+                f"tensor {fqn!r} is {shape} {dtype} now and was saved as "
                 f"{spec.shape} {TORCH[spec.dtype]}: build the model as it was saved, or use "
                 f"another job name"
             )
