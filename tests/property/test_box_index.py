@@ -161,9 +161,12 @@ def test_a_region_is_made_up_of_one_box_or_of_those_that_have_what_none_before_t
     boxes, regions = drawn
     found = Overlaps(boxes)
 
-    for region in regions:
-        chosen, hole = found.fill(region)
+    for region in [*regions, *regions, *reversed(regions)]:  # what was asked last is known
+        told, hole = found.fill(region)
+        chosen = [(shared.number, shared.box) for shared in told]
 
+        assert [one.box.within(region) for one in told] == [one.place for one in told]
+        assert [span(boxes[one.number], one.box) for one in told] == [one.span for one in told]
         assert (hole is None) is (filled(boxes, region) is not None)
         if hole is None:
             assert filled(boxes, region) == sorted(chosen, key=lambda one: one[0])

@@ -13,14 +13,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from operator import le
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from holdfast.format.boxes import Box, check_dims, intersect, without
+from holdfast.format.boxes import Box, check_dims, intersect, span, without
 
-Filling: TypeAlias = "tuple[Sequence[tuple[int, Box]], Box | None]"
-"""Boxes by their numbers, with what they give of a region, and what of it none has."""
 UNSORTED_COUNT_MAX = 4
 """Of so few boxes a look at each takes less time than sorting them."""
+
+
+class Shared(NamedTuple):
+    """The part ``box`` of a region that the box of a ``number`` gives.
+
+    ``place`` selects it from an array that holds the region; ``span`` are the first and the end of
+    its elements among those of the box that has it, see ``boxes.span``.
+    """
+
+    number: int
+    box: Box
+    place: tuple[slice, ...]
+    span: tuple[int, int]
+
+
+Filling: TypeAlias = tuple[Sequence[Shared], Box | None]
+"""What makes up a region, and what of it none has."""
 
 
 class Overlaps:
@@ -66,14 +81,19 @@ class Overlaps:
         """
         last = self._last  # once: other threads may ask, too
         if last is None or last[0] != region:
-            last = self._last = region, self._fill(region)
+            chosen, hole = self._chosen(region)
+            told = [
+                Shared(at, box, box.within(region), span(self._boxes[at], box))
+                for at, box in chosen
+            ]
+            last = self._last = region, (told, hole)
         return last[1]
 
-    def _fill(self, region: Box) -> Filling:
+    def _chosen(self, region: Box) -> tuple[Sequence[tuple[int, Box]], Box | None]:
         found = list(self.of(region))
         enough = [one for one in found if one[1].lengths == region.lengths]
         if enough:
-            return (next((one for one in enough if self._boxes[one[0]] == region), enough[0]),), None
+            return [next((one for one in enough if self._boxes[one[0]] == region), enough[0])], None
         missing = region.elements_count
         if self._apart and missing == sum(prod(shared.lengths) for _, shared in found):
             return found, None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.core.needs import ByteRange, ShardNeed
 from holdfast.errors import NotReadyError
-from holdfast.format.boxes import Box, span
+from holdfast.format.boxes import Box
 from holdfast.format.digest import PART_BYTES
 from holdfast.format.flat_ranges import boxes_of
 from holdfast.format.index import Index, IndexedBox, IndexedTensor
@@ -37,8 +37,7 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
     empty: list[IndexedTensor] = []
     for fqn, region in wanted:
         tensor = tensors.get(fqn)
-        for item_bytes, held, shared in _sources(tensor, fqn, region):
-            first, last = span(held.box, shared)
+        for item_bytes, held, (first, last) in _sources(tensor, fqn, region):
             spans[held.rank, held.volume].append(
                 (held.begin + first * item_bytes, held.begin + last * item_bytes)
             )
@@ -57,8 +56,8 @@ def needs(index: Index, wanted: Iterable[tuple[str, Box]]) -> tuple[ShardNeed, .
 
 def _sources(
     tensor: IndexedTensor | None, fqn: str, region: Box
-) -> Iterator[tuple[int, IndexedBox, Box]]:
-    """Yield the bytes of an element, a box that the region is read from, what is read of it."""
+) -> Iterator[tuple[int, IndexedBox, tuple[int, int]]]:
+    """Yield the bytes of an element, a box that the region is read from, which elements of it."""
     if not region.elements_count:
         return
     hole: Box | None = region
@@ -67,8 +66,8 @@ def _sources(
             found, hole = tensor.overlaps.fill(box)
             if hole is not None:
                 break
-            for number, shared in found:
-                yield ITEM_BYTES[tensor.dtype], tensor.pieces[number], shared
+            for shared in found:
+                yield ITEM_BYTES[tensor.dtype], tensor.pieces[shared.number], shared.span
     if hole is not None:
         raise NotReadyError(f"no shard holds {hole} of tensor {fqn!r}", fqn=fqn)
 

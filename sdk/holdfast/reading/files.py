@@ -21,7 +21,6 @@ from holdfast.errors import (
     InvalidRequestError,
     NotReadyError,
 )
-from holdfast.format.boxes import span
 from holdfast.format.header import parse_header
 from holdfast.format.segment import ITEM_BYTES, SegmentHeader, header_length
 from holdfast.reading.dtypes import TORCH
@@ -195,7 +194,6 @@ def _check_one_checkpoint(shards: Sequence[Shard]) -> None:
 
 def _bytes_of(part: Part) -> tuple[int, int]:
     """Return where the bytes of ``part`` begin and end in its file, with those between them."""
-    entry = part.entry
+    _, entry, _, _, (first, last) = part
     item_bytes = ITEM_BYTES[entry.spec.dtype]
-    begin, end = (n * item_bytes for n in span(entry.spec.box, part.box))
-    return entry.begin + begin, entry.begin + end
+    return entry.begin + first * item_bytes, entry.begin + last * item_bytes

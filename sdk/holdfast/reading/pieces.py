@@ -21,12 +21,15 @@ class Part(NamedTuple):
     """The region ``box`` (of the tensor) out of one entry of the segment ``number``.
 
     Invariants: ``box`` lies inside the box of ``entry``; both have the tensor's dims: an entry
-    that is a range in the file is one of the boxes it is made of.
+    that is a range in the file is one of the boxes it is made of. ``place`` and ``span`` are those
+    of ``box_index.Shared``: in the region that was asked for, and among the elements of ``entry``.
     """
 
     number: int
     entry: TensorEntry
     box: Box
+    place: tuple[slice, ...]
+    span: tuple[int, int]
 
 
 class _Held(NamedTuple):
@@ -85,7 +88,7 @@ class Pieces:
         places, boxes = held
         if boxes and boxes[0] == box:
             number, entry = places[0]
-            return [Part(number, entry, boxes[0])]
+            return [Part(number, entry, boxes[0], _all_of(box), (0, box.elements_count))]
         overlaps = self._overlaps.get(name)
         if overlaps is None:
             overlaps = self._overlaps[name] = self._shared.of(boxes)
@@ -93,7 +96,13 @@ class Pieces:
         if hole is not None:
             place = f"{list(box.offsets)} + {list(box.lengths)}"
             raise NotReadyError(f"pieces of tensor {name!r} are missing at {place}", fqn=name)
-        return [Part(*places[at], region) for at, region in chosen]
+        return [
+            Part(*places[at], region, place, elements) for at, region, place, elements in chosen
+        ]
+
+
+def _all_of(box: Box) -> tuple[slice, ...]:
+    return tuple(map(slice, box.lengths))
 
 
 def _boxes(entry: TensorEntry) -> Iterator[TensorEntry]:

@@ -148,8 +148,7 @@ class Reader:
         for name in names:
             target = self._empty(name, self._whole(name))
             with torch.no_grad():
-                copies = _copies(target, self._whole(name), chosen[name])
-                self._source.copy(copies, expected=True)
+                self._source.copy(_copies(target, chosen[name]), expected=True)
             yield name, target
 
     def tensor(self, name: str, box: Box | None = None) -> torch.Tensor:
@@ -182,7 +181,7 @@ class Reader:
         spec = self._pieces.specs.get(want.name)
         _check(want, spec)
         for target, box in _boxes(want, spec):
-            yield from _copies(target, box, self._pieces.choose(want.name, box))
+            yield from _copies(target, self._pieces.choose(want.name, box))
 
     def _whole(self, name: str) -> Box:
         spec = self._pieces.specs.get(name)
@@ -225,7 +224,7 @@ def _boxes(want: Want, spec: TensorSpec | None) -> Iterator[tuple[torch.Tensor, 
         begin = end
 
 
-def _copies(target: torch.Tensor, box: Box, parts: Sequence[Part]) -> list[Copy]:
+def _copies(target: torch.Tensor, parts: Sequence[Part]) -> list[Copy]:
     if len(parts) == 1:
         return [Copy(target, parts[0])]
-    return [Copy(target[part.box.within(box)], part) for part in parts]
+    return [Copy(target[part.place], part) for part in parts]
