@@ -349,6 +349,7 @@ class Loading:
             saved = self._with_all_keys(path, saved, here, called)
         else:
             loose = cast("dict[str, dict[str, object]]", self.decode(self._live.loose[path]))
+        of_torch, group = optimizers.is_of_torch(optimizer), dealt_out(optimizer)
         optimizers.load_optimizer(
             path,
             optimizer,
@@ -359,8 +360,8 @@ class Loading:
             find=lambda name, key, p: self._stored(
                 f"{path}.state.{called.get(name, name)}.{key}",
                 p,
-                of_torch=optimizers.is_of_torch(optimizer),
-                group=dealt_out(optimizer),
+                of_torch=of_torch,
+                group=group,
             ),
             wants=self._wants,
         )

@@ -183,8 +183,8 @@ def _survey_state(
 ) -> None:
     """Add the state of ``p`` under names that begin with ``path``."""
     part, group = is_part(p), keeping.group
-    if part:  # its module may not be in the state
-        survey.mesh_of.setdefault(id(p), local_box(path, p).mesh)
+    if part and id(p) not in survey.mesh_of:  # its module may not be in the state
+        survey.mesh_of[id(p)] = local_box(path, p).mesh
     mesh_of_p = survey.mesh_of.get(id(p), ())
     holders = (dist.get_rank(),) if group else None
     known_to_all = not (group or is_piece(p))

@@ -212,13 +212,13 @@ class Survey:
             if len(self._sharded) == 1:
                 # What a module's ``to()`` replaces is not the DTensor but what is in it.
                 self.sources.append(lambda: map(_LOCAL, self._sharded))
-        declared = id(tensor) in self.declared
+        declared, parameter = id(tensor) in self.declared, is_parameter(tensor)
         self.tensors.append(
             CapturedTensor(
                 fqn, here.tensor, home, deferred, here.shape, here.box, holders, mesh,
-                parameter=is_parameter(tensor),
+                parameter=parameter,
                 known_to_all=known_to_all,
-                idle=declared or (is_parameter(tensor) and not tensor.requires_grad),
+                idle=declared or (parameter and not tensor.requires_grad),
                 frozen=declared and fqn not in self.thawed,
                 outer=None if here.tensor is tensor else tensor,
             )
