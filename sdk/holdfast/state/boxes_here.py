@@ -67,18 +67,21 @@ class LocalBoxes:
 
         Of all others this rank may have something.
         """
-        if name.rpartition(".")[0] in self.elsewhere:
+        if self.elsewhere and name.rpartition(".")[0] in self.elsewhere:
             return True
+        if not self.sections:
+            return False
         of_section = any(is_under(fqn, self.sections) for fqn in _names_of(name))
         return of_section and not self.find(name)
 
 
-def _names_of(name: str) -> list[str]:
-    """Return what a name may stand for: a tensor, and of optimizer's state its parameter.
+def _names_of(name: str) -> Iterator[str]:
+    """Yield what a name may stand for: a tensor, and of optimizer's state its parameter.
 
-    >>> _names_of("o.state.m.state.w.step")
+    >>> list(_names_of("o.state.m.state.w.step"))
     ['o.state.m.state.w.step', 'm.state.w', 'w']
     """
+    yield name
     after = name.split(".state.")  # the optimizer's place and the parameter's may have one too
-    of_state = (".state.".join(after[at:]) for at in range(1, len(after)))
-    return [name, *(of_key.rpartition(".")[0] for of_key in of_state)]
+    for at in range(1, len(after)):
+        yield ".state.".join(after[at:]).rpartition(".")[0]

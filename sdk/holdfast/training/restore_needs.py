@@ -169,8 +169,8 @@ def _wanted(
     for name, stored in _by_name(index).items():
         if blob_rank(name) is not None or boxes.is_elsewhere(name):
             continue
-        held = boxes.find(name)
-        meant = {name, own_name(name, source)}
+        held, own = boxes.find(name), own_name(name, source)
+        meant = {name, own}
         if held and held.mesh:
             # A group of other ranks is not the one that saved, and has no tensor of its own there.
             meant = {name} if other_than else {name, own_name(name, held.mesh[0])}
@@ -183,7 +183,7 @@ def _wanted(
         if only is not None and not is_under(name, only):
             continue
         seen |= {name} if others or not meant.isdisjoint(stored) else set()
-        for one in sorted({*meant, *others, own_name(name, source)} & stored.keys()):
+        for one in sorted({*meant, *others, own} & stored.keys()):
             shape = stored[one].shape
             yield one, held.box if held and held.shape == shape else whole(shape)
     found = filter(None, map(index.tensor, sorted(texts)))
