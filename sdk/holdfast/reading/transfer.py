@@ -67,8 +67,9 @@ class Transfer:
         pairs = batches(self._pairs, bytes_max=BATCH_BYTES_MAX)
         copies = [partial(_copy, batch) for batch in pairs]
         todo = [*copies, *(partial(_fill, batch) for batch in _batches(self._reads))]
+        # Torch does not see what is read; before, since a read that fails may have written, too.
+        torch.autograd.graph.increment_version(self._read)
         _do(todo, initializer=limit_this_thread if copies else None)
-        torch.autograd.graph.increment_version(self._read)  # torch has not seen what was written
         for owed in (self._pairs, self._reads, self._read):
             owed.clear()
 
