@@ -123,7 +123,9 @@ def from_store(tmp_path):
 
 
 @pytest.mark.parametrize("opened", [mapped, from_store])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.int32, torch.int16, torch.bfloat16], ids=str
+)
 def test_values_are_converted_on_their_way_where_that_is_wanted(tmp_path, opened, dtype):
     """Into targets in one row and others, from one piece and from several."""
     boxes = [Box((1, 0, 0), (2, 1, 3)), Box((2, 1, 0), (4, 3, 2)), Box((4, 0, 0), (3, 5, 3))]
