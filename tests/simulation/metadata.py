@@ -162,13 +162,13 @@ class Metadata:
         waiting, self._reports = self._reports, []
         items = [item for item, _ in waiting]
         try:
-            least, changed = self.write(lambda c: agents.report(c, items, self.limits))
+            least, told = self.write(lambda c: agents.report(c, items, self.limits))
             views = [self.view(item.node.node) for item in items]
         except CheckpointError as error:
             for _, answer in waiting:
                 answer(error)
             return
-        if changed:
+        if told is not None:
             self._fleet.changed(self)
         for (_, answer), view, minimum in zip(waiting, views, least, strict=True):
             answer(replace(view, incarnation_min=minimum))

@@ -129,7 +129,33 @@ class Inventory:
         ranks = [(*_of_rank(rank), rank.report.lasting()) for rank in self.ranks]
         return (*_of_node(self), ranks)
 
+    def of_itself(self) -> tuple[object, ...]:
+        """Return which life of the agent it is, and what of ``lasting`` is of no run."""
+        return (self.incarnation, *_of_no_run(self))
+
+    def by_run(self) -> dict[str, list[object]]:
+        """Return what ``lasting`` says of each run."""
+        found: dict[str, list[object]] = {}
+        for held in self.shards:
+            found.setdefault(held.shard.id.run, []).append(held)
+        for made in self.elements:
+            found.setdefault(made.element.stripe.checkpoint.run, []).append(made)
+        for rank in self.ranks:
+            said = (*_of_rank(rank), rank.report.lasting())
+            found.setdefault(rank.run, []).append(said)
+        for step in self.abandoned:
+            found.setdefault(step.run, []).append(step)
+        for bad in self.bad_sources:
+            found.setdefault(bad.shard.run, []).append(bad)
+        for key in self.seen:
+            found.setdefault(key.run, []).append(key)
+        return found
+
 
 _of_rank = attrgetter(*(spec.name for spec in fields(RankStatus) if spec.name != "report"))
 _PASSING = frozenset({"incarnation", "sequence", "used_bytes", "ranks"})
 _of_node = attrgetter(*(spec.name for spec in fields(Inventory) if spec.name not in _PASSING))
+_BY_RUN = frozenset({"shards", "elements", "abandoned", "bad_sources", "seen"})
+_of_no_run = attrgetter(
+    *(spec.name for spec in fields(Inventory) if spec.name not in _PASSING | _BY_RUN)
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -102,10 +102,12 @@ class Transactor:
             self._next_world = asyncio.create_task(self._load_world())
         return await asyncio.shield(self._next_world)
 
-    def tell(self) -> None:
-        """Wake all calls that wait for a change."""
+    def tell(self, runs: Collection[str] | None = None) -> None:
+        """Wake all calls that wait for a change: of ``runs``, or None of any."""
         self._told_s = asyncio.get_running_loop().time()
-        self._ended = {}  # another one: what is read now goes into that from before the change
+        # Another one: what is read now goes into that from before the change.
+        known = self._ended if runs is not None else {}
+        self._ended = {name: run for name, run in known.items() if name not in (runs or ())}
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,6 +1,7 @@
 """Calls that wait for the catalogue together: one nonce, one generation, whoever they meet."""
 
 import asyncio
+from dataclasses import replace
 
 from tests.said import rank_status
 
@@ -99,5 +100,9 @@ def test_a_heartbeat_reads_no_job_that_has_ended(kit):
     everybody = {kit.JOB, "ended", "other"}
     assert agents.jobs_of([first], {}, 6.0).keys() == everybody
     assert agents.jobs_of([second], known, 6.0) == {"other": other}
-    assert agents.jobs_of([fewer], known, 6.0).keys() == everybody
+    assert agents.jobs_of([fewer], known, 6.0).keys() == {kit.JOB, "other"}
+    leaves, again = (replace(second, **said) for said in ({"leaving": True}, {"incarnation": 9}))
+    assert agents.jobs_of([leaves], known, 6.0).keys() == everybody
+    assert agents.jobs_of([again], known, 6.0).keys() == everybody
+    assert agents.jobs_of([fewer], known, 9.0).keys() == everybody
     assert agents.jobs_of([second], known, 9.0).keys() == everybody  # it was lost meanwhile

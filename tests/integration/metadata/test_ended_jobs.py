@@ -57,6 +57,23 @@ async def test_ended_jobs_are_not_read_again_while_nothing_changes(database_url,
     assert 9 == len(view.runs)
 
 
+async def test_news_of_one_job_reads_no_other_that_has_ended(database_url, agents, kit):
+    """Else each step of whoever trains costs what all have left who trained there before."""
+    counts, agent = [], agents[0]
+    async with kit.running(database_url) as service:
+        seat = await service.register(kit.wish(0, agent.name, world=1, replicas=0))
+        for step, numbers in ((1, range(1)), (2, range(1, 9))):
+            await leave_jobs(service, kit, agent, numbers)
+            await service.watch(agent.name, "", 0)
+            found = statements(service)
+            agent.hold(seat.run, step, seat.generation, 0, world=1)
+            await service.report(agent.inventory())
+            counts.append(sum("FROM runs" in said for said in found))
+        view = await service.watch(agent.name, "", 0)
+    assert 0 < counts[0] == counts[1]
+    assert 10 == len(view.runs)
+
+
 async def test_what_is_changed_of_an_ended_job_is_seen_at_once(database_url, agents, kit):
     async with kit.running(database_url) as service:
         runs = await leave_jobs(service, kit, agents[0], range(2))

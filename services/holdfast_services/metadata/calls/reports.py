@@ -83,12 +83,12 @@ class Reports:
 
     async def _take(self, inventories: Sequence[Inventory]) -> Sequence[Taken]:
         limits = self._transactor.limits
-        answers, changed = await self._transactor.write(
+        answers, told = await self._transactor.write(
             lambda c: agents.report(c, inventories, limits)
         )
         since_s = asyncio.get_running_loop().time()
-        if changed:
-            self._transactor.tell()
+        if told is not None:
+            self._transactor.tell(told)
         return [Taken(incarnation_min, since_s) for incarnation_min in answers]
 
 

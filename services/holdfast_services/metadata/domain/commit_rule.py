@@ -151,4 +151,5 @@ def free_before(run: Run) -> CheckpointId | None:
 def acknowledged(run: Run) -> CheckpointId | None:
     """Return the newest acknowledged checkpoint that may still be chosen."""
     copied = {row.id for row in run.checkpoints if row.copied_at_s is not None}
-    return max((key for key in copied.difference(run.rejected) if run.usable(key)), default=None)
+    newest_first = sorted(copied.difference(run.rejected), reverse=True)
+    return next((key for key in newest_first if run.usable(key)), None)

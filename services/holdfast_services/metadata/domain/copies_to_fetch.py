@@ -443,7 +443,8 @@ def protected_checkpoints(run: Run) -> tuple[CheckpointId, ...]:
     Its owners replicate the newest too, but ask once for each copy: one that a backup, or its
     owner, has replaced before it heard of the commit is nobody else's to bring back (ADR 0021).
     """
-    newest = max((row.id for row in run.checkpoints if run.usable(row.id)), default=None)
+    newest_first = sorted((row.id for row in run.checkpoints), reverse=True)
+    newest = next((key for key in newest_first if run.usable(key)), None)
     kept = free_before(run)
     named = (key for key in (newest, run.parent, kept) if key)
     return tuple(dict.fromkeys(key for key in named if kept is None or key >= kept))

@@ -6,7 +6,7 @@ taken in one order, the pulse, jobs by name, nodes by name, so that no two wait 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.attempts import Seat
@@ -168,11 +168,12 @@ def _refused(wish: attempts.Registration, refusal: CheckpointError) -> list[Even
 
 def report(
     catalogue: Catalogue, inventories: Sequence[Inventory], limits: Limits
-) -> tuple[list[int], bool]:
+) -> tuple[list[int], frozenset[str] | None]:
     """Store inventories and all that follows from them.
 
     Returns:
-        0 for each, or the incarnation it must exceed; and whether somebody has to be told.
+        0 for each, or the incarnation it must exceed; and if somebody has to be told, the runs
+        that may have changed, else None.
     """
     now_s = catalogue.now_s()
     listens_until_s = pulse(catalogue, now_s, limits)
@@ -190,7 +191,8 @@ def report(
         catalogue.save_run(run, outcome.run)
         catalogue.add_events(outcome.events, "", now_s)
         changed = changed or _differ(run, outcome.run)
-    return [answers[_key(item)] for item in inventories], changed
+    told = frozenset(run.id for run in runs) if changed else None
+    return [answers[_key(item)] for item in inventories], told
 
 
 def _is_news(item: Inventory, before: Node | None, now_s: float) -> bool:
@@ -207,21 +209,34 @@ def jobs_of(
 ) -> dict[str, str]:
     """Return job -> run for all whose facts the inventories may change.
 
-    That is whatever one of them, or the one it replaces, speaks of; of one that is no news only
-    the jobs that train: their ranks go on, and so do their leases. Else each heartbeat of a node
-    would read again all that jobs which have ended left there.
+    That is whatever one of them says of a run, or the one it replaces said, that the other does
+    not, and the jobs that train: their ranks go on, and so do their leases. All that both speak of
+    where the node is new, or another, or says something of itself. Else each heartbeat of a node,
+    and each step of a job, would read again all that jobs which have ended left there.
     """
     found: dict[str, str] = {}
     for item in inventories:
         old = before.get(item.node.node)
-        news = _is_news(item, old, now_s)
-        for inventory in (item, old.inventory) if old and news else (item,):
+        runs = _runs_in_the_news(item, old, now_s)
+        for inventory in (item, old.inventory) if old else (item,):
             for status in inventory.ranks:
-                if news or status.live:
+                if status.run in runs or (status.live and inventory is item):
                     found.setdefault(status.job, status.run)
-            for shard in shards_of(inventory) if news else ():
-                found.setdefault(shard.job, shard.id.run)
+            for shard in shards_of(inventory):
+                if shard.id.run in runs:
+                    found.setdefault(shard.job, shard.id.run)
     return found
+
+
+def _runs_in_the_news(item: Inventory, before: Node | None, now_s: float) -> Collection[str]:
+    """Return the runs of which an inventory says something else than the one before."""
+    now, then = item.by_run(), before.inventory.by_run() if before else {}
+    runs = now.keys() | then.keys()
+    if before is None or not before.live(now_s):
+        return runs
+    if item.of_itself() != before.inventory.of_itself():
+        return runs
+    return {run for run in runs if now.get(run) != then.get(run)}
 
 
 def shards_of(inventory: Inventory) -> Iterable[Shard]:
