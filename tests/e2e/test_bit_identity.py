@@ -38,7 +38,10 @@ _CALM: dict[tuple[object, ...], list[str]] = {}
 
 
 def finals(stack: Stack, *, steps: str, scenario: str = "adamw", world_size: int = 1) -> list[str]:
-    """Return the fingerprint of every rank of an undisturbed run; each kind of run is made once."""
+    """Return the fingerprint of every rank of a run that saves nothing and is not disturbed.
+
+    Each kind of run is made once.
+    """
     key = (steps, scenario, world_size)
     if key not in _CALM:
         nodes = (0, 1)[:world_size]
@@ -49,6 +52,8 @@ def finals(stack: Stack, *, steps: str, scenario: str = "adamw", world_size: int
             scenario,
             "--steps",
             steps,
+            "--save",
+            "never",
         )
         ranks = stack.ranks(*arguments, world_size=world_size, nodes=nodes)
         _CALM[key] = [final(text) for text in ranks.succeed()]

@@ -57,7 +57,7 @@ def test_a_mesh_comes_back_bit_identical_after_a_kill(stack, mesh, world_size):
     The model that it comes back into is on the meta device and has no memory until then, except
     for DDP, which wants to see values.
     """
-    calm = launch(stack, f"calm-{mesh}", mesh, world_size).succeed()
+    calm = launch(stack, f"calm-{mesh}", mesh, world_size, "--calm").succeed()
     launch(stack, mesh, mesh, world_size, "--kill-at", "6", "--kill-ranks", "1").wait()
     lengths = {path.stat().st_size for path in stack.arena(0).glob("*.seg")}
 
