@@ -153,6 +153,9 @@ def run(script: str) -> int:
             return 1
         return int(ended.code or 0)
     except Exception as error:
+        # What runs at exits tells a failure by these.
+        sys.last_type, sys.last_value = type(error), error
+        sys.last_traceback = error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0

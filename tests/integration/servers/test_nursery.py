@@ -11,7 +11,7 @@ from tests.servers.nursery import NURSERY
 
 BEGINS = """
 import atexit, sys, threading, time
-atexit.register(print, "left")
+atexit.register(lambda: print("left after", repr(getattr(sys, "last_value", None))))
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread done"))).start()
 print("begun")
 """
