@@ -14,6 +14,7 @@ from holdfast.cli import argument_types as types
 from holdfast.cli.output import Report
 from holdfast.embedded import agent_socket
 from holdfast.errors import InvalidRequestError
+from holdfast.launcher.notices import Source, source
 from holdfast.launcher.options import (
     Options,
     check_log_folder,
@@ -94,6 +95,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         tee=args.tee,
         standby=args.standby,
         preload=tuple(args.preload),
+        notices=tuple(args.notices),
         auto=auto,
         auto_steps_by=args.auto_steps_by,
         fresh=args.fresh,
@@ -112,6 +114,13 @@ class _NotNeeded(argparse.Action):
 def _nodes(text: str) -> tuple[int, int]:
     try:
         return nodes_range(text)
+    except InvalidRequestError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _notice(text: str) -> Source:
+    try:
+        return source(text)
     except InvalidRequestError as error:
         raise argparse.ArgumentTypeError(error.message) from error
 
@@ -218,6 +227,17 @@ def _add_ends(command: argparse.ArgumentParser) -> None:
         metavar="SPAN",
         help="With MIN:MAX, training goes on with fewer than MAX nodes after so long (default "
         "30s).",
+    )
+    command.add_argument(
+        "--notice",
+        dest="notices",
+        type=_notice,
+        action="append",
+        default=[],
+        metavar="file:PATH|http://URL|aws|gcp",
+        help="The node will be taken away once this file is there, this address answers, or the "
+        "cloud says so: the ranks save and end, as after SIGTERM. This option may be given several "
+        "times.",
     )
     command.add_argument(
         "--grace",

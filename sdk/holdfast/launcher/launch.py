@@ -22,6 +22,7 @@ from holdfast.core.rounds import LauncherReport, LaunchView, Place, RankFailure
 from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast.launcher import environment, failures
 from holdfast.launcher.conversation import Conversation, new_launcher_id
+from holdfast.launcher.notices import NoticeWatch
 from holdfast.launcher.options import AUTO_PRELOADED, PRELOADED, Options
 from holdfast.launcher.ports import HeldPort
 from holdfast.launcher.ranks import STDERR, Command, Keeper, RankProcess, end
@@ -77,7 +78,7 @@ class Launcher:
         self._unheard = False
         self._code: int | None = None
         self._said = ""
-        self._news: deque[LaunchView | CheckpointError | int] = deque()
+        self._news: deque[LaunchView | CheckpointError | int | str] = deque()
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -100,6 +101,7 @@ class Launcher:
                 self._agent, self._first_report(), self._hear, self._hear
             )
             self._conversation.start()
+            stack.callback(NoticeWatch(self._options.notices, self._hear, self._tell).close)
             stack.callback(self._conversation.leave)
             stack.callback(self._end, self._standbys)
             stack.callback(self._end_ranks)
@@ -129,7 +131,7 @@ class Launcher:
                 stack.callback(signal.signal, number, before)
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._waker))
 
-    def _hear(self, news: LaunchView | CheckpointError) -> None:
+    def _hear(self, news: LaunchView | CheckpointError | str) -> None:
         self._news.append(news)
         with suppress(BlockingIOError):  # it is awake already
             os.write(self._waker, b"\0")
@@ -152,6 +154,8 @@ class Launcher:
             news = self._news.popleft()
             if isinstance(news, int):
                 self._signalled(news)
+            elif isinstance(news, str):
+                self._noticed(news)
             elif isinstance(news, CheckpointError):
                 self._refused(news)
             else:
@@ -347,6 +351,12 @@ class Launcher:
             self._stopped_by = number
         else:
             self._stop(number)
+
+    def _noticed(self, reason: str) -> None:
+        """End as after SIGTERM: this node will be taken away."""
+        if not self._stopped_by:
+            self._tell(f"this node will be taken away ({reason}): ranks save and end")
+            self._signalled(signal.SIGTERM)
 
     def _stop(self, number: int) -> None:
         """Have the ranks save and end."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.core.ids import JOB_NAME_LENGTH_MAX
 from holdfast.core.rounds import NODES_MAX, RANKS_PER_NODE_MAX, Terms
 from holdfast.errors import InvalidRequestError
+from holdfast.launcher.notices import Source
 
 DIGEST_LENGTH = 8
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "holdfast.checkpointer")
@@ -45,6 +46,7 @@ class Options:
     tee: int = 0
     standby: bool = True
     preload: tuple[str, ...] = ()
+    notices: tuple[Source, ...] = ()
     auto: bool = False
     auto_steps_by: str = ""
     fresh: bool = False

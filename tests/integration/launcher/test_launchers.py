@@ -95,10 +95,7 @@ def test_the_code_of_the_rank_that_failed_first_is_the_launchs(cluster):
     assert cluster.codes() == [7]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_and_ranks_may_save(cluster, number):
-    cluster.script(
-        """
+SAVES = """
 def save(number, frame):
     ME.with_suffix(".saved").write_text(str(number))
     sys.exit(128 + number)
@@ -107,7 +104,24 @@ signal.signal(signal.SIGINT, save)
 ME.with_suffix(".ready").write_text("")
 forever()
 """
-    )
+
+
+def test_a_notice_that_a_node_will_be_taken_away_ends_the_launch_as_sigterm_does(cluster):
+    cluster.script(SAVES)
+    notice = cluster.folder / "notice"
+    cluster.launcher("a", "--notice", f"file:{notice}", *PLAIN)
+    cluster.pid(1, 0)
+    until((cluster.folder / "round-1-rank-0.ready").exists, "handlers are there")
+    notice.write_text("maintenance\n")
+
+    assert cluster.codes() == [143]
+    assert "this node will be taken away (maintenance): ranks save and end" in cluster.said()
+    assert (cluster.folder / "round-1-rank-0.saved").read_text() == str(int(signal.SIGTERM))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_ranks_may_save(cluster, number):
+    cluster.script(SAVES)
     first, _ = two(cluster, *PLAIN)
     for rank in (0, 1):
         cluster.pid(1, rank)
