@@ -64,7 +64,7 @@ def handle(
     elif isinstance(event, Gone):
         launch = _without(launch, event.launchers, now_s)
     elif event.saved and may_grow(launch):
-        launch = replace(_over(launch), again_after_s=0.0)
+        launch = _over(launch)
     launch = _begun(launch, now_s)
     return launch, _news(before, launch)
 
@@ -128,7 +128,7 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
     launch = _with(launch, told)
     if report.stopping and not known.stopping:
         launch = _asked_to_stop(launch, told.id)
-    if report.round != launch.nonce or not launch.takes_part(told.id) or launch.ending:
+    if report.round != launch.nonce or not launch.takes_part(told.id):
         return launch
     if report.failure and not told.stopping:
         launch = _failed(launch, report.failure, now_s, lease_s)
@@ -189,7 +189,7 @@ def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
     """Return the launch without launchers; if one took part in the round, that is over."""
     lost = [one for one in launch.launchers if one.id in names]
     launch = replace(launch, launchers=tuple(o for o in launch.launchers if o.id not in names))
-    if launch.ending or not any(launch.takes_part(one.id) for one in lost):
+    if not any(launch.takes_part(one.id) for one in lost):
         return launch
     if launch.on and not launch.stopping and not all(one.stopping for one in lost):
         nodes = ", ".join(one.node for one in lost)
