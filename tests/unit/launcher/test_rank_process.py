@@ -226,7 +226,8 @@ def test_it_dies_with_its_launcher(tmp_path):
     watched = os.pidfd_open(pid)
 
     launcher.kill()
-    launcher.communicate()
+    launcher.wait()
+    launcher.stdout.close()
 
     assert select.select([watched], [], [], WAIT_S_MAX)[0], "it lives on"
     os.close(watched)
