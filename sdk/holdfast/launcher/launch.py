@@ -377,7 +377,7 @@ class Launcher:
                 raise error
             self._tell(f"the metadata service refuses reports: {error.message}")
             return
-        self._end_ranks()  # another one has this node now: it was taken for lost
+        # Another one has this node now, as this one was taken for lost: its ranks end.
         self._view = replace(self._view, place=None)
         now_s = time.monotonic()
         self._refused_since_s = self._refused_since_s or now_s

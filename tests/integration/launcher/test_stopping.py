@@ -167,8 +167,9 @@ def test_one_that_wakes_up_where_another_has_its_node_gives_up_by_name(cluster):
     until(lambda: cluster.pid(1, 0) != old, "the ranks of the second")
     first.send_signal(signal.SIGCONT)
 
+    until(lambda: not Path(f"/proc/{old}").exists(), "its rank is killed")
+    assert first.poll() is None, "at once, not when it gives up"
     assert first.wait(200) == 1
-    assert not Path(f"/proc/{old}").exists()
     assert f"node a has a launcher of job already: {os.uname().nodename}:{second.pid}" in (
         cluster.said()
     )
