@@ -161,14 +161,18 @@ def test_one_that_wakes_up_where_another_has_its_node_gives_up_by_name(cluster):
     cluster.decision.until_round(1)
     old = cluster.pid(1, 0)
     first.send_signal(signal.SIGSTOP)
+    cluster.agents["a"].stop()  # so that what it asked before is not answered
+    cluster.agents["a"].start()
     cluster.decision.feed(Gone(frozenset({launcher_of(cluster, "a")})))
     (cluster.folder / "round-1-rank-0").unlink()
     second = cluster.launcher("a", *PLAIN)
     until(lambda: cluster.pid(1, 0) != old, "the ranks of the second")
     first.send_signal(signal.SIGCONT)
 
-    until(lambda: not Path(f"/proc/{old}").exists(), "its rank is killed")
-    assert first.poll() is None, "at once, not when it gives up"
+    until(lambda: "waiting: node a has a launcher" in cluster.said(), "it is refused")
+    asked = cluster.agents["a"].asked
+    until(lambda: cluster.agents["a"].asked > asked + 3, "it asks again")
+    assert not Path(f"/proc/{old}").exists(), "it was killed at once, not when this one gives up"
     assert first.wait(200) == 1
     assert f"node a has a launcher of job already: {os.uname().nodename}:{second.pid}" in (
         cluster.said()
