@@ -6,6 +6,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+_frozen_counts: list[int] = []
+"""How many objects a script had frozen, when that was first seen; empty: none yet."""
+
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
@@ -21,7 +24,17 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # what a script has frozen stays frozen
+            if not _has_frozen():  # what a script has frozen stays frozen
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+def _has_frozen() -> bool:
+    """Tell whether a script has frozen objects, or had: they are counted one by one, so only once.
+
+    Where there are none that takes no time, so it is asked each time.
+    """
+    if not _frozen_counts and (count := gc.get_freeze_count()):
+        _frozen_counts.append(count)
+    return bool(_frozen_counts)

@@ -8,6 +8,7 @@ this script calls of either is imported at its top; what that imports later, cou
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 import warnings
 from collections.abc import Callable
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("length_bytes", type=int)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    gc.unfreeze()  # what forked this process froze its objects, which a script's start does not
     dist.init_process_group("gloo")
     work = {"save": save, "load": load}[options.what]
     work(options.folder, options.number, *build(options.length_bytes))

@@ -5,7 +5,13 @@ import weakref
 
 import pytest
 
+from holdfast import garbage
 from holdfast.garbage import no_collection
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known_of_what_is_frozen(monkeypatch):
+    monkeypatch.setattr(garbage, "_frozen_counts", [])
 
 
 @no_collection()
@@ -63,7 +69,24 @@ def test_what_a_script_has_frozen_stays_frozen():
     try:
         count = gc.get_freeze_count()
         make_nodes(1)
+        make_nodes(1)
 
         assert 0 < gc.get_freeze_count() <= count
     finally:
         gc.unfreeze()
+
+
+def test_what_is_frozen_after_the_first_look_stays_frozen_too(monkeypatch):
+    """Only that there is some is remembered; it is counted once, since each count is a walk."""
+    make_nodes(1)
+    counted, count = [], gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(count()) or counted[-1])
+    gc.freeze()
+    try:
+        for _ in range(3):
+            make_nodes(1)
+
+        assert count()
+    finally:
+        gc.unfreeze()
+    assert [True] == list(map(bool, counted))
