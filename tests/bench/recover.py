@@ -1,7 +1,9 @@
-"""From SIGKILL of a rank to the first new step of all: under ``holdfast run`` and under torchrun.
+"""From SIGKILL of a rank, or of a node, to the first new step of all, beside torchrun.
 
 Two ranks on two nodes of one machine train the demo's model and save every step; the same script
-under both. ``python -m tests.bench.recover BEGUN SCRIPT ...`` notes when it began, then is SCRIPT.
+under ``holdfast run`` and under torchrun. A node is lost with its launcher, its agent and its
+memory, while a third one waits in reserve. ``python -m tests.bench.recover BEGUN SCRIPT ...`` notes
+when it began, then is SCRIPT.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.bench.harness import Record, faster
 from tests.e2e.stack import Stack, environment, free_port, running_stack
 
-NAMES = ("recover/rank",)
+NAMES = ("recover/rank", "recover/node")
 RUNS = 5
 RANKS = 2
 STEPS_BETWEEN = 5
@@ -33,6 +36,9 @@ READY_S = 12.0
 RECOVERED_S_MAX = 90.0
 RECOVERY_MS_MAX = 1500.0
 TIMES_MIN = 3.0
+LEASE_S = 3
+NODE_RECOVERY_MS_MAX = (LEASE_S + 1.5) * 1e3
+LOST = 1
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "gpt" / "train.py"
 
@@ -106,11 +112,24 @@ class Job:
         log = (self._folder / "log").read_text(errors="replace")
         raise AssertionError(f"no new step within {RECOVERED_S_MAX:.0f} s:\n{log[-3000:]}")
 
-    def recovery(self) -> dict[str, float]:
-        """Kill rank 1; return the seconds of each phase until all ranks have done a new step."""
-        pid, _ = self.begun(1)
+    def kill_rank(self) -> None:
+        """Kill rank 1."""
+        os.kill(self.begun(1)[0], signal.SIGKILL)
+
+    def lose_node(self, stack: Stack) -> None:
+        """Lose a node as by power: what sees deaths on it sees none."""
+        agent = stack.agent_pid(LOST)
+        assert agent is not None
+        os.kill(agent, signal.SIGSTOP)
+        self._launchers[LOST].kill()  # its ranks die with it
+        for path in stack.arena(LOST).glob("*.*"):
+            path.unlink(missing_ok=True)
+        os.kill(agent, signal.SIGKILL)
+
+    def recovery(self, strike: Callable[[], None]) -> dict[str, float]:
+        """Strike; return the seconds of each phase until all ranks have done a new step."""
         killed_s = time.time()
-        os.kill(pid, signal.SIGKILL)
+        strike()
         first = max(step["at"] for step in self.until_steps(1, killed_s))
         begun = max(self.begun(rank)[1] for rank in range(RANKS))
         asked, restored = (
@@ -129,30 +148,54 @@ class Job:
 
 
 def measure(*, quick: bool) -> Iterator[Record]:
-    """Yield one record."""
+    """Yield a record for a rank that is killed, and one for a node that is lost."""
     runs = 1 if quick else RUNS
     size = "tiny" if quick else "small"
-    with running_stack(RANKS) as stack:
-        turns = [
-            [_recovery(stack, name, size) for name in ("holdfast run", "torchrun")]
-            for _ in range(1 + runs)
-        ]
-    ours, peer = (list(phases) for phases in zip(*turns[1:], strict=True))
-    yield faster(
-        "recover/rank",
+    with running_stack(RANKS + 1, HOLDFAST_NODE_LEASE_S=str(LEASE_S)) as stack:
+        yield _record(
+            "recover/rank",
+            [_turn(stack, size, nodes=RANKS) for _ in range(1 + runs)][1:],
+            note="2 ranks on 2 nodes of one machine, the demo's model; a launch each, in turn",
+            times_min=TIMES_MIN,
+            value_ms_max=RECOVERY_MS_MAX,
+        )
+        yield _record(
+            "recover/node",
+            [_turn(stack, size, nodes=RANKS + 1) for _ in range(1 + runs)][1:],
+            note=f"the same, but a node is lost with its memory while a third waits in reserve; a "
+            f"lease of {LEASE_S} s, torchrun's signs of life each second, lost after 3",
+            times_min=1.0,
+            value_ms_max=NODE_RECOVERY_MS_MAX,
+        )
+
+
+def _record(
+    name: str,
+    turns: list[list[dict[str, float]]],
+    *,
+    note: str,
+    times_min: float,
+    value_ms_max: float,
+) -> Record:
+    ours, peer = (list(phases) for phases in zip(*turns, strict=True))
+    return faster(
+        name,
         [sum(phases.values()) for phases in ours],
         [sum(phases.values()) for phases in peer],
         peer="torchrun, its fastest safe settings, the same script with Holdfast",
         length_bytes=0,
-        note=f"2 ranks on 2 nodes of one machine, the demo's model; a launch each, in turn; "
-        f"ms: {_medians(ours)}; torchrun {_medians(peer)}",
-        times_min=TIMES_MIN,
-        value_ms_max=RECOVERY_MS_MAX,
+        note=f"{note}; ms: {_medians(ours)}; torchrun {_medians(peer)}",
+        times_min=times_min,
+        value_ms_max=value_ms_max,
     )
 
 
-def _recovery(stack: Stack, name: str, size: str) -> dict[str, float]:
-    """Launch a job of its own, kill a rank once, end it."""
+def _turn(stack: Stack, size: str, *, nodes: int) -> list[dict[str, float]]:
+    return [_recovery(stack, name, size, nodes=nodes) for name in ("holdfast run", "torchrun")]
+
+
+def _recovery(stack: Stack, name: str, size: str, *, nodes: int) -> dict[str, float]:
+    """Launch a job of its own, strike once, end it; more nodes than ranks: a node is lost."""
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     paths = (str(ROOT), str(ROOT / "sdk"), str(ROOT / "services"))
     env = environment(
@@ -166,8 +209,10 @@ def _recovery(stack: Stack, name: str, size: str) -> dict[str, float]:
         for node in range(RANKS):
             job.start(_command(name, node, port), stack.node(node)["agent"])
         job.until_steps(STEPS_BETWEEN, 0.0)
+        for node in range(RANKS, nodes):
+            job.start(_command(name, node, port), stack.node(node)["agent"])
         time.sleep(READY_S)
-        return job.recovery()
+        return job.recovery(partial(job.lose_node, stack) if nodes > RANKS else job.kill_rank)
     finally:
         job.close()
         shutil.rmtree(folder, ignore_errors=True)
