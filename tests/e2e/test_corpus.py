@@ -89,7 +89,7 @@ def test_a_finished_script_is_run_again_and_ends_with_the_same_bits(stack, tmp_p
     run(stack, "cnn", "finished", first).succeed()
     [output] = run(stack, "cnn", "finished", again).succeed()
 
-    assert "goes on after step 32, in pass 4 over loader_1" in output
+    assert re.search(r"goes on after step \d+, in pass \d over loader_1", output)
     found, expected = (torch.load(path, weights_only=True) for path in (again, first))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 

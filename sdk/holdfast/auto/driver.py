@@ -1,13 +1,14 @@
 """Follows a script through its passes over data loaders: resumes it, and saves its steps.
 
-A *pass* is one iteration over a data loader; without gradients, or with all models in ``eval``, it
-is an *evaluation*, which leaves the random streams as they were. The *main* loader is the one whose
-pass began first of those that went on at a step. Steps are saved when it is asked for its next
-batch: there the iteration is over, its schedulers and averages are done.
+A *pass* is one iteration over a data loader; without gradients it is an *evaluation*. The *main*
+loader is the one whose pass began first of those that went on at a step. Steps are saved when it
+is asked for its next batch: there the iteration is over, its schedulers and averages are done. The
+last step of a pass is saved at the begin of the next one, for the same reason.
 
 A resumed script begins at its first line. It *catches up*: each pass that was done before is given
 one batch, so that what the script computes after a pass has something to compute with, and
-``torch.save`` writes nothing. Where the checkpoint was taken, all of the state is loaded.
+``torch.save`` writes nothing. Where the checkpoint was taken, all of the state is loaded, and what
+counts batches around the pass is moved on.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import logging
 import os
 import threading
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from typing import Any
+from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import nn
@@ -28,17 +30,22 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from holdfast.auto.carried import carried_names
-from holdfast.auto.gathering import Gathering, Loader
+from holdfast.auto.counters import Counters, counters_of
+from holdfast.auto.files import Files
+from holdfast.auto.gathering import Gathering, Loader, attributes_of
+from holdfast.auto.passes import Guarded, OneBatch, Pass, PassedLoader, Source
 from holdfast.auto.patches import Patches
 from holdfast.auto.place import KEY, PassPlace
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.policy import AnyOf, EverySteps, OnPreemption
-from holdfast.state import rng
-from holdfast.state.dataloaders import Position, ResumableLoader
+from holdfast.state.tracked import TrackedAttributes
 
 STEPS_UNSAVED_MAX = 50
 """Steps of optimizers without one that counts, after which the log says why."""
+
+LOOKS_MAX = 3
+"""At the begins of passes, at what is around them; then a pass is looked at in its middle."""
 
 UNKNOWN = -1
 """In place of the number of a loader that is not saved."""
@@ -55,16 +62,15 @@ class Phase(Enum):
     OFF = "off"
 
 
-class PassedLoader(ResumableLoader):
-    """A ``ResumableLoader`` around a loader whose own ``__iter__`` is the driver's."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is around a pass at one moment: what counts its batches, what modules hold."""
 
-    def __init__(self, loader: Loader, make: Any) -> None:
-        self.loader = loader
-        self._position = Position(loader, make)
-
-    def is_used_up(self) -> bool:
-        """Tell whether the live iterator has given all of its batches."""
-        return self._position.is_used_up()
+    asked: ref[Pass]
+    given: int
+    counters: Counters
+    values: list[int]
+    attributes: dict[tuple[str, int], object]
 
 
 class Driver:
@@ -76,7 +82,6 @@ class Driver:
         self._job = job
         self._gathering = gathering
         self._patches = patches
-        self._muted = Patches()
         self._steps_by = steps_by
         self._fresh = fresh
         self._pid = os.getpid()
@@ -85,27 +90,33 @@ class Driver:
         self._checkpointer: Checkpointer | None = None
         self._target: PassPlace | None = None
         self._state: dict[str, object] = {}
-        self._place = PassPlace(UNKNOWN, 0, used_up=False).value()
+        self._place = PassPlace(UNKNOWN, 0, 0).value()
         self._loaders: dict[int, PassedLoader] = {}
         self._counts: list[int] = []
-        self._active: list[int] = []
+        self._active: list[tuple[ref[Pass], int]] = []
         self._main = UNKNOWN
         self._step = 0
         self._due = False
         self._stepped: set[int] = set()
         self._steps_unsaved = 0
         self._said: set[str] = set()
-        self._looked = False
+        self._look: Look | None = None
+        self._looks = 0
+        self._is_looked_at = False
+        self._counted = True
         self._made_count = 0
-        self._loads = 0
         self._iterate: Any = DataLoader.__iter__
+        self._files = Files(
+            patches,
+            counts=lambda: self._phase is Phase.BUILDING,
+            is_muted=lambda: self._phase is Phase.CATCHING_UP,
+            tell=lambda: self._say("torch.save writes nothing while the script catches up"),
+        )
 
     def watch(self) -> None:
         """Have passes and steps come here from now on."""
         self._patches.replace(DataLoader, "__iter__", self._passes)
-        self._patches.replace(torch, "load", self._loading)
         self._patches.then(register_optimizer_step_post_hook(self._has_stepped).remove)
-        self._patches.then(self._muted.undo)
 
     def close(self) -> None:
         """End the session; what was saved stays.
@@ -117,107 +128,122 @@ class Driver:
         if self._checkpointer is not None:
             self._checkpointer.close()
 
-    def _loading(self, original: Any) -> Any:
-        def load(*args: Any, **kwargs: Any) -> Any:
-            self._loads += self._phase is Phase.BUILDING
-            return original(*args, **kwargs)
-
-        return load
-
     # ------------------------------------------------------------------------------- passes
 
     def _passes(self, original: Any) -> Any:
         self._iterate = original
 
         def begin(loader: Loader) -> Iterator[Any]:
-            elsewhere = os.getpid() != self._pid or threading.get_ident() != self._thread
-            return original(loader) if elsewhere or self._is_off() else self._pass(loader)
+            is_ours = self._is_ours() and self._phase is not Phase.OFF
+            return Pass(loader, self._source) if is_ours else original(loader)
 
         return begin
 
-    def _is_off(self) -> bool:
-        return self._phase is Phase.OFF
+    def _is_ours(self) -> bool:
+        return os.getpid() == self._pid and threading.get_ident() == self._thread
 
-    def _pass(self, loader: Loader) -> Iterator[Any]:
-        """Yield the batches of one pass; nothing is made before the first one is asked for."""
-        if self._phase is Phase.BUILDING and self._gathering.optimizers():
+    def _source(self, asked: Pass) -> Source:
+        """Return what gives the batches of a pass that is asked for its first one."""
+        loader = asked.loader
+        if self._phase is Phase.BUILDING and self._is_ours() and self._gathering.optimizers():
             self._begin()
-        if self._phase in (Phase.BUILDING, Phase.OFF):
-            yield from self._iterate(loader)
-        elif self._is_evaluation():
-            yield from self._evaluation(loader)
-        elif id(loader) in self._loaders:
-            yield from self._training(loader)
-        else:
-            yield from self._unknown(loader)
+        if self._phase in (Phase.BUILDING, Phase.OFF) or not self._is_ours():
+            return cast("Source", self._iterate(loader))
+        if torch.is_grad_enabled():
+            passed = self._loaders.get(id(loader))
+            if passed is not None:
+                return self._training(asked, passed)
+            self._say(
+                "a data loader was made after the first pass, or refused: while it is trained on, "
+                "no step is saved; make all data loaders before the training loop"
+            )
+            self._active.append((ref(asked), UNKNOWN))
+        batches = self._iterate(loader)
+        return OneBatch(batches) if self._target else batches
 
-    def _is_evaluation(self) -> bool:
-        if not torch.is_grad_enabled():
-            return True
-        modules = [value for value in self._state.values() if isinstance(value, nn.Module)]
-        return bool(modules) and not any(module.training for module in modules)
-
-    def _evaluation(self, loader: Loader) -> Iterator[Any]:
-        before = rng.take()
-        try:
-            yield from self._one_batch(loader) if self._target else self._iterate(loader)
-        finally:
-            rng.put(before)
-
-    def _unknown(self, loader: Loader) -> Iterator[Any]:
-        """Pass over a loader that was made too late or was refused: nothing is saved meanwhile."""
-        self._say(
-            "a data loader was made after the first pass, or refused: while it is trained on, no "
-            "step is saved; make all data loaders before the training loop"
-        )
-        self._active.append(UNKNOWN)
-        try:
-            yield from self._one_batch(loader) if self._target else self._iterate(loader)
-        finally:
-            self._active.remove(UNKNOWN)
-
-    def _training(self, loader: Loader) -> Iterator[Any]:
-        passed = self._loaders[id(loader)]
-        number = list(self._loaders).index(id(loader))
+    def _training(self, asked: Pass, passed: PassedLoader) -> Source:
+        number = list(self._loaders).index(id(asked.loader))
         self._counts[number] += 1
-        self._active.append(number)
-        try:
-            if self._target and not self._target.is_inside(number, self._counts[number]):
-                yield from self._one_batch(loader)
-                if not self._target.is_after(number, self._counts[number]):
-                    return
-            if self._target:
-                self._load()
-            epoch = iter(passed)
-            while True:
-                self._boundary(number, passed)
-                try:
-                    batch = next(epoch)
-                except StopIteration:
-                    return
-                yield batch
-        finally:
-            self._active.remove(number)
+        count = self._counts[number]
+        if self._target and not self._target.is_in(number, count):
+            self._active.append((ref(asked), number))
+            return OneBatch(self._iterate(asked.loader))
+        if self._target:
+            self._load(asked, self._target)
+        begins_next = number == self._main and not self._going()
+        self._active.append((ref(asked), number))
+        batches = iter(passed)
+        if begins_next:
+            self._boundary(asked, number, passed)
 
-    def _one_batch(self, loader: Loader) -> Iterator[Any]:
-        for batch in self._iterate(loader):
-            yield batch
+        def before() -> None:
+            if not asked.given and not self._is_looked_at and self._looks < LOOKS_MAX:
+                self._look_at(asked)
+            elif asked.given:
+                self._boundary(asked, number, passed)
+
+        return Guarded(batches, before)
+
+    def _going(self) -> list[int]:
+        """Return the loaders of all passes that go on, the one that began first first."""
+        alive = [(one, number, one()) for one, number in self._active]
+        self._active = [
+            (one, n) for one, n, asked in alive if asked is not None and not asked.ended
+        ]
+        return [number for _, number in self._active]
+
+    def _boundary(self, asked: Pass, number: int, passed: PassedLoader) -> None:
+        """Save the step that is done, if one is, between two batches of the main loader.
+
+        After the last batch of a pass what the script does with its values is still to come.
+        """
+        if not self._due or self._phase is Phase.OFF or number != self._main:
             return
-
-    def _boundary(self, number: int, passed: PassedLoader) -> None:
-        """Save the step that is done, if one is, between two batches of the main loader."""
-        if not self._due or self._is_off() or number != self._main:
+        if not self._is_ours():
+            self._stop("another thread asks for the batches; nothing is saved from now on")
+            return
+        if passed.is_used_up():
             return
         assert self._checkpointer is not None
         self._due = False
-        if not self._looked:
-            self._looked = True
-            self._tell_carried()
+        self._steps_unsaved = 0
+        if not self._is_looked_at and asked.given:
+            self._look_again(asked)
+            if not self._is_looked_at:
+                return
         if self._has_late_parts():
             return
-        place = PassPlace(number, self._counts[number], passed.is_used_up(), self._loads)
+        place = PassPlace(
+            number=number,
+            count=self._counts[number],
+            given=asked.given,
+            counted=self._counted,
+            loads=self._files.loads,
+            loaded=self._files.loaded,
+        )
         self._place.update(place.value())
         self._checkpointer.step(self._step)
+
+    def _look_at(self, asked: Pass) -> None:
+        """Look at what is around a pass, to see later what has moved."""
+        self._looks += 1
+        counters = counters_of(asked)
+        attributes = attributes_of(self._state.values())
+        self._look = Look(ref(asked), asked.given, counters, counters.values(), attributes)
+
+    def _look_again(self, asked: Pass) -> None:
+        """See what has moved; nothing is saved inside a pass before that."""
+        look = self._look
+        if look is None or look.asked() is not asked:
+            self._look_at(asked)
+            return
+        self._look, self._is_looked_at = None, True
+        self._counted = look.counters.follow(look.values, asked.given - look.given)
+        self._tell_carried(look, attributes_of(self._state.values()))
+
+    def _stop(self, why: str) -> None:
+        self._phase = Phase.OFF
+        self._say(why)
 
     # -------------------------------------------------------------------------- begin, resume
 
@@ -229,7 +255,7 @@ class Driver:
                 self._say(f"{type(loader).__name__} iterates in a way of its own and is not saved")
                 continue
             try:
-                loaders[id(loader)] = PassedLoader(loader, partial(self._iterate, loader))
+                loaders[id(loader)] = PassedLoader(loader, self._iterate)
             except InvalidRequestError as error:
                 self._say(error.message)
         self._loaders, self._counts = loaders, [0] * len(loaders)
@@ -248,8 +274,7 @@ class Driver:
                 fresh=self._fresh,
             )
         except InvalidRequestError as error:
-            self._phase = Phase.OFF
-            self._say(f"nothing is saved, the script runs on alone: {error.message}")
+            self._stop(f"nothing is saved, the script runs on alone: {error.message}")
             return
         decided = self._checkpointer.decide()
         if decided is None:
@@ -259,19 +284,28 @@ class Driver:
             return
         self._target = PassPlace.of(decided.value(KEY))
         self._phase = Phase.CATCHING_UP
-        if self._target.loads != self._loads:
-            raise PreconditionError(
-                f"job {self._job}: the script called torch.load {self._loads} times before its "
-                f"first pass, and {self._target.loads} times when it was saved: it seems to resume "
-                f"by itself, and both cannot; remove its files, or run it without --auto"
-            )
+        self._check_files(self._target)
         self._main = self._target.number
-        self._muted.replace(torch, "save", lambda _: self._saves_nothing)
         atexit.register(self._tell_end)
         self._tell(f"job {self._job}: goes on after step {decided.step}, {self._target}")
 
-    def _load(self) -> None:
-        """Have all of the state be what it was at the checkpoint."""
+    def _check_files(self, target: PassPlace) -> None:
+        """Refuse a script that has skipped what it did before, and would skip it once more."""
+        itself = "it seems to resume by itself, and both cannot; remove its files, or run it"
+        if target.loads != self._files.loads:
+            raise PreconditionError(
+                f"job {self._job}: the script called torch.load {self._files.loads} times before "
+                f"its first pass, and {target.loads} times when it was saved: {itself} without "
+                f"--auto"
+            )
+        if target.loaded != self._files.loaded:
+            raise PreconditionError(
+                f"job {self._job}: the files that the script called torch.load with before its "
+                f"first pass hold something else than when it was saved: {itself} without --auto"
+            )
+
+    def _load(self, asked: Pass, target: PassPlace) -> None:
+        """Have all of the state be what it was at the checkpoint, and what counts around it."""
         assert self._checkpointer is not None
         restored = self._checkpointer.restore()
         if restored is None:
@@ -279,9 +313,13 @@ class Driver:
         for value in self._state.values():
             if isinstance(value, nn.Module):
                 value.zero_grad(set_to_none=True)
+        left = counters_of(asked).move_on(target.given) if target.counted and target.given else []
+        if left:
+            self._say(f"{', '.join(left)} around the batches begins at 0 again")
+        asked.given = target.given
         self._step = restored.step
         self._target = None
-        self._muted.undo()
+        self._stepped.clear()
         self._phase = Phase.TRAINING
 
     def _tell_end(self) -> None:
@@ -292,9 +330,6 @@ class Driver:
                 "it was, or start over with --fresh",
                 self._target,
             )
-
-    def _saves_nothing(self, *_: object, **__: object) -> None:
-        self._say("torch.save writes nothing while the script catches up")
 
     # ---------------------------------------------------------------------------------- steps
 
@@ -307,9 +342,7 @@ class Driver:
         if id(optimizer) in known:
             self._stepped.add(id(optimizer))
             self._count(known[id(optimizer)], known.keys())
-        if self._due:
-            self._steps_unsaved = 0
-        elif self._steps_unsaved == STEPS_UNSAVED_MAX:
+        if self._steps_unsaved == STEPS_UNSAVED_MAX:
             self._tell_unsaved([name for n, name in known.items() if n not in self._stepped])
 
     def _count(self, name: str, known: Collection[int]) -> None:
@@ -318,8 +351,9 @@ class Driver:
             return
         self._step += 1
         self._stepped.clear()
-        if self._main not in self._active:
-            self._main = self._active[0] if self._active else UNKNOWN
+        going = self._going()
+        if going and self._main not in going:
+            self._main = going[0]
         self._due = self._main != UNKNOWN
 
     def _has_late_parts(self) -> bool:
@@ -329,9 +363,8 @@ class Driver:
         late = self._gathering.made_since(self._made_count)
         self._made_count = self._gathering.count
         if late:
-            self._phase = Phase.OFF
             names = ", ".join(sorted({type(value).__name__ for value in late}))
-            self._say(
+            self._stop(
                 f"made after the first pass over a data loader: {names}; nothing is saved from now "
                 f"on; make all modules, optimizers and schedulers before the training loop"
             )
@@ -339,15 +372,34 @@ class Driver:
 
     # ------------------------------------------------------------------------------ telling
 
-    def _tell_carried(self) -> None:
-        names = carried_names()
+    def _tell_carried(self, look: Look, attributes: dict[tuple[str, int], object]) -> None:
+        """Say what of the script itself a restart does not bring back."""
+        kept = {id(value) for value in self._kept_tensors()}
+        streams = {id(one) for loader in self._loaders.values() for one in _generators(loader)}
+        tracked = {
+            name
+            for value in self._state.values()
+            if isinstance(value, TrackedAttributes)
+            for name in value.names
+        }
+        names = carried_names(lambda value: id(value) in kept or id(value) in streams, tracked)
+        names += sorted(
+            {k[0] for k, value in attributes.items() if look.attributes.get(k) != value}
+        )
+        names += sorted({*look.counters.others, *([] if self._counted else ["enumerate, islice"])})
         if names:
             self._say(
                 f"{', '.join(names)}: the training loop carries these from batch to batch, and a "
-                f"restart begins with their first values; to keep them, write before the loop\n"
-                f"    kept = holdfast.track({', '.join(f'{name}={name}' for name in names)})\n"
-                f"and use {', '.join(f'kept.{name}' for name in names)} in it"
+                f"restart begins with their first values{_how_to_keep(names)}"
             )
+
+    def _kept_tensors(self) -> Iterator[object]:
+        for value in self._state.values():
+            if isinstance(value, nn.Module):
+                yield from value.parameters()
+                yield from value.buffers()
+            elif isinstance(value, list):
+                yield from value
 
     def _tell_unsaved(self, waiting: list[str]) -> None:
         if waiting:
@@ -370,3 +422,19 @@ class Driver:
     def _tell(self, text: str) -> None:
         if os.environ.get("RANK", "0") == "0":
             log.warning("holdfast --auto: %s", text)
+
+
+def _how_to_keep(names: list[str]) -> str:
+    variables = [name for name in names if name.isidentifier()]
+    if not variables:
+        return "; holdfast.track keeps variables and attributes"
+    return (
+        f"; to keep them, write before the loop\n"
+        f"    kept = holdfast.track({', '.join(f'{name}={name}' for name in variables)})\n"
+        f"and use {', '.join(f'kept.{name}' for name in variables)} in it"
+    )
+
+
+def _generators(loader: PassedLoader) -> Iterator[object]:
+    for part in (loader.loader, loader.loader.sampler, loader.loader.batch_sampler):
+        yield getattr(part, "generator", None)

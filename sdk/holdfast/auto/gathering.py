@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -48,9 +48,11 @@ class Gathering:
         self._count = 0
         self._found: dict[int, weakref.ref[Any]] = {}
         self._kept: list[TrackedAttributes] = []
+        self._ended = False
         for kind in (*KINDS, *_OWN_CONSTRUCTORS):
             patches.replace(kind, "__init__", self._noting)
         patches.replace(nn.Module, "__setstate__", self._noting)
+        patches.then(self._end)
 
     def _noting(self, original: Any) -> Any:
         def begin(made: Any, *args: Any, **kwargs: Any) -> None:
@@ -61,11 +63,18 @@ class Gathering:
         return begin
 
     def _note(self, made: object) -> None:
+        if self._ended:
+            return
         number, found = self._count, self._found
         self._count += 1
         if isinstance(made, TrackedAttributes):
             self._kept.append(made)  # its script needs it for nothing
         found[number] = weakref.ref(made, lambda _: found.pop(number, None))
+
+    def _end(self) -> None:
+        self._ended = True
+        self._found.clear()
+        self._kept.clear()
 
     @property
     def count(self) -> int:
@@ -95,11 +104,36 @@ class Gathering:
         modules = [value for value in values if isinstance(value, nn.Module)]
         inner = {id(child) for module in modules for child in module.children()}
         wanted = [value for value in values if id(value) not in inner and _is_kept(value)]
-        return dict(_named(wanted))
+        return dict(_with_loose_tensors(_named(wanted)))
 
     def _values(self) -> list[Any]:
         alive = [reference() for _, reference in sorted(self._found.items())]
         return list({id(value): value for value in alive if value is not None}.values())
+
+
+def attributes_of(values: Iterable[object]) -> dict[tuple[str, int], object]:
+    """Return what modules hold in attributes that no ``state_dict`` has, to see what changes.
+
+    By name of class and attribute and number of the module.
+    """
+    roots = [value for value in values if isinstance(value, nn.Module)]
+    modules = {id(module): module for root in roots for module in root.modules()}
+    return {
+        (f"{type(module).__name__}.{name}", number): _look_of(value)
+        for number, module in enumerate(modules.values())
+        if type(module).get_extra_state is nn.Module.get_extra_state
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training"
+    }
+
+
+def _look_of(value: object) -> object:
+    """Return what tells whether a value has changed; None where that is unknown."""
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version  # noqa: SLF001 - torch counts changes there
+    if isinstance(value, list | dict | set | deque):
+        return len(value)
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def _is_kept(value: object) -> bool:
@@ -117,6 +151,20 @@ def _named(values: Iterable[object]) -> Iterator[tuple[str, object]]:
         yield name if count[name] == 1 else f"{name}_{count[name]}", value
 
 
+def _with_loose_tensors(named: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
+    """Yield also what optimizers train that is in no module, under the name of the optimizer."""
+    all_named = list(named)
+    modules = [value for _, value in all_named if isinstance(value, nn.Module)]
+    seen = {id(parameter) for module in modules for parameter in module.parameters()}
+    for name, value in all_named:
+        yield name, value
+        if isinstance(value, Optimizer):
+            trained = [one for group in value.param_groups for one in group["params"]]
+            if loose := [one for one in trained if id(one) not in seen]:
+                seen.update(map(id, loose))
+                yield f"{name}_tensors", loose
+
+
 def unwrapped(value: object) -> object:
     """Return the module inside DDP, ``torch.compile`` and the like."""
     while True:
@@ -129,4 +177,5 @@ def unwrapped(value: object) -> object:
 
 
 def _compiled(module: nn.Module) -> object:
-    return vars(module).get("_modules", {}).get("_orig_mod")
+    inner = vars(module).get("_modules")  # TorchScript's is no dict
+    return inner.get("_orig_mod") if isinstance(inner, dict) else None

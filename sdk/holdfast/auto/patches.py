@@ -18,14 +18,13 @@ class Patches:
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Set ``owner.name`` to ``make(what it was)`` until ``undo``.
 
-        What a class inherits is deleted again, so that it inherits it as before.
+        What a class inherits is deleted again, so that it inherits it as before. Where someone has
+        put their own around it since, as ``torch.compile`` does, it stays inside theirs.
         """
         own = vars(owner).get(name, _ABSENT)
-        setattr(owner, name, make(getattr(owner, name)))
-        if own is _ABSENT:
-            self._undo.callback(delattr, owner, name)
-        else:
-            self._undo.callback(setattr, owner, name, own)
+        ours = make(getattr(owner, name))
+        setattr(owner, name, ours)
+        self._undo.callback(_put_back, owner, name, own, ours)
 
     def then(self, undo: Callable[[], object]) -> None:
         """Have ``undo`` called too."""
@@ -34,3 +33,12 @@ class Patches:
     def undo(self) -> None:
         """Put everything back, last first."""
         self._undo.close()
+
+
+def _put_back(owner: Any, name: str, own: Any, ours: Any) -> None:
+    if vars(owner).get(name) is not ours:
+        return
+    if own is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, own)

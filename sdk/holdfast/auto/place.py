@@ -16,25 +16,24 @@ KEY = "place"
 class PassPlace:
     """A place inside pass ``count`` (from 1) over loader ``number`` (from 0), in building order.
 
-    ``used_up``: the pass had given its last batch. ``loads``: how often the script had called
-    ``torch.load`` before its first pass.
+    ``given``: batches that the pass had given; ``counted``: what counts them from outside counts
+    each, so it is to be moved on. ``loads``: how often the script had called
+    ``torch.load`` before its first pass; ``loaded``: a digest of the files.
     """
 
     number: int
     count: int
-    used_up: bool
+    given: int
+    counted: bool = False
     loads: int = 0
+    loaded: str = ""
 
     def __str__(self) -> str:
         return f"in pass {self.count} over loader_{self.number + 1}"
 
-    def is_inside(self, number: int, count: int) -> bool:
+    def is_in(self, number: int, count: int) -> bool:
         """Tell whether the state is to be loaded before the first batch of this pass."""
-        return (number, count) == (self.number, self.count) and not self.used_up
-
-    def is_after(self, number: int, count: int) -> bool:
-        """Tell whether the state is to be loaded at the end of this pass."""
-        return (number, count) == (self.number, self.count) and self.used_up
+        return (number, count) == (self.number, self.count)
 
     def value(self) -> dict[str, object]:
         """Return it as plain data of a state."""
@@ -49,6 +48,6 @@ class PassPlace:
         """
         if isinstance(value, Mapping):
             found: list[Any] = [value.get(name) for name in cls.__slots__]
-            if [type(one) for one in found] == [int, int, bool, int]:
+            if [type(one) for one in found] == [int, int, int, bool, int, str]:
                 return cls(*found)
         raise ManifestError(f"{KEY} is no place in a script: {value!r}")

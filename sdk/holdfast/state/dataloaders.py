@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any, Protocol, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
@@ -178,6 +179,7 @@ class Position:
             "first": epoch.first,
             "apart": epoch.apart and epoch.apart.take(),
             "count": epoch.count,
+            "failed": list(epoch.failed),
             "own": own,
             "make": _make_of(self._loader),
         }
@@ -203,7 +205,7 @@ class Position:
         epoch = Epoch(self, made=resume["made"], stream=resume["stream"])
         if own is None:
             epoch.inner = self._make()
-            epoch.skip(resume["count"], resume["first"])
+            epoch.skip(resume["count"], resume["first"], resume.get("failed", ()))
             self.places.put(resume["now"])
         else:
             cast("Any", self._loader).load_state_dict(own)
@@ -221,7 +223,8 @@ class Epoch:
     """The iterator that a training loop is given: counts, and keeps its draws apart.
 
     ``made`` and ``stream`` are places and streams before the loader's own iterator was made,
-    ``first`` the stream before the first batch.
+    ``first`` the stream before the first batch. ``failed``: numbers of the batches that
+    raised an error; they are counted.
     """
 
     inner: Any
@@ -232,6 +235,7 @@ class Epoch:
         self.first: rng.Stream | None = None
         self.apart: rng.Apart | None = None
         self.count = 0
+        self.failed: list[int] = []
         self.ended = False
         self._owner = owner
 
@@ -256,14 +260,18 @@ class Epoch:
         except (AttributeError, TypeError):
             return False  # an iterable dataset need not know
 
-    def skip(self, count: int, first: rng.Stream | None) -> None:
-        """Draw and drop ``count`` batches; ``first`` is the stream before the first one."""
+    def skip(self, count: int, first: rng.Stream | None, failed: Collection[int]) -> None:
+        """Draw and drop ``count`` batches, of which ``failed`` may fail again.
+
+        ``first`` is the stream before the first one.
+        """
         if first is not None:
             # Without workers the sampler draws its seed at the first batch, not before.
             rng.put(first)
         for done in range(count):
             try:
-                self._next()
+                with suppress(Exception) if done in failed else nullcontext():
+                    self._next()
             except StopIteration as cause:
                 raise PreconditionError(
                     f"the data loader ended after {done} batches, but training had used {count} "
@@ -271,21 +279,29 @@ class Epoch:
                 ) from cause
 
     def _next(self) -> Any:
+        number = self.count
         try:
-            if self.first is None:
+            if self.apart is None:
                 self.first = rng.take()
                 batch = next(self.inner)
-                self.apart = rng.Apart()  # before the training loop draws
-                self._owner.places.look()
             else:
-                assert self.apart is not None
                 with self.apart.used():
                     batch = next(self.inner)
         except StopIteration:
             self.ended = True
             raise
-        self.count += 1
+        except Exception:  # of the dataset: the loader goes on, so whoever catches it may too
+            self.failed.append(number)
+            self._count()
+            raise
+        self._count()
         return batch
+
+    def _count(self) -> None:
+        self.count += 1
+        if self.apart is None:
+            self.apart = rng.Apart()  # before the training loop draws
+            self._owner.places.look()
 
 
 class ResumableLoader:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
-from holdfast.auto.gathering import KINDS, Gathering
+from holdfast.auto.gathering import KINDS, Gathering, attributes_of
 from holdfast.auto.patches import Patches
 
 
@@ -32,6 +32,32 @@ def test_the_outermost_modules_are_named_by_their_class(gathering):
     first, second = Net(), Net()
     compiled = torch.compile(Net(), backend="eager")
     assert gathering.state() == {"Net": first, "Net_2": second, "Net_3": compiled}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_one_too(gathering):
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    assert gathering.state()["RecursiveScriptModule"] is scripted
+
+
+def test_tensors_of_an_optimizer_that_no_module_has_go_under_its_name(gathering):
+    net, loose = Net(), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([*net.parameters(), loose], lr=0.1)
+    assert gathering.state() == {"Net": net, "SGD": optimizer, "SGD_tensors": [loose]}
+
+
+def test_attributes_of_modules_that_change_are_seen(gathering):
+    net = Net()
+    net.inner.rate, net.seen, net.mean = 1.0, [], torch.zeros(1)
+    before = attributes_of([net])
+    assert attributes_of([net]) == before
+    net.inner.rate = 0.5
+    net.seen.append(1)
+    net.mean.add_(1)
+    net.eval()
+    after = attributes_of([net])
+    changed = {name for (name, number), value in after.items() if before[name, number] != value}
+    assert changed == {"Linear.rate", "Net.seen", "Net.mean"}
 
 
 def test_what_has_no_tensors_is_left_out(gathering):
@@ -92,3 +118,21 @@ def test_undone_it_leaves_each_class_as_it_was():
     assert [(kind.__init__, "__init__" in vars(kind)) for kind in KINDS] == before
     Net()
     assert gathering.state() == {}
+
+
+def test_what_others_put_around_it_since_stays_and_nothing_is_noted(monkeypatch):
+    monkeypatch.setattr(nn.Module, "__init__", nn.Module.__init__)
+    patches = Patches()
+    gathering = Gathering(patches)
+    ours, begun = nn.Module.__init__, []
+
+    def theirs(made, *args, **kwargs):
+        begun.append(made)
+        ours(made, *args, **kwargs)
+
+    nn.Module.__init__ = theirs
+    patches.undo()
+    kept = nn.Linear(1, 1)
+    assert begun == [kept]
+    assert gathering.state() == {}
+    assert gathering.count == 0

@@ -1,0 +1,159 @@
+"""Scripts under ``--auto`` in this process: a checkpointer that keeps every step in memory.
+
+A script is *killed* by an exception at a step, all that knows of it goes, and it is run again.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import runpy
+from types import SimpleNamespace
+from typing import ClassVar
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from holdfast import auto
+from holdfast.auto import driver
+from holdfast.state import rng
+from holdfast.state.dataloaders import LoaderClock, ResumableLoader
+
+BEGIN = """
+import copy, itertools
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+torch.manual_seed(1)
+data = TensorDataset(torch.randn(30, 4), torch.randn(30, 1))
+loader = DataLoader(data, batch_size=5, shuffle=True)
+valid = DataLoader(data, batch_size=10, shuffle=True)
+model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.Linear(5, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def step(x, y, optimizer=optimizer):
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+def evaluate(model=model, loader=valid):
+    with torch.no_grad():
+        return sum(nn.functional.mse_loss(model(x), y).item() for x, y in loader)
+"""
+"""Most scripts begin like this; what they end with is ``result``."""
+
+
+class Killed(BaseException):
+    """The script's process has ended."""
+
+
+def bits(value):
+    """Return a copy of everything that has a value, for a save or a comparison."""
+    if hasattr(value, "state_dict"):
+        value = value.state_dict()
+    return copy.deepcopy(value)
+
+
+class Memory:
+    """A ``Checkpointer`` whose steps are safe at once; ``kept`` outlives it."""
+
+    kept: ClassVar[dict] = {}
+
+    def __init__(self, job, state, **_):
+        self.state = state
+        self.clock = LoaderClock()
+        for value in state.values():
+            if isinstance(value, ResumableLoader):
+                value.bind(self.clock)
+
+    def decide(self):
+        if not self.kept:
+            return None
+        return SimpleNamespace(step=self.kept["step"], value=self.kept["values"].get)
+
+    def step(self, step):
+        values = {name: bits(value) for name, value in self.state.items()}
+        self.kept.update(step=step, values=values, stream=rng.take())
+
+    def restore(self):
+        if not self.kept:
+            return None
+        assert self.kept["values"].keys() == self.state.keys()
+        for name, value in self.state.items():
+            saved = copy.deepcopy(self.kept["values"][name])
+            if hasattr(value, "load_state_dict"):
+                value.load_state_dict(saved)
+            elif isinstance(value, list):
+                with torch.no_grad():
+                    [one.copy_(other) for one, other in zip(value, saved, strict=True)]
+        rng.put(self.kept["stream"])
+        self.clock.arm(lambda: rng.put(self.kept["stream"]))
+        return SimpleNamespace(step=self.kept["step"])
+
+    def close(self):
+        pass
+
+
+class Runs:
+    """Runs of one script, one after the other; ``told`` is what the last one was told."""
+
+    def __init__(self, path, monkeypatch, caplog):
+        self.path = path
+        self.kept = {}
+        self.told = ""
+        self._caplog = caplog
+        caplog.set_level(logging.WARNING)
+        monkeypatch.setattr(driver, "Checkpointer", Memory)
+
+    def write(self, text, begin=BEGIN):
+        self.path.write_text(begin + text)
+        return self
+
+    def run(self, kill_at=0):
+        """Run it, up to before step ``kill_at`` of the optimizers; return its ``result``."""
+        steps = 0
+
+        def count(*_):
+            nonlocal steps
+            steps += 1
+            if steps == kill_at:
+                raise Killed
+
+        self._caplog.clear()
+        Memory.kept = self.kept
+        hook = register_optimizer_step_pre_hook(count)
+        auto.install("job")
+        try:
+            result = bits(runpy.run_path(str(self.path), run_name="__main__")["result"])
+        except Killed:
+            result = None
+        finally:
+            auto.uninstall()
+            hook.remove()
+            self.told = self._caplog.text
+        self.steps = steps
+        return result
+
+    def plain(self):
+        """Run it without anything of ours."""
+        return bits(runpy.run_path(str(self.path), run_name="__main__")["result"])
+
+    def differing(self, every=1):
+        """Return the steps at which it was killed and then ended with other bits."""
+        expected = self.run()
+        count, differ = self.steps, []
+        for at in range(2, count + 1, every):
+            self.kept = {}
+            assert self.run(kill_at=at) is None
+            if not same(self.run(), expected):
+                differ.append(at)
+        return differ
+
+
+def same(found, expected):
+    """Tell whether two results have the same bits."""
+    try:
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
