@@ -220,6 +220,7 @@ class Driver:
             counted=self._counted,
             loads=self._files.loads,
             loaded=self._files.loaded,
+            ranks=_ranks(),
         )
         self._place.update(place.value())
         self._checkpointer.step(self._step)
@@ -265,6 +266,13 @@ class Driver:
             raise InvalidRequestError(
                 f"--auto-steps-by {self._steps_by}: the optimizers are {', '.join(names)}"
             )
+        scripted = [n for n, v in self._state.items() if isinstance(v, torch.jit.ScriptModule)]
+        if scripted:
+            self._stop(
+                f"nothing is saved, the script runs on alone: {', '.join(scripted)} is a "
+                f"TorchScript module; train the module that it was made of"
+            )
+            return
         numbered = {f"loader_{n}": loader for n, loader in enumerate(loaders.values(), 1)}
         try:
             self._checkpointer = Checkpointer(
@@ -285,6 +293,11 @@ class Driver:
         self._target = PassPlace.of(decided.value(KEY))
         self._phase = Phase.CATCHING_UP
         self._check_files(self._target)
+        if self._target.ranks != _ranks():
+            self._say(
+                f"saved by {self._target.ranks} ranks, and now there are {_ranks()}: training goes "
+                f"on behind as many batches of each rank, but not with the same bits"
+            )
         self._main = self._target.number
         atexit.register(self._tell_end)
         self._tell(f"job {self._job}: goes on after step {decided.step}, {self._target}")
@@ -422,6 +435,10 @@ class Driver:
     def _tell(self, text: str) -> None:
         if os.environ.get("RANK", "0") == "0":
             log.warning("holdfast --auto: %s", text)
+
+
+def _ranks() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _how_to_keep(names: list[str]) -> str:

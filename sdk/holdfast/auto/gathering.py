@@ -104,6 +104,7 @@ class Gathering:
         modules = [value for value in values if isinstance(value, nn.Module)]
         inner = {id(child) for module in modules for child in module.children()}
         wanted = [value for value in values if id(value) not in inner and _is_kept(value)]
+        wanted = [value for value in wanted if not _is_compiled_from(value, modules)]
         return dict(_with_loose_tensors(_named(wanted)))
 
     def _values(self) -> list[Any]:
@@ -122,6 +123,7 @@ def attributes_of(values: Iterable[object]) -> dict[tuple[str, int], object]:
         (f"{type(module).__name__}.{name}", number): _look_of(value)
         for number, module in enumerate(modules.values())
         if type(module).get_extra_state is nn.Module.get_extra_state
+        if not isinstance(module, DistributedDataParallel | torch.jit.ScriptModule)
         for name, value in vars(module).items()
         if not name.startswith("_") and name != "training"
     }
@@ -136,10 +138,23 @@ def _look_of(value: object) -> object:
     return value if isinstance(value, bool | int | float | str) else None
 
 
+def _is_compiled_from(value: object, modules: Iterable[nn.Module]) -> bool:
+    """Tell whether it is a TorchScript module all of whose tensors are those of others."""
+    if not isinstance(value, torch.jit.ScriptModule):
+        return False
+    others = (module for module in modules if not isinstance(module, torch.jit.ScriptModule))
+    known = {id(one) for other in others for one in _tensors(other)}
+    return known.issuperset(map(id, _tensors(value)))
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    return itertools.chain(module.parameters(), module.buffers())
+
+
 def _is_kept(value: object) -> bool:
     if not isinstance(value, nn.Module):
         return value is not None
-    return any(True for _ in itertools.chain(value.parameters(), value.buffers()))
+    return any(True for _ in _tensors(value))
 
 
 def _named(values: Iterable[object]) -> Iterator[tuple[str, object]]:

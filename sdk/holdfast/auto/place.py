@@ -18,7 +18,8 @@ class PassPlace:
 
     ``given``: batches that the pass had given; ``counted``: what counts them from outside counts
     each, so it is to be moved on. ``loads``: how often the script had called
-    ``torch.load`` before its first pass; ``loaded``: a digest of the files.
+    ``torch.load`` before its first pass; ``loaded``: a digest of the files. ``ranks``: how many
+    there were.
     """
 
     number: int
@@ -27,6 +28,7 @@ class PassPlace:
     counted: bool = False
     loads: int = 0
     loaded: str = ""
+    ranks: int = 1
 
     def __str__(self) -> str:
         return f"in pass {self.count} over loader_{self.number + 1}"
@@ -48,6 +50,6 @@ class PassPlace:
         """
         if isinstance(value, Mapping):
             found: list[Any] = [value.get(name) for name in cls.__slots__]
-            if [type(one) for one in found] == [int, int, int, bool, int, str]:
+            if [type(one) for one in found] == [int, int, int, bool, int, str, int]:
                 return cls(*found)
         raise ManifestError(f"{KEY} is no place in a script: {value!r}")

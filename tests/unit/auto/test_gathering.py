@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 
 import pytest
 import torch
@@ -35,9 +36,14 @@ def test_the_outermost_modules_are_named_by_their_class(gathering):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_module_is_one_too(gathering):
-    scripted = torch.jit.script(nn.Linear(2, 2))
-    assert gathering.state()["RecursiveScriptModule"] is scripted
+def test_a_scripted_module_is_there_only_if_what_it_was_made_of_is_not(gathering):
+    net = Net()
+    scripted, buffer = torch.jit.script(net), io.BytesIO()
+    torch.jit.save(scripted, buffer)
+    buffer.seek(0)
+    alone = torch.jit.load(buffer)
+    assert gathering.state() == {"Net": net, "RecursiveScriptModule": alone}
+    assert scripted.inner.weight is net.inner.weight
 
 
 def test_tensors_of_an_optimizer_that_no_module_has_go_under_its_name(gathering):

@@ -393,6 +393,32 @@ result = [model.state_dict(), kept.sum]
     assert "carries" not in runs.told
 
 
+def test_another_number_of_ranks_is_told(runs, monkeypatch):
+    runs.write(SAME["training in eval mode"]).run(kill_at=8)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    runs.run()
+    assert "saved by 1 ranks, and now there are 2" in runs.told
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("loads", [False, True])
+def test_torchscript_is_saved_by_the_module_that_it_was_made_of(runs, loads):
+    runs.write(f"""
+import io
+buffer = io.BytesIO()
+torch.jit.save(torch.jit.script(model), buffer)
+buffer.seek(0)
+model = torch.jit.load(buffer) if {loads} else torch.jit.script(model)
+for epoch in range(2):
+    for x, y in loader:
+        step(x, y)
+result = [one.detach() for one in model.parameters()]
+""")
+    assert same(runs.run(), runs.plain())
+    assert bool(runs.kept) is not loads
+    assert ("is a TorchScript module; train the module" in runs.told) is loads
+
+
 def test_a_loop_that_carries_nothing_is_told_nothing(runs):
     runs.write(SAME["the last loss of a pass, for a schedule"]).run()
     assert "carries" not in runs.told
