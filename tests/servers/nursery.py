@@ -148,6 +148,7 @@ def run(script: str) -> int:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as ended:
+        sys.stdout.flush()  # as the interpreter does before it says anything of it
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
             return 1
@@ -156,6 +157,7 @@ def run(script: str) -> int:
         # What runs at exits tells a failure by these.
         sys.last_type, sys.last_value = type(error), error
         sys.last_traceback = error.__traceback__
+        sys.stdout.flush()
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0

@@ -161,6 +161,9 @@ class Cluster:
         """Start a launcher on a node; ``through`` a program that becomes it."""
         if node not in self.agents:
             self.agents[node] = Agent(self.decision, node, self.folder)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            if signal.getsignal(number) is signal.SIG_IGN:  # as in the background of a script
+                signal.signal(number, signal.SIG_DFL)
         log = self.folder / f"{node}-{len(self.launchers)}.log"
         command = [program, "-m", "holdfast.cli.main", "run", "--job", "job", *options]
         with log.open("wb") as out:
