@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import tempfile
@@ -29,9 +30,9 @@ from holdfast.launcher.ranks import STDERR, Command, Keeper, RankProcess, end
 
 STANDBY_AFTER_S = 5.0
 """After ranks began: their own imports and first steps come first."""
-REFUSED_S_MAX = 15.0
-"""How long a node may have another launcher, or a job's name another launch, before it is given up:
-longer than the lease of one that was killed."""
+REFUSED_S_MAX = 10.0
+"""How long after a lease a node may have another launcher, or a job's name another launch, before
+it is given up: one that was lost with its agent is missed by its lease only."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 """Ranks listen to these and save; another one comes to them as SIGTERM."""
@@ -381,7 +382,7 @@ class Launcher:
         self._view = replace(self._view, place=None)
         now_s = time.monotonic()
         self._refused_since_s = self._refused_since_s or now_s
-        if now_s - self._refused_since_s > REFUSED_S_MAX:
+        if now_s - self._refused_since_s > REFUSED_S_MAX + _lease_s(error):
             raise error
         self._tell(f"waiting: {error.message}")
 
@@ -395,6 +396,12 @@ class Launcher:
             self._said = text
             with suppress(OSError):  # nobody listens any more
                 os.write(STDERR, f"holdfast run: {text}\n".encode(errors="replace"))
+
+
+def _lease_s(error: CheckpointError) -> float:
+    """Return the lease of launchers that a refusal tells; 0: none."""
+    told = error.context.get("lease_s", "")
+    return float(told) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", told) else 0.0
 
 
 def _read(path: Path) -> dict[str, object]:

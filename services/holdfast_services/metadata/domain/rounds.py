@@ -112,7 +112,7 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
     report = event.report
     known = launch.launcher(report.launcher)
     if known is None:
-        return launch if report.left else _joined(launch, event, now_s)
+        return launch if report.left else _joined(launch, event, now_s, lease_s)
     if report.sequence <= known.sequence:
         return launch
     if report.left:
@@ -137,7 +137,7 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
     return launch
 
 
-def _joined(launch: Launch, event: Reported, now_s: float) -> Launch:
+def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> Launch:
     report = event.report
     if not launch.launchers:
         # Of the same launcher, once it was given up, it is another launch with other nonces.
@@ -150,6 +150,7 @@ def _joined(launch: Launch, event: Reported, now_s: float) -> Launch:
             f"with another command or other options; stop it, or pass --job NAME",
             job=launch.job,
             holder=other.holder,
+            lease_s=lease_s,
         )
     for other in launch.launchers:
         if other.node == event.node:
@@ -158,6 +159,7 @@ def _joined(launch: Launch, event: Reported, now_s: float) -> Launch:
                 job=launch.job,
                 node=event.node,
                 holder=other.holder,
+                lease_s=lease_s,
             )
     if launch.ending or launch.stopping:
         return launch
