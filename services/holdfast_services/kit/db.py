@@ -7,6 +7,8 @@ transaction sees one snapshot.
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +29,7 @@ __all__ = ["Connection", "Engine", "make_engine", "read_transaction", "write_tra
 
 CONNECT_S_MAX = 5
 STATEMENT_S_MAX = 20
+WAL_PAUSE_S = 0.01
 LOCK_S_MAX = 10
 POOL_WAIT_S_MAX = 10.0
 IDLE_S_MAX = 5
@@ -88,11 +91,28 @@ def make_engine(url: str, *, connections_max: int) -> Engine:
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions are begun by _begin_sqlite, not by the driver
-    connection.execute("PRAGMA journal_mode = WAL")
+    _turn_on_wal(connection)
     # NORMAL loses the last commits when the power goes, but manifests of that time stay: a
     # catalogue behind its bucket gives generations twice (M1).
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _turn_on_wal(connection: Any) -> None:
+    """Have readers and the writer not wait for each other; a file keeps it once it is on.
+
+    Of several that turn it on at once SQLite refuses all but one, and waits for nobody.
+    """
+    deadline_s = time.monotonic() + LOCK_S_MAX
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline_s:
+                raise
+            time.sleep(WAL_PAUSE_S)
+        else:
+            return
 
 
 def _begin_sqlite(connection: Connection) -> None:
