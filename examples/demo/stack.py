@@ -6,6 +6,7 @@ It runs as a child that ends when the demo ends, however that happens, unless it
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from cluster import HOLDFAST, LEASH, DemoError, NodeSpec
 START_S_MAX = 60.0
 STOP_S_MAX = 15.0
 DOWN_S_MAX = 30.0
+LEASE_S = "3"  # as long as torchrun waits here for signs of life
 POLL_S = 0.05
 
 
@@ -44,6 +46,7 @@ class Stack:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*leash, *up],
+                env={**os.environ, "HOLDFAST_NODE_LEASE_S": LEASE_S},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -53,11 +53,6 @@ class Files:
         """What the files that were loaded hold, as a digest of samples."""
         return self._digest.hexdigest() if self.loads else ""
 
-    def forget(self) -> None:
-        """Count what is loaded anew."""
-        self.loads = 0
-        self._digest = hashlib.sha256()
-
     def _loading(self, original: Any) -> Any:
         def load(*args: Any, **kwargs: Any) -> Any:
             if self._counts():

@@ -12,7 +12,12 @@ from tests.integration.launcher.harness import Cluster, until
 @pytest.fixture
 def cluster():
     # A launcher leaves alone what is ignored, as it is in the background of a shell.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGQUIT: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     folder = Path(tempfile.mkdtemp(prefix="hf-"))
     made = Cluster(folder)
     try:
@@ -21,4 +26,5 @@ def cluster():
         made.close()
         until(lambda: not made.left(), "no process is left")
         shutil.rmtree(folder, ignore_errors=True)
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

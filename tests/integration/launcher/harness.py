@@ -161,9 +161,6 @@ class Cluster:
         """Start a launcher on a node; ``through`` a program that becomes it."""
         if node not in self.agents:
             self.agents[node] = Agent(self.decision, node, self.folder)
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-            if signal.getsignal(number) is signal.SIG_IGN:  # as in the background of a script
-                signal.signal(number, signal.SIG_DFL)
         log = self.folder / f"{node}-{len(self.launchers)}.log"
         command = [program, "-m", "holdfast.cli.main", "run", "--job", "job", *options]
         with log.open("wb") as out:
@@ -223,6 +220,15 @@ def forever():
     while True:
         signal.pause()
 """
+
+
+BACKGROUND = """
+import subprocess
+stay = "import os, time; print('behind', os.getpid(), flush=True); time.sleep(1000)"
+def leave_behind():
+    subprocess.Popen(["setsid", "--fork", sys.executable, "-c", stay])
+"""
+"""What a rank sends to the background has a session of its own, and holds the rank's output."""
 
 
 def until(met, what):

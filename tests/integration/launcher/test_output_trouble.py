@@ -6,7 +6,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests.integration.launcher.harness import until
+from tests.integration.launcher.harness import BACKGROUND, until
 
 PLAIN = ("--no-standby",)
 MIB = 1 << 20
@@ -94,16 +94,7 @@ def test_a_folder_for_logs_that_is_none_is_refused_by_name(cluster):
 
 
 def test_what_a_rank_has_sent_to_the_background_ends_with_it(cluster):
-    """It has a session of its own, and holds the output of the rank."""
-    cluster.script(
-        """
-import subprocess
-if ROUND == 1:
-    stay = "import os, time; print('behind', os.getpid(), flush=True); time.sleep(1000)"
-    subprocess.Popen(["setsid", "--fork", sys.executable, "-c", stay])
-    forever()
-"""
-    )
+    cluster.script(BACKGROUND + "if ROUND == 1:\n    leave_behind()\n    forever()")
     cluster.launcher("a", "--tee", "1", *PLAIN)
     until(lambda: "behind" in cluster.said(), "it runs")
     behind = os.pidfd_open(int(cluster.said().partition("behind ")[2].split()[0]))
@@ -116,14 +107,7 @@ if ROUND == 1:
 
 
 def test_what_is_in_the_background_ends_with_a_launcher_that_is_killed(cluster):
-    cluster.script(
-        """
-import subprocess
-stay = "import time; print('behind', flush=True); time.sleep(1000)"
-subprocess.Popen(["setsid", "--fork", sys.executable, "-c", stay])
-forever()
-"""
-    )
+    cluster.script(BACKGROUND + "leave_behind()\nforever()")
     launcher = cluster.launcher("a", "--tee", "1", *PLAIN)
     until(lambda: "behind" in cluster.said(), "it runs")
     launcher.kill()

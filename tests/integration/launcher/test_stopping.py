@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.integration.launcher.harness import kill, until
+from tests.integration.launcher.harness import BACKGROUND, kill, until
 
 PLAIN = ("--no-standby",)
 
@@ -182,14 +182,7 @@ def test_one_that_wakes_up_where_another_has_its_node_gives_up_by_name(cluster):
 
 def test_a_keeper_that_is_killed_is_replaced(cluster):
     """Then the launcher: what a rank has started ends all the same."""
-    cluster.script(
-        """
-import subprocess
-stay = "import time; print('behind', flush=True); time.sleep(1000)"
-subprocess.Popen(["setsid", "--fork", sys.executable, "-c", stay])
-forever()
-"""
-    )
+    cluster.script(BACKGROUND + "leave_behind()\nforever()")
     launcher = cluster.launcher("a", "--tee", "1", *PLAIN)
     until(lambda: "behind" in cluster.said(), "it runs")
     keeper = keeper_of(launcher.pid)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from itertools import islice, repeat
 
 import pytest
 from tqdm import tqdm
 
 from holdfast.auto.counters import Counters, counters_of
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _known_objects():
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Batches:

@@ -83,16 +83,22 @@ def test_other_files_are_moved_meanwhile(files, phase, tmp_path):
     assert (tmp_path / "log.1").read_text() == "a line"
 
 
-def test_a_digest_tells_what_was_loaded_and_counts_only_when_it_is_to(files, phase, tmp_path):
+def test_a_digest_tells_what_was_loaded(tmp_path):
     path, found = tmp_path / "own.pt", []
     for value in (torch.zeros(50_000), torch.zeros(50_000), torch.ones(50_000)):
         torch.save(value, path)
+        patches = Patches()
+        files = Files(patches, counts=lambda: True, is_muted=bool, tell=bool)
         torch.load(path)
-        found.append(files.loaded)
-        files.forget()
+        patches.undo()
+        found.append((files.loads, files.loaded))
     assert found[0] == found[1] != found[2]
+
+
+def test_what_is_loaded_counts_only_when_it_is_to(files, phase, tmp_path):
+    torch.save(1, tmp_path / "own.pt")
     phase.counts = False
-    torch.load(path)
+    torch.load(tmp_path / "own.pt")
     assert (files.loads, files.loaded) == (0, "")
 
 

@@ -5,8 +5,6 @@ They are run in this process, over a checkpointer of which every step is safe (`
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from tests.unit.auto.memory import Runs, same
@@ -15,15 +13,6 @@ from holdfast.errors import PreconditionError
 
 EVERY = 7
 """Of the steps at which a script is killed; odd, to come by all places of an epoch in time."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _known_objects():
-    """What was there before is not looked through for what counts batches: that takes a while."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
