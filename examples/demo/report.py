@@ -100,16 +100,18 @@ def recovery(kind: str, killed_at: float, journals: Journals, *, warm: bool) -> 
     """Return what the fault at ``killed_at`` cost, until each rank had done a new step.
 
     The phases are those of the slowest rank, of the attempt that succeeded: ``detect`` lasts
-    until its process has started, ``start`` until it asks for the state back, ``decide`` is what
-    the restore took beside fetching and loading.
+    until its process has started, not at all if that is a standby, which was there before;
+    ``start`` until it asks for the state back; ``decide`` is what the restore took beside
+    fetching and loading.
     """
     attempts = [_attempt(journals, rank, killed_at) for rank in range(len(journals.by_rank))]
     start, asked, restored, first_step = max(attempts, key=lambda attempt: attempt[3]["at"])
     restore_s = restored["at"] - asked["at"]
     fetch_s, load_s = restored["seconds"]["fetch"], restored["seconds"]["load"]
+    begun = max(start["at"], killed_at)
     seconds = (
-        start["at"] - killed_at,
-        asked["at"] - start["at"],
+        begun - killed_at,
+        asked["at"] - begun,
         restore_s - fetch_s - load_s,
         fetch_s,
         load_s,

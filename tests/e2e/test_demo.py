@@ -52,5 +52,6 @@ def test_a_run_that_lost_a_rank_and_a_node_equals_one_that_lost_nothing(tmp_path
     assert rank_killed["sources"]["memory"] > 0
     assert node_lost["sources"]["peer"] > 0
     for fault in faults:
+        assert min(fault["phases"].values()) >= 0
         assert sum(fault["phases"].values()) == pytest.approx(fault["recovery_s"])
     assert "bit-identical" in done.stdout

@@ -24,6 +24,7 @@ class SegmentFile:
     Raises:
         NotFoundError: it is gone.
         TruncatedShardError: it is not as long as the shard.
+        UnavailableError: it cannot be opened, as a link: nobody of ours makes one.
     """
 
     def __init__(self, path: Path, shard: Shard) -> None:
@@ -35,6 +36,9 @@ class SegmentFile:
             self._file = open(path, "rb", buffering=0, opener=_opened)  # noqa: SIM115 - see close()
         except FileNotFoundError as cause:
             raise NotFoundError(f"segment {self._key} is gone from {path}") from cause
+        except OSError as cause:
+            text = f"segment {self._key} cannot be opened at {path}: {cause.strerror}"
+            raise UnavailableError(text) from cause
         found = os.fstat(self._file.fileno())
         self.inode = found.st_dev, found.st_ino
         if found.st_size != shard.length_bytes or found.st_size == 0:

@@ -9,7 +9,7 @@ import torch
 from tests.unit.state import worlds
 from torch import nn
 
-from holdfast.errors import TruncatedShardError
+from holdfast.errors import TruncatedShardError, UnavailableError
 from holdfast.format.boxes import Box, whole
 from holdfast.reading import transfer
 from holdfast.reading.files import open_files
@@ -78,3 +78,13 @@ def test_tensors_of_inference_are_filled(located):
         segments.read([Want(target, "m.w", whole((64, 8)))])
 
     assert torch.equal(VALUES, target)
+
+
+def test_a_link_in_the_place_of_a_segment_is_not_followed(located):
+    path, shard = located
+    elsewhere = path.with_suffix(".elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+    with pytest.raises(UnavailableError, match=f"segment {shard.id.key} cannot be opened at"):
+        open_files([located])
