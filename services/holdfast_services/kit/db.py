@@ -9,11 +9,21 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -25,7 +35,18 @@ from holdfast.errors import (
     UnavailableError,
 )
 
-__all__ = ["Connection", "Engine", "make_engine", "read_transaction", "write_transaction"]
+__all__ = [
+    "Connection",
+    "Engine",
+    "Upsert",
+    "insert",
+    "is_sqlite",
+    "make_engine",
+    "now_s",
+    "read_transaction",
+    "upsert",
+    "write_transaction",
+]
 
 CONNECT_S_MAX = 5
 STATEMENT_S_MAX = 20
@@ -38,6 +59,8 @@ sooner than those who wait for them give up."""
 SILENT_S_MAX = 15
 """How long either end keeps a connection to the other that answers nothing."""
 
+_POSTGRES_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
+_SQLITE_NOW = text("SELECT (julianday('now') - 2440587.5) * 86400.0")
 _WRITE = "holdfast_write"
 # serialization failure, deadlock, lock not available, unique violation by a racing insert
 # and a transaction that was ended because it stood still
@@ -147,6 +170,44 @@ def read_transaction(engine: Engine) -> Iterator[Connection]:
 def is_sqlite(connection: Connection) -> bool:
     """Tell whether the database is SQLite."""
     return connection.dialect.name == "sqlite"
+
+
+def now_s(connection: Connection) -> float:
+    """Return the database's clock: the only one that leases and decisions know."""
+    sql = _SQLITE_NOW if is_sqlite(connection) else _POSTGRES_NOW
+    return float(connection.execute(sql).scalar_one())
+
+
+Upsert = Mapping[str, Any]
+"""A statement for each dialect."""
+
+
+def upsert(
+    table: Table,
+    keys: Sequence[str],
+    changes: Callable[[Any], Mapping[str, ColumnElement[Any]]],
+    where: Callable[[Any], ColumnElement[bool]] | None = None,
+) -> Upsert:
+    """Return the statement that inserts a row or, where ``keys`` are there, makes ``changes``.
+
+    Both functions get the row that could not be inserted. Made once for each use, since making
+    one costs more than running it.
+    """
+    made = {}
+    for dialect in ("sqlite", "postgresql"):
+        sql = insert(table, dialect)
+        made[dialect] = sql.on_conflict_do_update(
+            index_elements=keys,
+            set_=changes(sql.excluded),
+            where=where(sql.excluded) if where else None,
+        )
+    return made
+
+
+def insert(table: Table, dialect: str) -> Any:
+    """Return an ``INSERT`` that can say what to do where the row is there."""
+    made = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return made.execution_options(preserve_rowcount=True)
 
 
 @contextmanager

@@ -8,20 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-import uvicorn
-
-from holdfast.errors import UnavailableError
 from holdfast.objectstore import open_store
 from holdfast.v1.metadata_pb2_grpc import add_MetadataServicer_to_server
 from holdfast.v1.persistence_pb2_grpc import add_PersistenceServicer_to_server
 from holdfast_services.kit.db import Engine, make_engine, write_transaction
 from holdfast_services.kit.queue import open_queue
 from holdfast_services.kit.ready import say_ready
+from holdfast_services.kit.rest import GRACE_S, RestServer, host_port, reachable
 from holdfast_services.kit.runner import run
 from holdfast_services.kit.server import make_server
 from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
@@ -38,27 +34,17 @@ from holdfast_services.metadata.loops.offers import Reconciler
 from holdfast_services.metadata.loops.retention import RetentionLoop
 from holdfast_services.metadata.loops.tick import Ticker
 from holdfast_services.metadata.migrations import upgrade
-from holdfast_services.metadata.settings import Settings, host_port
+from holdfast_services.metadata.settings import Settings
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.transactor import THREADS, Transactor
 from holdfast_services.metadata.usecases import workers
 from holdfast_services.metadata.usecases.agents import LISTEN_S
 from holdfast_services.metadata.usecases.workers import Ages
 
-GRACE_S = 2.0
 OFFERS_LEASE_S = 30.0
 """Only who claims has a lease; who offers must name one all the same."""
 
 log = logging.getLogger("holdfast_services.metadata")
-
-
-class _Rest(uvicorn.Server):
-    """Uvicorn without signal handlers: the runner owns signals."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
-        yield
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -82,9 +68,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     loops.append(RetentionLoop(transactor))
     if queue:
         loops.append(Reconciler(transactor, queue, ages))
-    rest_socket = _bind(settings.rest_listen)
-    rest_host, rest_port = rest_socket.getsockname()[:2]
-    rest_url = f"http://{_reachable(rest_host)}:{rest_port}"
+    rest = RestServer(settings.rest_listen)
+    rest_url = rest.url
     server = make_server()
     add_MetadataServicer_to_server(
         MetadataRpc(transactor, registrations, reports, Launches(transactor), rest_url), server
@@ -93,29 +78,20 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     host, port = host_port(settings.listen)
     bound = server.add_insecure_port(f"{host}:{port}")
     objects = ObjectTier(health=health, archive=archive, queue=queue)
-    config = uvicorn.Config(
-        make_app(transactor, reports, objects, stop, settings.rest_names),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=int(GRACE_S),
-    )
-    rest = _Rest(config)
+    app = make_app(transactor, reports, objects, stop, settings.rest_names)
     for loop in loops:
         loop.start()
     await server.start()
-    serving = asyncio.create_task(rest.serve(sockets=[rest_socket]))
     try:
-        while not rest.started and not serving.done():  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(0.01)
-        address = f"{_reachable(host)}:{bound}"
+        await rest.begin(app)
+        address = f"{reachable(host)}:{bound}"
         say_ready(settings.ready_file, {"address": address, "rest_url": rest_url})
         log.info("serving gRPC on %s, REST and status page on %s", address, rest_url)
         await stop.wait()
     finally:
-        rest.should_exit = True
+        rest.close()
         await server.stop(GRACE_S)
-        await serving
+        await rest.ended()
         for loop in reversed(loops):
             await loop.stop()
         await health.stop()
@@ -138,25 +114,6 @@ def _forget_memory(engine: Engine) -> None:
     upgrade(engine)
     with write_transaction(engine) as connection:
         workers.forget_memory(Catalogue(connection, DecodeCache()))
-
-
-def _bind(listen: str) -> socket.socket:
-    """Return a bound socket, so that the port is known before anybody is told of it."""
-    host, port = host_port(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host.strip("[]"), port))
-    except OSError as cause:
-        bound.close()
-        raise UnavailableError(f"cannot listen on {listen}: {cause.strerror}") from cause
-    return bound
-
-
-def _reachable(host: str) -> str:
-    """Return a name under which others reach this host: a wildcard is nobody's address."""
-    return socket.gethostname() if host in ("0.0.0.0", "::", "[::]") else host  # noqa: S104
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.core import env
 from holdfast.errors import InvalidRequestError
 from holdfast_services.kit.ready import ready_file
+from holdfast_services.kit.rest import names
 
 NODE_LEASE_S = 5.0
 DECIDE_WAIT_S = 10.0
@@ -67,21 +68,5 @@ class Settings:
             queue=queue,
             orphan_age_s=env.seconds(environ, "HOLDFAST_ORPHAN_AGE_S", ORPHAN_AGE_S),
             scrub_age_s=env.seconds(environ, "HOLDFAST_SCRUB_AGE_S", 0.0, zero=True),
-            rest_names=_names(environ.get("HOLDFAST_REST_NAMES", "")),
+            rest_names=names(environ.get("HOLDFAST_REST_NAMES", "")),
         )
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(name.strip().lower() for name in text.split(",") if name.strip())
-
-
-def host_port(text: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; port 0 means any free one.
-
-    Raises:
-        InvalidRequestError: it is something else.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
-        raise InvalidRequestError(f"address {text!r} is not host:port")
-    return host, int(port)

@@ -8,14 +8,11 @@ snapshot that all of them share.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from holdfast.core.retry import Waits
-from holdfast.errors import ConflictError
-from holdfast_services.kit.db import Engine, read_transaction, write_transaction
+from holdfast_services.kit.db import Engine
+from holdfast_services.kit.transactions import Transactions
 from holdfast_services.metadata.domain.model import Limits, Run
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
@@ -25,25 +22,22 @@ THREADS = 4
 ENDED_S_MAX = 10.0
 """How long what was read of jobs that have ended is taken to be so, if no change is told: another
 metadata process may have changed it."""
-CONFLICT_WAITS = Waits(first_s=0.01, wait_s_max=0.5, tries_max=8)
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Transactor:
+class Transactor(Transactions[Catalogue]):
     """The way to the catalogue for loops and edges; ``stop`` after. Owns threads, not the engine.
 
     ``limits`` are those of every rule that this process runs.
     """
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
-        self._engine = engine
+        cache = DecodeCache()
+        super().__init__(
+            engine, lambda c: Catalogue(c, cache), threads=THREADS, name="holdfast-catalogue"
+        )
         self.limits = limits
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-catalogue")
-        self._cache = DecodeCache()
-        self._changed = asyncio.Event()
         self._told_s = 0.0
         self._world: asyncio.Task[World] | None = None
         self._world_s = 0.0
@@ -52,44 +46,11 @@ class Transactor:
         self._ended: dict[str, Run] = {}
         self._ended_s = 0.0
 
-    async def stop(self) -> None:
-        """End the threads; waits for transactions that run."""
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
-
-    async def write(self, use_case: Callable[[Catalogue], T]) -> T:
-        """Run a use case in a write transaction, again if it lost a race.
-
-        Raises:
-            ConflictError: it lost every time; the caller may try later.
-            UnavailableError: the database does not answer.
-        """
-
-        def attempt() -> T:
-            with write_transaction(self._engine) as connection:
-                return use_case(Catalogue(connection, self._cache))
-
-        for wait_s in CONFLICT_WAITS:
-            try:
-                return await self.in_thread(attempt)
-            except ConflictError as lost:
-                log.debug("again: %s", lost)
-                await asyncio.sleep(wait_s)
-        return await self.in_thread(attempt)
-
     async def change(self, use_case: Callable[[Catalogue], T]) -> T:
         """Run a use case as ``write`` does, then wake all calls that wait for a change."""
         answer = await self.write(use_case)
         self.tell()
         return answer
-
-    async def read(self, use_case: Callable[[Catalogue], T]) -> T:
-        """Run a use case on one snapshot; errors as in ``write``."""
-
-        def attempt() -> T:
-            with read_transaction(self._engine) as connection:
-                return use_case(Catalogue(connection, self._cache))
-
-        return await self.in_thread(attempt)
 
     async def world(self, since_s: float | None = None) -> World:
         """Return a snapshot begun after ``since_s`` of the loop's clock, or after this call.
@@ -108,12 +69,7 @@ class Transactor:
         # Another one: what is read now goes into that from before the change.
         known = self._ended if runs is not None else {}
         self._ended = {name: run for name, run in known.items() if name not in (runs or ())}
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def listen(self) -> asyncio.Event:
-        """Return what the next change sets; whatever is read after this call misses no change."""
-        return self._changed
+        self.wake()
 
     async def changed(self, wait_s: float, heard: asyncio.Event | None = None) -> float | None:
         """Wait at most ``wait_s`` until something may have changed since ``heard`` was given.
@@ -121,16 +77,7 @@ class Transactor:
         Returns:
             When that was, by the loop's clock; None: nothing was told in time.
         """
-        heard = heard or self._changed
-        try:
-            await asyncio.wait_for(heard.wait(), wait_s)
-        except TimeoutError:
-            return None
-        return self._told_s
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run blocking work in one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return self._told_s if await self.woken(wait_s, heard) else None
 
     async def _load_world(self) -> World:
         async with self._loading:

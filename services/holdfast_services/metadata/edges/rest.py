@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
-from http import HTTPStatus
+from collections.abc import AsyncIterator, Collection
 from importlib.resources import files
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Header, Query, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Header, Query
 from fastapi.responses import (
     HTMLResponse,
     JSONResponse,
@@ -17,25 +15,16 @@ from fastapi.responses import (
     Response,
     StreamingResponse,
 )
-from starlette.exceptions import HTTPException
 
-import holdfast
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
-from holdfast.errors import (
-    AccessError,
-    CheckpointError,
-    InternalError,
-    InvalidRequestError,
-    NotFoundError,
-)
-from holdfast.rpc.status import http_code
+from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast_services.kit import rest as kit
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges import documents, metrics
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest_users import OneOf, Step, users_router
-from holdfast_services.metadata.edges.visitors import refusal
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents, users
@@ -46,7 +35,6 @@ EVENTS_PER_ANSWER_MAX = 1000
 EVENTS_AT_START = 50
 CHECKPOINTS_PER_ANSWER_MAX = 1000
 STREAM_POLL_S = 1.0
-PROBLEM = "application/problem+json"
 
 Limit = Annotated[int, Query(ge=1, le=EVENTS_PER_ANSWER_MAX)]
 Rows = Annotated[int, Query(ge=1, le=CHECKPOINTS_PER_ANSWER_MAX, description="At most so many")]
@@ -73,27 +61,7 @@ def make_app(
 
     ``names`` are what browsers know it by besides this machine's own; see ``visitors``.
     """
-
-    def known(request: Request) -> None:
-        reason = refusal(
-            host=request.headers.get("host", ""),
-            origin=request.headers.get("origin"),
-            reached=(request.scope.get("server") or ("",))[0],
-            names=names,
-        )
-        if reason:
-            raise AccessError(reason)
-
-    app = FastAPI(
-        title="Holdfast metadata",
-        version=holdfast.__version__,
-        redoc_url=None,
-        dependencies=[Depends(known)],
-    )
-    app.add_exception_handler(CheckpointError, _problem)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(HTTPException, _unrouted)
-    app.add_exception_handler(Exception, _failed)
+    app = kit.make_app("Holdfast metadata", names)
     _add_health(app, transactor)
     _add_metrics(app, transactor, reports, objects)
     app.include_router(users_router(transactor, objects))
@@ -101,48 +69,6 @@ def make_app(
     _add_jobs(app, transactor)
     _add_events(app, transactor, stopping)
     return app
-
-
-async def _problem(request: Request, error: Exception) -> Response:
-    if not isinstance(error, CheckpointError):
-        raise error
-    return _answer(request, error, http_code(error))
-
-
-def _answer(
-    request: Request, error: CheckpointError, code: int, headers: Mapping[str, str] | None = None
-) -> Response:
-    body = {
-        "type": f"urn:holdfast:error:{error.kind}",
-        "title": error.kind.replace("_", " "),
-        "status": code,
-        "detail": error.message,
-        "kind": error.kind,
-        "instance": request.url.path,
-        **({"context": error.context} if error.context else {}),
-    }
-    return JSONResponse(body, status_code=code, headers=headers, media_type=PROBLEM)
-
-
-async def _malformed(request: Request, error: Exception) -> Response:
-    first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
-    where = ".".join(map(str, first.get("loc", ())))
-    return await _problem(request, InvalidRequestError(f"{where}: {first.get('msg', 'malformed')}"))
-
-
-async def _unrouted(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        return await _problem(request, NotFoundError(f"nothing is at {request.url.path}"))
-    reason = InvalidRequestError(f"{request.method} is not served here")
-    return _answer(request, reason, error.status_code, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    """A bug; the server logs the exception, which is raised to it all the same."""
-    del error
-    return await _problem(request, InternalError("unexpected failure; see the service's log"))
 
 
 def _add_health(app: FastAPI, transactor: Transactor) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, text
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam
 
 from holdfast.core.ids import CheckpointId, Generation, RunId, Step
 from holdfast.core.inventory import Inventory
 from holdfast.core.shard import Shard
 from holdfast.errors import ConflictError
-from holdfast_services.kit.db import is_sqlite
+from holdfast_services.kit.db import Upsert, insert, now_s
 from holdfast_services.metadata.domain.model import Run
 
 INVENTORY_CACHE_NODES_MAX = 4096
 SHARDS_CACHE_CHECKPOINTS_MAX = 64
-
-_POSTGRES_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
-_SQLITE_NOW = text("SELECT (julianday('now') - 2440587.5) * 86400.0")
 
 
 class DecodeCache:
@@ -60,37 +55,6 @@ class DecodeCache:
         self._shards[checkpoint] = (digest, shards)
 
 
-Upsert = Mapping[str, Any]
-"""A statement for each dialect."""
-
-
-def upsert(
-    table: Table,
-    keys: Sequence[str],
-    changes: Callable[[Any], Mapping[str, ColumnElement[Any]]],
-    where: Callable[[Any], ColumnElement[bool]] | None = None,
-) -> Upsert:
-    """Return the statement that inserts a row or, where ``keys`` are there, makes ``changes``.
-
-    Both functions get the row that could not be inserted. Made once for each use, since making
-    one costs more than running it.
-    """
-    made = {}
-    for dialect in ("sqlite", "postgresql"):
-        sql = _insert(table, dialect)
-        made[dialect] = sql.on_conflict_do_update(
-            index_elements=keys,
-            set_=changes(sql.excluded),
-            where=where(sql.excluded) if where else None,
-        )
-    return made
-
-
-def _insert(table: Table, dialect: str) -> Any:
-    made = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
-    return made.execution_options(preserve_rowcount=True)
-
-
 class Statements:
     """A transaction's connection; its subclasses add the statements of one subject each."""
 
@@ -100,11 +64,10 @@ class Statements:
 
     def now_s(self) -> float:
         """Return the database's clock: the only one that leases and decisions know."""
-        sql = _SQLITE_NOW if is_sqlite(self._db) else _POSTGRES_NOW
-        return float(self._db.execute(sql).scalar_one())
+        return now_s(self._db)
 
     def _insert(self, table: Table) -> Any:
-        return _insert(table, "sqlite" if is_sqlite(self._db) else "postgresql")
+        return insert(table, self._db.dialect.name)
 
     def _put(self, statement: Upsert, rows: Any) -> int:
         """Insert or change a row, or a list of them; of one, return whether it was written."""

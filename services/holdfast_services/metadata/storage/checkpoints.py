@@ -28,9 +28,10 @@ from sqlalchemy import (
 from holdfast.core.ids import CheckpointId, Rank, ShardId
 from holdfast.core.node_view import SupersedeRule
 from holdfast.core.shard import Shard
+from holdfast_services.kit.db import upsert
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Checkpoint, Drain, Parent, Run, read_parent
-from holdfast_services.metadata.storage.base import checkpoint_id, is_named, is_of, key_of, upsert
+from holdfast_services.metadata.storage.base import checkpoint_id, is_named, is_of, key_of
 from holdfast_services.metadata.storage.objects import ObjectStatements, same_checkpoint
 
 DURABLE_ROWS_IN_RUN_MAX = 8

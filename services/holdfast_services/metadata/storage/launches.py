@@ -13,9 +13,10 @@ from typing import Any
 from sqlalchemy import bindparam, delete, func, select
 
 from holdfast.core.rounds import Ending, RankFailure, Terms
+from holdfast_services.kit.db import upsert
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
-from holdfast_services.metadata.storage.base import Statements, upsert
+from holdfast_services.metadata.storage.base import Statements
 
 _L, _O = t.launches.c, t.launchers.c
 _BODY = select(_L.body).where(_L.job == bindparam("job"))

@@ -12,9 +12,10 @@ from holdfast.core.text import tellable
 from holdfast.core.user_events import Event
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2 as pb
+from holdfast_services.kit.db import upsert
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Node
-from holdfast_services.metadata.storage.base import Statements, upsert
+from holdfast_services.metadata.storage.base import Statements
 
 EVENTS_MAX = 10_000
 NODE_SILENT_S_MAX = 7 * 24 * 3600.0

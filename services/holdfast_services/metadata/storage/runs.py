@@ -23,9 +23,10 @@ from holdfast.core.reports import RankCosts
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
+from holdfast_services.kit.db import upsert
 from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Attempt, RankFacts, Run
-from holdfast_services.metadata.storage.base import checkpoint_id, is_named, key_of, upsert
+from holdfast_services.metadata.storage.base import checkpoint_id, is_named, key_of
 from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
 
 DECISIONS_PER_RUN_MAX = 16

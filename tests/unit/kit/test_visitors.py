@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from holdfast_services.metadata.edges.visitors import refusal
+from holdfast_services.kit.visitors import refusal
 
 MACHINE = socket.gethostname()
 

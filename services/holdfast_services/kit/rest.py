@@ -1,0 +1,193 @@
+"""A REST server whose edge is one place: who may ask, and errors as ``application/problem+json``.
+
+Handlers raise ``CheckpointError``s and know no codes. Anything else that escapes a handler is a
+bug: it is logged, and answered as 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+
+import uvicorn
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+import holdfast
+from holdfast.errors import (
+    AccessError,
+    CheckpointError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
+from holdfast.rpc.status import http_code
+from holdfast_services.kit.visitors import refusal
+
+PROBLEM = "application/problem+json"
+GRACE_S = 2.0
+
+
+def make_app(title: str, names: Collection[str]) -> FastAPI:
+    """Return an application without paths.
+
+    ``names`` are what browsers know it by besides this machine's own; see ``visitors``.
+    """
+
+    def known(request: Request) -> None:
+        reason = refusal(
+            host=request.headers.get("host", ""),
+            origin=request.headers.get("origin"),
+            reached=(request.scope.get("server") or ("",))[0],
+            names=names,
+        )
+        if reason:
+            raise AccessError(reason)
+
+    app = FastAPI(
+        title=title,
+        version=holdfast.__version__,
+        redoc_url=None,
+        dependencies=[Depends(known)],
+    )
+    app.add_exception_handler(CheckpointError, _problem)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _unrouted)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    if not isinstance(error, CheckpointError):
+        raise error
+    return _answer(request, error, http_code(error))
+
+
+def _answer(
+    request: Request, error: CheckpointError, code: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    body = {
+        "type": f"urn:holdfast:error:{error.kind}",
+        "title": error.kind.replace("_", " "),
+        "status": code,
+        "detail": error.message,
+        "kind": error.kind,
+        "instance": request.url.path,
+        **({"context": error.context} if error.context else {}),
+    }
+    return JSONResponse(body, status_code=code, headers=headers, media_type=PROBLEM)
+
+
+async def _malformed(request: Request, error: Exception) -> Response:
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
+    where = ".".join(map(str, first.get("loc", ())))
+    return await _problem(request, InvalidRequestError(f"{where}: {first.get('msg', 'malformed')}"))
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return await _problem(request, NotFoundError(f"nothing is at {request.url.path}"))
+    reason = InvalidRequestError(f"{request.method} is not served here")
+    return _answer(request, reason, error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A bug; the server logs the exception, which is raised to it all the same."""
+    del error
+    return await _problem(request, InternalError("unexpected failure; see the service's log"))
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without signal handlers: the runner owns signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class RestServer:
+    """A port, bound at once, and from ``begin`` to ``end`` an application that is served on it.
+
+    ``url`` is where others reach it.
+    """
+
+    def __init__(self, listen: str) -> None:
+        self._socket = bind(listen)
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://{reachable(host)}:{port}"
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def begin(self, app: FastAPI) -> None:
+        """Return once the application is served."""
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(GRACE_S),
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+
+    def close(self) -> None:
+        """Take no more requests; those that are being answered have ``GRACE_S``."""
+        if self._server:
+            self._server.should_exit = True
+
+    async def ended(self) -> None:
+        """Return once all that was asked has been answered, or its time is over."""
+        if self._serving:
+            await self._serving
+
+
+def bind(listen: str) -> socket.socket:
+    """Return a bound socket, so that the port is known before anybody is told of it.
+
+    Raises:
+        InvalidRequestError: ``listen`` is no ``host:port``.
+        UnavailableError: the port is taken.
+    """
+    host, port = host_port(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host.strip("[]"), port))
+    except OSError as cause:
+        bound.close()
+        raise UnavailableError(f"cannot listen on {listen}: {cause.strerror}") from cause
+    return bound
+
+
+def reachable(host: str) -> str:
+    """Return a name under which others reach this host: a wildcard is nobody's address."""
+    return socket.gethostname() if host in ("0.0.0.0", "::", "[::]") else host  # noqa: S104
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``; port 0 means any free one.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+        raise InvalidRequestError(f"address {text!r} is not host:port")
+    return host, int(port)
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the names of ``HOLDFAST_REST_NAMES``."""
+    return frozenset(name.strip().lower() for name in text.split(",") if name.strip())
