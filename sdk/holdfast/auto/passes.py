@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from holdfast.auto.gathering import Loader
-from holdfast.state.dataloaders import Position, ResumableLoader
+from holdfast.state.dataloaders import ResumableLoader
+from holdfast.state.positions import Position
 
 
 class PassedLoader(ResumableLoader):

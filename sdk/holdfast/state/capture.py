@@ -41,14 +41,15 @@ from holdfast.reading.reader import Segments
 from holdfast.state import State, kinds, modules, optimizers, rng
 from holdfast.state import ddp_buckets as buckets
 from holdfast.state.boxes_here import LocalBoxes
-from holdfast.state.dataloaders import LoaderClock, Resumable, ResumableLoader, StatefulLoader
-from holdfast.state.dataloaders import is_stateful_loader as _is_stateful_loader
+from holdfast.state.dataloaders import ResumableLoader, StatefulLoader
 from holdfast.state.frozen import declared_count, declared_tensors
 from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.kinds import Kind, Surveying, Taking, named
 from holdfast.state.layouts import dims_in_memory
+from holdfast.state.loader_makes import is_stateful_loader
 from holdfast.state.loading import Differences, Loading
 from holdfast.state.owners import Owners
+from holdfast.state.positions import LoaderClock, Resumable
 from holdfast.state.survey import Home, Identity, Survey
 from holdfast.state.walk import Walk
 
@@ -468,7 +469,7 @@ class Capture:
             entry: Resumable | None = None
             if isinstance(value, ResumableLoader):
                 entry = value
-            elif _is_stateful_loader(value):
+            elif is_stateful_loader(value):
                 entry = StatefulLoader(value, path=path)
             if entry is not None:
                 entry.bind(self._clock)

@@ -23,8 +23,10 @@ from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.format.blob import SavedModule, SavedOptimizer
 from holdfast.format.tree import LIKE_PLAIN, PLAIN, Json
 from holdfast.state import State, modules, optimizers
-from holdfast.state.dataloaders import Resumable, ResumableLoader, is_stateful_loader
+from holdfast.state.dataloaders import ResumableLoader
 from holdfast.state.inner_optimizers import check_inner
+from holdfast.state.loader_makes import is_stateful_loader
+from holdfast.state.positions import Resumable
 from holdfast.state.sections import Section, section_of
 from holdfast.state.survey import Survey
 

@@ -23,7 +23,6 @@ from holdfast.format.names import is_under, name_for, own_name, unranked
 from holdfast.format.tree import Json, decode
 from holdfast.reading.reader import Segments
 from holdfast.state import blanks, modules, optimizers
-from holdfast.state.dataloaders import Resumable
 from holdfast.state.gathered import GatheredOptimizer, gather
 from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.kinds import Kind, named
@@ -31,6 +30,7 @@ from holdfast.state.local_boxes import local, shape_of
 from holdfast.state.name_differences import name_differences, numbered_alike
 from holdfast.state.other_classes import warn_of_optimizer, warn_of_scheduler
 from holdfast.state.owners import Owners, told
+from holdfast.state.positions import Resumable
 from holdfast.state.sections import Section
 from holdfast.state.survey import Home, Survey
 from holdfast.state.values import ABSENT, check_keys, make_numpy, merge

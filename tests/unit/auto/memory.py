@@ -17,7 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from holdfast import auto
 from holdfast.auto import driver
 from holdfast.state import rng
-from holdfast.state.dataloaders import LoaderClock, ResumableLoader
+from holdfast.state.dataloaders import ResumableLoader
+from holdfast.state.positions import LoaderClock
 
 BEGIN = """
 import copy, itertools

@@ -21,7 +21,7 @@ from tests.unit.state.setups import KINDS, SETUPS, Setup, global_numpy, page
 import holdfast
 from holdfast.errors import InvalidRequestError
 from holdfast.state.capture import Capture
-from holdfast.state.dataloaders import continues_by_itself
+from holdfast.state.loader_makes import continues_by_itself
 
 _SPEC = importlib.util.spec_from_file_location(
     "holdfast_test_worlds", Path(__file__).with_name("worlds.py")

@@ -1,0 +1,305 @@
+"""Where a data loader is: its random stream, its live iterator, and how that is made again.
+
+Making an iterator draws from the global generator (base seed, shuffle seed). A *live* iterator,
+made before the save and not exhausted, was paid for by the original run already, so making it
+again after a restore must not show. ``LoaderClock`` holds that rule for all loaders of a capture;
+a loader that was not live draws from the restored stream like the original did.
+
+An iterator is made again by *replay*: under the streams and places of the time it was made, the
+batches already used are drawn once more. For that, its draws must not depend on the training
+loop's: from the second batch on it draws from a stream apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from typing import Any, Protocol, cast
+
+from torch.utils.data import DataLoader
+
+from holdfast.errors import InvalidRequestError, PreconditionError
+from holdfast.state import rng
+from holdfast.state.loader_makes import check_loader, check_make, continues_by_itself, make_of
+from holdfast.state.places import Marks, Places
+
+log = logging.getLogger(__name__)
+
+
+class LoaderClock:
+    """Knows whether a batch was drawn since the restore, and which stream the restore set."""
+
+    def __init__(self) -> None:
+        self.restored: Callable[[], None] | None = None
+        self._loaders: list[Resumable] = []
+
+    def watch(self, loader: Resumable) -> None:
+        """Count the batches of ``loader`` too."""
+        self._loaders.append(loader)
+
+    def arm(self, restored: Callable[[], None]) -> None:
+        """From now on ``restored()`` sets the stream again, until the first batch."""
+        self.restored = restored
+
+    def after_resume(self, before: rng.Stream) -> None:
+        """Set the stream that the trainer must see after a live iterator was made again."""
+        if self.restored is None or any(loader.has_drawn() for loader in self._loaders):
+            rng.put(before)
+        else:
+            self.restored()
+
+
+class Resumable(Protocol):
+    """A loader as a capture sees it."""
+
+    def bind(self, clock: LoaderClock) -> None:
+        """Take part in the rule of ``LoaderClock``."""
+
+    def has_drawn(self) -> bool:
+        """Tell whether the loader yielded a batch since ``load_state``."""
+
+    def save_state(self) -> object:
+        """Return plain data and tensors, without touching the random stream."""
+
+    def load_state(self, state: object) -> None:
+        """Continue from ``state`` with the next iterator."""
+
+
+class Position:
+    """Where one loader is: its live iterator, or what is left of the one to be made again.
+
+    Args:
+        loader: What is iterated over.
+        make: Makes the loader's own iterator.
+        counted: The training loop counts batches and never asks for one more than there are.
+        what: Its name, for errors.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        make: Callable[[], Any],
+        *,
+        counted: bool = False,
+        what: str = "a data loader",
+    ) -> None:
+        check_loader(loader, what)
+        self._what = what
+        self._taken_in_turn = False
+        self.places = Places(loader)
+        self.drawn = False
+        self.clock: LoaderClock | None = None
+        self._loader = loader
+        self._make = make
+        self._counted = counted
+        self._left_by_counting = False
+        self._current: weakref.ref[Epoch] | None = None
+        self._resume: dict[str, Any] | None = None
+
+    def begin(self) -> Epoch:
+        """Return the next iterator: one that was live in the checkpoint, or a new one."""
+        self._note_end()
+        resume, self._resume = self._resume, None
+        if resume is None:
+            epoch = Epoch(self, made=self.places.take(), stream=rng.take())
+            epoch.inner = self._make()
+        else:
+            before = rng.take()
+            epoch = self._again(resume)
+            if self.clock is not None:
+                self.clock.after_resume(before)
+            else:
+                rng.put(before)
+        self._current = weakref.ref(epoch)
+        return epoch
+
+    def drew(self, epoch: Epoch) -> None:
+        """Note that an iterator gave a batch: which one lives cannot be told if it is not the last.
+
+        An older one that is kept and never drawn from does no harm: scripts look at a first batch.
+        """
+        self.drawn = True
+        if not self._taken_in_turn and (self._current is None or self._current() is not epoch):
+            self._taken_in_turn = True
+            log.error("%s; training goes on, but nothing is saved from now on", self._refusal())
+
+    def _refusal(self) -> str:
+        return (
+            f"two iterators of {self._what} are used in turn, but only one can be restored: make "
+            f"another DataLoader for the second, for example for evaluation inside an epoch"
+        )
+
+    def is_used_up(self) -> bool:
+        """Tell whether the live iterator has given as many batches as the loader says it has."""
+        epoch = self._current() if self._current is not None else None
+        return epoch is not None and epoch.is_used_up()
+
+    def left(self, epoch: Epoch) -> None:
+        """Note that an iterator went away."""
+        self._left_by_counting = not epoch.ended and epoch.is_used_up()
+
+    def _note_end(self) -> None:
+        """Remember, before a new iterator is made, whether the one before was left by counting."""
+        epoch = self._current() if self._current is not None else None
+        if epoch is not None:
+            self.left(epoch)
+        if self._left_by_counting and not self._counted:
+            self._counted = True
+            log.warning(
+                "the training loop counts the batches of a data loader and does not exhaust it; a "
+                "restart from the last step of the first epoch would begin with an empty epoch: "
+                "use holdfast.ResumableLoader(loader, counted=True)"
+            )
+        self._left_by_counting = False
+
+    def save(self) -> dict[str, object]:
+        """Return plain data and tensors, without touching the random stream.
+
+        Raises:
+            InvalidRequestError: an iterator was drawn from after a newer one had been made.
+        """
+        if self._taken_in_turn:
+            raise InvalidRequestError(self._refusal())
+        if self._resume is not None:
+            return self._resume
+        epoch = self._current() if self._current is not None else None
+        state: dict[str, object] = {
+            "now": self.places.take(),
+            "live": False,
+            "counted": self._counted,
+        }
+        if epoch is None or epoch.ended or (self._counted and epoch.is_used_up()):
+            return state
+        own = epoch.inner.state_dict() if continues_by_itself(self._loader) else None
+        return state | {
+            "live": True,
+            "made": epoch.made,
+            "stream": epoch.stream,
+            "first": epoch.first,
+            "apart": epoch.apart and epoch.apart.take(),
+            "count": epoch.count,
+            "failed": list(epoch.failed),
+            "own": own,
+            "make": make_of(self._loader),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state`` with the next iterator.
+
+        Raises:
+            InvalidRequestError: it was saved inside an epoch of a loader of another make.
+        """
+        if state["live"]:
+            check_make(self._loader, state["make"])
+        self._current = None
+        self.drawn = self._taken_in_turn = False
+        self._counted = self._counted or bool(state["counted"])
+        self._resume = dict(state) if state["live"] else None
+        self.places.put(state["now"])
+
+    def _again(self, resume: dict[str, Any]) -> Epoch:
+        own = resume["own"]
+        self.places.put(resume["made" if own is None else "now"])
+        rng.put(resume["stream"])
+        epoch = Epoch(self, made=resume["made"], stream=resume["stream"])
+        if own is None:
+            epoch.inner = self._make()
+            epoch.skip(resume["count"], resume["first"], resume.get("failed", ()))
+            self.places.put(resume["now"])
+        else:
+            cast("Any", self._loader).load_state_dict(own)
+            epoch.inner = self._make()
+            epoch.first, epoch.count = resume["first"], resume["count"]
+            # Values are left alone: parts keep there what they were told until they begin.
+            self.places.put_generators(resume["now"])
+        if resume["apart"] is not None:
+            epoch.apart = rng.Apart()
+            epoch.apart.put(resume["apart"])
+        return epoch
+
+
+class Epoch:
+    """The iterator that a training loop is given: counts, and keeps its draws apart.
+
+    ``made`` and ``stream`` are places and streams before the loader's own iterator was made,
+    ``first`` the stream before the first batch. ``failed``: numbers of the batches that
+    raised an error; they are counted.
+    """
+
+    inner: Any
+
+    def __init__(self, owner: Position, *, made: Marks, stream: rng.Stream) -> None:
+        self.made = made
+        self.stream = stream
+        self.first: rng.Stream | None = None
+        self.apart: rng.Apart | None = None
+        self.count = 0
+        self.failed: list[int] = []
+        self.ended = False
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __next__(self) -> Any:
+        batch = self._next()
+        self._owner.drew(self)
+        return batch
+
+    def __del__(self) -> None:
+        self._owner.left(self)
+
+    def is_used_up(self) -> bool:
+        """Tell whether as many batches were drawn as the loader says that it has."""
+        try:
+            return self.count >= len(self.inner) > 0
+        except (AttributeError, TypeError):
+            return False  # an iterable dataset need not know
+
+    def skip(self, count: int, first: rng.Stream | None, failed: Collection[int]) -> None:
+        """Draw and drop ``count`` batches, of which ``failed`` may fail again.
+
+        ``first`` is the stream before the first one.
+        """
+        if first is not None:
+            # Without workers the sampler draws its seed at the first batch, not before.
+            rng.put(first)
+        for done in range(count):
+            try:
+                with suppress(Exception) if done in failed else nullcontext():
+                    self._next()
+            except StopIteration as cause:
+                raise PreconditionError(
+                    f"the data loader ended after {done} batches, but training had used {count} "
+                    f"before the checkpoint: its data have changed; restore with the same data"
+                ) from cause
+
+    def _next(self) -> Any:
+        number = self.count
+        try:
+            if self.apart is None:
+                self.first = rng.take()
+                batch = next(self.inner)
+            else:
+                with self.apart.used():
+                    batch = next(self.inner)
+        except StopIteration:
+            self.ended = True
+            raise
+        except Exception:  # of the dataset: the loader goes on, so whoever catches it may too
+            self.failed.append(number)
+            self._count()
+            raise
+        self._count()
+        return batch
+
+    def _count(self) -> None:
+        self.count += 1
+        if self.apart is None:
+            self.apart = rng.Apart()  # before the training loop draws
+            self._owner.places.look()
