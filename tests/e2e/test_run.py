@@ -160,7 +160,7 @@ def test_one_machine_alone_brings_its_services_and_restarts_a_rank(tmp_path):
     home = Path(tempfile.mkdtemp(prefix="hf-"))
     command = [
         sys.executable, "-m", "holdfast.cli.main", "run", "--standalone", "--nproc-per-node", "2",
-        "--job", "alone", str(TRAINER), "--job", "alone", "--steps", STEPS, "--wait", "local",
+        "--local-addr", "localhost", "--job", "alone", str(TRAINER), "--job", "alone", "--steps", STEPS, "--wait", "local",
     ]  # fmt: skip
     log = tmp_path / "log"
     env = environment(HOLDFAST_HOME=str(home), LAUNCH=str(home))
@@ -176,6 +176,7 @@ def test_one_machine_alone_brings_its_services_and_restarts_a_rank(tmp_path):
         assert launcher.wait(END_S_MAX) == 0, log.read_text()[-3000:]
         said = log.read_text()
         assert said.count("final ") == 2
+        assert said.count("rank 0 of localhost") == 2
         restored = [int(step) for step in re.findall(r"^restored (\d+)", said, re.MULTILINE)]
         assert restored[:2] == [0, 0]
         assert len(restored) == 4

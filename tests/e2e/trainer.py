@@ -328,6 +328,7 @@ def train(options: argparse.Namespace) -> None:
     restored = checkpointer.restore(only=options.only or None)
     begin = restored.step if restored else 0
     sources = dict(restored.sources) if restored else {}
+    print(f"rank {rank} of {os.environ.get('MASTER_ADDR', 'nowhere')}", flush=True)
     print(f"restored {begin} {sources}", flush=True)
     print(f"loaded {shared(training)} {torch.get_rng_state().sum()}", flush=True)
     handle = None

@@ -33,7 +33,6 @@ _NOT_NEEDED = {
     "--rdzv-id": "name the launch with --job",
     "--master-addr": "each round has an address of its own",
     "--master-port": "each round has a port of its own",
-    "--local-addr": "set HOLDFAST_LISTEN_HOST for the agent",
     "--monitor-interval": "the end of a rank is seen at once",
     "--start-method": "ranks are processes of their own",
     "--role": "give each role a launch and a --job of its own",
@@ -96,6 +95,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         standby=args.standby,
         preload=tuple(args.preload),
         notices=tuple(args.notices),
+        address=args.address,
         auto=auto,
         auto_steps_by=args.auto_steps_by,
         fresh=args.fresh,
@@ -207,6 +207,14 @@ def _add_size(command: argparse.ArgumentParser) -> None:
         *_spelled("--node-rank"),
         metavar="N",
         help="This option is accepted, and has no effect: nodes keep the ranks that they have.",
+    )
+    command.add_argument(
+        *_spelled("--local-addr"),
+        dest="address",
+        default="",
+        metavar="HOST",
+        help="Other nodes reach the ranks of this node at this name or address (default: the "
+        "agent's).",
     )
 
 

@@ -71,7 +71,8 @@ class LauncherReport:
     ``ranks`` processes may run on its node. ``port`` is free there, for the next round; another
     one each time. ``round``: nonce of the round whose ranks it runs or ran, empty: none.
     ``finished``: all of these have ended well; ``failure``: one has not. ``stopping``: it was told
-    to end; ``left``: it has ended all ranks, and ends.
+    to end; ``left``: it has ended all ranks, and ends. ``address``: host at which other nodes reach
+    its ranks, empty: the same as its agent's.
     """
 
     launcher: str
@@ -86,6 +87,7 @@ class LauncherReport:
     failure: RankFailure | None = None
     stopping: bool = False
     left: bool = False
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,7 @@ def check(report: LauncherReport) -> None:
     if not (math.isfinite(terms.shrink_after_s) and 0 <= terms.shrink_after_s <= SHRINK_S_MAX):
         raise InvalidRequestError(f"shrink after {terms.shrink_after_s} s is not within a week")
     failure = report.failure
-    texts = [report.holder, report.round, terms.command]
+    texts = [report.holder, report.round, report.address, terms.command]
     texts += [failure.reason, failure.detail] if failure else []
     if any(len(text) > TEXT_LENGTH_MAX or holds_nul(text) for text in texts):
         raise InvalidRequestError(f"launcher {report.launcher}: a text is too long or has a NUL")

@@ -119,6 +119,7 @@ class Launcher:
             terms=self._options.terms,
             ranks=self._ranks_count,
             port=self._port.number,
+            address=self._options.address,
         )
 
     def _wake_up(self, stack: ExitStack) -> None:

@@ -27,7 +27,8 @@ class Options:
     """The command line, with torchrun's names where it has one.
 
     ``nproc`` is a number, ``auto``, ``gpu`` or ``cpu``. ``redirects`` and ``tee``: 1 is standard
-    output, 2 standard error, 3 both.
+    output, 2 standard error, 3 both. ``address``: where other nodes reach this node's ranks, empty: at
+    its agent's.
     """
 
     script: str
@@ -47,6 +48,7 @@ class Options:
     standby: bool = True
     preload: tuple[str, ...] = ()
     notices: tuple[Source, ...] = ()
+    address: str = ""
     auto: bool = False
     auto_steps_by: str = ""
     fresh: bool = False

@@ -158,6 +158,7 @@ class LauncherReport(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     launcher: _builtins.str
     """32 hex digits; the launcher holds a record lock on <arena>/sessions/<launcher>"""
     sequence: _builtins.int
@@ -176,6 +177,8 @@ class LauncherReport(_message.Message):
     """it was told to end"""
     left: _builtins.bool
     """it has ended its ranks, and ends"""
+    address: _builtins.str
+    """host at which other nodes reach its ranks; empty: its agent's"""
     @_builtins.property
     def terms(self) -> Global___Terms: ...
     @_builtins.property
@@ -197,10 +200,11 @@ class LauncherReport(_message.Message):
         failure: Global___RankFailure | None = ...,
         stopping: _builtins.bool = ...,
         left: _builtins.bool = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finished", b"finished", "holder", b"holder", "job", b"job", "launcher", b"launcher", "left", b"left", "port", b"port", "ranks", b"ranks", "round", b"round", "sequence", b"sequence", "stopping", b"stopping", "terms", b"terms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "failure", b"failure", "finished", b"finished", "holder", b"holder", "job", b"job", "launcher", b"launcher", "left", b"left", "port", b"port", "ranks", b"ranks", "round", b"round", "sequence", b"sequence", "stopping", b"stopping", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

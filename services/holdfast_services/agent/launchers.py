@@ -98,4 +98,5 @@ class Launchers:
         os.close(descriptor)
 
     def _named(self, request: LaunchRequest) -> LaunchRequest:
-        return replace(request, node=self._node, address=self._address)
+        address = request.report.address or self._address
+        return replace(request, node=self._node, address=address)
