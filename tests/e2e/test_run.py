@@ -160,7 +160,8 @@ def test_one_machine_alone_brings_its_services_and_restarts_a_rank(tmp_path):
     home = Path(tempfile.mkdtemp(prefix="hf-"))
     command = [
         sys.executable, "-m", "holdfast.cli.main", "run", "--standalone", "--nproc-per-node", "2",
-        "--local-addr", "localhost", "--job", "alone", str(TRAINER), "--job", "alone", "--steps", STEPS, "--wait", "local",
+        "--local-addr", "localhost", "--job", "alone", str(TRAINER), "--job", "alone",
+        "--steps", STEPS, "--wait", "local",
     ]  # fmt: skip
     log = tmp_path / "log"
     env = environment(HOLDFAST_HOME=str(home), LAUNCH=str(home))

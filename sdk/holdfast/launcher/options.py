@@ -27,8 +27,8 @@ class Options:
     """The command line, with torchrun's names where it has one.
 
     ``nproc`` is a number, ``auto``, ``gpu`` or ``cpu``. ``redirects`` and ``tee``: 1 is standard
-    output, 2 standard error, 3 both. ``address``: where other nodes reach this node's ranks, empty: at
-    its agent's.
+    output, 2 standard error, 3 both. ``address``: where other nodes reach this node's ranks; empty:
+    where they reach its agent.
     """
 
     script: str

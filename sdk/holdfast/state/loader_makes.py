@@ -1,4 +1,4 @@
-"""What of a data loader's make must stay inside an epoch, and what cannot be brought back at all."""
+"""What of a data loader's make must stay inside an epoch, and what cannot be brought back."""
 
 from __future__ import annotations
 
