@@ -8,7 +8,8 @@ the caller's thread, as JSON and a few tensors.
 Which rank loads what: replicated tensors are found by name and box, whoever saved them. State of
 one rank goes to the rank of the same number; rank ``r`` of a bigger world takes that of
 ``r % saved world size``. The random streams are restored exactly in the same world size; in
-another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r).
+another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r). An object with
+``load_parts`` takes over, in another world size, what the ranks that are no more had saved.
 """
 
 from __future__ import annotations
@@ -409,7 +410,9 @@ class Capture:
         source = self.rank if self.rank < segments.world_size else self.rank % segments.world_size
         blob = blobs.decode(segments.blob(source))
         owners = Owners(segments, blob, source, world_size=self.world_size, knows_all=knows_all)
-        loading = Loading(self.state, segments, blob, owners, strict=strict, only=only)
+        loading = Loading(
+            self.state, segments, blob, owners, rank=self.rank, strict=strict, only=only
+        )
         survey = self._checked()
         restored = None
         if streams and self._rng and blob.live.rng is not None:
@@ -466,10 +469,8 @@ class Capture:
         for path, value in walk.objects.items():
             if id(value) in self._loaders or isinstance(value, (nn.Module, Optimizer)):
                 continue
-            entry: Resumable | None = None
-            if isinstance(value, ResumableLoader):
-                entry = value
-            elif is_stateful_loader(value):
+            entry: Resumable | None = value if isinstance(value, ResumableLoader) else None
+            if entry is None and is_stateful_loader(value):
                 entry = StatefulLoader(value, path=path)
             if entry is not None:
                 entry.bind(self._clock)

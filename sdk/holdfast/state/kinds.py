@@ -68,6 +68,11 @@ class Restoring(Protocol):
         """The captured data loaders by identity."""
         ...
 
+    @property
+    def ranks_changed(self) -> bool:
+        """Whether another number of ranks has saved."""
+        ...
+
     def want_module(self, path: str, module: nn.Module, section: Section | None) -> None:
         """Have the tensors and extra states of a module, or a section's, put back in place."""
         ...
@@ -78,6 +83,13 @@ class Restoring(Protocol):
 
     def want_object(self, path: str, value: Any, put: Callable[[Any], None]) -> None:
         """Have ``put`` called with the tree that was saved for ``value``."""
+        ...
+
+    def want_parts(self, path: str, value: Any, put: Callable[[Any, list[Any]], None]) -> None:
+        """Have ``put`` called with that tree and with those of all ranks that fall to this one.
+
+        Rank ``s`` of those that saved falls to rank ``s`` modulo the number of ranks now.
+        """
         ...
 
 
@@ -172,6 +184,17 @@ class _Tree(Kind):
         value.load_state_dict(tree)
 
 
+class _Object(_Tree):
+    """One that may also take over the state of ranks that are no more: by ``load_parts``."""
+
+    def load(self, at: Restoring, path: str, value: Any) -> None:
+        load_parts = getattr(value, "load_parts", None)
+        if callable(load_parts) and at.ranks_changed:
+            at.want_parts(path, value, load_parts)
+        else:
+            super().load(at, path, value)
+
+
 class _State(_Tree):
     """A ``holdfast.State``."""
 
@@ -211,11 +234,12 @@ class _Registered(_Tree):
         self.put_into(value, tree)
 
 
-_MODULE, _OPTIMIZER, _TREE, _STATE, _LOADER = _Module(), _Optimizer(), _Tree(), _State(), _Loader()
+_MODULE, _OPTIMIZER, _OBJECT = _Module(), _Optimizer(), _Object()
+_STATE, _LOADER = _State(), _Loader()
 
 
 def _module(_path: str, value: Any) -> Kind:
-    return _TREE if modules.has_own_saving(value) else _MODULE
+    return _OBJECT if modules.has_own_saving(value) else _MODULE
 
 
 def _section(path: str, value: Any) -> Kind:
@@ -232,7 +256,7 @@ def _section(path: str, value: Any) -> Kind:
 
 def _optimizer(path: str, value: Any) -> Kind:
     check_inner(path, value)
-    return _TREE if optimizers.has_own_saving(value) else _OPTIMIZER
+    return _OBJECT if optimizers.has_own_saving(value) else _OPTIMIZER
 
 
 def _data_loader(path: str, value: Any) -> Kind:
@@ -317,7 +341,7 @@ def kind_of(path: str, value: object) -> Kind | None:
     if is_stateful_loader(value):
         return _LOADER
     methods = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
-    return _TREE if all(map(callable, methods)) else None
+    return _OBJECT if all(map(callable, methods)) else None
 
 
 def check_nearly_plain(path: str, value: object) -> None:

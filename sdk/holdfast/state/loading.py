@@ -59,6 +59,7 @@ class Loading:
         blob: StateBlob,
         owners: Owners,
         *,
+        rank: int,
         strict: bool,
         only: Collection[str] | None,
     ) -> None:
@@ -67,6 +68,7 @@ class Loading:
         self._saved_world_size = segments.world_size
         self._wants = Wants(segments)
         self._owners = owners
+        self._rank = rank
         self._strict = strict
         self._only = only
         self._static = blob.static.objects
@@ -232,6 +234,29 @@ class Loading:
         if isinstance(value, LRScheduler) and isinstance(tree, dict):
             warn_of_scheduler(path, value, tree)
         self._wants.then(partial(_put, path, put, tree))
+
+    @property
+    def ranks_changed(self) -> bool:
+        """See ``kinds.Restoring``."""
+        return self._saved_world_size != self._owners.world_size
+
+    def want_parts(self, path: str, value: Any, put: Callable[[Any, list[Any]], None]) -> None:
+        """See ``kinds.Restoring``.
+
+        Raises:
+            NotReadyError: the text of a rank that falls to this one is not here.
+        """
+        texts = dict(self._owners.texts())
+        ranks = range(self._rank, self._saved_world_size, self._owners.world_size)
+        parts = []
+        for rank in ranks:
+            if rank not in texts:
+                raise NotReadyError(
+                    f"state {path!r} of rank {rank}, which this rank takes over, is not here",
+                    fqn=path,
+                )
+            parts.append(self.decode(texts[rank].live.objects[path], rank))
+        self.want_object(path, value, lambda tree: put(tree, parts))
 
     def _fill(self, fqn: str, target: torch.Tensor) -> None:
         shared = self._survey.home_of.get(id(target)) is Home.SHARED

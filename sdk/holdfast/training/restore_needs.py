@@ -111,6 +111,8 @@ def of_boxes(
     others = saved if saved != world_size else 0
     # Rank 0's has the seed of the random streams, and the order in which DDP adds gradients up.
     texts = {blob_name(source)} | ({blob_name(0)} if others or boxes.beside_shared else set())
+    if others:  # what it takes over from ranks that are no more
+        texts |= {blob_name(rank) for rank in range(source, saved, world_size)}
     near = None if far else _near(source, boxes, others)
     everybody = list(range(saved))
     looks = [(everybody, far or others > 0)]
