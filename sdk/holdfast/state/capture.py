@@ -7,9 +7,8 @@ the caller's thread, as JSON and a few tensors.
 
 Which rank loads what: replicated tensors are found by name and box, whoever saved them. State of
 one rank goes to the rank of the same number; rank ``r`` of a bigger world takes that of
-``r % saved world size``. The random streams are restored exactly in the same world size; in
-another one rank ``r`` gets a stream derived from (saved seed of rank 0, step, r). An object with
-``load_parts`` takes over, in another world size, what the ranks that are no more had saved.
+``r % saved world size``. The random streams are restored exactly in the same world size; in another
+one they are derived from (saved seed of rank 0, step, r), and ``load_parts`` gets those of others.
 """
 
 from __future__ import annotations
