@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from holdfast.auto.driver import Driver
 from holdfast.auto.gathering import Gathering
-from holdfast.auto.patches import Patches
+from holdfast.patches import Patches
 from holdfast.errors import PreconditionError
 
 _installed: list[tuple[Driver, Patches]] = []

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, cast
 from weakref import ref
 
@@ -33,12 +34,13 @@ from holdfast.auto.carried import carried_names
 from holdfast.auto.counters import Counters, counters_of
 from holdfast.auto.files import Files
 from holdfast.auto.gathering import Gathering, Loader, attributes_of
-from holdfast.auto.passes import Guarded, OneBatch, Pass, PassedLoader, Source
-from holdfast.auto.patches import Patches
+from holdfast.auto.passes import Guarded, OneBatch, Pass, Source
+from holdfast.patches import Patches
 from holdfast.auto.place import KEY, PassPlace
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.policy import AnyOf, EverySteps, OnPreemption
+from holdfast.state.passes import PassedLoader
 from holdfast.state.tracked import TrackedAttributes
 
 STEPS_UNSAVED_MAX = 50
@@ -256,7 +258,7 @@ class Driver:
                 self._say(f"{type(loader).__name__} iterates in a way of its own and is not saved")
                 continue
             try:
-                loaders[id(loader)] = PassedLoader(loader, self._iterate)
+                loaders[id(loader)] = PassedLoader([loader], partial(self._iterate, loader))
             except InvalidRequestError as error:
                 self._say(error.message)
         self._loaders, self._counts = loaders, [0] * len(loaders)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from holdfast.auto.patches import Patches
+from holdfast.patches import Patches
 
 SAMPLE_BYTES = 1 << 16
 """Of a file that is loaded, at its begin and at its end: there is the directory, with digests."""

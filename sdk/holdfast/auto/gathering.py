@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import (
 )
 from torch.utils.data import DataLoader
 
-from holdfast.auto.patches import Patches
+from holdfast.patches import Patches
 from holdfast.state.tracked import Tracked, TrackedAttributes
 
 Loader = DataLoader[Any]

@@ -6,24 +6,9 @@ As torch's own iterator it outlives an error in a batch, and has a length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Protocol
 
 from holdfast.auto.gathering import Loader
-from holdfast.state.dataloaders import ResumableLoader
-from holdfast.state.positions import Position
-
-
-class PassedLoader(ResumableLoader):
-    """A ``ResumableLoader`` around a loader whose own ``__iter__`` is the driver's."""
-
-    def __init__(self, loader: Loader, make: Callable[[Loader], Iterator[Any]]) -> None:
-        self.loader = loader
-        self._position = Position(loader, partial(make, loader))
-
-    def is_used_up(self) -> bool:
-        """Tell whether the live iterator has given all of its batches."""
-        return self._position.is_used_up()
 
 
 class Source(Protocol):

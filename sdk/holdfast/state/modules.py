@@ -80,6 +80,15 @@ def has_own_saving(module: nn.Module) -> bool:
         or type(part)._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001
         for part in module.modules()
         if not isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - reads old versions
+        and not _is_metric_without_state(part)
+    )
+
+
+def _is_metric_without_state(part: nn.Module) -> bool:
+    """Tell whether it is a metric of torchmetrics that ``state_dict()`` has nothing of."""
+    names = ((kind.__module__, kind.__name__) for kind in type(part).__mro__)
+    return ("torchmetrics.metric", "Metric") in names and not any(
+        cast("Any", part)._persistent.values()  # noqa: SLF001 - has no public name
     )
 
 

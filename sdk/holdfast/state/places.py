@@ -39,10 +39,13 @@ _OPAQUE = (type, ModuleType, FunctionType, MethodType, torch.Tensor, torch.devic
 
 
 class Places:
-    """The places of one loader; ``take`` reads them as they are now, ``put`` writes them."""
+    """The places of loaders; ``take`` reads them as they are now, ``put`` writes them.
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
+    Paths of the second loader begin with ``1/``, and so on.
+    """
+
+    def __init__(self, *loaders: DataLoader[Any]) -> None:
+        self._loaders = loaders
         self._found: dict[str, tuple[dict[str, Any], str]] = {}
         self.look()
         self._first = {path: table.get(name) for path, (table, name) in self._found.items()}
@@ -50,7 +53,11 @@ class Places:
 
     def look(self) -> None:
         """Look for the places anew: parts may have got new attributes."""
-        self._found = dict(_walk(self._loader))
+        self._found = {
+            (f"{number}/{path}" if number else path): place
+            for number, loader in enumerate(self._loaders)
+            for path, place in _walk(loader)
+        }
 
     def take(self) -> Marks:
         """Return the states of generators, and the values that are not what they were at first."""
@@ -104,7 +111,7 @@ class Places:
             value = table.get(name)
             if type(value) in _SCALARS and skip.get(path, _NOTHING) is value:
                 continue
-            text = _text(value, whole=not path.startswith("dataset."))
+            text = _text(value, whole="dataset." not in path[: path.find(".") + 1])
             if text is not None:
                 texts[path] = text
         return texts

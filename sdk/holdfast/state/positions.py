@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, Protocol, cast
 
@@ -75,6 +75,7 @@ class Position:
         make: Makes the loader's own iterator.
         counted: The training loop counts batches and never asks for one more than there are.
         what: Its name, for errors.
+        beside: Other loaders that are drawn from with it.
     """
 
     def __init__(
@@ -84,11 +85,14 @@ class Position:
         *,
         counted: bool = False,
         what: str = "a data loader",
+        beside: Sequence[DataLoader[Any]] = (),
     ) -> None:
-        check_loader(loader, what)
+        self._loaders = (loader, *beside)
+        for one in self._loaders:
+            check_loader(one, what)
         self._what = what
         self._taken_in_turn = False
-        self.places = Places(loader)
+        self.places = Places(*self._loaders)
         self.drawn = False
         self.clock: LoaderClock | None = None
         self._loader = loader
@@ -172,7 +176,8 @@ class Position:
         }
         if epoch is None or epoch.ended or (self._counted and epoch.is_used_up()):
             return state
-        own = epoch.inner.state_dict() if continues_by_itself(self._loader) else None
+        by_itself = continues_by_itself(self._loader) and hasattr(epoch.inner, "state_dict")
+        own = epoch.inner.state_dict() if by_itself else None
         return state | {
             "live": True,
             "made": epoch.made,
@@ -182,7 +187,7 @@ class Position:
             "count": epoch.count,
             "failed": list(epoch.failed),
             "own": own,
-            "make": make_of(self._loader),
+            "make": [make_of(loader) for loader in self._loaders],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -192,7 +197,8 @@ class Position:
             InvalidRequestError: it was saved inside an epoch of a loader of another make.
         """
         if state["live"]:
-            check_make(self._loader, state["make"])
+            for loader, make in zip(self._loaders, state["make"], strict=True):
+                check_make(loader, make)
         self._current = None
         self.drawn = self._taken_in_turn = False
         self._counted = self._counted or bool(state["counted"])

@@ -63,9 +63,6 @@ class Memory:
     def __init__(self, job, state, **_):
         self.state = state
         self.clock = LoaderClock()
-        for value in state.values():
-            if isinstance(value, ResumableLoader):
-                value.bind(self.clock)
 
     def decide(self):
         if not self.kept:
@@ -77,21 +74,34 @@ class Memory:
         self.kept.update(step=step, values=values, stream=rng.take())
 
     def restore(self):
+        for value in self.state.values():
+            if isinstance(value, ResumableLoader):
+                value.bind(self.clock)
         if not self.kept:
             return None
         assert self.kept["values"].keys() == self.state.keys()
-        for name, value in self.state.items():
+        for name, value in list(self.state.items()):
             saved = copy.deepcopy(self.kept["values"][name])
             if hasattr(value, "load_state_dict"):
                 value.load_state_dict(saved)
-            elif isinstance(value, list):
+            elif isinstance(value, list | torch.Tensor):
                 with torch.no_grad():
-                    [one.copy_(other) for one, other in zip(value, saved, strict=True)]
+                    tensors = (
+                        zip([value], [saved])
+                        if isinstance(value, torch.Tensor)
+                        else zip(value, saved, strict=True)
+                    )
+                    [one.copy_(other) for one, other in tensors]
+            elif isinstance(value, dict):
+                self.state[name] = saved
         rng.put(self.kept["stream"])
         self.clock.arm(lambda: rng.put(self.kept["stream"]))
         return SimpleNamespace(step=self.kept["step"])
 
     def close(self):
+        pass
+
+    def __exit__(self, *_):
         pass
 
 

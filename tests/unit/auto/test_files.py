@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.auto.files import Files
-from holdfast.auto.patches import Patches
+from holdfast.patches import Patches
 
 
 class Phase:

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from holdfast.auto.gathering import KINDS, Gathering, attributes_of
-from holdfast.auto.patches import Patches
+from holdfast.patches import Patches
 
 
 @pytest.fixture

@@ -1,0 +1,121 @@
+"""One training that a framework's trainer drives: what is common to all of them.
+
+It is decided before the trainer has made its objects, so that the trainer knows its step from the
+begin; loaded right before its first batch, so that nothing that it does before matters; and saved
+whenever it asks for the next batch, when all that follows a step is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from holdfast.checkpointer import Checkpointer, Decided, OnFailure
+from holdfast.errors import CheckpointError, InvalidRequestError, PreconditionError
+from holdfast.policy import AnyOf, EverySteps, OnPreemption, Parity, Policy, Replicas, Retention
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How a training is saved: as the arguments of ``Checkpointer`` of the same names.
+
+    ``save`` is each step unless it is given. ``also`` returns what is saved beside what the trainer
+    has. ``say``: unless it is None, a training that cannot be saved goes on, and this is told why.
+    """
+
+    job: str
+    save: Policy | None = None
+    persist: Policy | None = None
+    keep: Retention | None = None
+    replicas: int | Replicas | Parity = 1
+    on_failure: OnFailure = "degrade"
+    fresh: bool | str = False
+    role: str = ""
+    also: Callable[[], Mapping[str, object]] = dict
+    say: Callable[[str], None] | None = None
+
+    def of_training(self, number: int) -> Saving:
+        """Return how the ``number``-th training of this process is saved, from 1."""
+        return self if number == 1 else replace(self, role=self.role or f"training_{number}")
+
+    def refuse(self, error: InvalidRequestError) -> None:
+        """Say that a training is not saved, or raise why."""
+        if self.say is None:
+            raise error
+        self.say(f"nothing is saved, the script runs on alone: {error.message}")
+
+
+class Followed:
+    """A training with its ``Checkpointer``, which is made and decided here.
+
+    ``step`` is the newest that is done, ``is_loaded`` tells whether ``load`` was called.
+
+    Raises:
+        CheckpointError: as ``Checkpointer`` and ``decide`` do.
+    """
+
+    def __init__(self, saving: Saving) -> None:
+        self.saving = saving
+        self.state: dict[str, object] = {}
+        self.is_loaded = False
+        self._checkpointer = Checkpointer(
+            saving.job,
+            self.state,
+            save=saving.save or AnyOf(EverySteps(1), OnPreemption()),
+            persist=saving.persist,
+            keep=saving.keep,
+            replicas=saving.replicas,
+            on_failure=saving.on_failure,
+            fresh=saving.fresh,
+            role=saving.role,
+        )
+        self.decided: Decided | None = self._checkpointer.decide()
+        self.step = self.decided.step if self.decided else 0
+
+    def load(self, parts: Mapping[str, object]) -> bool:
+        """Load what was decided into ``parts``; tell whether anything was.
+
+        Raises:
+            CheckpointError: as ``Checkpointer.restore`` does.
+        """
+        self.state.update({**parts, **self.saving.also()})
+        self.is_loaded = True
+        return self._checkpointer.restore() is not None
+
+    def is_new(self, step: int) -> bool:
+        """Tell whether ``step`` is one that was not done before."""
+        return step > self.step
+
+    def save(self, step: int) -> None:
+        """Save ``step`` if that is due.
+
+        Raises:
+            SystemExit: as ``Checkpointer.step`` does.
+            CheckpointError: with ``on_failure="raise"``.
+        """
+        self.step = step
+        self._checkpointer.step(step)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the session, after ``error`` at once; what is not safe is logged.
+
+        Raises:
+            PreconditionError: the training has ended well without the checkpoint that was decided.
+            CheckpointError: the newest save is not safe, with ``on_failure="raise"``.
+        """
+        try:
+            self._checkpointer.__exit__(type(error) if error else None, error, None)
+        except CheckpointError as unsafe:
+            if self.saving.on_failure == "raise":
+                raise
+            log.error("job %s: %s", self.saving.job, unsafe)  # noqa: TRY400 - the message says it
+        if error is None and self.decided and not self.is_loaded:
+            raise PreconditionError(
+                f"job {self.saving.job} was saved at step {self.decided.step}, and the training "
+                f"ended before it asked for a batch: nothing was loaded; let it train further, or "
+                f"start over with fresh",
+                job=self.saving.job,
+            )

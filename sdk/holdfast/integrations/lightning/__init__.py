@@ -1,0 +1,90 @@
+"""Saves and resumes what a ``Trainer`` of Lightning fits, by one callback.
+
+``Trainer(callbacks=[HoldfastCallback("my-job")])``: each step is saved when the next batch is
+asked for, and ``trainer.fit`` goes on after the newest one that is safe. It is for whichever of
+``lightning.pytorch`` and ``pytorch_lightning`` the script has imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.checkpointer import OnFailure
+from holdfast.integrations.followed import Saving
+from holdfast.integrations.lightning.following import FitRun
+from holdfast.policy import Parity, Policy, Replicas, Retention
+
+__all__ = ["FitRun", "HoldfastCallback"]
+
+
+def _package() -> Any:
+    older = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    return importlib.import_module("pytorch_lightning" if older else "lightning.pytorch")
+
+
+class HoldfastCallback(_package().Callback):  # type: ignore[misc]  # whichever it is
+    """Has ``Trainer.fit`` saved and resumed, as ``job``.
+
+    Lightning's own checkpoints are not needed for that. A second ``fit`` with the same callback is
+    a run of its own, ``job/training_2``.
+
+    Args:
+        job: Name of the job; a restart finds its checkpoints by it.
+        save: When to save to memory; each step unless it is given.
+        persist: Which saves also go to the object store.
+        keep: Which checkpoints the object store keeps.
+        replicas: Number of copies on other nodes, or ``Replicas``, or ``Parity``.
+        on_failure: As for ``Checkpointer``.
+        fresh: Start over at step 0, once per launch.
+        also: What else belongs to the state, by name, such as an average of the weights.
+    """
+
+    def __init__(  # noqa: PLR0913 - the arguments of Checkpointer
+        self,
+        job: str,
+        *,
+        save: Policy | None = None,
+        persist: Policy | None = None,
+        keep: Retention | None = None,
+        replicas: int | Replicas | Parity = 1,
+        on_failure: OnFailure = "degrade",
+        fresh: bool | str = False,
+        also: Mapping[str, object] | None = None,
+    ) -> None:
+        more = {"also": dict(also)} if also else {}
+        self._saving = Saving(
+            job=job,
+            save=save,
+            persist=persist,
+            keep=keep,
+            replicas=replicas,
+            on_failure=on_failure,
+            fresh=fresh,
+            also=lambda: more,
+        )
+        self._trainings = 0
+        self._run: FitRun | None = None
+
+    def on_fit_start(self, trainer: Any, pl_module: object) -> None:
+        """Decide where the training begins."""
+        del pl_module
+        self._trainings += 1
+        self._run = FitRun(trainer, self._saving.of_training(self._trainings))
+
+    def on_fit_end(self, trainer: object, pl_module: object) -> None:
+        """End the session."""
+        del trainer, pl_module
+        self._end(None)
+
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
+        """End the session at once."""
+        del trainer, pl_module
+        self._end(exception)
+
+    def _end(self, error: BaseException | None) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.end(error)
