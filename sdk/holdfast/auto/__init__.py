@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from holdfast.auto.driver import Driver
 from holdfast.auto.gathering import Gathering
-from holdfast.patches import Patches
+from holdfast.auto.trainers import Trainers
 from holdfast.errors import PreconditionError
+from holdfast.patches import Patches
 
 _installed: list[tuple[Driver, Patches]] = []
 
@@ -33,6 +34,7 @@ def install(job: str, *, steps_by: str = "", fresh: bool = False) -> None:
     gathering = Gathering(patches)
     driver = Driver(job, gathering, patches, steps_by=steps_by, fresh=fresh)
     driver.watch()
+    Trainers(job, gathering, driver, patches, fresh=fresh)
     _installed.append((driver, patches))
 
 

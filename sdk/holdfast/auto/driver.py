@@ -35,10 +35,10 @@ from holdfast.auto.counters import Counters, counters_of
 from holdfast.auto.files import Files
 from holdfast.auto.gathering import Gathering, Loader, attributes_of
 from holdfast.auto.passes import Guarded, OneBatch, Pass, Source
-from holdfast.patches import Patches
 from holdfast.auto.place import KEY, PassPlace
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import InvalidRequestError, PreconditionError
+from holdfast.patches import Patches
 from holdfast.policy import AnyOf, EverySteps, OnPreemption
 from holdfast.state.passes import PassedLoader
 from holdfast.state.tracked import TrackedAttributes
@@ -61,6 +61,7 @@ class Phase(Enum):
     BUILDING = "building"
     CATCHING_UP = "catching up"
     TRAINING = "training"
+    HANDED_OVER = "handed over to a trainer"
     OFF = "off"
 
 
@@ -102,6 +103,7 @@ class Driver:
         self._stepped: set[int] = set()
         self._steps_unsaved = 0
         self._said: set[str] = set()
+        self._trainers = 0
         self._look: Look | None = None
         self._looks = 0
         self._is_looked_at = False
@@ -112,7 +114,7 @@ class Driver:
             patches,
             counts=lambda: self._phase is Phase.BUILDING,
             is_muted=lambda: self._phase is Phase.CATCHING_UP,
-            tell=lambda: self._say("torch.save writes nothing while the script catches up"),
+            tell=lambda: self.say("torch.save writes nothing while the script catches up"),
         )
 
     def watch(self) -> None:
@@ -130,13 +132,28 @@ class Driver:
         if self._checkpointer is not None:
             self._checkpointer.close()
 
+    def hand_over(self, what: str) -> bool:
+        """Leave a training to ``what``, which has loops of its own; tell whether it is saved."""
+        if not self._is_ours() or self._phase is Phase.OFF:
+            return False
+        if self._phase not in (Phase.BUILDING, Phase.HANDED_OVER):
+            self.say(f"{what} comes after training loops of the script and is not saved")
+            return False
+        self._phase = Phase.HANDED_OVER
+        self._trainers += 1
+        return True
+
+    def take_back(self) -> None:
+        """Note that such a training is over."""
+        self._trainers -= 1
+
     # ------------------------------------------------------------------------------- passes
 
     def _passes(self, original: Any) -> Any:
         self._iterate = original
 
         def begin(loader: Loader) -> Iterator[Any]:
-            is_ours = self._is_ours() and self._phase is not Phase.OFF
+            is_ours = self._is_ours() and self._phase not in (Phase.OFF, Phase.HANDED_OVER)
             return Pass(loader, self._source) if is_ours else original(loader)
 
         return begin
@@ -155,7 +172,7 @@ class Driver:
             passed = self._loaders.get(id(loader))
             if passed is not None:
                 return self._training(asked, passed)
-            self._say(
+            self.say(
                 "a data loader was made after the first pass, or refused: while it is trained on, "
                 "no step is saved; make all data loaders before the training loop"
             )
@@ -246,7 +263,7 @@ class Driver:
 
     def _stop(self, why: str) -> None:
         self._phase = Phase.OFF
-        self._say(why)
+        self.say(why)
 
     # -------------------------------------------------------------------------- begin, resume
 
@@ -255,12 +272,12 @@ class Driver:
         loaders = {}
         for loader in self._gathering.loaders():
             if type(loader).__iter__ is not DataLoader.__iter__:
-                self._say(f"{type(loader).__name__} iterates in a way of its own and is not saved")
+                self.say(f"{type(loader).__name__} iterates in a way of its own and is not saved")
                 continue
             try:
                 loaders[id(loader)] = PassedLoader([loader], partial(self._iterate, loader))
             except InvalidRequestError as error:
-                self._say(error.message)
+                self.say(error.message)
         self._loaders, self._counts = loaders, [0] * len(loaders)
         self._state, self._made_count = self._gathering.state(), self._gathering.count
         names = [name for name, value in self._state.items() if isinstance(value, Optimizer)]
@@ -290,19 +307,19 @@ class Driver:
         if decided is None:
             self._checkpointer.restore()
             self._phase = Phase.TRAINING
-            self._tell(f"job {self._job}: saves {', '.join([*self._state, *numbered])}")
+            self.tell(f"job {self._job}: saves {', '.join([*self._state, *numbered])}")
             return
         self._target = PassPlace.of(decided.value(KEY))
         self._phase = Phase.CATCHING_UP
         self._check_files(self._target)
         if self._target.ranks != _ranks():
-            self._say(
+            self.say(
                 f"saved by {self._target.ranks} ranks, and now there are {_ranks()}: training goes "
                 f"on behind as many batches of each rank, but not with the same bits"
             )
         self._main = self._target.number
         atexit.register(self._tell_end)
-        self._tell(f"job {self._job}: goes on after step {decided.step}, {self._target}")
+        self.tell(f"job {self._job}: goes on after step {decided.step}, {self._target}")
 
     def _check_files(self, target: PassPlace) -> None:
         """Refuse a script that has skipped what it did before, and would skip it once more."""
@@ -330,7 +347,7 @@ class Driver:
                 value.zero_grad(set_to_none=True)
         left = counters_of(asked).move_on(target.given) if target.counted and target.given else []
         if left:
-            self._say(f"{', '.join(left)} around the batches begins at 0 again")
+            self.say(f"{', '.join(left)} around the batches begins at 0 again")
         asked.given = target.given
         self._step = restored.step
         self._target = None
@@ -351,6 +368,10 @@ class Driver:
     def _has_stepped(self, optimizer: Optimizer, *_: object) -> None:
         """Count a step when each optimizer has stepped, or the one that was named."""
         if self._phase in (Phase.OFF, Phase.CATCHING_UP) or os.getpid() != self._pid:
+            return
+        if self._phase is Phase.HANDED_OVER:
+            if not self._trainers:
+                self.say("what is trained beside a Trainer's own training is not saved")
             return
         known = {id(value): n for n, value in self._state.items() if isinstance(value, Optimizer)}
         self._steps_unsaved += 1
@@ -403,7 +424,7 @@ class Driver:
         )
         names += sorted({*look.counters.others, *([] if self._counted else ["enumerate, islice"])})
         if names:
-            self._say(
+            self.say(
                 f"{', '.join(names)}: the training loop carries these from batch to batch, and a "
                 f"restart begins with their first values{_how_to_keep(names)}"
             )
@@ -418,23 +439,24 @@ class Driver:
 
     def _tell_unsaved(self, waiting: list[str]) -> None:
         if waiting:
-            self._say(
+            self.say(
                 f"no step was counted, since {', '.join(waiting)} did not step: say which "
                 f"optimizer counts with --auto-steps-by"
             )
         else:
-            self._say(
+            self.say(
                 "no step was saved, since no pass over a data loader is going on: loop over a "
                 "DataLoader, or make a holdfast.Checkpointer and call its step()"
             )
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Warn once."""
         if text not in self._said:
             self._said.add(text)
             log.warning("holdfast --auto: %s", text)
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Tell people, on rank 0."""
         if os.environ.get("RANK", "0") == "0":
             log.warning("holdfast --auto: %s", text)
 

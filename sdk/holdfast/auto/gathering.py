@@ -120,16 +120,17 @@ def attributes_of(values: Iterable[object]) -> dict[tuple[str, int], object]:
     roots = [value for value in values if isinstance(value, nn.Module)]
     modules = {id(module): module for root in roots for module in root.modules()}
     return {
-        (f"{type(module).__name__}.{name}", number): _look_of(value)
+        (f"{type(module).__name__}.{name}", number): look_of(value)
         for number, module in enumerate(modules.values())
         if type(module).get_extra_state is nn.Module.get_extra_state
         if not isinstance(module, DistributedDataParallel | torch.jit.ScriptModule)
+        if not type(module).__module__.startswith("torchmetrics.")
         for name, value in vars(module).items()
         if not name.startswith("_") and name != "training"
     }
 
 
-def _look_of(value: object) -> object:
+def look_of(value: object) -> object:
     """Return what tells whether a value has changed; None where that is unknown."""
     if isinstance(value, torch.Tensor):
         return id(value), value._version  # noqa: SLF001 - torch counts changes there

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 
 from holdfast.checkpointer import Checkpointer, Decided, OnFailure
 from holdfast.errors import CheckpointError, InvalidRequestError, PreconditionError
@@ -22,8 +24,9 @@ log = logging.getLogger(__name__)
 class Saving:
     """How a training is saved: as the arguments of ``Checkpointer`` of the same names.
 
-    ``save`` is each step unless it is given. ``also`` returns what is saved beside what the trainer
-    has. ``say``: unless it is None, a training that cannot be saved goes on, and this is told why.
+    ``save`` is each step unless it is given. ``also`` is given what a trainer has, and returns what
+    is saved beside it; ``look`` is given the whole state before each save. ``say``: unless it is
+    None, a training that cannot be saved goes on, and this is told why; ``tell`` where it begins.
     """
 
     job: str
@@ -34,8 +37,10 @@ class Saving:
     on_failure: OnFailure = "degrade"
     fresh: bool | str = False
     role: str = ""
-    also: Callable[[], Mapping[str, object]] = dict
+    also: Callable[[Mapping[str, object]], Mapping[str, object]] = lambda _: {}
+    look: Callable[[Mapping[str, object]], None] = lambda _: None
     say: Callable[[str], None] | None = None
+    tell: Callable[[str], None] = log.info
 
     def of_training(self, number: int) -> Saving:
         """Return how the ``number``-th training of this process is saved, from 1."""
@@ -74,6 +79,9 @@ class Followed:
         )
         self.decided: Decided | None = self._checkpointer.decide()
         self.step = self.decided.step if self.decided else 0
+        self._job = f"{saving.job}/{saving.role}" if saving.role else saving.job
+        if self.decided:
+            saving.tell(f"job {self._job}: goes on after step {self.step}, by its trainer")
 
     def load(self, parts: Mapping[str, object]) -> bool:
         """Load what was decided into ``parts``; tell whether anything was.
@@ -81,9 +89,12 @@ class Followed:
         Raises:
             CheckpointError: as ``Checkpointer.restore`` does.
         """
-        self.state.update({**parts, **self.saving.also()})
+        self.state.update({**parts, **self.saving.also(parts)})
         self.is_loaded = True
-        return self._checkpointer.restore() is not None
+        restored = self._checkpointer.restore()
+        if restored is None:
+            self.saving.tell(f"job {self._job}: saves {', '.join(parts)} of its trainer")
+        return restored is not None
 
     def is_new(self, step: int) -> bool:
         """Tell whether ``step`` is one that was not done before."""
@@ -97,7 +108,20 @@ class Followed:
             CheckpointError: with ``on_failure="raise"``.
         """
         self.step = step
+        self.saving.look(self.state)
         self._checkpointer.step(step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        del kind, trace
+        self.end(error)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the session, after ``error`` at once; what is not safe is logged.
@@ -111,11 +135,11 @@ class Followed:
         except CheckpointError as unsafe:
             if self.saving.on_failure == "raise":
                 raise
-            log.error("job %s: %s", self.saving.job, unsafe)  # noqa: TRY400 - the message says it
+            log.error("job %s: %s", self._job, unsafe)  # noqa: TRY400 - the message says it
         if error is None and self.decided and not self.is_loaded:
             raise PreconditionError(
-                f"job {self.saving.job} was saved at step {self.decided.step}, and the training "
+                f"job {self._job} was saved at step {self.decided.step}, and the training "
                 f"ended before it asked for a batch: nothing was loaded; let it train further, or "
                 f"start over with fresh",
-                job=self.saving.job,
+                job=self._job,
             )

@@ -85,13 +85,9 @@ class Memory:
             if hasattr(value, "load_state_dict"):
                 value.load_state_dict(saved)
             elif isinstance(value, list | torch.Tensor):
+                into, of = (value, saved) if isinstance(value, list) else ([value], [saved])
                 with torch.no_grad():
-                    tensors = (
-                        zip([value], [saved])
-                        if isinstance(value, torch.Tensor)
-                        else zip(value, saved, strict=True)
-                    )
-                    [one.copy_(other) for one, other in tensors]
+                    [one.copy_(other) for one, other in zip(into, of, strict=True)]
             elif isinstance(value, dict):
                 self.state[name] = saved
         rng.put(self.kept["stream"])

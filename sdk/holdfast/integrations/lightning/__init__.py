@@ -8,16 +8,18 @@ asked for, and ``trainer.fit`` goes on after the newest one that is safe. It is 
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.checkpointer import OnFailure
+from holdfast.errors import InvalidRequestError
 from holdfast.integrations.followed import Saving
 from holdfast.integrations.lightning.following import FitRun
 from holdfast.policy import Parity, Policy, Replicas, Retention
 
-__all__ = ["FitRun", "HoldfastCallback"]
+__all__ = ["FitRun", "Follows", "HoldfastCallback", "has_callback"]
 
 
 def _package() -> Any:
@@ -25,7 +27,45 @@ def _package() -> Any:
     return importlib.import_module("pytorch_lightning" if older else "lightning.pytorch")
 
 
-class HoldfastCallback(_package().Callback):  # type: ignore[misc]  # whichever it is
+_FINDERS = ("LearningRateFinder", "BatchSizeFinder")
+
+
+class Follows(_package().Callback):  # type: ignore[misc]  # whichever it is
+    """Has each ``fit`` saved and resumed as ``next_saving`` returns then."""
+
+    def __init__(self, next_saving: Callable[[], Saving]) -> None:
+        self._next_saving = next_saving
+        self._run: FitRun | None = None
+
+    def on_fit_start(self, trainer: Any, pl_module: object) -> None:
+        """Decide where the training begins."""
+        del pl_module
+        callbacks = trainer.callbacks
+        behind = callbacks[callbacks.index(self) + 1 :] if self in callbacks else ()
+        if names := [type(one).__name__ for one in behind if type(one).__name__ in _FINDERS]:
+            raise InvalidRequestError(
+                f"{names[0]} trains before the training: put it before {type(self).__name__} in "
+                f"the list of callbacks"
+            )
+        self._run = FitRun(trainer, self._next_saving())
+
+    def on_fit_end(self, trainer: object, pl_module: object) -> None:
+        """End the session."""
+        del trainer, pl_module
+        self._end(None)
+
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
+        """End the session at once."""
+        del trainer, pl_module
+        self._end(exception)
+
+    def _end(self, error: BaseException | None) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.end(error)
+
+
+class HoldfastCallback(Follows):
     """Has ``Trainer.fit`` saved and resumed, as ``job``.
 
     Lightning's own checkpoints are not needed for that. A second ``fit`` with the same callback is
@@ -42,7 +82,7 @@ class HoldfastCallback(_package().Callback):  # type: ignore[misc]  # whichever 
         also: What else belongs to the state, by name, such as an average of the weights.
     """
 
-    def __init__(  # noqa: PLR0913 - the arguments of Checkpointer
+    def __init__(
         self,
         job: str,
         *,
@@ -55,7 +95,7 @@ class HoldfastCallback(_package().Callback):  # type: ignore[misc]  # whichever 
         also: Mapping[str, object] | None = None,
     ) -> None:
         more = {"also": dict(also)} if also else {}
-        self._saving = Saving(
+        saving = Saving(
             job=job,
             save=save,
             persist=persist,
@@ -63,28 +103,12 @@ class HoldfastCallback(_package().Callback):  # type: ignore[misc]  # whichever 
             replicas=replicas,
             on_failure=on_failure,
             fresh=fresh,
-            also=lambda: more,
+            also=lambda _: more,
         )
-        self._trainings = 0
-        self._run: FitRun | None = None
+        trainings = itertools.count(1)
+        super().__init__(lambda: saving.of_training(next(trainings)))
 
-    def on_fit_start(self, trainer: Any, pl_module: object) -> None:
-        """Decide where the training begins."""
-        del pl_module
-        self._trainings += 1
-        self._run = FitRun(trainer, self._saving.of_training(self._trainings))
 
-    def on_fit_end(self, trainer: object, pl_module: object) -> None:
-        """End the session."""
-        del trainer, pl_module
-        self._end(None)
-
-    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
-        """End the session at once."""
-        del trainer, pl_module
-        self._end(exception)
-
-    def _end(self, error: BaseException | None) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.end(error)
+def has_callback(trainer: Any) -> bool:
+    """Tell whether a Trainer has the callback."""
+    return any(isinstance(one, HoldfastCallback) for one in trainer.callbacks)

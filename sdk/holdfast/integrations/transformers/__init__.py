@@ -38,7 +38,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         also: What else belongs to the state, by name, such as an average of the weights.
     """
 
-    def __init__(  # noqa: PLR0913 - the arguments of Checkpointer
+    def __init__(
         self,
         job: str,
         *,
@@ -59,7 +59,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
             replicas=replicas,
             on_failure=on_failure,
             fresh=fresh,
-            also=lambda: more,
+            also=lambda _: more,
         )
         self._trainings = 0
         _install()

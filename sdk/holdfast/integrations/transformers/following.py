@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.integrations.followed import Followed, Saving
 from holdfast.integrations.transformers import trainer_state
 from holdfast.integrations.transformers.batches import Batches, Pass
-from holdfast.integrations.transformers.history import CAPACITY_BYTES_MIN, History
+from holdfast.integrations.transformers.history import History
 from holdfast.patches import Patches
 
 _LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler",
@@ -40,19 +41,13 @@ def follow(
         saving.refuse(error)
         return train(trainer, resume, *args, **kw)
     patches = Patches()
-    try:
-        with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-            run = TrainerRun(trainer, followed, patches)
-            if run.resumes(Path(folder)):
-                resume = folder
-            result = train(trainer, resume, *args, **kw)
-    except BaseException as error:
-        followed.end(error)
-        raise
-    finally:
-        patches.undo()
-    followed.end()
-    return result
+    with followed, ExitStack() as stack:
+        stack.callback(patches.undo)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-"))
+        run = TrainerRun(trainer, followed, patches)
+        if run.resumes(Path(folder)):
+            resume = folder
+        return train(trainer, resume, *args, **kw)
 
 
 def _why_not(trainer: Any) -> str:
@@ -183,6 +178,3 @@ class TrainerRun:
             "given": batches.given,
             "history_bytes": [self._history.length, len(self._history.tensor)],
         }
-
-
-__all__ = ["CAPACITY_BYTES_MIN", "TrainerRun", "follow"]

@@ -1,4 +1,4 @@
-"""The history of logged values as bytes in a tensor: a save copies it, and encodes only what is new.
+"""The history of logged values as bytes in a tensor: a save copies it and encodes what is new.
 
 A run that logs each step has a history of megabytes, which no save should write as JSON anew.
 """
