@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.state.dataloaders import ResumableLoader
     from holdfast.state.frozen import frozen
     from holdfast.state.kinds import register_handler
+    from holdfast.state.samplers import ElasticSampler
     from holdfast.state.sections import Section
     from holdfast.state.tracked import track
 
@@ -37,6 +38,7 @@ __all__ = [
     "Auto",
     "Checkpointer",
     "Decided",
+    "ElasticSampler",
     "EverySeconds",
     "EverySteps",
     "Loaded",
@@ -62,6 +64,7 @@ _HOME = {
     "Decided": "holdfast.checkpointer",
     "Restored": "holdfast.checkpointer",
     "SaveHandle": "holdfast.checkpointer",
+    "ElasticSampler": "holdfast.state.samplers",
     "ResumableLoader": "holdfast.state.dataloaders",
     "Section": "holdfast.state.sections",
     "State": "holdfast.state",

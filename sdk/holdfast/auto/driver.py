@@ -315,7 +315,7 @@ class Driver:
         if self._target.ranks != _ranks():
             self.say(
                 f"saved by {self._target.ranks} ranks, and now there are {_ranks()}: training goes "
-                f"on behind as many batches of each rank, but not with the same bits"
+                f"on with what is left of the epoch, but not with the same bits"
             )
         self._main = self._target.number
         atexit.register(self._tell_end)

@@ -118,7 +118,7 @@ class Capture:
         self.rank = rank
         self.world_size = world_size
         self._rng = rng
-        self._clock = LoaderClock()
+        self._clock = LoaderClock((rank, world_size))
         self._loaders: dict[int, Resumable] = {}
         self._restored: Callable[[], None] | None = None
         self._objects: dict[str, Any] = {}

@@ -92,6 +92,10 @@ class Restoring(Protocol):
         """
         ...
 
+    def check_agreed(self, path: str) -> None:
+        """Refuse a data loader of which ranks had used unequally much, if there are others now."""
+        ...
+
 
 class Kind(ABC):
     """What is done with the values of one kind.
@@ -210,6 +214,10 @@ class _State(_Tree):
 
 class _Loader(_Tree):
     """A data loader that says where it is, through what ``capture`` has put beside it."""
+
+    def load(self, at: Restoring, path: str, value: Any) -> None:
+        at.check_agreed(path)
+        super().load(at, path, value)
 
     def take(self, value: Any, loaders: Mapping[int, Resumable]) -> object:
         return loaders[id(value)].save_state()

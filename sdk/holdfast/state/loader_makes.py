@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from holdfast.errors import InvalidRequestError
 
+log = logging.getLogger(__name__)
+
 
 def check_loader(loader: DataLoader[Any], what: str) -> None:
     """Refuse what cannot be brought back, and say what to do instead.
 
+    Workers that live on keep random state that nobody can read: they are started anew for each
+    epoch, as without ``persistent_workers``.
+
     Raises:
-        InvalidRequestError: persistent workers, or batches in any order.
+        InvalidRequestError: batches in any order.
     """
     if loader.persistent_workers:
-        raise InvalidRequestError(
-            f"{what} with persistent_workers=True cannot be saved: its workers keep random state "
-            f"that Holdfast cannot read; use persistent_workers=False"
+        vars(loader)["persistent_workers"] = False  # the loader itself refuses a change
+        cast("Any", loader)._iterator = None  # noqa: SLF001 - lets those go that it has started
+        log.warning(
+            "%s has persistent_workers=True: its workers are started anew for each epoch, since "
+            "what they draw from epoch to epoch could not be brought back",
+            what,
         )
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise InvalidRequestError(
@@ -37,21 +46,31 @@ def make_of(loader: DataLoader[Any]) -> dict[str, object]:
     }
 
 
+def is_made_alike(loader: DataLoader[Any], saved: Mapping[str, object]) -> bool:
+    """Tell whether ``check_make`` has nothing to refuse."""
+    return not any(True for _ in _differences(loader, saved))
+
+
 def check_make(loader: DataLoader[Any], saved: Mapping[str, object]) -> None:
     """Refuse a loader that would draw other samples for the rest of the epoch.
 
     Raises:
         InvalidRequestError: it is not as ``make_of`` says that it was.
     """
+    for name, value, here in _differences(loader, saved):
+        raise InvalidRequestError(
+            f"the data loader was saved inside an epoch with {name}={value}, but has {name}="
+            f"{here} now: finish that epoch with {name}={value}, then change it"
+        )
+
+
+def _differences(
+    loader: DataLoader[Any], saved: Mapping[str, object]
+) -> Iterator[tuple[str, object, object]]:
     here = make_of(loader)
     if not here["stateful"] and not isinstance(loader.dataset, IterableDataset):
         here["num_workers"] = saved["num_workers"]  # the order does not depend on it
-    for name, value in saved.items():
-        if here[name] != value:
-            raise InvalidRequestError(
-                f"the data loader was saved inside an epoch with {name}={value}, but has {name}="
-                f"{here[name]} now: finish that epoch with {name}={value}, then change it"
-            )
+    yield from ((name, value, here[name]) for name, value in saved.items() if here[name] != value)
 
 
 def continues_by_itself(loader: Any) -> bool:
@@ -66,18 +85,19 @@ def continues_by_itself(loader: Any) -> bool:
     return (
         (_is_stateful(dataset) or not (loader.num_workers or iterable))
         and (iterable or _is_known(sampler))
-        and (batches is None or _is_torchdatas(batches, "BatchSampler") or _is_stateful(batches))
+        and (batches is None or is_torchdatas(batches, "BatchSampler") or _is_stateful(batches))
     )
 
 
 def _is_known(sampler: Any) -> bool:
-    if _is_torchdatas(sampler, "RandomSampler"):
+    if is_torchdatas(sampler, "RandomSampler"):
         # More than one permutation is drawn on the way, and so are pieces with replacement.
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) in (SequentialSampler, DistributedSampler) or _is_stateful(sampler)
 
 
-def _is_torchdatas(value: object, name: str) -> bool:
+def is_torchdatas(value: object, name: str) -> bool:
+    """Tell whether ``value`` is of a class of torchdata, without importing it."""
     return type(value).__name__ == name and type(value).__module__.startswith("torchdata.")
 
 

@@ -23,6 +23,7 @@ from holdfast.format.names import is_under, name_for, own_name, unranked
 from holdfast.format.tree import Json, decode
 from holdfast.reading.reader import Segments
 from holdfast.state import blanks, modules, optimizers
+from holdfast.state.deals import check_agreed
 from holdfast.state.gathered import GatheredOptimizer, gather
 from holdfast.state.inner_optimizers import dealt_out, stepping
 from holdfast.state.kinds import Kind, named
@@ -257,6 +258,13 @@ class Loading:
                 )
             parts.append(self.decode(texts[rank].live.objects[path], rank))
         self.want_object(path, value, lambda tree: put(tree, parts))
+
+    def check_agreed(self, path: str) -> None:
+        """See ``kinds.Restoring``."""
+        if self.ranks_changed:
+            texts = self._owners.texts()
+            trees = {rank: blob.live.objects.get(path) for rank, blob in texts}
+            check_agreed(path, {rank: tree for rank, tree in trees.items() if tree is not None})
 
     def _fill(self, fqn: str, target: torch.Tensor) -> None:
         shared = self._survey.home_of.get(id(target)) is Home.SHARED

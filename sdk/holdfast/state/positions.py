@@ -7,7 +7,8 @@ a loader that was not live draws from the restored stream like the original did.
 
 An iterator is made again by *replay*: under the streams and places of the time it was made, the
 batches already used are drawn once more. For that, its draws must not depend on the training
-loop's: from the second batch on it draws from a stream apart.
+loop's: from the second batch on it draws from a stream apart. Where ranks have changed, what is
+left of its epoch is dealt out anew instead (``deals``), and nothing is drawn twice.
 """
 
 from __future__ import annotations
@@ -18,20 +19,33 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, Protocol, cast
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state import rng
-from holdfast.state.loader_makes import check_loader, check_make, continues_by_itself, make_of
+from holdfast.state.dealing import Dealt
+from holdfast.state.deals import ALONE, Swap, deals_of, is_dealt_anew, not_known, not_shared, told
+from holdfast.state.loader_makes import (
+    check_loader,
+    check_make,
+    continues_by_itself,
+    is_made_alike,
+    make_of,
+)
 from holdfast.state.places import Marks, Places
 
 log = logging.getLogger(__name__)
 
 
 class LoaderClock:
-    """Knows whether a batch was drawn since the restore, and which stream the restore set."""
+    """Knows whether a batch was drawn since the restore, and which stream the restore set.
 
-    def __init__(self) -> None:
+    ``world``: this rank, and how many there are.
+    """
+
+    def __init__(self, world: tuple[int, int] = (0, 1)) -> None:
+        self.world = world
         self.restored: Callable[[], None] | None = None
         self._loaders: list[Resumable] = []
 
@@ -101,23 +115,46 @@ class Position:
         self._left_by_counting = False
         self._current: weakref.ref[Epoch] | None = None
         self._resume: dict[str, Any] | None = None
+        self._deals = None if beside else deals_of(loader)
+        self._rest: Dealt | None = None
+        self._is_dealt_anew = False
+        self._swap: Swap | None = None
+
+    @property
+    def _world(self) -> tuple[int, int]:
+        """This rank, and how many there are."""
+        if self.clock is not None:
+            return self.clock.world
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return 0, 1
 
     def begin(self) -> Epoch:
         """Return the next iterator: one that was live in the checkpoint, or a new one."""
         self._note_end()
+        self.swap_back()
         resume, self._resume = self._resume, None
         if resume is None:
             epoch = Epoch(self, made=self.places.take(), stream=rng.take())
             epoch.inner = self._make()
         else:
             before = rng.take()
-            epoch = self._again(resume)
+            epoch = self._anew(resume) if self._is_dealt_anew else self._again(resume)
             if self.clock is not None:
                 self.clock.after_resume(before)
             else:
                 rng.put(before)
         self._current = weakref.ref(epoch)
+        if self._loader.num_workers:
+            self.note_deal(epoch)  # they have asked for their first indices
         return epoch
+
+    def note_deal(self, epoch: Epoch) -> None:
+        """Note what an iterator deals out, which the script may change for the next one."""
+        if self._deals is not None and epoch.dealt is None:
+            epoch.dealt = self._deals.begun(
+                alone=self._world[1] == 1, made=epoch.stream, first=epoch.first
+            )
 
     def drew(self, epoch: Epoch) -> None:
         """Note that an iterator gave a batch: which one lives cannot be told if it is not the last.
@@ -177,6 +214,7 @@ class Position:
         if epoch is None or epoch.ended or (self._counted and epoch.is_used_up()):
             return state
         by_itself = continues_by_itself(self._loader) and hasattr(epoch.inner, "state_dict")
+        by_itself = by_itself and not epoch.anew
         own = epoch.inner.state_dict() if by_itself else None
         return state | {
             "live": True,
@@ -188,30 +226,86 @@ class Position:
             "failed": list(epoch.failed),
             "own": own,
             "make": [make_of(loader) for loader in self._loaders],
+            "dealt": epoch.dealt and epoch.dealt.after(epoch.count),
+            "anew": epoch.anew,
+            "world": list(self._world),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state`` with the next iterator.
 
         Raises:
-            InvalidRequestError: it was saved inside an epoch of a loader of another make.
+            InvalidRequestError: it was saved inside an epoch that cannot be gone on with here.
         """
-        if state["live"]:
-            for loader, make in zip(self._loaders, state["make"], strict=True):
-                check_make(loader, make)
+        self._is_dealt_anew = bool(state["live"]) and self._must_deal(state)
         self._current = None
         self.drawn = self._taken_in_turn = False
         self._counted = self._counted or bool(state["counted"])
         self._resume = dict(state) if state["live"] else None
         self.places.put(state["now"])
 
+    def _must_deal(self, state: Mapping[str, Any]) -> bool:
+        """Tell whether the rest of an epoch must be dealt out anew, and note it."""
+        saved, self._rest = state.get("dealt"), None
+        alike = list(self._world) == state.get("world", list(self._world))
+        alone = self._world[1] == 1
+        shared = self._deals is not None and self._deals.is_shared
+        own = saved is None or (saved["order"]["of"] == ALONE and not state["anew"])
+        if saved is not None and (alone or shared or not own):
+            if self._deals is None:
+                raise InvalidRequestError(not_shared(self._loader, saved["ranks"]))
+            self._rest = self._deals.rest(Dealt.of(saved), alone=alone)
+            alike = alike and not is_dealt_anew(saved, self._rest)
+            return not (alike and is_made_alike(self._loader, *state["make"]))
+        if shared and "dealt" in state:
+            if state["count"]:
+                raise InvalidRequestError(not_known(state["world"][1]))
+            return not alike  # nothing is on its way yet, and nothing was used
+        for loader, make in zip(self._loaders, state["make"], strict=True):
+            check_make(loader, make)
+        if not alike:
+            log.warning("%s", told(self._loader, state["world"][1], self._world[1]))
+        return False
+
+    def _anew(self, resume: dict[str, Any]) -> Epoch:
+        """Begin with what all ranks have left of the epoch; what they have used is not drawn."""
+        self.places.put(resume["now"])
+        epoch = Epoch(self, made=self.places.take(), stream=rng.take())
+        epoch.dealt, epoch.anew = self._rest, self._rest is not None
+        epoch.inner = self._made_of(epoch)
+        return epoch
+
+    def _made_of(self, epoch: Epoch) -> Any:
+        if not epoch.anew:
+            return self._make()
+        assert self._deals is not None
+        assert epoch.dealt is not None
+        self._swap = swap = self._deals.swap(epoch.dealt)
+        inner = self._make()
+        if swap.is_taken_by(inner):
+            self.swap_back()
+        return inner
+
+    def swap_back(self) -> None:
+        """Let the next iterator be of the loader's own sampler again.
+
+        Raises:
+            PreconditionError: the one that was made did not take its indices from the rest.
+        """
+        swap, self._swap = self._swap, None
+        if swap is not None:
+            swap.back()
+
     def _again(self, resume: dict[str, Any]) -> Epoch:
         own = resume["own"]
         self.places.put(resume["made" if own is None else "now"])
         rng.put(resume["stream"])
         epoch = Epoch(self, made=resume["made"], stream=resume["stream"])
+        epoch.anew = resume.get("anew", False)
+        if resume.get("dealt"):
+            epoch.dealt = Dealt.of(resume["dealt"])
         if own is None:
-            epoch.inner = self._make()
+            epoch.inner = self._made_of(epoch)
             epoch.skip(resume["count"], resume["first"], resume.get("failed", ()))
             self.places.put(resume["now"])
         else:
@@ -231,7 +325,8 @@ class Epoch:
 
     ``made`` and ``stream`` are places and streams before the loader's own iterator was made,
     ``first`` the stream before the first batch. ``failed``: numbers of the batches that
-    raised an error; they are counted.
+    raised an error; they are counted. ``dealt``: what it deals out, if that is known; ``anew``: it
+    was told what, and its sampler says something else.
     """
 
     inner: Any
@@ -244,6 +339,8 @@ class Epoch:
         self.count = 0
         self.failed: list[int] = []
         self.ended = False
+        self.dealt: Dealt | None = None
+        self.anew = False
         self._owner = owner
 
     def __iter__(self) -> Iterator[Any]:
@@ -296,6 +393,7 @@ class Epoch:
                     batch = next(self.inner)
         except StopIteration:
             self.ended = True
+            self._owner.swap_back()
             raise
         except Exception:  # of the dataset: the loader goes on, so whoever catches it may too
             self.failed.append(number)
@@ -308,4 +406,6 @@ class Epoch:
         self.count += 1
         if self.apart is None:
             self.apart = rng.Apart()  # before the training loop draws
+            self._owner.swap_back()
             self._owner.places.look()
+            self._owner.note_deal(self)

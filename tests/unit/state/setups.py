@@ -252,7 +252,6 @@ class Makes:
 
 
 new = Makes
-_PERSISTENT = "persistent_workers=True cannot be saved"
 
 SETUPS = [
     row("in order", stateful="own"),
@@ -303,7 +302,7 @@ SETUPS = [
     row("2 workers, own sampler: draws each index late", num_workers=2, sampler=new(Lazy)),
     row("2 workers, iterable: shuffle buffer, draws", num_workers=2, data=Buffered),
     row("2 workers, iterable with `state_dict`", stateful="own", num_workers=2, data=TellingStream),
-    row("`persistent_workers=True`", plain=_PERSISTENT, stateful=_PERSISTENT, shuffle=True,
+    row("2 workers, `persistent_workers=True`, draws in the dataset", shuffle=True, data=Noisy,
         num_workers=2, persistent_workers=True),
     row("`in_order=False`", plain="in_order=False cannot be saved",
         stateful="in_order=False cannot be saved", num_workers=2, in_order=False),

@@ -251,8 +251,8 @@ def test_workers_may_be_added_inside_an_epoch():
         (lambda: stateful(0), lambda: stateful(2), "num_workers=0, but has num_workers=2"),
         (lambda: stateful(0), lambda: plain(0).loader, "stateful=True, but has stateful=False"),
         (
-            lambda: plain(0).loader,
-            lambda: DataLoader(DATA, 2),
+            lambda: DataLoader(DATA, 3, sampler=Late()),
+            lambda: DataLoader(DATA, 2, sampler=Late()),
             "batch_size=3, but has batch_size=2",
         ),
         (lambda: DataLoader(Stream()), lambda: DataLoader(Stream(), num_workers=2), "num_workers"),
@@ -268,12 +268,16 @@ def test_a_loader_of_another_make_is_refused_at_restore(saved, here, text):
     ResumableLoader(here()).load_state_dict(ResumableLoader(saved()).state_dict())
 
 
-def test_persistent_workers_are_refused_by_name_before_the_first_step():
+def test_persistent_workers_are_started_anew_and_it_is_told(caplog):
     """Defect L1: from the second epoch on they gave other data after a restore."""
-    with pytest.raises(InvalidRequestError, match="persistent_workers=False"):
-        plain(2, persistent_workers=True)
-    with pytest.raises(InvalidRequestError, match=r"'data\.train' with persistent_workers=True"):
-        Capture({"data": {"train": stateful(2, persistent_workers=True)}}, rank=0, world_size=1)
+    plain(2, persistent_workers=True)
+    assert "a data loader has persistent_workers=True" in caplog.text
+    loader = stateful(2, persistent_workers=True)
+    next(iter(loader))
+    Capture({"data": {"train": loader}}, rank=0, world_size=1).release()
+
+    assert "data loader 'data.train' has persistent_workers=True" in caplog.text
+    assert loader._iterator is None, "the workers that lived on are let go"
 
 
 def test_a_loader_left_before_its_end_begins_anew():
