@@ -139,7 +139,7 @@ class _Ceph:
         self._port = free_port()
         self._children.start(
             "rgw", "radosgw", "-f", "-n", "client.rgw", "-c", self._config, "--no-mon-config",
-            f"--rgw-frontends=beast endpoint=127.0.0.1:{self._port}",
+            f"--rgw-frontends=beast endpoint=0.0.0.0:{self._port}",
         )  # fmt: skip
         self._children.wait("radosgw", self._answers, start_s_max=START_S_MAX)
         self._run("radosgw-admin", "user", "create", "--uid=t", "--display-name=t",

@@ -1,0 +1,167 @@
+"""``docker-compose.yml`` as a user runs it: built, up, trained on, each container killed in turn.
+
+The engine is ours, and so are the images that a registry would give (``tests/compose``): Debian's
+Postgres and Redis in the place of the official ones. The store is the session's Ceph gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sysconfig
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from tests.e2e.stack import ROOT, TRAINER, free_port, running_stack, until
+from tests.e2e.test_bit_identity import finals
+from tests.servers.docker import PYTHON, Engine, run, running_docker
+from tests.servers.s3 import S3Server
+
+FILES = (ROOT / "docker-compose.yml", ROOT / "tests/compose/override.yml")
+SERVICES = ("postgres", "redis", "metadata", "agent-1", "agent-2", "worker")
+TRAINERS = ("trainer-1", "trainer-2")
+HEALTHY_S_MAX = 120.0
+STEP_S_MAX = 240.0
+STEPS = 60
+MORE_STEPS = 70
+
+
+class Compose:
+    """The stack under one project's name; ``environment`` is what ``.env`` would say."""
+
+    def __init__(self, engine: Engine, store: S3Server) -> None:
+        self.engine = engine
+        self.rest_port = free_port()
+        at_gateway = re.sub(r"//[^:/]+", f"//{engine.gateway}", store.endpoint)
+        self._environment = {
+            **engine.environment,
+            **store.environment,
+            "PYTHON_IMAGE": PYTHON,
+            "HOLDFAST_IMAGE": "holdfast-test/holdfast",
+            "HOLDFAST_STORE": store.at(store.bucket(), endpoint=at_gateway),
+            "HOLDFAST_REST_PORT": str(self.rest_port),
+            "HOLDFAST_ARENA_SIZE": "512m",
+            "HOLDFAST_BUDGET": "448MiB",
+            "TEST_PACKAGES": sysconfig.get_path("purelib"),
+            "TEST_TRAINER": str(TRAINER),
+        }
+
+    def __call__(self, *arguments: str, steps: int = STEPS) -> str:
+        """Run ``docker-compose`` with ``arguments``; the script trains for ``steps``."""
+        script = f"/trainer.py --job gpt --pause-s 0.2 --persist 10 --steps {steps}"
+        files = [word for file in FILES for word in ("-f", str(file))]
+        return run(
+            "docker-compose", "-p", "holdfast-test", *files, "--profile", "train", *arguments,
+            env={**self._environment, "HOLDFAST_SCRIPT": script}, cwd=ROOT,
+        )  # fmt: skip
+
+    def up(self, *services: str, steps: int = STEPS) -> None:
+        """Start services."""
+        self("up", "-d", "--no-build", *services, steps=steps)
+
+    def until_healthy(self, *services: str) -> None:
+        """Wait until health checks say that ``services`` work."""
+        for name in services:
+            until(
+                lambda name=name: self._inspect(name, "{{.State.Health.Status}}") == "healthy",
+                f"{name} is healthy", HEALTHY_S_MAX,
+            )  # fmt: skip
+
+    def kill(self, service: str) -> None:
+        """Kill all that runs in a container, as the kernel does when memory is short."""
+        before = self._inspect(service, "{{.RestartCount}}")
+        os.kill(int(self._inspect(service, "{{.State.Pid}}")), signal.SIGKILL)
+        until(lambda: self._inspect(service, "{{.RestartCount}}") != before, f"{service} is back")
+
+    def _inspect(self, service: str, what: str) -> str:
+        return self.engine.docker("inspect", "-f", what, f"holdfast-test_{service}_1").strip()
+
+    def said(self, trainer: str, pattern: str) -> list[str]:
+        """Return what the ranks of a node have printed, in all rounds."""
+        text = self.engine.docker("logs", f"holdfast-test_{trainer}_1")
+        return re.findall(pattern, text, re.MULTILINE)
+
+    def last_step(self) -> int:
+        """Return the step that node 1 has done last, 0: none."""
+        return int(self.said("trainer-1", r"^step (\d+) ")[-1:][0] if self.has_stepped() else 0)
+
+    def has_stepped(self) -> bool:
+        return bool(self.said("trainer-1", r"^step \d+ "))
+
+    def until_step(self, step: int) -> None:
+        """Wait until node 1 has done ``step``."""
+        until(lambda: self.last_step() >= step, f"step {step}", STEP_S_MAX)
+
+    def finals(self) -> list[str]:
+        """Return the fingerprints of both ranks, once they are there."""
+        done = r"^final (\w+)$"
+        until(lambda: all(self.said(name, done) for name in TRAINERS), "the end", STEP_S_MAX)
+        return [self.said(name, done)[-1] for name in TRAINERS]
+
+    def rest(self, path: str) -> object:
+        """Return the JSON at ``/api/v1/<path>``."""
+        url = f"http://127.0.0.1:{self.rest_port}/api/v1/{path}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture
+def compose(ceph_server: S3Server) -> Iterator[Compose]:
+    """The stack, with the image built, and nothing up yet."""
+    with running_docker() as engine:
+        engine.ensure_python()
+        made = ROOT / "tests/compose"
+        engine.docker(
+            "build", "-q", "--build-arg", f"PYTHON={PYTHON}", "-t", "holdfast-test/servers", made
+        )
+        stack = Compose(engine, ceph_server)
+        stack("build", "metadata")
+        try:
+            yield stack
+        finally:
+            stack("down", "--volumes", "--timeout", "5")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_stack_trains_and_loses_each_container_and_no_bit(compose: Compose) -> None:
+    """P1, P2, P4, F115: what compose starts is the product."""
+    compose.up(*SERVICES)
+    compose.until_healthy(*SERVICES)
+    compose.up(*TRAINERS)
+    compose.until_step(3)
+
+    for service in ("metadata", "postgres", "redis", "worker", "agent-1"):
+        compose.kill(service)
+        compose.until_step(compose.last_step() + 2)
+    compose.until_healthy(*SERVICES)
+    assert compose.said("trainer-1", r"^restored (\d+)") == ["0"], "no kill of a service stops it"
+    compose.kill("trainer-2")
+    until(lambda: len(compose.said("trainer-1", r"^restored")) == 2, "both go on", STEP_S_MAX)
+    compose.until_step(compose.last_step() + 2)
+    compose("kill", "agent-2", "trainer-2")  # and the memory of the node with them
+    compose.up("agent-2", "trainer-2")
+    ends = compose.finals()
+
+    assert "'peer'" in compose.said("trainer-2", r"^restored (.*)")[-1], "it had nothing any more"
+    assert len(compose.said("trainer-1", r"^restored")) == 3
+    with running_stack(nodes=2) as calm:
+        assert sorted(ends) == sorted(finals(calm, steps=str(STEPS), world_size=2))
+
+    until(lambda: _durable(compose), f"step {STEPS} is in the store", STEP_S_MAX)
+    compose("down", "--timeout", "5")  # Postgres keeps its volume; the memory of the nodes is gone
+    compose.up(*SERVICES, *TRAINERS, steps=MORE_STEPS)
+    compose.finals()
+
+    assert [compose.said(name, r"^restored (\d+) .*'object'") for name in TRAINERS] == [
+        [str(STEPS)], [str(STEPS)],
+    ]  # fmt: skip
+
+
+def _durable(compose: Compose) -> bool:
+    rows = compose.rest("jobs/gpt/checkpoints?durable=true")
+    assert isinstance(rows, list)
+    return any(row["step"] == STEPS and row["level"] == "durable" for row in rows)
