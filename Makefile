@@ -19,6 +19,8 @@ define NO_GPU
 == CUDA: 5 GB with its libraries. To get the build for CPUs (0.2 GB) instead, stop this and run
 == PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
 endef
+# Version 2, else 1.29.
+COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 PROTOS := $(sort $(wildcard proto/holdfast/v1/*.proto))
 PYTEST := $(BIN)/python -m pytest
 # A file stays with one worker; files go in order, those with long tests come first. Three for two
@@ -145,11 +147,11 @@ demo: $(STAMP) ## Train, lose a rank and a node, recover bit for bit; writes bui
 bench: $(STAMP) ## Measure against the peers; writes build/bench.json
 	$(BIN)/python -m tests.bench
 
-up: $(STAMP) ## Start the stack on this machine
-	$(BIN)/holdfast up
+up: ## Build the image and start the stack of docker-compose.yml
+	$(COMPOSE) up -d --build
 
-down: $(STAMP) ## Stop it
-	$(BIN)/holdfast down
+down: ## Stop it; the database and the bucket stay
+	$(COMPOSE) --profile train --profile monitoring down
 
 docs: $(STAMP) $(PROTO_STAMP) ## Check the pages: links, error kinds, settings
 	$(PYTEST) -q tests/tidy/test_in_step.py tests/contract/test_status.py tests/unit/metadata/test_events.py

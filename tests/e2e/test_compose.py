@@ -13,6 +13,8 @@ import signal
 import sysconfig
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.e2e.stack import ROOT, TRAINER, free_port, running_stack, until
@@ -34,7 +36,7 @@ class Compose:
 
     def __init__(self, engine: Engine, store: S3Server) -> None:
         self.engine = engine
-        self.rest_port = free_port()
+        self.rest_port, self.prometheus_port = free_port(), free_port()
         at_gateway = re.sub(r"//[^:/]+", f"//{engine.gateway}", store.endpoint)
         self._environment = {
             **engine.environment,
@@ -43,6 +45,7 @@ class Compose:
             "HOLDFAST_IMAGE": "holdfast-test/holdfast",
             "HOLDFAST_STORE": store.at(store.bucket(), endpoint=at_gateway),
             "HOLDFAST_REST_PORT": str(self.rest_port),
+            "PROMETHEUS_PORT": str(self.prometheus_port),
             "HOLDFAST_ARENA_SIZE": "512m",
             "HOLDFAST_BUDGET": "448MiB",
             "TEST_PACKAGES": sysconfig.get_path("purelib"),
@@ -54,7 +57,7 @@ class Compose:
         script = f"/trainer.py --job gpt --pause-s 0.2 --persist 10 --steps {steps}"
         files = [word for file in FILES for word in ("-f", str(file))]
         return run(
-            "docker-compose", "-p", "holdfast-test", *files, "--profile", "train", *arguments,
+            "docker-compose", "-p", "holdfast-test", *files, "--profile", "train", "--profile", "monitoring", *arguments,
             env={**self._environment, "HOLDFAST_SCRIPT": script}, cwd=ROOT,
         )  # fmt: skip
 
@@ -84,6 +87,12 @@ class Compose:
         text = self.engine.docker("logs", f"holdfast-test_{trainer}_1")
         return re.findall(pattern, text, re.MULTILINE)
 
+    def prometheus(self, path: str) -> Any:
+        """Return the data that Prometheus answers."""
+        url = f"http://127.0.0.1:{self.prometheus_port}/api/v1/{path}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
     def last_step(self) -> int:
         """Return the step that node 1 has done last, 0: none."""
         return int(self.said("trainer-1", r"^step (\d+) ")[-1:][0] if self.has_stepped() else 0)
@@ -101,11 +110,12 @@ class Compose:
         until(lambda: all(self.said(name, done) for name in TRAINERS), "the end", STEP_S_MAX)
         return [self.said(name, done)[-1] for name in TRAINERS]
 
-    def rest(self, path: str) -> object:
-        """Return the JSON at ``/api/v1/<path>``."""
-        url = f"http://127.0.0.1:{self.rest_port}/api/v1/{path}"
+    def is_durable(self, step: int) -> bool:
+        """Tell whether a step of the training is in the store."""
+        url = f"http://127.0.0.1:{self.rest_port}/api/v1/jobs/gpt/checkpoints?durable=true"
         with urllib.request.urlopen(url, timeout=10) as answer:
-            return json.load(answer)
+            rows = json.load(answer)
+        return any(row["step"] == step and row["level"] == "durable" for row in rows)
 
 
 @pytest.fixture
@@ -129,7 +139,7 @@ def compose(ceph_server: S3Server) -> Iterator[Compose]:
 @pytest.mark.timeout(1500)
 def test_the_stack_trains_and_loses_each_container_and_no_bit(compose: Compose) -> None:
     """P1, P2, P4, F115: what compose starts is the product."""
-    compose.up(*SERVICES)
+    compose.up(*SERVICES, "prometheus")
     compose.until_healthy(*SERVICES)
     compose.up(*TRAINERS)
     compose.until_step(3)
@@ -146,12 +156,13 @@ def test_the_stack_trains_and_loses_each_container_and_no_bit(compose: Compose) 
     compose.up("agent-2", "trainer-2")
     ends = compose.finals()
 
-    assert "'peer'" in compose.said("trainer-2", r"^restored (.*)")[-1], "it had nothing any more"
+    assert compose.said("agent-2", r"(\d+) slots adopted") == ["0", "0"], "nothing was left there"
     assert len(compose.said("trainer-1", r"^restored")) == 3
     with running_stack(nodes=2) as calm:
         assert sorted(ends) == sorted(finals(calm, steps=str(STEPS), world_size=2))
 
-    until(lambda: _durable(compose), f"step {STEPS} is in the store", STEP_S_MAX)
+    until(lambda: compose.is_durable(STEPS), f"step {STEPS} is in the store", STEP_S_MAX)
+    _check_monitoring(compose)
     compose("down", "--timeout", "5")  # Postgres keeps its volume; the memory of the nodes is gone
     compose.up(*SERVICES, *TRAINERS, steps=MORE_STEPS)
     compose.finals()
@@ -161,7 +172,21 @@ def test_the_stack_trains_and_loses_each_container_and_no_bit(compose: Compose) 
     ]  # fmt: skip
 
 
-def _durable(compose: Compose) -> bool:
-    rows = compose.rest("jobs/gpt/checkpoints?durable=true")
-    assert isinstance(rows, list)
-    return any(row["step"] == STEPS and row["level"] == "durable" for row in rows)
+def _check_monitoring(compose: Compose) -> None:
+    """F110, F114: Prometheus has taken the alerts, and what the dashboard asks for is there."""
+    groups = compose.prometheus("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    board = json.loads((ROOT / "deploy/grafana/dashboards/holdfast.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    missing = [
+        expression for expression in [*asked, *(rule["query"] for rule in rules)]
+        if not compose.prometheus(f"query?query={quote(_names(expression))}")["result"]
+    ]  # fmt: skip
+
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert not missing
+
+
+def _names(expression: str) -> str:
+    """Return a query that is empty unless each metric of ``expression`` is there."""
+    return " and on() ".join(sorted(set(re.findall(r"holdfast_\w+|up\{.*?\}", expression))))

@@ -100,7 +100,8 @@ def running_docker() -> Iterator[Engine]:
 
 def _answers(engine: Engine) -> bool:
     asked = ["docker", "version"]
-    return subprocess.run(asked, env=engine.environment, capture_output=True).returncode == 0
+    done = subprocess.run(asked, env=engine.environment, capture_output=True, check=False)
+    return done.returncode == 0
 
 
 def _remove_containers(engine: Engine) -> None:
