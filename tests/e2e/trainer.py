@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -334,6 +335,8 @@ def train(options: argparse.Namespace) -> None:
     handle = None
     batches = endless(training.loader)
     for step in range(begin + 1, options.steps + 1):
+        while options.until_told and step == options.steps and not options.until_told.exists():
+            time.sleep(0.05)
         inputs, targets = next(batches)
         training.begin()
         loss = nn.functional.mse_loss(training.model(inputs), targets)
@@ -381,6 +384,7 @@ def main() -> None:
     parser.add_argument("--close-s", type=float, default=30.0)
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("--until-told", type=Path, help="no last step before this file is there")
     parser.add_argument("--kill-at", type=int, default=0)
     parser.add_argument("--fail-at", type=int, default=0)
     parser.add_argument("--request-at", type=int, default=0)
