@@ -155,7 +155,7 @@ class Checkpointer:
         self._decided: Decided | None = None
         self._loaded = False
         self._preemption: Preemption | None = None
-        self._progress = Progress()
+        self._progress = Progress.of(state)
         self._paused = False
         self._save_asked = False
         self._closed = False

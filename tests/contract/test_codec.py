@@ -17,6 +17,7 @@ from holdfast.core import (
     announcements,
     attempts,
     decision,
+    hints,
     ids,
     inventory,
     needs,
@@ -51,6 +52,7 @@ VALUES = [
     for module in (
         ids,
         announcements,
+        hints,
         reports,
         rounds,
         sources,

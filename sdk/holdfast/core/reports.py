@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from holdfast.core import hints as job_hints
 from holdfast.core.announcements import SaveReason
+from holdfast.core.hints import JobHints
 from holdfast.core.ids import STEP_MAX
 from holdfast.core.text import holds_nul
 from holdfast.errors import InvalidRequestError
@@ -80,7 +82,7 @@ class RankReport:
     ``interval_reason`` says whose ``save_interval_s`` it is. ``wants_save`` is why the rank asks
     for a save now, UNSPECIFIED: it does not. ``saving`` are steps begun, neither sealed nor given
     up: with ``step`` beyond one that is neither there nor among the shards, that one will never be
-    whole. ``notes`` are those of rank 0 only.
+    whole. ``notes`` are those of rank 0 only, and so are ``hints``.
     """
 
     step: int = 0
@@ -92,6 +94,7 @@ class RankReport:
     saving: tuple[int, ...] = ()
     notes: tuple[StepNote, ...] = ()
     costs: RankCosts = field(default_factory=RankCosts)
+    hints: JobHints | None = None
 
     def after(self, before: RankReport) -> RankReport:
         """Return this report as the one that follows ``before``: what is done stays done."""
@@ -102,7 +105,7 @@ class RankReport:
         return _lasting(self)
 
 
-_PASSING = frozenset({"step", "step_s", "saving", "notes", "costs"})
+_PASSING = frozenset({"step", "step_s", "saving", "notes", "costs", "hints"})
 _lasting = attrgetter(*(spec.name for spec in fields(RankReport) if spec.name not in _PASSING))
 
 
@@ -111,7 +114,8 @@ def checked(report: RankReport) -> RankReport:
 
     A measured time that is no time (NaN, infinite, negative, below ``SECONDS_MIN``) is taken as
     not known, and so is an amount that no segment has: a bad clock must not end the training.
-    Notes that nobody could keep are left out: they never cost a save.
+    Notes that nobody could keep are left out: they never cost a save. Of hints that no job can have
+    the reason is kept.
 
     Raises:
         InvalidRequestError: a step that is none, or more steps than a rank can have begun.
@@ -124,7 +128,8 @@ def checked(report: RankReport) -> RankReport:
             f"report: {len(report.saving)} steps begun to save, at most {SAVING_COUNT_MAX}"
         )
     notes = tuple(note for note in report.notes if _keepable(note))[-NOTES_COUNT_MAX:]
-    return replace(_measured(report), notes=notes, costs=_measured(report.costs))
+    hints = report.hints and job_hints.checked(report.hints)
+    return replace(_measured(report), notes=notes, costs=_measured(report.costs), hints=hints)
 
 
 def _keepable(note: StepNote) -> bool:

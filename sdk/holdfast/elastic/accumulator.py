@@ -165,16 +165,20 @@ def _of_all_ranks(own: dict[str, float], group: dist.ProcessGroup | None) -> lis
         )
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     ranks = dist.get_world_size(group)
-    lengths = torch.zeros(ranks, dtype=torch.int64, device=device)
-    mine = torch.tensor([len(text)], dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(lengths, mine, group=group)
-    each = lengths.tolist()
-    longest = max(each)
-    padded = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8).to(device)
-    gathered = torch.empty(ranks * longest, dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(gathered, padded, group=group)
-    rows = gathered.cpu().numpy().reshape(ranks, longest)
-    return [_parsed(row[:length].tobytes()) for row, length in zip(rows, each, strict=True)]
+    lengths = _gathered(torch.tensor([len(text)], device=device), ranks, group)
+    each = [int(length) for length in lengths]
+    padded = torch.frombuffer(bytearray(text.ljust(max(each))), dtype=torch.uint8).to(device)
+    rows = _gathered(padded, ranks, group)
+    return [
+        _parsed(row.cpu().numpy().tobytes()[:length])
+        for row, length in zip(rows, each, strict=True)
+    ]
+
+
+def _gathered(own: torch.Tensor, ranks: int, group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+    gathered = [torch.empty_like(own) for _ in range(ranks)]
+    dist.all_gather(gathered, own, group=group)
+    return gathered
 
 
 def _parsed(text: bytes) -> dict[str, float]:

@@ -88,11 +88,12 @@ def split(count: int, parts: int) -> list[int]:
 def updates(begin: int, length: int, batching: Batching) -> Iterator[range]:
     """Yield the places of each update from ``begin`` on; the last one ends at ``length``.
 
-    What is left over is an update of its own if each rank gets a sample, else it joins the last.
+    What is left over is an update of its own if it is at least half of one, else it joins the last:
+    no micro-batch of a pass is much smaller than half of the others.
     """
     while begin < length:
         end = begin + batching.size
-        if length - end < batching.replicas:
+        if length - end < _least(batching):
             end = length
         yield range(begin, end)
         begin = end
@@ -101,7 +102,7 @@ def updates(begin: int, length: int, batching: Batching) -> Iterator[range]:
 def micro_batches(update: range, rank: int, batching: Batching) -> Iterator[Micro]:
     """Yield what ``rank`` does of an update: micro-batches of at most ``batching.local`` samples.
 
-    Ranks may differ in how many they have, by one; the last ones are done together.
+    Ranks may differ by one in how many they have; the last ones are averaged together.
     """
     shares = split(len(update), batching.replicas)
     at, samples = update.start + sum(shares[:rank]), shares[rank]
@@ -122,10 +123,15 @@ def micro_batches_count(begin: int, length: int, rank: int, batching: Batching) 
     whole, rest = divmod(max(0, length - begin), batching.size)
     if not rest:
         return whole * _count(batching.size, rank, batching)
-    joined = rest < batching.replicas and whole > 0
+    joined = rest < _least(batching) and whole > 0
     last = rest + batching.size * joined
     alike = (whole - joined) * _count(batching.size, rank, batching)
     return alike + _count(last, rank, batching)
+
+
+def _least(batching: Batching) -> float:
+    """Return how many samples are an update of their own."""
+    return max(batching.replicas, batching.size / 2)
 
 
 def _count(samples: int, rank: int, batching: Batching) -> int:

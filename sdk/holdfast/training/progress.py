@@ -1,12 +1,14 @@
-"""How training goes on: steps as the training thread counts them. Pure; times are the caller's."""
+"""How training goes on: steps as the training thread counts them; times are the caller's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from holdfast.core.announcements import SaveReason
 from holdfast.core.reports import RankReport
+from holdfast.training.hint_sources import HintSources
 
 
 @dataclass(slots=True)
@@ -20,6 +22,12 @@ class Progress:
     step: int = -1
     at_s: float = 0.0
     step_s: float = 0.0
+    sources: HintSources = field(default_factory=lambda: HintSources({}))
+
+    @classmethod
+    def of(cls, state: Mapping[str, object]) -> Progress:
+        """Return the progress of a job with this state; nothing is done yet."""
+        return cls(sources=HintSources(state))
 
     def advance(self, step: int, now_s: float) -> None:
         """Note that ``step`` has been completed at ``now_s``."""
@@ -47,6 +55,8 @@ class Progress:
     ) -> RankReport:
         """Return a rank's report with where it is, what saves cost it, and what it asks for.
 
+        With what the state knows of how the job scales.
+
         Args:
             before: What it said last.
             interval_s: After what time it wishes the next save; 0: it does not.
@@ -62,4 +72,5 @@ class Progress:
             interval_reason=interval_reason,
             wants_save=wants_save,
             costs=replace(before.costs, stall_s=stall_s),
+            hints=self.sources.hints(),
         )

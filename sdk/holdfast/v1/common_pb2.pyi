@@ -639,6 +639,109 @@ class RankCosts(_message.Message):
 Global___RankCosts: _TypeAlias = RankCosts  # noqa: Y015
 
 @_typing.final
+class StepPoint(_message.Message):
+    """What the steps of one configuration took: medians of `count` steps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    LOCAL_BATCH_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    nodes: _builtins.int
+    replicas: _builtins.int
+    local_batch: _builtins.int
+    compute_s: _builtins.float
+    """one micro-batch, without the network"""
+    step_s: _builtins.float
+    """one whose gradients are averaged over the replicas"""
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        nodes: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        local_batch: _builtins.int = ...,
+        compute_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "count", b"count", "local_batch", b"local_batch", "nodes", b"nodes", "replicas", b"replicas", "step_s", b"step_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepPoint: _TypeAlias = StepPoint  # noqa: Y015
+
+@_typing.final
+class JobHints(_message.Message):
+    """How a job scales, as its rank 0 knows; numbers of samples, 0: no bound, or not known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INITIAL_BATCH_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    BATCH_MAX_FIELD_NUMBER: _builtins.int
+    LOCAL_MIN_FIELD_NUMBER: _builtins.int
+    LOCAL_MAX_FIELD_NUMBER: _builtins.int
+    ACCUMULATES_FIELD_NUMBER: _builtins.int
+    SQR_FIELD_NUMBER: _builtins.int
+    VAR_FIELD_NUMBER: _builtins.int
+    BIASED_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    POINTS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    initial_batch: _builtins.int
+    """what its learning rate was chosen for"""
+    batch: _builtins.int
+    """of one update now"""
+    batch_max: _builtins.int
+    local_min: _builtins.int
+    """of one micro-batch"""
+    local_max: _builtins.int
+    accumulates: _builtins.bool
+    sqr: _builtins.float
+    """squared norm of the gradient"""
+    var: _builtins.float
+    """variance of its estimate at the initial batch"""
+    biased: _builtins.bool
+    """both by differences between updates"""
+    progress: _builtins.float
+    """updates at the initial batch size"""
+    refused: _builtins.str
+    """set by whoever receives them: why the rest is not what was said"""
+    @_builtins.property
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepPoint]:
+        """a bounded number, those used last"""
+
+    def __init__(
+        self,
+        *,
+        initial_batch: _builtins.int = ...,
+        batch: _builtins.int = ...,
+        batch_max: _builtins.int = ...,
+        local_min: _builtins.int = ...,
+        local_max: _builtins.int = ...,
+        accumulates: _builtins.bool = ...,
+        sqr: _builtins.float = ...,
+        var: _builtins.float = ...,
+        biased: _builtins.bool = ...,
+        progress: _builtins.float = ...,
+        points: _abc.Iterable[Global___StepPoint] | None = ...,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulates", b"accumulates", "batch", b"batch", "batch_max", b"batch_max", "biased", b"biased", "initial_batch", b"initial_batch", "local_max", b"local_max", "local_min", b"local_min", "points", b"points", "progress", b"progress", "refused", b"refused", "sqr", b"sqr", "var", b"var"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobHints: _TypeAlias = JobHints  # noqa: Y015
+
+@_typing.final
 class RankReport(_message.Message):
     """What a rank says of itself, a level: the newest counts. The agent passes it on as it came."""
 
@@ -653,6 +756,7 @@ class RankReport(_message.Message):
     SAVING_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """optimizer steps completed"""
     step_s: _builtins.float
@@ -677,6 +781,10 @@ class RankReport(_message.Message):
 
     @_builtins.property
     def costs(self) -> Global___RankCosts: ...
+    @_builtins.property
+    def hints(self) -> Global___JobHints:
+        """of rank 0 only; unset: the job says nothing"""
+
     def __init__(
         self,
         *,
@@ -689,10 +797,11 @@ class RankReport(_message.Message):
         saving: _abc.Iterable[_builtins.int] | None = ...,
         notes: _abc.Iterable[Global___StepNote] | None = ...,
         costs: Global___RankCosts | None = ...,
+        hints: Global___JobHints | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "hints", b"hints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "interval_reason", b"interval_reason", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "hints", b"hints", "interval_reason", b"interval_reason", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,7 +65,8 @@ def test_a_rank_is_spare_only_where_fewer_samples_than_ranks_are_left_at_all(bat
     assert bool(spare) is (0 < length < batching.replicas)
 
 
-def test_what_is_left_over_joins_the_last_update_if_not_every_rank_gets_a_sample():
+def test_what_is_left_over_joins_the_last_update_unless_it_is_half_of_one():
+    """A sample alone would end training that has batch norms."""
     batching = Batching(size=8, replicas=4)
 
     assert list(updates(0, 18, batching)) == [range(8), range(8, 18)]
@@ -73,6 +74,19 @@ def test_what_is_left_over_joins_the_last_update_if_not_every_rank_gets_a_sample
     assert [m.count for r in range(4) for m in micro_batches(range(8, 18), r, batching)] == [
         2, 2, 2, 2, 1, 1,
     ]  # fmt: skip
+
+
+@given(batchings(), st.integers(0, 300))
+def test_no_micro_batch_is_smaller_than_half_of_the_others(batching, length):
+    sizes = [
+        micro.end - micro.begin
+        for update in updates(0, length, batching)
+        for rank in range(batching.replicas)
+        for micro in micro_batches(update, rank, batching)
+    ]
+    least = batching.size // (batching.replicas * batching.micro_batches)
+
+    assert length < batching.size or min(sizes) >= least // 2
 
 
 def test_a_split_is_even():
