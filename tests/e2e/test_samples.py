@@ -13,7 +13,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import pytest
-from tests.e2e.sampling_rank import BATCH, EPOCHS, SIZE
+from tests.e2e.sampling_rank import EPOCHS, SIZE
 from tests.e2e.stack import environment, processes, running_stack, until
 from tests.e2e.test_docs import newest_step
 from torch.utils.data import DistributedSampler
