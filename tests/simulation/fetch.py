@@ -123,7 +123,10 @@ class Fetch:
         file.name = file.name.to(SlotState.CLOSED)
         node.sealed(file, owner, tier)
         content = Content(shard=shard, owner=owner, digests=b"", source=tier)
-        node.feed(ev.FetchDone(self._action.name, content, tuple(self._bad)))
+        alike = None
+        if self._action.filled:
+            alike = node.world.rng.choice([0, shard.length_bytes])
+        node.feed(ev.FetchDone(self._action.name, content, tuple(self._bad), alike))
 
     def _filled_parts(self, data: bytes, owner: str, tier: str) -> None:
         """Keep what was asked for, zeros for the rest; an agent that finds the file drops it."""

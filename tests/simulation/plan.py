@@ -25,6 +25,7 @@ RANGED_PART = 0.5
 PARITY_PART = 0.4
 PARITY_GROUP = 2
 SLOTS_PART = 0.15
+TWINS_PART = 0.4
 SCENE_GAPS_S = (4.0, 8.0)
 NAMES = "abcd"
 NODE_LEASE_S = 5.0
@@ -59,6 +60,7 @@ class Plan:
     ``parity`` elements for the shards of each two nodes take the place of copies if there are any.
     ``sharded``: each rank has a part of the state, and names what it needs of a checkpoint;
     ``ranged``: and of that not all bytes. ``slots`` of each rank; 0: as many as it needs.
+    ``twins``: ranks have the same tensors, and fill slots for copies of each other's.
     ``seed`` draws what the plan leaves open: how long each message and each copy takes. ``lost``,
     ``doubled``, ``answer_lost`` and ``slow`` are chances of one message. ``peace_s`` is when all
     trouble ends; 0: two seconds after the last of it begins, and at ``TROUBLE_S`` at most.
@@ -79,6 +81,7 @@ class Plan:
     slots: int = 0
     sharded: bool = False
     ranged: bool = False
+    twins: bool = False
     lost: float = 0.0
     doubled: float = 0.0
     answer_lost: float = 0.0
@@ -138,6 +141,8 @@ def draw(seed: int) -> Plan:
     parity = random.Random(f"parity {seed}")
     if nodes > PARITY_GROUP and parity.random() < PARITY_PART:
         plan = replace(plan, replicas=0, parity=parity.randint(1, nodes - PARITY_GROUP))
+    if plan.replicas and not sharded and random.Random(f"twins {seed}").random() < TWINS_PART:
+        plan = replace(plan, twins=True)
     return replace(plan, troubles=tuple(_troubles(plan, rng, scene)))
 
 

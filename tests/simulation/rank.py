@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 RETRY_S = 0.25
 OPEN_S_MAX = 6.0
 COPY_S_MAX = 0.04
+FILLED_PART = 0.8
 TELL_S = 0.0005
 LOOK_S = 0.5
 MISSED_COUNT_MAX = 4
@@ -63,6 +64,7 @@ class Process:
         self.step = 0
         self.restored: CheckpointId | None = None
         self.copying: File | None = None
+        self.filling: list[tuple[File, SlotName]] = []
         self._generation = 0
         self._run = ""
         self._view = SessionView(version="")
@@ -81,6 +83,8 @@ class Process:
             self.node.locks.discard(self.session)
             if self.copying is not None:
                 self.copying.holder = None
+            for file, _ in self.filling:
+                file.holder = None
 
     def fail(self, why: str) -> None:
         """Raise: the launcher ends the attempt."""
@@ -184,7 +188,7 @@ class Process:
         asked = Reservation(
             plan_hash=plan_hash(attempt.world_size), length_bytes=LENGTH,
             slots=slots_of(attempt.job.plan),
-            restored_bytes=LENGTH * self._restored_count(),
+            restored_bytes=LENGTH * self._restored_count(), twins=attempt.job.plan.twins,
         )  # fmt: skip
         assert self.node.state is not None
         try:
@@ -417,6 +421,7 @@ class Process:
     def copy_into(self, file: File, name: SlotName, step: int) -> None:
         """Begin to copy ``step`` into a slot."""
         file.holder, file.data, file.key, self.copying = self, b"half-written", None, file
+        self._begin_to_fill()
         wait_s = self.world.rng.uniform(0, COPY_S_MAX)
         self.later(wait_s, lambda: self._copied(step, file))
 
@@ -424,9 +429,27 @@ class Process:
         assert self.saves is not None
         self.copying = None
         file.holder = None
+        self._end_filling()
         self.saves.copied(step)
         self.tell()
         self.attempt.try_step()
+
+    def _begin_to_fill(self) -> None:
+        """Begin to fill the slots that were lent to it for copies; now and then it has no time."""
+        for lease in self._view.twins:
+            name = SlotName(lease.slot, lease.incarnation, SlotState.WRITING)
+            file = self.node.files.get(lease.slot)
+            there = file is not None and file.name == name and file.holder is None
+            if file is not None and there and self.world.rng.random() < FILLED_PART:
+                file.holder, file.data, file.key = self, b"filled in", None
+                self.filling.append((file, name))
+
+    def _end_filling(self) -> None:
+        filling, self.filling = self.filling, []
+        for file, name in filling:
+            file.holder = None
+            if self.node.files.get(name.slot) is file and file.name == name:
+                file.name = name.to(SlotState.CLOSED)
 
     def close(
         self, step: int, file: File, name: SlotName, parent: tuple[int, int] | None

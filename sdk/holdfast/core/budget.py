@@ -54,13 +54,15 @@ def checked_slots(asked: int) -> int:
 class Reservation:
     """What a rank asks its agent for: ``slots`` slots of exactly ``length_bytes``, for one plan.
 
-    ``restored_bytes`` is what its rank loads of a checkpoint.
+    ``restored_bytes`` is what its rank loads of a checkpoint. ``twins``: it has tensors alike that
+    other ranks save, and fills slots for copies of their segments with them.
     """
 
     plan_hash: str
     length_bytes: int
     slots: int
     restored_bytes: int
+    twins: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

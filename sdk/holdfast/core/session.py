@@ -88,6 +88,8 @@ class SessionView:
 
     ``hindrance``: why the agent can neither make nor seal slots of this rank, if so.
     ``forgotten``: the catalogue has lost the attempt, so the rank opens its session again.
+    ``twins`` are slots for the next copies of other ranks' segments; each still has the head of the
+    last one that it held. This rank may fill in what it has alike.
     """
 
     version: str
@@ -100,6 +102,7 @@ class SessionView:
     shortage: str = ""
     forgotten: bool = False
     hindrance: str = ""
+    twins: tuple[SlotLease, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,6 +196,10 @@ class SlotBuffer:
         for begin, data in patches:
             memory[begin : begin + len(data)] = data
 
+    def head(self, length_bytes: int) -> bytes:
+        """Return the first bytes of the slot."""
+        return self._memory()[:length_bytes]
+
     def write(self, begin: int, data: bytes) -> None:
         """Write ``data`` at byte ``begin``."""
         self._memory()[begin : begin + len(data)] = data

@@ -27,6 +27,7 @@ from holdfast.snapshot.buffer import SlotBuffer, Views
 from holdfast.snapshot.pieces import Run
 from holdfast.snapshot.plan import SavePlan
 from holdfast.snapshot.second_look import changed_unseen
+from holdfast.snapshot.twins import Twins
 from holdfast.threads import limit_this_thread
 
 THREAD_NAME = "holdfast-copy"
@@ -42,6 +43,7 @@ class Snapshot:
     ``deferred``: something is copied after ``begin`` has returned and before the gate opens.
     ``sources`` and ``held`` hold the memory that is copied, until the copy has ended.
     ``kept_bytes`` of the segment are not copied: they are frozen, and the slot has them.
+    ``hurried``: somebody waits for the end of the copy; what nobody needs is left out.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Snapshot:
         self.copy_s = 0.0
         self.reason = ""
         self.taken = False
+        self.hurried = False
         self.sources = plan.sources()
         self.held: list[torch.Tensor] = []
         self._versions = plan.versions()
@@ -112,12 +115,15 @@ class CopyEngine:
     deferred and nothing is under way. It closes the slot, or lets it go if the snapshot was
     abandoned.
 
+    ``twins`` are filled after each copy while nobody waits.
+
     ``busy`` is a plain attribute, true while a deferred copy has neither ended nor been given up:
     the gate reads it, so that a copy that hangs holds one optimizer step up and no other.
     """
 
-    def __init__(self, on_done: Callable[[Snapshot], None]) -> None:
+    def __init__(self, on_done: Callable[[Snapshot], None], twins: Twins | None = None) -> None:
         self.busy = False
+        self._twins = twins
         self._on_done = on_done
         self._copiers = Copiers()
         self._queue: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
@@ -253,6 +259,7 @@ class CopyEngine:
         snapshot = self._current
         if snapshot is None:
             return True
+        snapshot.hurried = True
         self._copiers.hurry()
         if not self._passable.wait(timeout_s):
             return False
@@ -268,6 +275,9 @@ class CopyEngine:
         """Wait until no background copy reads the state; false if it still does."""
         if os.getpid() != self._pid:
             return True
+        snapshot = self._current
+        if snapshot is not None:
+            snapshot.hurried = True
         return self._idle.wait(timeout_s)
 
     def abandon(self, reason: str) -> None:
@@ -298,6 +308,7 @@ class CopyEngine:
                 continue
             snapshot.taken = True
             self._copy_deferred(snapshot)
+            self._fill_twins(snapshot)
             snapshot.let_go()
             self._current = None
             self.busy = False
@@ -363,6 +374,17 @@ class CopyEngine:
             self._copiers.clear_up()
         finally:
             snapshot.copy_s = time.perf_counter() - begun_s
+
+    def _fill_twins(self, snapshot: Snapshot) -> None:
+        """Copy what other ranks save, and this one has alike, until somebody waits for it."""
+        if self._twins is None or not snapshot.deferred or snapshot.abandoned:
+            return
+        try:
+            self._twins.fill(
+                snapshot.plan, self._copiers, lambda: snapshot.hurried or snapshot.abandoned
+            )
+        except Exception:  # noqa: BLE001 - a hint is not worth a save, nor a gate that stays shut
+            _LOG.exception("slots for copies are not filled at step %d", snapshot.step)
 
     def _copy_chunks(self, snapshot: Snapshot) -> None:
         for chunk in snapshot.plan.chunks if snapshot.deferred else ():

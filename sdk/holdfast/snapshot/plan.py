@@ -134,7 +134,7 @@ class SavePlan:
         self.template = template
         self.plan_hash = plan_hash
         self.length_bytes = template.length_bytes
-        self._survey = survey
+        self.survey = survey
         self._identity = capture.identity(survey)
         self._static = capture.static_text(survey)
         self._staged: LiveState | None = None
@@ -142,7 +142,7 @@ class SavePlan:
         self.left_out = unsaved_parameters(survey, live.objects, live.tensors.values())
         entries = {entry.spec.fqn: entry for entry in template.entries}
         self.blob_entry = entries[blob_name(capture.rank)]
-        later = {name: t for name, t in mine.items() if _is_deferred(t, devices)}
+        later = {name: t for name, t in mine.items() if is_deferred(t, devices)}
         kept = {name: t for name, t in mine.items() if t.frozen and is_watched(t.tensor, t.outer)}
         at_once = {n: t for n, t in mine.items() if n not in later and n not in kept}
         self.deferred, where = _pieces(later, entries, devices)
@@ -184,7 +184,7 @@ class SavePlan:
         self._staged = None
         if self._broken or not self._identity.holds() or self._has_thawed():
             return False
-        live = self.capture.live(self._survey)
+        live = self.capture.live(self.survey)
         if not (self.capture.same_objects(live) and self._fits(live)):
             return False
         self._staged = live
@@ -221,7 +221,7 @@ class SavePlan:
         """
         live, self._staged = self._staged, None
         if live is None:
-            live = self.capture.live(self._survey)
+            live = self.capture.live(self.survey)
             if not self._fits(live):
                 raise PreconditionError("the state has changed since the save plan was made")
         text = blobs.join(self._static, live.text)
@@ -229,7 +229,7 @@ class SavePlan:
 
     def moment(self) -> Moment:
         """Return the values beside parameters and optimizers, to come back to them later."""
-        live = self._staged or self.capture.live(self._survey)
+        live = self._staged or self.capture.live(self.survey)
         return Moment(live, self._eager_versions(live))
 
     def go_back(self, moment: Moment) -> bool:
@@ -451,7 +451,8 @@ def _pieces(
     return [*pieces, *of_host], [*where, *[None] * len(of_host)]
 
 
-def _is_deferred(captured: CapturedTensor, devices: Devices) -> bool:
+def is_deferred(captured: CapturedTensor, devices: Devices) -> bool:
+    """Tell whether it may be copied while training goes on."""
     # Who copies by other means does not share the order of what training queues there.
     tensor = captured.tensor
     return captured.deferred and (tensor.is_cpu or devices.of(tensor) is not None)

@@ -25,6 +25,7 @@ from holdfast.snapshot.engine import CopyEngine, Snapshot
 from holdfast.snapshot.optimizer_gate import Gate
 from holdfast.snapshot.plan import Moment, SavePlan, Source, make_plan
 from holdfast.snapshot.pool import SlotPool
+from holdfast.snapshot.twins import Twins, has_twins
 from holdfast.training.save_machine import events as ev
 from holdfast.training.save_machine.state import Claim
 from holdfast.training.session import AgentSession
@@ -68,7 +69,8 @@ class SavePerformer:
         self.plan: SavePlan | None = None
         self.latest: Snapshot | None = None
         self.pool = SlotPool(arena, self._say_refusal)
-        self.engine = CopyEngine(self._ended)
+        self.twins = Twins(arena)
+        self.engine = CopyEngine(self._ended, self.twins)
         self.gate = Gate(self.engine)
         self.owed: OwedMoment | None = None
         self._plan_number = 0
@@ -145,7 +147,9 @@ class SavePerformer:
                 world_size=self._spec.world_size,
                 devices=self._devices,
             )
-            self.pool.serve(next(iter(self.plan.accelerators), None))
+            device = next(iter(self.plan.accelerators), None)
+            self.pool.serve(device)
+            self.twins.serve(device)
             self._say_doubts(self.plan)
         return ev.Prepared(action.step, self._plan_number)
 
@@ -188,6 +192,7 @@ class SavePerformer:
                         local_world_size=self._spec.local_world_size,
                         replicas=self._spec.replicas,
                     ),
+                    twins=has_twins(self.plan),
                 )
             )
         except CheckpointError as error:

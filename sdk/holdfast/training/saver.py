@@ -232,6 +232,7 @@ class Saver:
 
     def on_view(self, view: SessionView) -> None:
         """Take a new view of the agent; called on the watch thread."""
+        self._performer.twins.offer(view.twins)  # first: a slot of its own begins the next save
         self._handle(ev.View(view))
         if self._doubts is not None:
             self._doubts.hear(view)
@@ -265,6 +266,7 @@ class Saver:
         performer.engine.close(left_s())
         self._handle(ev.Closing())
         performer.pool.close()
+        performer.twins.close()
         return error
 
     def _hangs(self) -> bool:

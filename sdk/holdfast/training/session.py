@@ -350,13 +350,8 @@ class AgentSession:
         with self._reserving:
             asked = self._reservation
             assert asked is not None, "a plan has been made"
-            request = pb.ReserveRequest(
-                session=self.id,
-                plan_hash=asked.plan_hash,
-                length_bytes=asked.length_bytes,
-                slots=asked.slots,
-                restored_bytes=asked.restored_bytes,
-            )
+            request = to_message(asked, pb.ReserveRequest)
+            request.session = self.id
             response = call(self._stub.Reserve, request, timeout_s=CALL_S_MAX)
             self._unreserved = False
         return bool(response.making)

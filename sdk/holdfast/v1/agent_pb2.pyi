@@ -248,6 +248,7 @@ class ReserveRequest(_message.Message):
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     RESTORED_BYTES_FIELD_NUMBER: _builtins.int
+    TWINS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     plan_hash: _builtins.str
     length_bytes: _builtins.int
@@ -255,6 +256,8 @@ class ReserveRequest(_message.Message):
     slots: _builtins.int
     restored_bytes: _builtins.int
     """what this rank loads of a checkpoint, as it estimates"""
+    twins: _builtins.bool
+    """it has tensors that other ranks save, and may fill slots for copies"""
     def __init__(
         self,
         *,
@@ -263,10 +266,11 @@ class ReserveRequest(_message.Message):
         length_bytes: _builtins.int = ...,
         slots: _builtins.int = ...,
         restored_bytes: _builtins.int = ...,
+        twins: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length_bytes", b"length_bytes", "plan_hash", b"plan_hash", "restored_bytes", b"restored_bytes", "session", b"session", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length_bytes", b"length_bytes", "plan_hash", b"plan_hash", "restored_bytes", b"restored_bytes", "session", b"session", "slots", b"slots", "twins", b"twins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -478,6 +482,7 @@ class SessionView(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
     HINDRANCE_FIELD_NUMBER: _builtins.int
+    TWINS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     fenced: _builtins.bool
     """a newer attempt runs: stop"""
@@ -503,6 +508,10 @@ class SessionView(_message.Message):
     def announcement(self) -> _common_pb2.Announcement:
         """unset: none; save at its step"""
 
+    @_builtins.property
+    def twins(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotLease]:
+        """slots for the next copies of other ranks' segments, whose last"""
+
     def __init__(
         self,
         *,
@@ -516,10 +525,11 @@ class SessionView(_message.Message):
         forgotten: _builtins.bool = ...,
         announcement: _common_pb2.Announcement | None = ...,
         hindrance: _builtins.str = ...,
+        twins: _abc.Iterable[Global___SlotLease] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "restore", b"restore"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "degraded", b"degraded", "fenced", b"fenced", "forgotten", b"forgotten", "hindrance", b"hindrance", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "degraded", b"degraded", "fenced", b"fenced", "forgotten", b"forgotten", "hindrance", b"hindrance", "leases", b"leases", "restore", b"restore", "shortage", b"shortage", "steps", b"steps", "twins", b"twins", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,7 @@ from holdfast.pages import populate
 SESSIONS = "sessions"
 SIDECAR_BYTES_MAX = 64 << 20
 SESSION_ORPHAN_S = 60.0
+LOCK_POLL_S = 0.005
 
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY = ".tmp"
@@ -62,6 +63,13 @@ class SlotFile:
     def lock(self) -> bool:
         """Take the record lock without waiting; False when another process holds it."""
         return locks.take(self.fd)
+
+    def lock_within(self, timeout_s: float) -> bool:
+        """Take the record lock of a process that is about to let go; False: it does not. Blocks."""
+        deadline_s = time.monotonic() + timeout_s
+        while not (taken := self.lock()) and time.monotonic() < deadline_s:
+            time.sleep(LOCK_POLL_S)
+        return taken
 
     def unlock(self) -> None:
         """Give the record lock back."""

@@ -40,6 +40,8 @@ from holdfast_services.transport.located import Located
 from holdfast_services.transport.paced import Paced
 
 STOP_S_MAX = 3.0
+LET_GO_S_MAX = 1.0
+"""How long a rank that has closed a slot it filled may take to let go of its lock."""
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +52,13 @@ T = TypeVar("T")
 class _Progress:
     """One fetch over all its sources: parts that are here, whom to blame, what went wrong.
 
-    ``before`` are the digests of what the slot held; ``unchanged`` the parts that lay there still.
+    ``before`` are the digests of what the slot held; ``unchanged`` the parts that lay there still,
+    or that a rank here has ``filled`` in.
     """
 
     done: set[int] = field(default_factory=set)
     before: bytes = b""
+    filled: bool = False
     unchanged: set[int] = field(default_factory=set)
     bad: list[Source] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -64,7 +68,8 @@ class _Progress:
         self, view: memoryview, digests: Sequence[bytes], stop: threading.Event
     ) -> None:
         """Find the parts that need not come, once for all sources: their digests are the same."""
-        before, self.before = self.before, b""
+        before, self.before = b"".join(digests) if self.filled else self.before, b""
+        self.filled = False
         if before:
             self.unchanged = unchanged_parts(view, digests, before, stop)
             self.done |= self.unchanged
@@ -116,17 +121,23 @@ class Fetcher:
         if action.parts:
             return await self._fetch_parts(action)
         file = self._arena.file(action.name.slot)
-        if not file.lock():
+        taken = file.lock()
+        if not taken and action.filled:
+            taken = await self._in_thread(lambda: file.lock_within(LET_GO_S_MAX))
+        if not taken:
             self._arena.drop(action.name)
             failed = ev.FetchFailed(action.name, action.shard.id, "slot held by a stale writer")
             return [ev.Reclaimed(action.name, replaced=True), failed]
-        progress = _Progress(before=action.last.digests if action.last else b"")
+        before = action.last.digests if action.last else b""
+        progress = _Progress(before=before, filled=action.filled)
         try:
             content = await self._from_any(action, progress)
             if content is not None:
                 self._seal(action.name, content)
-                self.unchanged_bytes += length_of(progress.unchanged, action.shard.length_bytes)
-                return [ev.FetchDone(action.name, content, tuple(progress.bad))]
+                alike_bytes = length_of(progress.unchanged, action.shard.length_bytes)
+                self.unchanged_bytes += alike_bytes
+                told = alike_bytes if action.filled else None
+                return [ev.FetchDone(action.name, content, tuple(progress.bad), told)]
         except CheckpointError as error:
             progress.reasons.append(str(error))
         finally:

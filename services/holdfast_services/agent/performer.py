@@ -168,6 +168,8 @@ class Performer:
             return [ev.SealBlocked(action.name)]
         except ExhaustedError as error:  # what is in the slot is worth trying again
             return [ev.SealBlocked(action.name, str(error))]
+        except sealer.HeadlessError:
+            return [ev.SealFailed(action.name, "")]
         except CheckpointError as error:
             return [ev.SealFailed(action.name, str(error))]
         return [ev.SlotSealed(action.name, content)]

@@ -70,6 +70,7 @@ class AgentRpc(agent_pb2_grpc.AgentServicer):
             length_bytes=request.length_bytes,
             slots=request.slots,
             restored_bytes=request.restored_bytes,
+            twins=request.twins,
         )
         making = await self._service.reserve(request.session, asked)
         return pb.ReserveResponse(making=making)

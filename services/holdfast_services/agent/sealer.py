@@ -28,6 +28,10 @@ class SlotBusyError(ConflictError):
     """The writer still holds the slot's lock."""
 
 
+class HeadlessError(ManifestError):
+    """It has no head: a rank had filled it in for a copy, and who knew that is gone."""
+
+
 def seal(
     arena: Arena, name: SlotName, *, owner: str, expected: tuple[str, int, int] | None
 ) -> Content:
@@ -46,6 +50,7 @@ def seal(
     Raises:
         SlotBusyError: the writer holds the lock; try again.
         ExhaustedError: no room for the sidecar; found before a byte is hashed.
+        HeadlessError: not a segment, nor meant to be one.
         ManifestError: not a segment, or not one of ``expected``.
     """
     file = arena.file(name.slot)
@@ -53,6 +58,8 @@ def seal(
         raise SlotBusyError(f"slot {name.file_name} is still locked by its writer")
     try:
         arena.check_room(sidecar.length_bytes(file.length_bytes))
+        if file.view[:8] == bytes(8):
+            raise HeadlessError(f"slot {name.file_name} has no head")
         content = describe(file.view, owner=owner)
         shard = content.shard.id
         if expected and (shard.run, shard.generation, shard.rank) != expected:

@@ -20,7 +20,7 @@ from holdfast.format.digest import PART_BYTES, part_digest
 from holdfast.format.segment import SegmentIdentity, blob_spec, header_template
 from holdfast_services.agent import sealer
 from holdfast_services.agent.arena import Arena
-from holdfast_services.agent.domain import Content, Slot, handle
+from holdfast_services.agent.domain import Content, Slot, Work, handle
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.fetcher import Fetcher
 from holdfast_services.agent.store_source import ObjectTier
@@ -132,6 +132,7 @@ class Backup:
         )
         self.slot = Slot(name=SlotName("s1", 0, SlotState.FREE), length_bytes=LENGTH)
         self.arena.create(self.slot.name, LENGTH)
+        self.fills = False
 
     @property
     def view(self):
@@ -145,7 +146,9 @@ class Backup:
         assert self.arena.rename(self.slot.name, opened)
         self.slot = replace(self.slot, name=opened)
         givers = sources or tuple(map(peer, NODES))
-        fetch = ev.Fetch(opened, content.shard, givers, "a", last=self.slot.last)
+        fetch = ev.Fetch(
+            opened, content.shard, givers, "a", last=self.slot.last, filled=self.fills
+        )  # fmt: skip
         [happened] = asyncio.run(self.fetcher.fetch(fetch))
         if isinstance(happened, ev.FetchDone):
             name = opened.to(SlotState.CLOSED).to(SlotState.SEALED)
@@ -372,3 +375,65 @@ def test_parts_that_are_to_be_others_are_not_looked_at(monkeypatch):
 
     assert {0} == unchanged_parts(data, digests, b"x" * 32 + b"z" * 16, threading.Event())
     assert [PART_BYTES] == seen
+
+
+def filled_in(backup, data, wrong=()):
+    """Put ``data`` into the slot as a rank would that has most of it alike; it has no head."""
+    backup.view[:] = data
+    backup.view[:8] = bytes(8)
+    for part in wrong:
+        backup.view[part * PART_BYTES + 9] ^= 1
+    backup.fills = True
+
+
+def test_what_a_rank_has_filled_in_does_not_come(backup):
+    """4.5: whatever the slot held before; what is not alike comes, the head always."""
+    data = segment(2, changed=(1, 2, 3))
+    filled_in(backup, data, wrong=(2,))
+
+    happened, came = backup.hold(data)
+
+    assert [0, 2] == came
+    assert LENGTH - 2 * PART_BYTES == happened.alike_bytes == backup.fetcher.unchanged_bytes
+    assert data == bytes(backup.view)
+    assert sealer.intact(backup.arena, backup.slot.name, backup.slot.content)
+
+
+def test_of_a_filling_of_another_step_nothing_is_believed(backup):
+    data = segment(2, changed=(1, 2, 3))
+    filled_in(backup, segment(1, changed=(1, 2, 3)))
+
+    happened, came = backup.hold(data)
+
+    assert [0, 1, 2, 3] == came
+    assert 0 == happened.alike_bytes
+    assert data == bytes(backup.view)
+
+
+def test_who_has_closed_a_slot_is_given_the_time_to_let_go_of_its_lock(backup):
+    """A slot that is taken from under its writer is lost; this one has written its last byte."""
+    data = segment(2)
+    filled_in(backup, data)
+    file, taken = backup.arena.file("s1"), iter([False, False, True])
+    backup.arena.file = lambda _: file
+    file.lock = lambda: next(taken)
+
+    happened, came = backup.hold(data)
+
+    assert [0] == came
+    assert isinstance(happened, ev.FetchDone)
+
+
+def test_a_slot_without_a_head_is_no_failure_of_whoever_closed_it(backup):
+    """Its agent was restarted, and knows nothing of what it was lent for."""
+    closed = backup.slot.name.to(SlotState.WRITING).to(SlotState.CLOSED)
+    backup.arena.rename(backup.slot.name, closed)
+
+    with pytest.raises(sealer.HeadlessError):
+        sealer.seal(backup.arena, closed, owner="b", expected=None)
+    slot = Slot(name=closed, length_bytes=LENGTH, work=Work.SEALING)
+    now, actions = handle(state(slot), ev.SealFailed(closed, ""))
+
+    assert [closed.to(SlotState.FREE)] == [a.new for a in kinds(actions, ev.RenameSlot)]
+    assert [] == kinds(actions, ev.Emit)
+    assert SlotState.FREE is now.slots["s1"].name.state

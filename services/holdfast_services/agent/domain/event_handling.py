@@ -21,7 +21,7 @@ from holdfast.core.session import SessionUpdate
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Source
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import slot_rules
+from holdfast_services.agent.domain import slot_rules, twin_slots
 from holdfast_services.agent.domain.falling_behind import say_behind
 from holdfast_services.agent.domain.next_actions import decide, say, tell
 from holdfast_services.agent.domain.state import (
@@ -239,6 +239,7 @@ def _sealed(state: State, event: ev.SlotSealed) -> list[ev.Action]:
         return []
     _fill(state, slot, event.content)
     shard = event.content.shard.id
+    passed: list[Slot] = []
     for session in list(state.sessions.values()):
         if (session.run, session.generation, session.spec.rank) == (
             shard.run,
@@ -247,7 +248,8 @@ def _sealed(state: State, event: ev.SlotSealed) -> list[ev.Action]:
         ):
             steps = (*session.sealed_steps, int(shard.step))[-SEALED_STEPS_COUNT_MAX:]
             state.sessions[session.id] = replace(session, sealed_steps=steps, sealed_s=state.now_s)
-    return []
+            passed += twin_slots.note_sealed(state, session.id)
+    return [action for slot in passed for action in _free(state, slot)]
 
 
 def _fill(state: State, slot: Slot, content: Content) -> None:
@@ -276,7 +278,8 @@ def _seal_failed(state: State, event: ev.SealFailed) -> list[ev.Action]:
     if slot is None:
         return []
     message = f"slot {event.name.file_name} was not sealed: {event.reason}"
-    return [*_free(state, slot), *say(state, "seal_failed", "error", message)]
+    said = say(state, "seal_failed", "error", message) if event.reason else []
+    return [*_free(state, slot), *said]
 
 
 def _free(state: State, slot: Slot) -> list[ev.Action]:
@@ -347,7 +350,9 @@ def _work_blocked(state: State, event: ev.WorkBlocked) -> list[ev.Action]:
 
 def _hold_asked(state: State, event: ev.HoldAsked) -> list[ev.Action]:
     shard = event.shard.id
-    state.holds[shard] = HoldWish(shard=event.shard, source=event.source)
+    known = state.holds.get(shard)
+    asked_s = known.asked_s if known else state.now_s
+    state.holds[shard] = HoldWish(shard=event.shard, source=event.source, asked_s=asked_s)
     tries = state.fetches.get(shard)
     if tries is not None and not tries.under_way:
         del state.fetches[shard]
@@ -362,6 +367,8 @@ def _fetch_done(state: State, event: ev.FetchDone) -> list[ev.Action]:
     slot = _current(state, event.name)
     if slot is not None:
         _fill(state, slot, event.content)
+    if event.alike_bytes is not None:
+        twin_slots.learn(state, event.content.shard, event.alike_bytes)
     return _blame(state, shard, event.bad)
 
 

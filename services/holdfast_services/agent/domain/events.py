@@ -101,7 +101,10 @@ class SlotSealed:
 
 @dataclass(frozen=True, slots=True)
 class SealFailed:
-    """A closed slot does not hold a segment of the rank that leased it."""
+    """A closed slot does not hold a segment of the rank that leased it.
+
+    Empty ``reason``: it was filled for a copy, and the agent that lent it is gone.
+    """
 
     name: SlotName
     reason: str
@@ -156,11 +159,15 @@ class HoldAsked:
 
 @dataclass(frozen=True, slots=True)
 class FetchDone:
-    """A copy arrived, every part verified, sealed."""
+    """A copy arrived, every part verified, sealed.
+
+    ``alike_bytes`` of it are what a rank here had filled in; None: none was to.
+    """
 
     name: SlotName
     content: Content
     bad: tuple[Source, ...] = ()
+    alike_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +303,7 @@ class Fetch:
     ``owner`` is whose copy it becomes; empty: that of the source. ``asked``: the owner asked for
     it. With ``parts`` the slot is a partial one that has yet to be made, and they are all that is
     fetched. ``last`` is what the slot held before: what of it is the same need not come.
+    ``filled``: a rank of this node has put in what it has alike, and that need not come either.
     """
 
     name: SlotName
@@ -305,6 +313,7 @@ class Fetch:
     asked: bool = False
     parts: frozenset[int] = frozenset()
     last: Content | None = None
+    filled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from holdfast.core.node_view import RunView
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotState
 from holdfast.errors import ExhaustedError, PreconditionError
-from holdfast_services.agent.domain import elements, slot_rules
+from holdfast_services.agent.domain import elements, slot_rules, twin_slots
 from holdfast_services.agent.domain.state import AGENT, Session, Slot, State, Work
 
 
@@ -61,7 +61,8 @@ def check_holdable(state: State, shard: Shard) -> None:
             f"{held_max} steps of rank {shard.id.rank} are held here, and none may go yet",
             node=state.me.node,
         )
-    if not (free_slot(state, length) or dispensable(state)) and to_drop(state, length) is None:
+    room = free_slot(state, length) or dispensable(state) or twin_slots.gives_way(state)
+    if not room and to_drop(state, length) is None:
         raise ExhaustedError(
             f"no room for a copy of {format_bytes(length)}: {format_bytes(state.used_bytes)} of "
             f"{format_bytes(state.budget_bytes)} are in use",

@@ -16,7 +16,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState, Peer
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
-from holdfast_services.agent.domain import elements, making_room, slot_rules
+from holdfast_services.agent.domain import elements, making_room, slot_rules, twin_slots
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.domain.fetch_wishes import Wish, backups_of, wishes
 from holdfast_services.agent.domain.restore_readiness import verified
@@ -49,6 +49,7 @@ def decide(state: State) -> list[ev.Action]:
         *_restore_progress(state),
         *_fetch(state),
         *_lease(state),
+        *_lend(state),
         *_replicate(state),
         *_make_elements(state),
     ]
@@ -91,6 +92,7 @@ def _free(state: State) -> list[ev.Action]:
             continue
         if slot_rules.freeable(state, slot) or _second_copy(copies, slot):
             actions.append(_give_back(state, slot))
+    actions += [_give_back(state, slot) for slot in twin_slots.outlived(state)]
     actions += _replace(state)
     actions += _drop(state, _parts_that_served(state))
     live = {slot.content.shard.id for slot in state.slots.values() if slot.content}
@@ -143,9 +145,10 @@ def _reclaim(state: State) -> list[ev.Action]:
     for key, slot in state.slots.items():
         if slot.name.state is not SlotState.WRITING or slot.work is not Work.NONE or slot.blocked:
             continue
-        if slot_rules.leased(state, slot):
+        if slot_rules.leased(state, slot) or twin_slots.is_lent(state, slot):
             continue
-        session = slot_rules.holder(state, slot)
+        lent_to = state.sessions.get(slot.twin.session) if slot.twin else None
+        session = slot_rules.holder(state, slot) or lent_to
         state.slots[key] = replace(slot, work=Work.RECLAIMING)
         # A held lock is a right to go on, of a session we do not know (we were restarted) and of
         # one that may still copy by its last plan; not of one that was fenced or has ended.
@@ -157,7 +160,8 @@ def _reclaim(state: State) -> list[ev.Action]:
 def _seal(state: State) -> list[ev.Action]:
     actions: list[ev.Action] = []
     for key, slot in state.slots.items():
-        if slot.name.state is SlotState.CLOSED and slot.work is Work.NONE and not slot.blocked:
+        idle = slot.work is Work.NONE and not slot.blocked and slot.twin is None
+        if slot.name.state is SlotState.CLOSED and idle:
             session = slot_rules.holder(state, slot)
             expected = (session.run, session.generation, session.spec.rank) if session else None
             state.slots[key] = replace(slot, work=Work.SEALING)
@@ -225,24 +229,38 @@ def _fetch(state: State) -> list[ev.Action]:
         tries = state.fetches.get(shard.id, Tries())
         if tries.under_way or tries.next_s > state.now_s or running >= FETCHES_COUNT_MAX:
             continue
-        if wish.asked:
-            actions += _make_way(state, shard)
-        elif wish.restore:
-            _take_back(state, wish.length_bytes)
-        if wish.parts:
-            slot, made = _partial_slot(state, wish)
-        else:
-            slot, made = _slot_for(state, wish.length_bytes, shard.plan_hash)
+        twin = twin_slots.filled(state, shard) if wish.asked else None
+        slot, made = _filled(state, twin) if twin else _place_for(state, wish)
         actions += made
         if slot is None:
             continue
         running += 1
         state.fetches[shard.id] = replace(tries, under_way=True)
-        actions += _begin_fetch(state, slot, wish)
+        actions += _begin_fetch(state, slot, wish, filled=twin is not None)
     for key, tries in list(state.fetches.items()):
         if key not in wished and not tries.under_way:
             del state.fetches[key]
     return actions
+
+
+def _filled(state: State, twin: Slot) -> tuple[Slot, list[ev.Action]]:
+    """Return a slot that a rank has filled in for a copy, as one to fetch the rest into."""
+    given = _give_back(state, twin)
+    return state.slots[twin.name.slot], [given]
+
+
+def _place_for(state: State, wish: Wish) -> tuple[Slot | None, list[ev.Action]]:
+    """Return the slot that a copy is fetched into, or None, and what makes room."""
+    if wish.asked and twin_slots.is_awaited(state, wish.shard.id):
+        return None, []
+    made = _make_way(state, wish.shard) if wish.asked else []
+    if wish.restore and not wish.asked:
+        _take_back(state, wish.length_bytes)
+    if wish.parts:
+        slot, more = _partial_slot(state, wish)
+    else:
+        slot, more = _slot_for(state, wish.length_bytes, wish.shard.plan_hash)
+    return slot, [*made, *more]
 
 
 def _pace(state: State, wished: Sequence[Wish]) -> list[ev.Action]:
@@ -274,6 +292,7 @@ def _take_back(state: State, length_bytes: int) -> None:
         for slot in state.slots.values()
     )
     free = making_room.free_slot(state, length_bytes) or making_room.dispensable(state)
+    free = free or twin_slots.gives_way(state)
     if coming or free or making_room.to_drop(state, length_bytes) is not None:
         return
     slot = making_room.idle_lease(state)
@@ -287,17 +306,27 @@ def _partial_slot(state: State, wish: Wish) -> tuple[Slot | None, list[ev.Action
     length_bytes = wish.length_bytes
     made: list[ev.Action] = []
     while (drop := making_room.to_drop(state, length_bytes)) is None:
-        spare = making_room.dispensable(state)
+        spare = making_room.dispensable(state) or twin_slots.gives_way(state)
         if spare is None:
             return None, [*made, *_say_full(state, length_bytes)]
-        made.append(_give_back(state, spare))
+        if not (given := _give_way(state, spare)):
+            return None, made
+        made += given
     made += _drop(state, drop)
     name = _new_name(state, SlotState.PARTIAL)
     state.slots[name.slot] = slot = Slot(name=name, length_bytes=length_bytes, parts=wish.parts)
     return slot, made
 
 
-def _begin_fetch(state: State, slot: Slot, wish: Wish) -> list[ev.Action]:
+def _give_way(state: State, slot: Slot) -> list[ev.Action]:
+    """Give a slot back; nothing yet if a rank may be filling it in: it is told to let go."""
+    if slot.twin is None or slot.name.state is SlotState.CLOSED:
+        return [_give_back(state, slot)]
+    state.slots[slot.name.slot] = replace(slot, twin=replace(slot.twin, given_up=True))
+    return []
+
+
+def _begin_fetch(state: State, slot: Slot, wish: Wish, *, filled: bool) -> list[ev.Action]:
     if wish.parts:
         begun = replace(slot, work=Work.FETCHING, session=AGENT, filling=wish.shard.id)
         state.slots[slot.name.slot] = begun
@@ -307,7 +336,10 @@ def _begin_fetch(state: State, slot: Slot, wish: Wish) -> list[ev.Action]:
     state.slots[slot.name.slot] = replace(
         slot, name=opened, work=Work.FETCHING, session=AGENT, filling=wish.shard.id
     )
-    fetch = ev.Fetch(opened, wish.shard, wish.sources, wish.owner, asked=wish.asked, last=slot.last)
+    fetch = ev.Fetch(
+        opened, wish.shard, wish.sources, wish.owner, asked=wish.asked, last=slot.last,
+        filled=filled,
+    )  # fmt: skip
     return [ev.RenameSlot(slot.name, opened), fetch]
 
 
@@ -327,11 +359,12 @@ def _slot_for(
     if waiting or state.creating_after_s > state.now_s:
         return None, []
     drop = making_room.to_drop(state, length_bytes)
-    spare = making_room.dispensable(state)
+    spare = making_room.dispensable(state) or twin_slots.gives_way(state)
     if drop is None and spare is not None:
-        given = _give_back(state, spare)
+        if not (given := _give_way(state, spare)):
+            return None, []
         slot, made = _slot_for(state, length_bytes, plan_hash)
-        return slot, [given, *made]
+        return slot, [*given, *made]
     if drop is None:
         return None, _say_full(state, length_bytes)
     actions = _drop(state, drop)
@@ -385,6 +418,16 @@ def _lease(state: State) -> list[ev.Action]:
         state.slots[slot.name.slot] = replace(
             slot, name=opened, session=session.id, plan_hash=asked.plan_hash
         )
+        actions.append(ev.RenameSlot(slot.name, opened))
+    return actions
+
+
+def _lend(state: State) -> list[ev.Action]:
+    """Lend slots that copies will be asked for to the ranks here that have most of their bytes."""
+    actions: list[ev.Action] = []
+    for slot, twin in twin_slots.lend(state):
+        opened = slot.name.to(SlotState.WRITING)
+        state.slots[slot.name.slot] = replace(slot, name=opened, twin=twin)
         actions.append(ev.RenameSlot(slot.name, opened))
     return actions
 

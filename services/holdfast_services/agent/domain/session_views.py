@@ -8,6 +8,7 @@ from holdfast.core.decision import DecisionState
 from holdfast.core.node_view import Committed
 from holdfast.core.session import LocalSegment, RestoreView, SessionView, SlotLease, StepLevels
 from holdfast.core.slot_names import SlotState
+from holdfast_services.agent.domain import twin_slots
 from holdfast_services.agent.domain.restore_readiness import verified
 from holdfast_services.agent.domain.slot_rules import (
     decision_for,
@@ -37,6 +38,7 @@ def session_view(state: State, session: Session) -> SessionView:
         shortage=view.shortage if view and not session.fenced else "",
         forgotten=forgotten(state, session),
         hindrance=_hindrance(state, session),
+        twins=_twins(state, session),
     )
 
 
@@ -66,6 +68,19 @@ def _leases(state: State, session: Session) -> tuple[SlotLease, ...]:
         if slot.session == session.id
         and slot.name.state is SlotState.WRITING
         and leased(state, slot)
+    )
+
+
+def _twins(state: State, session: Session) -> tuple[SlotLease, ...]:
+    return tuple(
+        SlotLease(
+            slot=slot.name.slot,
+            incarnation=slot.name.incarnation,
+            length_bytes=slot.length_bytes,
+            plan_hash=slot.last.shard.plan_hash,
+        )
+        for slot in twin_slots.lent_to(state, session)
+        if slot.last is not None
     )
 
 

@@ -68,6 +68,20 @@ class HeldSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """Whom a slot was lent to, for the next copy of what it held last: a peer's rank's segment.
+
+    ``session`` has some of the same tensors and fills them in. ``given_up``: it is to let go;
+    ``sealed``: since it closed the slot it has sealed a step, most likely that of the filling.
+    """
+
+    of: ShardId
+    session: str
+    given_up: bool = False
+    sealed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """One file of the arena.
 
@@ -81,7 +95,8 @@ class Slot:
 
     ``last`` is what was sealed in it the time before, while nothing is: some of its bytes may lie
     there still. A hint for who fills it, never evidence. ``hindered`` is why it could not be
-    sealed when that was tried last, if nothing is wrong with what is in it.
+    sealed when that was tried last, if nothing is wrong with what is in it. ``twin`` is set while
+    a rank may fill it for a copy, or has: WRITING or CLOSED, without ``session``.
     """
 
     name: SlotName
@@ -97,6 +112,7 @@ class Slot:
     element: HeldSum | None = None
     last: Content | None = None
     hindered: str = ""
+    twin: Twin | None = None
 
     @property
     def loadable(self) -> Content | None:
@@ -181,10 +197,11 @@ class Tries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldWish:
-    """A copy that an owner asked this node to hold."""
+    """A copy that an owner asked this node to hold, for the first time at ``asked_s``."""
 
     shard: Shard
     source: Peer
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +236,8 @@ class State:
     ``seen`` is, by run, the newest committed checkpoint of any view so far: it never goes back,
     whatever order views arrive in. ``replaced_count`` counts since metadata was lost. ``hurried``:
     a restore waits for fetches here, so that none keeps the rate for copies, which is
-    ``copies_bytes_per_s``; 0: there is none.
+    ``copies_bytes_per_s``; 0: there is none. ``unlike`` counts, by run, generation and rank, how
+    often in turn what was filled in for a copy was other bytes.
     """
 
     me: Peer
@@ -235,6 +253,7 @@ class State:
     fetches: dict[ShardId, Tries] = field(default_factory=dict)
     asks: dict[AskKey, Tries] = field(default_factory=dict)
     makes: dict[str, Tries] = field(default_factory=dict)
+    unlike: dict[tuple[str, int, int], int] = field(default_factory=dict)
     bad_sources: tuple[BadSource, ...] = ()
     hurried: bool = False
     said: frozenset[str] = frozenset()
@@ -258,6 +277,7 @@ class State:
             fetches=dict(self.fetches),
             asks=dict(self.asks),
             makes=dict(self.makes),
+            unlike=dict(self.unlike),
             bad_sources=self.bad_sources,
             hurried=self.hurried,
             said=self.said,
