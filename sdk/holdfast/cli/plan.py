@@ -23,6 +23,10 @@ from holdfast.core.protection import Copies, Parity, Protection
 from holdfast.errors import InvalidRequestError
 
 REPLICAS_SHOWN = (0, 1, 2)
+WHY_TWO = (
+    "slots: the newest step that is safe, the next until it is, and with persist one on its way to "
+    "the object store; a copy or element of the older goes only once all of the newer is there"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +178,7 @@ def _tables(options: list[Option], budget_bytes: int | None) -> list[str | Table
         for option in options
         if budget_bytes is not None and not _fits(option, budget_bytes)
     ]
-    return [table, *refused]
+    return [table, WHY_TWO, *refused]
 
 
 def _short(protection: Protection) -> str:

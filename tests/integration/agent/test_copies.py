@@ -89,6 +89,31 @@ def test_a_copy_at_a_rate_hurries_once_a_restore_waits_for_it(node, catalogue, s
     assert [] == catalogue.said("replication_failed")
 
 
+@pytest.mark.parametrize("lost", ["owner", "backup"])
+def test_while_the_next_copy_comes_the_one_before_is_whole_elsewhere(node, catalogue, saved, lost):
+    """P5, ADR 0044: a copy takes a slot of its own, so either node may be lost with its memory."""
+    a, b = node("a"), node("b", HOLDFAST_REPLICATE_RATE="16MiB")
+    reported(catalogue, "a", "b")
+    catalogue.set_run(ring=("a", "b"), copies=Copies(1))
+    t, generation, shard = saved(a, length=32 * MIB, replicas=1)
+    until(lambda: catalogue.held("b").get(shard.id), "copy of the first step", wait_s=60)
+    [first] = seg_bytes(b)
+    lease = until(lambda: [x for x in a.view(t.session).leases if x.incarnation], "a lease")[0]
+    assert "closed" == t.ask("write", lease.slot, lease.incarnation, 4, generation, 32 * MIB)
+    until(lambda: '"under_way": true' in json.dumps(b.dump()["fetches"]), "the next one comes")
+
+    gone, left = (a, b) if lost == "owner" else (b, a)
+    gone.kill()
+    for path in gone.arena.glob("s*.*"):
+        path.unlink()
+
+    assert first in seg_bytes(left)
+    restart(left, catalogue)
+    assert catalogue.held(left.name)[shard.id].state is HeldState.SEALED
+    verified = left.call_peer("Verify", pb.VerifyRequest(id=shard_message(shard).id))
+    assert verified.ok
+
+
 def test_more_replicas_than_nodes_are_cut_without_an_error(node, catalogue, saved):
     """F54: one node replicates to nobody; the rank is told why no step gets its copies."""
     a = node("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,9 @@ def test_the_issues_example_prints_a_line_per_policy(capsys):
         "70,000,000,000 parameters x (2 B of bf16 weights + 2 x 2 B of adamw) = 391.2 GiB" in text
     )
     assert "16 nodes x 8 ranks save 24.4 GiB per node and load 24.4 GiB" in text
-    rows = [line.split()[:2] for line in text.splitlines()[2:]]
+    *lines, why = text.splitlines()
+    rows = [line.split()[:2] for line in lines[2:]]
+    assert why.startswith("slots: the newest step that is safe")
     assert [[n, p] for n in "012" for p in ("no", "yes")] == rows
 
 
@@ -198,3 +201,18 @@ def test_the_table_of_the_page_is_what_the_sum_says(capsys):
     assert [[n, sums[n, False], sums[n, True]] for n in range(3)] == [
         [int(cell.split()[0]) for cell in (line[0], *line[-2:])] for line in told
     ]
+
+
+def test_the_page_of_memory_has_the_sums_that_the_command_prints(capsys):
+    page = (ROOT / "docs/howto/memory.md").read_text()
+    told = re.findall(
+        r"^\| `(replicas=\d|Parity\(.*?\))` \|.* \| (\S+) GiB \| (\S+) GiB \|$", page, re.MULTILINE
+    )
+    assert 6 == len(told)
+    for name, *sums in told:
+        numbers = re.findall(r"\d+", name)
+        option = ("--parity", ",".join(numbers)) if len(numbers) > 1 else ("--replicas", *numbers)
+        found = policies(capsys, "--state", "160GiB", "--nodes", "16", "--gpus", "8", *option)
+
+        expected = [each["total_bytes"] / GIB for each in found["policies"][-2:]]
+        assert [float(each) for each in sums] == expected, name
