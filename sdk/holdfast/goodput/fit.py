@@ -33,7 +33,8 @@ from holdfast.goodput.step_time import (
 
 POINTS_MAX = 512
 """More of them say nothing new; the last ones count."""
-STEPS_MAX = 60
+STEPS_MAX, STEPS_ON_MAX = 60, 15
+"""From nothing, and on from an earlier fit: what is left to gain is gained with the next point."""
 _DAMPINGS_MAX = 8
 _TAILS = 4.0
 """Degrees of freedom of the errors: of an error of ten scales a twentieth is believed."""
@@ -44,6 +45,8 @@ _GAMMAS_FIRST = (1.2, 3.0)
 _BETWEEN_NODES_MIN = 1.1
 _LOG_STEP_MAX = 2.0
 _ENOUGH = 1e-6
+_LIKELIER_MIN, _SCALE_CHANGE_MIN = 1e-2, 0.03
+"""A gain of a hundredth in log likelihood says nothing."""
 _ALPHA_C, _BETA_C, _ALPHA_N, _BETA_N, _ALPHA_R, _BETA_R, _GAMMA = range(7)
 _LOW = np.array([math.log(SECONDS_MIN)] * 6 + [GAMMA_MIN])
 _HIGH = np.array([math.log(SECONDS_MAX)] * 6 + [GAMMA_MAX])
@@ -121,7 +124,8 @@ class _Problem:
         if _ALPHA_C in held:
             # Half of it is taken to grow with the batch: larger ones look promising.
             first[_ALPHA_C] = np.median(self.compute) / 2
-        found = [self._descend(np.append(np.log(first[:_GAMMA]), gamma)) for gamma in gammas]
+        steps = STEPS_MAX if start is None else STEPS_ON_MAX
+        found = [self._descend(np.append(np.log(first[:_GAMMA]), g), steps) for g in gammas]
         best, _ = min(found, key=lambda pair: pair[1])
         return np.append(np.exp(best[:_GAMMA]), best[_GAMMA])
 
@@ -144,23 +148,26 @@ class _Problem:
         grows = half / np.median(self.batch)
         return np.array((half, grows, between, between / 10, inside, inside / 10, 1.0))
 
-    def _descend(self, at: Array) -> tuple[Array, float]:
+    def _descend(self, at: Array, steps_max: int) -> tuple[Array, float]:
         """Return the end of the way down from ``at``, and how unlikely it is."""
         free, at, damping = self.free, np.clip(at, _LOW, _HIGH), 1e-3
         errors, slopes = self._errors(at)
         scale = _scale(errors)
-        for _ in range(STEPS_MAX):
+        for _ in range(steps_max):
             prior, prior_slopes = _prior(at)
             weights = (_TAILS + 1) / (_TAILS * scale**2 + errors**2)
             of_points, of_prior = slopes[:, free], prior_slopes[:, free]
-            curvature = (of_points * weights[:, None]).T @ of_points + of_prior.T @ of_prior
+            curvature = (of_points.T * weights) @ of_points + of_prior.T @ of_prior
+            curvature.flat[:: len(free) + 1] += _ENOUGH
             downhill = -(of_points.T @ (weights * errors) + of_prior.T @ prior)
             before = _unlikeliness(errors, prior, scale)
             for _ in range(_DAMPINGS_MAX):
-                damped = curvature + damping * np.diag(np.diag(curvature) + _ENOUGH)
-                step = np.clip(np.linalg.solve(damped, downhill), -_LOG_STEP_MAX, _LOG_STEP_MAX)
+                damped = curvature.copy()
+                damped.flat[:: len(free) + 1] *= 1 + damping
+                step = np.linalg.solve(damped, downhill)
                 there = at.copy()
-                there[free] = np.clip(at[free] + step, _LOW[free], _HIGH[free])
+                there[free] += np.minimum(np.maximum(step, -_LOG_STEP_MAX), _LOG_STEP_MAX)
+                there = np.minimum(np.maximum(there, _LOW), _HIGH)
                 errors_there, slopes_there = self._errors(there)
                 gained = before - _unlikeliness(errors_there, _prior(there)[0], scale)
                 if gained > 0:
@@ -170,7 +177,7 @@ class _Problem:
                 break
             at, errors, slopes, damping = there, errors_there, slopes_there, damping / 5
             last, scale = scale, _scale(errors)
-            if gained < _ENOUGH * max(1.0, before) and abs(scale / last - 1) < 0.01:
+            if gained < _LIKELIER_MIN and abs(scale / last - 1) < _SCALE_CHANGE_MIN:
                 break
         unlikely = _unlikeliness(errors, _prior(at)[0], scale) + len(errors) * math.log(scale)
         return at, unlikely
@@ -215,7 +222,9 @@ def _prior(at: Array) -> tuple[Array, Array]:
 
 def _scale(errors: Array) -> float:
     """Return the scale of the errors by their median, which outliers do not move."""
-    return max(_NORMAL_PER_MEDIAN * float(np.median(np.abs(errors))), _SCALE_MIN)
+    middle = len(errors) // 2
+    median = float(np.partition(np.abs(errors), middle)[middle])
+    return max(_NORMAL_PER_MEDIAN * median, _SCALE_MIN)
 
 
 def _unlikeliness(errors: Array, prior: Array, scale: float) -> float:

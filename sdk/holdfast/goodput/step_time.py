@@ -11,7 +11,7 @@ Source: Pollux, section 3.2; the form of the overlap is theirs.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,10 @@ class StepTime:
 
     def as_array(self) -> Array:
         """Return the seven numbers in the order of the fields."""
-        return np.array(astuple(self))
+        return np.array(
+            (self.alpha_c, self.beta_c, self.alpha_n, self.beta_n, self.alpha_r, self.beta_r,
+             self.gamma)
+        )  # fmt: skip
 
     def compute_s(self, local_batch: float) -> float:
         """Return how long forward and backward of one micro-batch take, without the network."""

@@ -1,0 +1,1 @@
+"""The scheduler: which job gets which GPUs."""

@@ -1,0 +1,1 @@
+"""Rules of the scheduler: pure functions of facts and a time."""

@@ -1,0 +1,1 @@
+"""Policies: which GPUs each job should have, from facts and a time, and why."""

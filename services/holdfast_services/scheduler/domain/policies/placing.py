@@ -1,0 +1,159 @@
+"""Which nodes a job gets, once its shape is chosen: whoever keeps its shape keeps its nodes.
+
+Large jobs are placed first, on nodes that are free, small ones where least is left over. Nodes that
+hold a job's checkpoint come first among equal ones, spot nodes last. A shape that does not fit,
+since what is free lies apart, gives way to the best one that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast_services.scheduler.domain.policies.facts import Allocation, Job, Node, NodeState
+from holdfast_services.scheduler.domain.policies.shapes import Pool, Shape, pool_of
+
+Array = npt.NDArray[np.float64]
+
+
+class Room:
+    """What is free on the nodes that may be used, while a plan is made."""
+
+    def __init__(self, nodes: Sequence[Node], quotas: Mapping[str, int]) -> None:
+        up = [node for node in nodes if node.state is NodeState.UP and node.gpus]
+        self._nodes = {node.name: node for node in up}
+        self.free = {node.name: node.gpus for node in up}
+        self.quota_left = dict(quotas)
+        self._shared: set[str] = set()
+        """Nodes with a job that lies on several: another one would share their network."""
+        self._of_pool: dict[Pool, list[Node]] = {}
+        for node in sorted(up, key=lambda node: (node.spot, node.name)):
+            self._of_pool.setdefault(pool_of(node), []).append(node)
+
+    def has(self, allocation: Allocation) -> bool:
+        """Tell whether all of an allocation is free, and its nodes may be used."""
+        several = len(allocation) > 1
+        return bool(allocation) and all(
+            self.free.get(name, 0) >= gpus and not (several and name in self._shared)
+            for name, gpus in allocation
+        )
+
+    def take(self, job: Job, allocation: Allocation) -> None:
+        """Take an allocation that is free for a job."""
+        if job.owner in self.quota_left:
+            self.quota_left[job.owner] -= sum(gpus for _, gpus in allocation)
+        for name, gpus in allocation:
+            self.free[name] -= gpus
+            if len(allocation) > 1:
+                self._shared.add(name)
+
+    def capacity(self, pool: Pool, *, spot: bool = True) -> int:
+        """Return the free GPUs of a pool, with or without those of spot nodes."""
+        nodes = self._of_pool.get(pool, [])
+        return sum(self.free[node.name] for node in nodes if spot or not node.spot)
+
+    def find(self, job: Job, shape: Shape) -> Allocation:
+        """Return where ``job`` would have ``shape``; empty if nowhere, or its quota forbids it."""
+        if shape.gpus > self.quota_left.get(job.owner, shape.gpus):
+            return ()
+        nodes = [
+            node for node in self._of_pool.get(shape.pool, []) if job.preemptible or not node.spot
+        ]
+        near = job.held_by | {name for name, _ in job.allocation}
+        if shape.nodes == 1:
+            return self._on_one(nodes, near, shape.gpus)
+        per_node = shape.pool.gpus_per_node
+        whole, rest = divmod(shape.gpus, per_node)
+        empty = [node for node in nodes if self.free[node.name] == per_node]
+        if len(empty) < whole:
+            return ()
+        empty.sort(key=lambda node: (node.spot, node.name not in near, node.name))
+        chosen = [(node.name, per_node) for node in empty[:whole]]
+        if not rest:
+            return tuple(sorted(chosen))
+        taken = {name for name, _ in chosen} | self._shared
+        last = self._on_one([node for node in nodes if node.name not in taken], near, rest)
+        return (*sorted(chosen), *last) if last else ()
+
+    def find_quiet(self, job: Job, shape: Shape, others: Sequence[Job]) -> Allocation:
+        """Return where ``job`` would have ``shape``, if it can be where ``others`` are not now."""
+        free = dict(self.free)
+        for name, gpus in (place for other in others for place in other.allocation):
+            if name in self.free:
+                self.free[name] = max(self.free[name] - gpus, 0)
+        quiet = self.find(job, shape)
+        self.free = free
+        return quiet or self.find(job, shape)
+
+    def _on_one(self, nodes: Sequence[Node], near: frozenset[str], gpus: int) -> Allocation:
+        fits = [node for node in nodes if self.free[node.name] >= gpus]
+        if not fits:
+            return ()
+        best = min(
+            fits, key=lambda n: (n.spot, self.free[n.name] - gpus, n.name not in near, n.name)
+        )
+        return ((best.name, gpus),)
+
+
+def place(
+    room: Room,
+    jobs: Sequence[Job],
+    shapes: Sequence[Shape],
+    chosen: Sequence[int],
+    values: Array,
+) -> dict[str, Allocation]:
+    """Return the allocation of each job that gets one, out of ``room``.
+
+    Args:
+        room: What is free; taken from.
+        jobs: In the order in which they come first.
+        shapes: By column.
+        chosen: The column of each job; -1 for none.
+        values: Shape ``(jobs, shapes)``: what a shape is worth where the chosen one does not fit,
+            and where GPUs are left over; not above 0: it may not have it.
+    """
+    found: dict[str, Allocation] = {}
+    moving = []
+    for row, (job, column) in enumerate(zip(jobs, chosen, strict=True)):
+        if column >= 0 and _keeps(job, shapes[column]) and room.has(job.allocation):
+            found[job.name] = job.allocation
+            room.take(job, job.allocation)
+        elif column >= 0:
+            moving.append((-shapes[column].gpus, row))
+    for _, row in sorted(moving):
+        best = [chosen[row], *_by_value(values[row], below=shapes[chosen[row]].gpus, shapes=shapes)]
+        _first_that_fits(room, jobs[row], [shapes[at] for at in best], found)
+    for row, job in enumerate(jobs):
+        if job.name not in found:
+            most = max(room.free.values(), default=0)
+            best = _by_value(values[row], below=most + 1, shapes=shapes)
+            _first_that_fits(room, job, [shapes[at] for at in best], found)
+    return found
+
+
+def _keeps(job: Job, shape: Shape) -> bool:
+    return job.gpus == shape.gpus and len(job.allocation) == shape.nodes
+
+
+def _by_value(values: Array, *, below: int, shapes: Sequence[Shape]) -> list[int]:
+    """Return the columns of smaller shapes that are worth something, the best first."""
+    worth = [at for at, value in enumerate(values) if value > 0 and shapes[at].gpus < below]
+    return sorted(worth, key=lambda at: -values[at])
+
+
+def _first_that_fits(
+    room: Room, job: Job, shapes: Sequence[Shape], found: dict[str, Allocation]
+) -> None:
+    for shape in shapes:
+        allocation = room.find(job, shape)
+        if allocation:
+            found[job.name] = allocation
+            room.take(job, allocation)
+            return
+
+
+def total_gpus(allocations: Mapping[str, Allocation]) -> int:
+    """Return the GPUs of all allocations together."""
+    return sum(gpus for allocation in allocations.values() for _, gpus in allocation)
