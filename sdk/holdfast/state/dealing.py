@@ -8,7 +8,7 @@ from its beginning without a gap: one number, from which any number of ranks can
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -99,10 +99,9 @@ class Dealt:
         """Return it as plain data of a state."""
         return asdict(self) | {"tail": self.tail.value}
 
-    def after(self, batches: int) -> dict[str, object]:
-        """Return the value of what is used once each rank was given so many batches."""
-        used = self.deal().used(batches, self.batch_size, drop_last=self.drop_last)
-        return replace(self, used=used).value()
+    def used_after(self, batches: int) -> int:
+        """Return how much is used once each rank was given so many batches."""
+        return self.deal().used(batches, self.batch_size, drop_last=self.drop_last)
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Dealt:

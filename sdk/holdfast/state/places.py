@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from holdfast.errors import InvalidRequestError
-from holdfast.format.tree import decode, encode
+from holdfast.format.tree import PLAIN, decode, encode
 from holdfast.state.values import make_numpy
 
 DEPTH_MAX = 4
@@ -35,6 +35,7 @@ _JSON_MAX = 8 * TEXT_MAX
 _NOTHING = object()
 _SCALARS = (type(None), bool, int, float, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_PLAIN = frozenset({*_SCALARS, *_CONTAINERS})
 _OPAQUE = (type, ModuleType, FunctionType, MethodType, torch.Tensor, torch.device)
 
 
@@ -142,13 +143,21 @@ def _text(value: object, *, whole: bool) -> str | None:
     """Return a plain value as text, which later changes leave alone; None if it is none."""
     if isinstance(value, str | bytes) and len(value) > TEXT_MAX:
         return None
-    if type(value) not in _SCALARS and not (whole and _count(value) <= ITEMS_MAX):
+    if type(value) not in _SCALARS and not (
+        whole and _may_be_plain(value) and _count(value) <= ITEMS_MAX
+    ):
         return None
     try:
         text = json.dumps(encode(value, path="", leaf=lambda *_: None))
     except InvalidRequestError:
         return None
     return text if len(text) <= _JSON_MAX else None
+
+
+def _may_be_plain(value: object) -> bool:
+    """Tell whether it is worth a try: a refusal costs more than all the rest."""
+    kind = type(value)
+    return kind in PLAIN or isinstance(value, _CONTAINERS) or kind.__module__ == "numpy"
 
 
 def _count(value: object) -> int:
@@ -172,6 +181,8 @@ def _count(value: object) -> int:
 
 def _generator_state(value: object) -> list[object] | None:
     """Return kind and state of a random generator; None for anything else."""
+    if type(value) in _PLAIN:
+        return None
     if isinstance(value, torch.Generator):
         return ["torch", value.get_state()]
     if type(value) is random.Random:

@@ -226,7 +226,7 @@ class Position:
             "failed": list(epoch.failed),
             "own": own,
             "make": [make_of(loader) for loader in self._loaders],
-            "dealt": epoch.dealt and epoch.dealt.after(epoch.count),
+            "dealt": epoch.told_dealt(),
             "anew": epoch.anew,
             "world": list(self._world),
         }
@@ -340,6 +340,7 @@ class Epoch:
         self.failed: list[int] = []
         self.ended = False
         self.dealt: Dealt | None = None
+        self._dealt_value: dict[str, object] | None = None
         self.anew = False
         self._owner = owner
 
@@ -356,6 +357,14 @@ class Epoch:
 
     def __del__(self) -> None:
         self._owner.left(self)
+
+    def told_dealt(self) -> dict[str, object] | None:
+        """Return as plain data what it deals out, and how much of that all ranks have used."""
+        if self.dealt is None:
+            return None
+        if self._dealt_value is None:
+            self._dealt_value = self.dealt.value()
+        return {**self._dealt_value, "used": self.dealt.used_after(self.count)}
 
     def is_used_up(self) -> bool:
         """Tell whether as many batches were drawn as the loader says that it has."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeAlias, cast
 
 import torch
+
+from holdfast.state import generators
+from holdfast.state.generators import Generator
 
 Stream: TypeAlias = dict[str, object]
 
@@ -65,12 +68,14 @@ class Apart:
         One by one: a script that seeds torch and not NumPy has torch's draws repeated.
         """
         words, torch_state, numpy_state = _raw()
-        self._inside: _Raw = (
-            random.Random(_number(repr(words).encode())).getstate(),  # noqa: S311 - users' own kind
-            torch.Generator().manual_seed(_number(torch_state.numpy().tobytes())).get_state(),
-            numpy_state
-            and _numpy().RandomState(_number(_numpy_bytes(numpy_state)) >> 32).get_state(),
-        )
+        python = random.Random(_number(repr(_python().told(words)).encode()))  # noqa: S311 - users' own kind
+        state = torch.Generator().manual_seed(_number(torch_state.numpy().tobytes())).get_state()
+        self._inside: _Raw = words, state, numpy_state
+        with self.used():
+            random.setstate(python.getstate())
+            if numpy_state is not None:
+                seed = _number(_numpy_bytes(_numpy().told(numpy_state))) >> 32
+                cast("Any", sys.modules["numpy"]).random.seed(seed)
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -94,27 +99,28 @@ class Apart:
 
 
 _Raw: TypeAlias = tuple[Any, torch.Tensor, Any]
+"""Of Python, torch and NumPy, None without; as ``generators`` takes them."""
 
 
-def _numpy() -> Any:
-    return cast("Any", sys.modules["numpy"]).random
+@cache
+def _python() -> Generator:
+    return generators.python()
+
+
+@cache
+def _numpy() -> Generator:
+    return generators.numpy(sys.modules["numpy"])
 
 
 def _raw() -> _Raw:
-    return (
-        random.getstate(),
-        torch.get_rng_state(),
-        _numpy().get_state() if "numpy" in sys.modules else None,
-    )
+    numpy = _numpy().take() if "numpy" in sys.modules else None
+    return _python().take(), torch.get_rng_state(), numpy
 
 
 def _stream(raw: _Raw) -> Stream:
-    (version, words, gauss), state, numpy_state = raw
-    drawn = torch.frombuffer(array("q", words), dtype=torch.int64)  # not a look at each in turn
-    stream: Stream = {"python": [version, drawn, gauss], "torch": state}
-    if numpy_state is not None:
-        kind, keys, *rest = numpy_state
-        stream["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), *rest]
+    stream: Stream = {"python": _python().plain(raw[0]), "torch": raw[1]}
+    if raw[2] is not None:
+        stream["numpy"] = _numpy().plain(raw[2])
     return stream
 
 
@@ -128,10 +134,10 @@ def _numpy_bytes(state: Any) -> bytes:
 
 
 def _put_raw(raw: _Raw) -> None:
-    random.setstate(raw[0])
+    _python().put(raw[0])
     torch.set_rng_state(raw[1])
     if raw[2] is not None:
-        _numpy().set_state(raw[2])
+        _numpy().put(raw[2])
 
 
 @contextmanager
