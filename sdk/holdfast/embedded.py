@@ -47,7 +47,7 @@ class StackNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A running embedded stack, as its ``stack.json`` describes it."""
+    """A running embedded stack, as its ``stack.json`` describes it; a scheduler may be none."""
 
     home: Path
     pid: int
@@ -56,6 +56,7 @@ class Stack:
     log: Path
     store: str
     nodes: tuple[StackNode, ...]
+    scheduler_url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,7 @@ def running_stack(home: Path) -> Stack | None:
             log=Path(record["log"]),
             store=str(record["store"]),
             nodes=nodes,
+            scheduler_url=str(record.get("scheduler_url") or ""),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast.cli import catalogue, doctor, export, importing, keep, plan, stack
 from holdfast.cli.output import Report
 from holdfast.cli.plan_arguments import add_plan_arguments
 from holdfast.cli.run import add_run_arguments, run
+from holdfast.cli.scheduling_arguments import add_scheduling
 
 Command = Callable[[argparse.Namespace, Mapping[str, str]], Report]
 Commands = Any  # argparse does not name its type in public
@@ -66,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     _add_doctor(commands)
+    add_scheduling(partial(_add, commands))
     return top
 
 

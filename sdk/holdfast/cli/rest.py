@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from holdfast import errors
 from holdfast.cli.output import Json, Table
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.embedded import home_folder, running_stack
-from holdfast.errors import CheckpointError, NotFoundError, UnavailableError
+from holdfast.errors import NotFoundError
+from holdfast.rpc import rest
 
-TIMEOUT_S = 10.0
 REBUILD_TIMEOUT_S = 600.0
-ANSWER_BYTES_MAX = 64 << 20
 PAGE_COUNT = 1000
-
-_BY_KIND: dict[str, type[CheckpointError]] = {
-    cls.kind: cls for cls in (getattr(errors, name) for name in errors.__all__)
-}
 
 Record = dict[str, Any]
 
@@ -51,7 +42,7 @@ class Rest:
             raise NotFoundError(
                 f"no stack runs in {home} and HOLDFAST_ADDRESS is not set: run `holdfast up`"
             )
-        return cls(_handshake_url(address).rstrip("/"))
+        return cls(rest.url_of_metadata(address))
 
     def jobs(self) -> list[Record]:
         """Return all jobs."""
@@ -114,24 +105,9 @@ class Rest:
         return self._ask("GET", path)
 
     def _ask(
-        self, method: str, path: str, body: Json = None, *, timeout_s: float = TIMEOUT_S
+        self, method: str, path: str, body: Json = None, *, timeout_s: float = rest.TIMEOUT_S
     ) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        request = urllib.request.Request(  # noqa: S310 - http(s) only, checked below
-            f"{self.url}/api/v1{path}", data=data, headers=headers, method=method
-        )
-        if request.type not in ("http", "https"):
-            raise UnavailableError(f"{self.url} is not a web address")
-        # Services are reached directly, as gRPC does: a proxy of the shell is not for them.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=timeout_s) as answer:
-                return json.loads(answer.read(ANSWER_BYTES_MAX) or b"null")
-        except urllib.error.HTTPError as cause:
-            raise _problem(cause) from cause
-        except (OSError, ValueError) as cause:
-            raise UnavailableError(f"no answer from {self.url}: {cause}") from cause
+        return rest.ask(method, f"{self.url}/api/v1{path}", body, timeout_s=timeout_s)
 
 
 def nodes_table(nodes: list[Record]) -> Table:
@@ -151,34 +127,3 @@ def nodes_table(nodes: list[Record]) -> Table:
             for node in nodes
         ),
     )
-
-
-def _handshake_url(address: str) -> str:
-    from holdfast.rpc.channel import call, sync_channel  # noqa: PLC0415 - grpc is slow to import
-    from holdfast.v1 import common_pb2  # noqa: PLC0415
-    from holdfast.v1.metadata_pb2_grpc import MetadataStub  # noqa: PLC0415
-
-    with sync_channel(address) as channel:
-        request = common_pb2.HandshakeRequest()
-        try:
-            answer = call(MetadataStub(channel).Handshake, request, timeout_s=TIMEOUT_S)
-        except UnavailableError as cause:
-            reason = cause.message.rpartition(": ")[2]
-            raise UnavailableError(
-                f"no metadata service answers at {address} ({reason}): "
-                f"start it, or correct HOLDFAST_ADDRESS"
-            ) from cause
-    if not answer.rest_url:
-        raise UnavailableError(f"the metadata service at {address} serves no REST")
-    return str(answer.rest_url)
-
-
-def _problem(answer: urllib.error.HTTPError) -> CheckpointError:
-    """Return the error that a problem+json body names, or what the code means."""
-    with answer:
-        try:
-            body = json.loads(answer.read(ANSWER_BYTES_MAX))
-            return _BY_KIND[body["kind"]](str(body["detail"]))
-        except (ValueError, KeyError, TypeError):
-            cls = NotFoundError if answer.code == 404 else UnavailableError
-            return cls(f"{answer.url} answered {answer.code}")

@@ -12,8 +12,11 @@ from typing import Any
 
 from holdfast.cli import argument_types as types
 from holdfast.cli.output import Report
+from holdfast.core.executions import Outcome
 from holdfast.embedded import agent_socket
-from holdfast.errors import InvalidRequestError
+from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.launcher import ending
+from holdfast.launcher.ending import LastWord
 from holdfast.launcher.notices import Source, source
 from holdfast.launcher.options import (
     Options,
@@ -50,7 +53,16 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         CheckpointError: it could not begin, or was refused.
     """
     _fill_standard_streams()
-    options = _options(args, environ)
+    try:
+        word = _run(_options(args, environ), environ)
+    except CheckpointError as error:
+        ending.write(args.ending, LastWord(outcome=Outcome.REFUSED, code=1, reason=error.message))
+        raise
+    ending.write(args.ending, word)
+    sys.exit(word.code)
+
+
+def _run(options: Options, environ: Mapping[str, str]) -> LastWord:
     check_script(options)
     check_log_folder(options)
     ranks = ranks_count(options.nproc, environ)
@@ -58,7 +70,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     agent = agent_socket(environ, world_size=world_size, local_world_size=ranks)
     from holdfast.launcher.launch import Launcher  # noqa: PLC0415 - grpc, which no other error needs
 
-    sys.exit(Launcher(options, ranks, agent, environ).run())
+    return Launcher(options, ranks, agent, environ).run()
 
 
 def _fill_standard_streams() -> None:
@@ -118,7 +130,8 @@ def _nodes(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(error.message) from error
 
 
-def _notice(text: str) -> Source:
+def notice(text: str) -> Source:
+    """Return what gives notice that a node will be taken away."""
     try:
         return source(text)
     except InvalidRequestError as error:
@@ -149,6 +162,7 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
     _add_ends(command)
     _add_output(command)
     _add_auto(command)
+    command.add_argument("--ending", type=Path, help=argparse.SUPPRESS)
     for option in _NOT_NEEDED:
         command.add_argument(
             *_spelled(option), action=_NotNeeded, nargs="?", help=argparse.SUPPRESS
@@ -239,7 +253,7 @@ def _add_ends(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--notice",
         dest="notices",
-        type=_notice,
+        type=notice,
         action="append",
         default=[],
         metavar="file:PATH|http://URL|aws|gcp",

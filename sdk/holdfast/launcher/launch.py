@@ -19,10 +19,12 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from holdfast.core.executions import Outcome
 from holdfast.core.rounds import LauncherReport, LaunchView, Place, RankFailure
 from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast.launcher import environment, failures
 from holdfast.launcher.conversation import Conversation, new_launcher_id
+from holdfast.launcher.ending import LastWord, of_launch
 from holdfast.launcher.notices import NoticeWatch
 from holdfast.launcher.options import AUTO_PRELOADED, PRELOADED, Options
 from holdfast.launcher.ports import HeldPort
@@ -77,13 +79,13 @@ class Launcher:
         self._killed_from_s = 0.0
         self._refused_since_s = 0.0
         self._unheard = False
-        self._code: int | None = None
+        self._last_word: LastWord | None = None
         self._said = ""
         self._news: deque[LaunchView | CheckpointError | int | str] = deque()
         self._selector = selectors.DefaultSelector()
 
-    def run(self) -> int:
-        """Return the exit code of the launch.
+    def run(self) -> LastWord:
+        """Return how the launch has ended, and with which code.
 
         Raises:
             CheckpointError: the launcher was refused, and why.
@@ -106,9 +108,9 @@ class Launcher:
             stack.callback(self._conversation.leave)
             stack.callback(self._end, self._standbys)
             stack.callback(self._end_ranks)
-            while self._code is None:
+            while self._last_word is None:
                 self._turn()
-            return self._code
+            return self._last_word
 
     def _first_report(self) -> LauncherReport:
         return LauncherReport(
@@ -152,7 +154,7 @@ class Launcher:
             else:
                 ended.append(key.data)
         self._note_ended(ended)
-        while self._news and self._code is None:
+        while self._news and self._last_word is None:
             news = self._news.popleft()
             if isinstance(news, int):
                 self._signalled(news)
@@ -163,7 +165,7 @@ class Launcher:
             else:
                 self._refused_since_s, self._unheard = 0.0, False
                 self._view = news
-        if self._code is None:
+        if self._last_word is None:
             self._follow()
 
     def _timeout_s(self) -> float | None:
@@ -179,7 +181,7 @@ class Launcher:
             self._end_ranks()
             if view.ending.code:
                 self._tell(f"the launch has failed: {view.ending.reason}")
-            self._code = view.ending.code
+            self._last_word = of_launch(view.ending)
         elif self._stopped_by or view.stop:
             self._follow_stop()
         else:
@@ -205,7 +207,9 @@ class Launcher:
         if self._ranks and (round_over or time.monotonic() >= self._killed_from_s):
             self._end_ranks()
         if not self._ranks:
-            self._code = 0 if self._finished else 128 + self._stopped_by
+            asked = Outcome.STOPPED if self._signalled_by else Outcome.RELEASED
+            code = 0 if self._finished else 128 + self._stopped_by
+            self._last_word = LastWord(outcome=asked, code=code, reason="it was told to end")
 
     # ----------------------------------------------------------------------------- the ranks
 
@@ -322,7 +326,7 @@ class Launcher:
     # -------------------------------------------------------------------------- the standbys
 
     def _missing_standbys(self) -> list[int]:
-        idle = not self._view.version or self._stopped_by or self._code is not None
+        idle = not self._view.version or self._stopped_by or self._last_word is not None
         if idle or not self._preload:
             return []
         return [n for n in range(self._ranks_count) if n not in self._standbys]
@@ -345,7 +349,8 @@ class Launcher:
     def _signalled(self, number: int) -> None:
         if self._signalled_by:
             self._end_ranks()
-            self._code = 128 + number
+            reason = "it was told to end, twice"
+            self._last_word = LastWord(outcome=Outcome.STOPPED, code=128 + number, reason=reason)
             return
         self._signalled_by = number
         self._conversation.say(lambda report: replace(report, stopping=True))

@@ -154,7 +154,7 @@ def ranks_count(nproc: str, environ: Mapping[str, str]) -> int:
     """
     if re.fullmatch("[0-9]{1,4}", nproc) and 1 <= int(nproc) <= RANKS_PER_NODE_MAX:
         return int(nproc)
-    gpus = _gpus_count(environ)
+    gpus = gpus_count(environ)
     if nproc == "gpu" and not gpus:
         raise InvalidRequestError("--nproc-per-node gpu: this node has no GPU")
     if nproc in ("auto", "gpu") and gpus:
@@ -166,7 +166,8 @@ def ranks_count(nproc: str, environ: Mapping[str, str]) -> int:
     )
 
 
-def _gpus_count(environ: Mapping[str, str]) -> int:
+def gpus_count(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs this process may use; 0: none is here."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])

@@ -1,1 +1,1 @@
-"""gRPC as Holdfast uses it: one codec, one table of statuses, one way to make a channel."""
+"""gRPC and REST as Holdfast uses them: one codec, one table of statuses, one kind of channel."""

@@ -1,1 +1,1 @@
-"""The scheduler: which job gets which GPUs."""
+"""The scheduler: jobs, who has which GPUs, and what follows from a plan."""

@@ -1,0 +1,1 @@
+"""What takes several transactions, or asks the metadata service."""

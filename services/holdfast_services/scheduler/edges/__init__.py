@@ -1,0 +1,1 @@
+"""What people, tools and executors ask over HTTP."""

@@ -1,0 +1,1 @@
+"""What the clock brings: the lease, turns, plans."""

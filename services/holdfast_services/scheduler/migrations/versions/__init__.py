@@ -1,0 +1,1 @@
+"""Migrations, one per file; a file that was released is never edited."""

@@ -1,0 +1,1 @@
+"""Use cases: each a function of the statements of one transaction."""
