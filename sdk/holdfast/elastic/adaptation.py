@@ -98,7 +98,9 @@ class Adaptation:
     def before_forward(self) -> Running | None:
         """Note that a model with gradients sees a batch; return which."""
         now = running.current()
-        self.gate.forward(now)
+        first = self.gate.forward(now)
+        if first and now is not None and self._gradients is not None:
+            self._gradients.begin(now)
         return now
 
     def zeroes(self) -> bool:
@@ -229,8 +231,8 @@ def adapt(
     adaptation.bind(gradients)
 
     def before_forward(_module: nn.Module, _inputs: Any) -> None:
-        if torch.is_grad_enabled():
-            gradients.before_forward(adaptation.before_forward())
+        if torch.is_grad_enabled() and adaptation.before_forward() is None:
+            gradients.begin(None)
 
     module.register_forward_pre_hook(before_forward)
     return adaptation

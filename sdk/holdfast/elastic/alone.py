@@ -94,6 +94,11 @@ class AloneNorms:
             self._kept.mul_(loss_scale / self._loss_scale.to(loss_scale.device))
         self._loss_scale = loss_scale.clone()
 
+    def grow(self, growth: float) -> None:
+        """Have what is kept of earlier micro-batches follow their gradients, which were weighed."""
+        if self._kept is not None and not self._is_pair:
+            self._kept.mul_(growth)
+
     def look(self, views: BucketViews, divisors: list[torch.Tensor] | None) -> None:
         """Look at one bucket, as this micro-batch leaves it."""
         assert self._kept is not None, "begin() was called"

@@ -76,6 +76,15 @@ class DdpGradients:
         """The ranks to sum norms over; None: this one is alone."""
         return None if self._alone else self._group
 
+    def begin(self, now: Running) -> None:
+        """Weigh what micro-batches before have left; only where they are not equally large."""
+        growth = now.growth
+        if growth != 1.0:
+            left = [p.grad for p in self._ddp.parameters() if p.grad is not None]
+            torch._foreach_mul_(left, growth)
+            if self._alone is not None:
+                self._alone.grow(growth)
+
     def syncs(self, now: Running | None) -> bool:
         """Tell whether the gradients of a micro-batch go through the hook.
 
@@ -102,9 +111,10 @@ class DdpGradients:
         if self._alone is not None:
             return self._alone.take(scale)
         count = self._of.batching.gradients_count if self._of else float(self._ranks)
+        portion = self._of.portion if self._of else 1.0
         # Summed over ranks both are means: each rank has the whole total.
         return Measured(
-            local=self._layout.sums(self._local) / self._ranks,
+            local=self._layout.sums(self._local) / (self._ranks * portion**2),
             total=self._layout.sums(self._total) / self._ranks,
             count=count,
             scale=scale,

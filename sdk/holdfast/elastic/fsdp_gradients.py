@@ -62,8 +62,8 @@ class FsdpGradients:
         """The ranks to sum norms over; None: this one is alone."""
         return self._group if self._ranks > 1 else None
 
-    def before_forward(self, now: Running | None) -> None:
-        """Begin with a micro-batch: only those of the last one are reduced."""
+    def begin(self, now: Running | None) -> None:
+        """Begin with a micro-batch: gradients are reduced with the last one alone."""
         self._of = now
         self._local.clear()
         self._total.clear()
@@ -89,9 +89,10 @@ class FsdpGradients:
         if not (local and total) or (now is not None and not now.whole) or self._ranks == 1:
             return None
         count = now.batching.gradients_count if now else float(self._ranks)
+        portion = now.portion if now else 1.0
         # Each rank has its own gradient, and a shard of the mean as often as there are copies.
         return Measured(
-            local=torch.stack(local).sum().reshape(1) / self._ranks,
+            local=torch.stack(local).sum().reshape(1) / (self._ranks * portion**2),
             total=torch.stack(total).sum().reshape(1) / self._copies,
             count=count,
             scale=now.scale if now else 1.0,
@@ -107,7 +108,7 @@ class FsdpGradients:
     def before(self, mine: torch.Tensor) -> None:
         """Look at what this rank brings to a mean, as the mean over samples wants it."""
         if self._of is not None:
-            multiply(mine, self._of.factor)
+            multiply(mine, self._of.factor_of_plain_sum)
         if mine.dtype in _SUPPORTED:
             self._local.append(_sqr(mine))
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.elastic.measured import Measured
+from holdfast.elastic.running import Running
 
 LossScale = Callable[[], torch.Tensor | None]
 """Returns what the loss is multiplied by now, on its device; None: nothing."""
@@ -40,6 +41,10 @@ class Gradients(Protocol):
     @property
     def sync_s(self) -> float:
         """How long the last backward has waited for other ranks, in seconds."""
+        ...
+
+    def begin(self, now: Running) -> None:
+        """Begin with a micro-batch, before its forward."""
         ...
 
     def take(self) -> Measured | None:

@@ -155,7 +155,7 @@ class AdaptiveDataLoader:
 
     def __len__(self) -> int:
         """Return how many batches this rank is given in a whole pass."""
-        return micro_batches_count(0, self._length, self._rank, self._batching)
+        return micro_batches_count(0, self._length, self._batching)
 
     def __iter__(self) -> Iterator[Any]:
         loop = self._loop = object()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.elastic.updates import Batching, Micro
+from holdfast.elastic.updates import Batching, Micro, split
 
 
 class Loader(Protocol):
@@ -50,15 +50,33 @@ class Running:
         return len(self.micro.of) / self.batching.size
 
     @property
+    def growth(self) -> float:
+        """What gradients of the micro-batches before are multiplied by, before these are added.
+
+        So that a sum of means, each of its own number of samples, is one of samples.
+        """
+        micro = self.micro
+        sizes = split(max(1, micro.samples), micro.count)
+        return sizes[micro.index - 1] / sizes[micro.index] if micro.index else 1.0
+
+    @property
+    def portion(self) -> float:
+        """This rank's share of an update, beside an equal one."""
+        return self.batching.replicas * self.micro.samples / len(self.micro.of)
+
+    @property
     def factor(self) -> float:
-        """What this rank's summed gradients are multiplied by before ranks are averaged.
+        """What a sum that heeded ``growth`` is multiplied by before ranks are averaged.
 
         So that the average is that over the samples of the update.
         """
-        micro = self.micro
-        if micro.spare:
-            return 0.0
-        return self.batching.replicas * micro.samples / (len(micro.of) * micro.count)
+        size = 0 if self.micro.spare else self.micro.end - self.micro.begin
+        return self.batching.replicas * size / len(self.micro.of)
+
+    @property
+    def factor_of_plain_sum(self) -> float:
+        """The same for a plain sum, as if micro-batches were equal."""
+        return self.portion / self.micro.count
 
 
 _held: list[tuple[Loader, Running]] = []

@@ -13,16 +13,25 @@ from holdfast.elastic.running import Running
 
 @dataclass(slots=True)
 class UpdateGate:
-    """What was done of the last update: its first forward, the step that did not act, its end."""
+    """What was done last: an update's first forward, the last one, a step that did not act, an end.
+
+    Numbers of updates, with the index of the micro-batch.
+    """
 
     forward_at: tuple[int, int] = (0, 0)
+    last_at: tuple[int, int] = (0, -1)
     passed_at: tuple[int, int] = (0, 0)
     over: int = 0
 
-    def forward(self, running: Running | None) -> None:
-        """Note that the model has seen the micro-batch."""
-        if running is not None and self.forward_at[0] != running.number:
-            self.forward_at = running.number, running.micro.index
+    def forward(self, running: Running | None) -> bool:
+        """Note that the model sees the micro-batch; tell whether for the first time."""
+        if running is None:
+            return True
+        at = running.number, running.micro.index
+        if self.forward_at[0] != running.number:
+            self.forward_at = at
+        before, self.last_at = self.last_at, at
+        return before != at
 
     def reduced(self, running: Running | None) -> None:
         """Note that the gradients of the whole update are there."""

@@ -102,14 +102,15 @@ def updates(begin: int, length: int, batching: Batching) -> Iterator[range]:
 def micro_batches(update: range, rank: int, batching: Batching) -> Iterator[Micro]:
     """Yield what ``rank`` does of an update: micro-batches of at most ``batching.local`` samples.
 
-    Ranks may differ by one in how many they have; the last ones are averaged together.
+    As many on each rank: a forward may be a collective, too. So where micro-batches have one sample
+    each and shares differ, one of them has two.
     """
     shares = split(len(update), batching.replicas)
     at, samples = update.start + sum(shares[:rank]), shares[rank]
     spare = not samples
     if spare:
         at, samples = update.start, 1
-    count = -(-samples // batching.local)
+    count = _count(len(update), batching)
     for index, size in enumerate(split(samples, count)):
         yield Micro(
             begin=at, end=at + size, of=update, index=index, count=count,
@@ -118,15 +119,14 @@ def micro_batches(update: range, rank: int, batching: Batching) -> Iterator[Micr
         at += size
 
 
-def micro_batches_count(begin: int, length: int, rank: int, batching: Batching) -> int:
-    """Return how many micro-batches ``rank`` does from ``begin`` on."""
+def micro_batches_count(begin: int, length: int, batching: Batching) -> int:
+    """Return how many micro-batches each rank does from ``begin`` on."""
     whole, rest = divmod(max(0, length - begin), batching.size)
     if not rest:
-        return whole * _count(batching.size, rank, batching)
+        return whole * _count(batching.size, batching)
     joined = rest < _least(batching) and whole > 0
     last = rest + batching.size * joined
-    alike = (whole - joined) * _count(batching.size, rank, batching)
-    return alike + _count(last, rank, batching)
+    return (whole - joined) * _count(batching.size, batching) + _count(last, batching)
 
 
 def _least(batching: Batching) -> float:
@@ -134,5 +134,7 @@ def _least(batching: Batching) -> float:
     return max(batching.replicas, batching.size / 2)
 
 
-def _count(samples: int, rank: int, batching: Batching) -> int:
-    return -(-max(1, split(samples, batching.replicas)[rank]) // batching.local)
+def _count(samples: int, batching: Batching) -> int:
+    """Return in how many micro-batches each rank does an update of so many samples."""
+    shares = split(samples, batching.replicas)
+    return max(1, min(-(-shares[0] // batching.local), shares[-1]))

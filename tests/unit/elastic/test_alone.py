@@ -88,6 +88,29 @@ def test_micro_batches_of_one_update_are_compared_and_their_mean_is_the_whole_ba
         torch.testing.assert_close(ours, theirs)
 
 
+def test_micro_batches_that_are_not_equally_large_count_by_their_samples():
+    """Eleven samples in three, and what is left over; the mean is that over samples."""
+    model, optimizer = models.adaptive()
+    reference = models.net()
+    plain = torch.optim.SGD(reference.parameters(), lr=0.05)
+    dataset = models.data(40)
+    sizes = []
+    for inputs, targets in models.loader(11, micro_batches=3, samples=40):
+        micro = running.current().micro
+        sizes.append(len(inputs))
+        optimizer.zero_grad()
+        models.loss_of(model, inputs, targets).backward()
+        optimizer.step()
+        if micro.last:
+            plain.zero_grad()
+            models.loss_of(reference, *dataset[micro.of.start : micro.of.stop]).backward()
+            plain.step()
+
+    assert sizes == [4, 4, 3] * 3 + [4, 3]
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 ORDERS = {
     "zero, forward, backward, step": ("zero", "forward", "backward", "step"),
     "forward, zero, backward, step": ("forward", "zero", "backward", "step"),
