@@ -73,6 +73,23 @@ def _add_submit(command: argparse.ArgumentParser) -> None:
         "--owner", metavar="NAME", help="The job counts for the quota of this owner."
     )
     command.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="The command only says whether the job would be taken on.",
+    )
+    _add_how_it_scales(command)
+    _add_how_it_runs(command)
+    command.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="-- ...",
+        help="The ranks run this: a script with its arguments, options of `holdfast run` before "
+        "it.",
+    )
+
+
+def _add_how_it_scales(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--no-preempt",
         dest="preemptible",
         action="store_const",
@@ -108,6 +125,9 @@ def _add_submit(command: argparse.ArgumentParser) -> None:
         const=False,
         help="The job does not run on nodes that can be taken away.",
     )
+
+
+def _add_how_it_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--env",
         dest="environment",
@@ -134,18 +154,6 @@ def _add_submit(command: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="The job begins again so often after its script has failed (default 0).",
-    )
-    command.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="The command only says whether the job would be taken on.",
-    )
-    command.add_argument(
-        "words",
-        nargs=argparse.REMAINDER,
-        metavar="-- ...",
-        help="The ranks run this: a script with its arguments, options of `holdfast run` before "
-        "it.",
     )
 
 
