@@ -100,6 +100,9 @@ def _add_how_it_scales(command: argparse.ArgumentParser) -> None:
         "--epochs", type=int, metavar="N", help="The job has so many passes over the data to do."
     )
     command.add_argument(
+        "--samples", type=int, metavar="N", help="The data has so many samples, for --epochs."
+    )
+    command.add_argument(
         "--work",
         type=float,
         metavar="STEPS",
@@ -117,13 +120,6 @@ def _add_how_it_scales(command: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help="The job runs on GPUs of this type; this option may be given several times (default: "
         "of any type).",
-    )
-    command.add_argument(
-        "--no-spot",
-        dest="spot",
-        action="store_const",
-        const=False,
-        help="The job does not run on nodes that can be taken away.",
     )
 
 

@@ -14,7 +14,7 @@ from enum import Enum
 from holdfast.core.ids import job_name, session_id
 from holdfast.errors import InvalidRequestError
 
-GPUS_PER_NODE_MAX = 1_024
+GPUS_PER_NODE_MAX = 64
 LAUNCHES_MAX = 10_000
 REASON_LENGTH_MAX = 4_000
 CODE_MAX = 255

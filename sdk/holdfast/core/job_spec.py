@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from holdfast.core.ids import job_name
 from holdfast.errors import InvalidRequestError
 
-GPUS_MAX = 100_000
-PRIORITY_MAX = 1_000_000
+GPUS_MAX = 65_536
+PRIORITY_MAX = 100
 RETRIES_MAX = 1_000
 WORDS_MAX = 4_096
 WORDS_LENGTH_MAX = 100_000
@@ -34,12 +34,12 @@ class JobSpec:
     """One job.
 
     ``gpus_min``, ``gpus_max``: it trains on any number of GPUs between them. A higher ``priority``
-    goes first. ``preemptible``: it may be taken off its GPUs again. ``epochs`` and ``work``: how
-    much there is to do, in passes over the data or in steps at the initial batch size; 0: not said.
+    goes first. ``preemptible``: it may be taken off its GPUs again. ``epochs`` of ``samples``, or
+    ``work`` steps at the initial batch size, are how much there is to do; 0: not said.
     ``family``: jobs that scale alike, such as the same model; empty: those of the same command.
-    ``gpu_types``: where it may run, empty: anywhere. ``spot``: also on nodes that can be
-    taken away. ``folder``: where the command runs; the same on all nodes. ``grace_s``: how long
-    ranks have to end. ``retries``: how often it begins again after its script has failed.
+    ``gpu_types``: where it may run, empty: anywhere. ``folder``: where the command runs, the same
+    on all nodes. ``grace_s``: how long ranks have to end. ``retries``: how often it begins again
+    after its script has failed.
     """
 
     name: str
@@ -50,10 +50,10 @@ class JobSpec:
     owner: str = ""
     preemptible: bool = True
     epochs: int = 0
+    samples: int = 0
     work: float = 0.0
     family: str = ""
     gpu_types: tuple[str, ...] = ()
-    spot: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     grace_s: float = 30.0
@@ -72,6 +72,7 @@ def check(spec: JobSpec) -> None:
         "gpus_max": (spec.gpus_max, 1, GPUS_MAX),
         "priority": (spec.priority, -PRIORITY_MAX, PRIORITY_MAX),
         "epochs": (spec.epochs, 0, WORK_MAX),
+        "samples": (spec.samples, 0, WORK_MAX),
         "work": (spec.work, 0, WORK_MAX),
         "grace_s": (spec.grace_s, 0, GRACE_S_MAX),
         "retries": (spec.retries, 0, RETRIES_MAX),

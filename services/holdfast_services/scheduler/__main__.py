@@ -38,7 +38,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     leader = Leader(
         transactions,
         Metadata(settings.metadata_address),
-        Planner(settings.policy),
+        Planner(settings.policy, settings.quotas),
         me=settings.me,
         told=executors.wake,
         round_s=settings.round_s,
@@ -46,7 +46,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     rest = RestServer(settings.rest_listen)
     leader.start()
     try:
-        await rest.begin(make_app(transactions, executors, settings.rest_names))
+        await rest.begin(make_app(transactions, executors, settings.quotas, settings.rest_names))
         say_ready(settings.ready_file, {"rest_url": rest.url})
         log.info("serving REST and the page on %s, policy %s", rest.url, settings.policy)
         await stop.wait()

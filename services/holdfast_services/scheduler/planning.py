@@ -1,4 +1,4 @@
-"""From what a turn has found to a policy's view, and from its plan to wishes."""
+"""Makes plans: by the policy that was chosen, in a thread, of what a turn has found."""
 
 from __future__ import annotations
 
@@ -7,31 +7,51 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from holdfast_services.scheduler.domain.first_come import first_come
-from holdfast_services.scheduler.domain.wishes import Wished, Wishes
+from holdfast_services.scheduler.domain.planned import Knowledge, subject, wishes
+from holdfast_services.scheduler.domain.policies.fifo import Fifo
+from holdfast_services.scheduler.domain.policies.plan import Policy, plan, plan_arrivals
+from holdfast_services.scheduler.domain.policies.pollux import Pollux
+from holdfast_services.scheduler.domain.policies.price import Price
+from holdfast_services.scheduler.domain.policies.sia import Sia
+from holdfast_services.scheduler.domain.wishes import Wishes
 from holdfast_services.scheduler.usecases.deciding import Turn
 
-POLICY = "fifo"
-
-Policy = Callable[[Turn], Mapping[str, Wished]]
-
-POLICIES: Mapping[str, Policy] = {
-    "fifo": lambda turn: first_come(turn.jobs.values(), turn.cluster, turn.now_s),
+POLICIES: Mapping[str, Callable[[], Policy]] = {
+    "price": Price,
+    "fifo": Fifo,
+    "pollux": Pollux,
+    "sia": Sia,
 }
+POLICY = "price"
 
 
 class Planner:
-    """Makes plans by the policy of this name, in a thread."""
+    """Makes plans by the policy of this name.
 
-    def __init__(self, policy: str) -> None:
-        self._name = policy
-        self._policy = POLICIES[policy]
+    Args:
+        policy: One of ``POLICIES``.
+        quotas: The most GPUs of all jobs of an owner together; who is not named has no bound.
+    """
 
-    async def __call__(self, turn: Turn) -> Wishes:
-        """Return a plan without a number."""
-        return await asyncio.to_thread(self._plan, turn)
+    def __init__(self, policy: str, quotas: Mapping[str, int]) -> None:
+        self._policy = POLICIES[policy]()
+        self.quotas = quotas
 
-    def _plan(self, turn: Turn) -> Wishes:
+    async def __call__(
+        self, turn: Turn, known: Mapping[str, Knowledge], *, arrivals: bool
+    ) -> Wishes:
+        """Return a plan without a number; with ``arrivals`` who has GPUs keeps them."""
+        return await asyncio.to_thread(self._plan, turn, known, arrivals=arrivals)
+
+    def _plan(self, turn: Turn, known: Mapping[str, Knowledge], *, arrivals: bool) -> Wishes:
         began_s = time.monotonic()
-        plan = Wishes(policy=self._name, by_job=self._policy(turn))
-        return replace(plan, took_s=time.monotonic() - began_s)
+        about = subject(turn.jobs.values(), turn.cluster, known, self.quotas, turn.now_s)
+        make = plan_arrivals if arrivals else plan
+        made = make(about.view, self._policy, turn.now_s)
+        found = Wishes(
+            policy=self._policy.name,
+            by_job=wishes(made, about, turn.jobs),
+            notes=about.notes,
+            arrivals=arrivals,
+        )
+        return replace(found, took_s=time.monotonic() - began_s)

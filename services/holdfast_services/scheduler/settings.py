@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.core import env
@@ -29,6 +29,7 @@ class Settings:
     rest_listen: str = REST_LISTEN
     rest_names: frozenset[str] = frozenset()
     policy: str = POLICY
+    quotas: Mapping[str, int] = field(default_factory=dict)
     round_s: float = ROUND_S
     ready_file: Path | None = None
 
@@ -56,6 +57,24 @@ class Settings:
             rest_listen=environ.get("HOLDFAST_REST_LISTEN", REST_LISTEN),
             rest_names=names(environ.get("HOLDFAST_REST_NAMES", "")),
             policy=policy,
+            quotas=_quotas(environ.get("HOLDFAST_QUOTAS", "")),
             round_s=env.seconds(environ, "HOLDFAST_PLAN_S", ROUND_S),
             ready_file=ready_file(environ),
         )
+
+
+def _quotas(text: str) -> dict[str, int]:
+    """Return the quotas of ``ada=8,bob=16``.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    found = {}
+    for entry in filter(None, (entry.strip() for entry in text.split(","))):
+        owner, equals, gpus = entry.rpartition("=")
+        if not (equals and owner and gpus.isascii() and gpus.isdigit() and len(gpus) <= 6):
+            raise InvalidRequestError(
+                f"HOLDFAST_QUOTAS: {entry[:40]!r} is not OWNER=GPUS, as in ada=8,bob=16"
+            )
+        found[owner] = int(gpus)
+    return found

@@ -15,6 +15,7 @@ from holdfast_services.kit.db import Connection, now_s, upsert
 from holdfast_services.scheduler import tables as t
 from holdfast_services.scheduler.domain.cluster import Aside
 from holdfast_services.scheduler.domain.job import Job
+from holdfast_services.scheduler.domain.planned import Knowledge
 from holdfast_services.scheduler.domain.wishes import Wishes
 
 PLANS_KEPT_COUNT = 100
@@ -22,6 +23,7 @@ JOBS_CACHED_MAX = 50_000
 LEASE = "plan"
 
 _L, _J, _E, _A, _P = (table.c for table in (t.lease, t.jobs, t.executors, t.asides, t.plans))
+_H = t.hints.c
 _PUT_EXECUTOR = upsert(
     t.executors,
     ["node"],
@@ -32,6 +34,7 @@ _PUT_EXECUTOR = upsert(
         "body": new.body,
     },
 )
+_PUT_HINTS = upsert(t.hints, ["job"], lambda new: {"id": new.id, "body": new.body})
 _PUT_ASIDE = upsert(t.asides, ["node"], lambda new: {"body": new.body})
 
 
@@ -202,6 +205,24 @@ class Statements:
         """Forget that starts have failed on a node."""
         self._db.execute(_FORGET_ASIDE, {"of_node": node})
 
+    # ------------------------------------------------------------------------------- the hints
+
+    def hints(self) -> dict[str, tuple[str, Knowledge]]:
+        """Return what is known of how jobs scale, by name: id of the submission, and what."""
+        return {
+            row.job: (row.id, from_record(Knowledge, json.loads(row.body), row.job))
+            for row in self._db.execute(_HINTS)
+        }
+
+    def save_hints(self, job: str, job_id: str, knowledge: Knowledge) -> None:
+        """Write what is known of a job in place of what was."""
+        values = {"job": job, "id": job_id, "body": _body(knowledge)}
+        self._db.execute(_PUT_HINTS[self._db.dialect.name], values)
+
+    def forget_hints(self) -> None:
+        """Forget what is known of jobs that are settled."""
+        self._db.execute(_FORGET_HINTS)
+
     # ------------------------------------------------------------------------------- the plans
 
     def add_plan(self, plan: Wishes, fence: int) -> None:
@@ -247,6 +268,8 @@ _RENEW = (
     .values(lease_until_s=bindparam("until_s"))
 )
 _FORGET = delete(t.executors).where(_E.lease_until_s < bindparam("before_s"))
+_HINTS = select(t.hints)
+_FORGET_HINTS = delete(t.hints).where(_H.job.in_(select(_J.name).where(_J.settled.is_(True))))
 _ASIDES = select(t.asides)
 _FORGET_ASIDE = delete(t.asides).where(_A.node == bindparam("of_node"))
 _NEWEST_PLAN = select(_P.body).order_by(_P.number.desc()).limit(1)

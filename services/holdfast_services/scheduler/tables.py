@@ -57,6 +57,16 @@ asides = Table(
     Column("body", Text, nullable=False),
 )
 
+# What jobs last said of how they scale; of queued ones too, whose ranks say nothing now. id: of the
+# submission. body: domain.planned.Knowledge.
+hints = Table(
+    "scheduler_hints",
+    metadata,
+    Column("job", String(128), primary_key=True),
+    Column("id", String(32), nullable=False),
+    Column("body", Text, nullable=False),
+)
+
 # The newest plans. body: domain.wishes.Wishes.
 plans = Table(
     "scheduler_plans",

@@ -60,6 +60,10 @@ class JobDoc(BaseModel):
         description="What saves and the restore of the attempt cost, as last measured: seconds "
         "of its slowest rank, bytes of all its ranks; without those that are not known"
     )
+    hints: dict[str, Any] | None = Field(
+        description="What rank 0 says of how the job scales, as the protocol's JobHints has it"
+    )
+    hints_age_s: float | None = Field(description="How long ago its node reported that")
 
 
 class CheckpointDoc(BaseModel):
@@ -188,6 +192,7 @@ def job_doc(run: Run, world: World) -> JobDoc:
         newest_durable_step=next(stored, None),
         restore=_restore_doc(run),
         costs=_costs(run, world),
+        **_hints(run, world),
     )
 
 
@@ -196,6 +201,16 @@ def _costs(run: Run, world: World) -> dict[str, float]:
         return {}
     known = costs.shown(run.attempt, status_by_rank(run, world.nodes))
     return {name: value for name, value in asdict(known).items() if value}
+
+
+def _hints(run: Run, world: World) -> dict[str, Any]:
+    for node in world.live.values():
+        for status in node.inventory.ranks:
+            mine = (status.run, status.generation, status.rank) == (run.id, run.generation, 0)
+            if mine and status.report.hints is not None:
+                age_s = max(0.0, world.now_s - node.reported_at_s)
+                return {"hints": asdict(status.report.hints), "hints_age_s": age_s}
+    return {"hints": None, "hints_age_s": None}
 
 
 def _restore_doc(run: Run) -> RestoreDoc | None:

@@ -35,6 +35,7 @@ class Node:
     leaving: str = ""
     applied: int = 0
     launches: tuple[LaunchState, ...] = ()
+    domain: str = ""
     silent_s: float = 0.0
     agent_live: bool | None = True
     aside: Aside | None = None

@@ -72,8 +72,9 @@ class Job:
     service has taken. ``ran``: the newest of which a round ran; ``starts``: so many. ``cancel``:
     why it is to end, empty: it is not. ``waiting``: for what its wish waits. ``not_before_s``: no
     start before. ``script_failures``, ``outside_at_s`` and ``refused_count``, of starts in a row
-    that could not begin, are what its retries are counted by. ``gpu_s``: GPU seconds that it has
-    had until ``counted_s``.
+    that could not begin, are what its retries are counted by. ``gpus_since_s``: since when it has
+    had GPUs without a gap, or has waited without one; ``waited_s``: how long it had waited when it
+    got those that it has. ``gpu_s``: GPU seconds that it has had until ``counted_s``.
     """
 
     spec: JobSpec
@@ -95,6 +96,8 @@ class Job:
     outside_at_s: tuple[float, ...] = ()
     began_at_s: float = 0.0
     starts: int = 0
+    gpus_since_s: float = 0.0
+    waited_s: float = 0.0
     gpu_s: float = 0.0
     counted_s: float = 0.0
     history: tuple[Transition, ...] = ()
@@ -161,6 +164,9 @@ def granted(job: Job, parts: tuple[Part, ...], number: int, now_s: float) -> Job
             given_up.append(
                 Held(node=part.node, devices=rest, start=part.start, number=number, since_s=now_s)
             )
+    if bool(parts) != bool(job.parts):
+        since_s = job.gpus_since_s or job.submitted_at_s
+        job = replace(job, gpus_since_s=now_s, waited_s=now_s - since_s if parts else 0.0)
     return replace(job, parts=parts, held=(*job.held, *given_up), number=number)
 
 

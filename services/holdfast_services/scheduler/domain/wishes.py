@@ -17,7 +17,10 @@ class Wished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """One plan: ``number`` is its own, ``policy`` made it, ``by_job`` is what it says."""
+    """One plan: ``number`` is its own, ``policy`` made it, ``by_job`` is what it says.
+
+    ``arrivals``: who had GPUs kept them, and the others were dealt what was free.
+    """
 
     number: int = 0
     made_at_s: float = 0.0
@@ -25,3 +28,4 @@ class Wishes:
     took_s: float = 0.0
     by_job: Mapping[str, Wished] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    arrivals: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -33,12 +33,15 @@ Limit = Annotated[int, Query(ge=1, le=jobs.LISTED_MAX)]
 
 
 def make_app(
-    transactions: Transactions[Statements], executors: Executors, names: Collection[str] = ()
+    transactions: Transactions[Statements],
+    executors: Executors,
+    quotas: Mapping[str, int],
+    names: Collection[str] = (),
 ) -> FastAPI:
     """Return the application; ``names`` are what browsers know it by, see ``kit.visitors``."""
     app = kit.make_app("Holdfast scheduler", names)
     _add_page(app, transactions)
-    _add_jobs(app, transactions)
+    _add_jobs(app, transactions, quotas)
     _add_plan(app, transactions)
     _add_executors(app, executors)
     return app
@@ -84,13 +87,15 @@ def _add_page(app: FastAPI, transactions: Transactions[Statements]) -> None:
         return figures(await transactions.read(lambda s: reading.look(s, limit=1)))
 
 
-def _add_jobs(app: FastAPI, transactions: Transactions[Statements]) -> None:
+def _add_jobs(
+    app: FastAPI, transactions: Transactions[Statements], quotas: Mapping[str, int]
+) -> None:
     @app.post("/api/v1/jobs", status_code=HTTPStatus.CREATED)
     async def submit(request: Request, *, dry_run: bool = False) -> Response:
         """Take a job on; with `dry_run` only say whether it would be."""
         spec = from_record(JobSpec, await _body(request))
         made = await transactions.write(
-            lambda s: jobs.submit(s, spec, secrets.token_hex(8), dry_run=dry_run)
+            lambda s: jobs.submit(s, spec, secrets.token_hex(8), quotas, dry_run=dry_run)
         )
         if made.new and not dry_run:
             transactions.wake()

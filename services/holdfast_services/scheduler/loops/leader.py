@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from holdfast.core.retry import worth_telling
 from holdfast.errors import CheckpointError, StaleGenerationError
@@ -20,10 +22,11 @@ from holdfast_services.scheduler.calls.metadata import Metadata
 from holdfast_services.scheduler.domain.cluster import Round
 from holdfast_services.scheduler.domain.job import Job
 from holdfast_services.scheduler.domain.orders import allocation
+from holdfast_services.scheduler.domain.planned import Knowledge, with_defaults
 from holdfast_services.scheduler.domain.wishes import Wishes
 from holdfast_services.scheduler.storage import Statements
 from holdfast_services.scheduler.usecases import deciding
-from holdfast_services.scheduler.usecases.deciding import Heard, Holding, Turn
+from holdfast_services.scheduler.usecases.deciding import Agent, Heard, Holding, Turn
 
 TICK_S = 0.5
 METADATA_POLL_S = 0.5
@@ -34,7 +37,14 @@ PLAN_PAUSE_S = 0.2
 
 log = logging.getLogger(__name__)
 
-Planner = Callable[[Turn], Awaitable[Wishes]]
+
+class Planner(Protocol):
+    """Makes a plan of what a turn has found and what is known of its jobs."""
+
+    async def __call__(
+        self, turn: Turn, known: Mapping[str, Knowledge], *, arrivals: bool
+    ) -> Wishes:
+        """Return a plan without a number; with ``arrivals`` who has GPUs keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +52,7 @@ class _Told:
     """What metadata last said, or that it does not answer, and since when that is so."""
 
     rounds: Mapping[str, Round] | None = None
-    agents: Mapping[str, bool] | None = None
+    agents: Mapping[str, Agent] | None = None
     since_s: float = 0.0
 
 
@@ -76,9 +86,8 @@ class Leader:
         self._round_s = round_s
         self._said = _Told(since_s=time.monotonic())
         self._out = False
-        self._planned_of: object = None
-        self._planned_s = 0.0
-        self._stale = True
+        self._planned = _Planned()
+        self._urgent = True
         self._holding: Holding | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -160,12 +169,9 @@ class Leader:
 
     async def _decide(self, holding: Holding) -> None:
         turn = await self._take_turn(holding)
-        self._stale = self._stale or turn.news
+        self._urgent = self._urgent or turn.news
         if self._is_due(turn):
-            plan = await self._planner(turn)
-            await self._transactions.write(lambda s: deciding.keep_plan(s, holding, plan))
-            self._planned_of, self._planned_s = _subject(turn), time.monotonic()
-            self._stale = False
+            await self._plan(holding, turn)
             turn = await self._take_turn(holding)
         untold = [job for job in turn.jobs.values() if job.told < job.number]
         if untold and self._said.rounds is not None:
@@ -179,10 +185,38 @@ class Leader:
         return turn
 
     def _is_due(self, turn: Turn) -> bool:
-        since_s = time.monotonic() - self._planned_s
-        if since_s < PLAN_PAUSE_S:
+        """Tell whether a plan is to be made now: in time, or since jobs or nodes have changed."""
+        if time.monotonic() - self._planned.at_s < PLAN_PAUSE_S:
             return False
-        return self._stale or self._planned_of != _subject(turn) or since_s >= self._round_s
+        return self._is_all_due(turn) or self._planned.jobs != _jobs(turn)
+
+    def _is_all_due(self, turn: Turn) -> bool:
+        """Tell whether those are planned anew that have GPUs, too."""
+        late = time.monotonic() - self._planned.all_at_s >= self._round_s
+        return self._urgent or late or self._planned.nodes != _nodes(turn)
+
+    async def _plan(self, holding: Holding, turn: Turn) -> None:
+        of_all = self._is_all_due(turn)
+        known = await self._learned(turn)
+        plan = await self._planner(turn, known, arrivals=not of_all)
+        await self._transactions.write(lambda s: deciding.keep_plan(s, holding, plan))
+        now_s = time.monotonic()
+        self._planned = _Planned(
+            at_s=now_s,
+            all_at_s=now_s if of_all else self._planned.all_at_s,
+            jobs=_jobs(turn),
+            nodes=_nodes(turn),
+        )
+        self._urgent = False
+
+    async def _learned(self, turn: Turn) -> Mapping[str, Knowledge]:
+        """Return what is known of jobs; of what metadata does not say now, what it said before."""
+        said: Mapping[str, Knowledge] = {}
+        if self._said.rounds is not None:
+            with suppress(CheckpointError):
+                said = await self._metadata.knowledge(turn.now_s)
+        known = await self._transactions.write(lambda s: deciding.learn(s, turn, said))
+        return with_defaults(known)
 
     async def _tell(self, jobs: Sequence[Job]) -> None:
         """Put allocations to metadata; one that it does not take is put again."""
@@ -201,15 +235,28 @@ class Leader:
         return True
 
 
-def _subject(turn: Turn) -> object:
-    """Return what a plan is made of, as far as a change of it makes another plan due at once."""
-    jobs = {
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """When plans were made, and of which jobs and nodes the last one was."""
+
+    at_s: float = -math.inf
+    all_at_s: float = -math.inf
+    jobs: object = None
+    nodes: object = None
+
+
+def _jobs(turn: Turn) -> object:
+    """Return the jobs that there are to plan: one more or less makes a plan due."""
+    return {
         (name, job.id, turn.now_s >= job.not_before_s)
         for name, job in turn.jobs.items()
         if not job.over
     }
-    nodes = {
+
+
+def _nodes(turn: Turn) -> object:
+    """Return the nodes that there are to plan with: a change of one makes a plan of all due."""
+    return {
         (node.name, node.gpus, node.gpu_type, not node.hindrance(turn.now_s))
         for node in turn.cluster.nodes.values()
     }
-    return jobs, nodes

@@ -15,6 +15,7 @@ from holdfast_services.scheduler.domain.cluster import Cluster, Node, Round
 from holdfast_services.scheduler.domain.grants import Wish
 from holdfast_services.scheduler.domain.job import Job
 from holdfast_services.scheduler.domain.numbers import Numbers
+from holdfast_services.scheduler.domain.planned import NOTHING, Knowledge
 from holdfast_services.scheduler.domain.wishes import Wishes
 from holdfast_services.scheduler.storage import Lease, Statements
 from holdfast_services.scheduler.usecases.executors import FORGET_S
@@ -33,14 +34,22 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """What the metadata service says of a node's agent."""
+
+    live: bool = False
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What the metadata service says: rounds by job, live agents. None: it does not answer.
+    """What the metadata service says: rounds by job, agents by node. None: it does not answer.
 
     ``for_s``: so long it has, or has not.
     """
 
     rounds: Mapping[str, Round] | None
-    agents: Mapping[str, bool] | None
+    agents: Mapping[str, Agent] | None
     for_s: float
 
 
@@ -146,8 +155,8 @@ def read_cluster(statements: Statements, heard: Heard, now_s: float) -> Cluster:
     asides = statements.asides()
     nodes = {}
     for row in statements.executors():
-        report = row.report
-        agents = heard.agents
+        report, agents = row.report, heard.agents
+        agent = (agents or {}).get(row.node, Agent())
         nodes[row.node] = Node(
             name=row.node,
             gpus=report.gpus,
@@ -157,7 +166,8 @@ def read_cluster(statements: Statements, heard: Heard, now_s: float) -> Cluster:
             applied=report.applied,
             launches=report.launches,
             silent_s=max(0.0, now_s - row.lease_until_s),
-            agent_live=None if agents is None else agents.get(row.node, False),
+            domain=agent.domain,
+            agent_live=None if agents is None else agent.live,
             aside=asides.get(row.node),
         )
     return Cluster(nodes=nodes, rounds=heard.rounds, rounds_since_s=now_s - heard.for_s)
@@ -175,7 +185,32 @@ def keep_plan(statements: Statements, holding: Holding, plan: Wishes) -> Wishes:
     statements.add_plan(numbered, holding.fence)
     statements.forget_plans(numbered.number)
     statements.forget_executors(statements.now_s() - FORGET_S)
+    statements.forget_hints()
     return numbered
+
+
+def learn(
+    statements: Statements, turn: Turn, said: Mapping[str, Knowledge]
+) -> dict[str, Knowledge]:
+    """Return what is known of the jobs of a turn: what is said now, else what was said before."""
+    before = statements.hints()
+    known = {}
+    for name, job in turn.jobs.items():
+        job_id, old = before.get(name, ("", NOTHING))
+        new = said.get(name, NOTHING)
+        old = old if job_id == job.id else NOTHING
+        merged = new if new.hints is not None else replace(old, costs=new.costs or old.costs)
+        if merged.hints is not None:
+            merged = replace(merged, gpu_type=_type_of(job, turn) or old.gpu_type)
+        if (merged.hints, merged.costs) != (old.hints, old.costs):
+            statements.save_hints(name, job.id, merged)
+        known[name] = merged
+    return known
+
+
+def _type_of(job: Job, turn: Turn) -> str:
+    nodes = (turn.cluster.nodes.get(part.node) for part in job.parts)
+    return next((node.gpu_type for node in nodes if node), "")
 
 
 def note_told(statements: Statements, told: Mapping[str, int]) -> None:

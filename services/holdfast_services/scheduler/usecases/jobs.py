@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from holdfast.core.job_spec import JobSpec, check
 from holdfast.errors import AlreadyExistsError, ExhaustedError, NotFoundError, PreconditionError
 from holdfast_services.scheduler.domain.cluster import Node
-from holdfast_services.scheduler.domain.fits import check_fits
 from holdfast_services.scheduler.domain.job import Job, Transition
+from holdfast_services.scheduler.domain.planned import refusal
 from holdfast_services.scheduler.storage import ExecutorRow, Kept, Statements
 
 OPEN_JOBS_MAX = 100_000
@@ -23,7 +24,14 @@ class Submitted:
     new: bool
 
 
-def submit(statements: Statements, spec: JobSpec, job_id: str, *, dry_run: bool) -> Submitted:
+def submit(
+    statements: Statements,
+    spec: JobSpec,
+    job_id: str,
+    quotas: Mapping[str, int],
+    *,
+    dry_run: bool,
+) -> Submitted:
     """Take a job on, or only say whether it would be.
 
     The same spec again while its job lives is the same submission: an answer may be lost.
@@ -34,7 +42,9 @@ def submit(statements: Statements, spec: JobSpec, job_id: str, *, dry_run: bool)
         ExhaustedError: it fits no nodes, with the sum; or there are too many jobs.
     """
     check(spec)
-    check_fits(spec, map(_node, statements.executors()))
+    why = refusal(spec, map(_node, statements.executors()), quotas)
+    if why:
+        raise ExhaustedError(f"{spec.name} {why}", job=spec.name)
     known = statements.job(spec.name)
     if known is not None and not known.job.over:
         if known.job.spec == spec:

@@ -1,4 +1,4 @@
-"""Lease, jobs, executors, nodes set aside, plans."""
+"""Lease, jobs, executors, nodes set aside, hints, plans."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def upgrade() -> None:
         Column("body", Text, nullable=False),
     )
     op.create_table(
+        "scheduler_hints",
+        Column("job", String(128), primary_key=True),
+        Column("id", String(32), nullable=False),
+        Column("body", Text, nullable=False),
+    )
+    op.create_table(
         "scheduler_plans",
         Column("number", BigInteger, primary_key=True),
         Column("fence", BigInteger, nullable=False),
@@ -55,5 +61,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop them: what trains goes on, and nobody plans."""
-    for name in ("plans", "asides", "executors", "jobs", "lease"):
+    for name in ("plans", "hints", "asides", "executors", "jobs", "lease"):
         op.drop_table(f"scheduler_{name}")
