@@ -43,6 +43,7 @@ from holdfast.training.naming import Naming, Scope
 from holdfast.training.preemption import Preemption
 from holdfast.training.progress import Progress
 from holdfast.training.restore import Decided, Restored, decide, restore, timeout
+from holdfast.training.round_end import RoundEnd
 from holdfast.training.save_handle import SaveHandle
 from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
@@ -155,6 +156,7 @@ class Checkpointer:
         self._decided: Decided | None = None
         self._loaded = False
         self._preemption: Preemption | None = None
+        self._round_end: RoundEnd | None = None
         self._progress = Progress.of(state)
         self._paused = False
         self._save_asked = False
@@ -267,6 +269,7 @@ class Checkpointer:
             self._progress.step = restored.step
             saver.restored(restored.step, restored.attempt)
         self._preemption = Preemption(self._policy.signals(), grace_s=grace_s(self._policy))
+        self._round_end = RoundEnd(self._session, self._preemption)
         atexit.register(self._at_exit)
         return restored
 
@@ -316,11 +319,9 @@ class Checkpointer:
         if due:
             self._save_asked = False  # before the save: what is asked from here on is another one
         self._report(saver, ending=ending)
-        if due and announcement and step == announced and self._place.rank == 0:
-            log.info(
-                "job %s: all ranks save step %d: %s", self._job, step, announcement.reason.text
-            )
         handle = self.save(step, notes=notes) if due else None
+        if handle and announcement and step == announced and self._round_end:
+            ending = self._round_end.saved(announcement, handle) or ending
         if ending:
             self._end_after(handle, saved=step == announced or alone)
         return handle
@@ -381,8 +382,7 @@ class Checkpointer:
             CheckpointError: the newest save is not safe; the message has its step and level. A
                 whole checkpoint in memory may still be committed later.
         """
-        error = self._close(timeout_s)
-        if error is not None:
+        if error := self._close(timeout_s):
             raise error
 
     def _close(self, timeout_s: float) -> CheckpointError | None:
@@ -392,8 +392,8 @@ class Checkpointer:
         self._closed = True
         atexit.unregister(self._at_exit)
         deadline = time.monotonic() + timeout_s
-        if self._preemption is not None:
-            self._preemption.uninstall()
+        if self._round_end is not None:
+            self._round_end.close()
         error = self._saver.close(deadline - time.monotonic()) if self._saver else None
         self._session.close(timeout_s=max(1.0, deadline - time.monotonic()))
         self._capture.release()
@@ -420,8 +420,7 @@ class Checkpointer:
 
     def _end(self, timeout_s: float) -> None:
         """Close where nothing can be raised any more: what is not safe is logged."""
-        error = self._close(timeout_s)
-        if error is not None:
+        if error := self._close(timeout_s):
             log.error("job %s: %s", self._job, error)
 
     def _agent_socket(self) -> Path:

@@ -22,6 +22,11 @@ class SaveReason(IntEnum):
         """The reason as people read it."""
         return _REASONS[self]
 
+    @property
+    def ends_round(self) -> bool:
+        """Whether all ranks end once the step is safe: one that has saved it waits for that."""
+        return self is SaveReason.RESCALE
+
 
 _REASONS = {
     SaveReason.UNSPECIFIED: "no reason given",
@@ -30,13 +35,16 @@ _REASONS = {
     SaveReason.PREEMPTION: "a rank was told to end",
     SaveReason.USER: "the training script asked for it",
     SaveReason.OPERATOR: "an operator asked for it",
-    SaveReason.RESCALE: "the job goes on with another world size",
+    SaveReason.RESCALE: "all ranks go on from it in another round",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A step that all ranks of an attempt save, and why."""
+    """A step that all ranks of an attempt save, and why.
+
+    The reason may change until a rank has done the step, and after; the step does not.
+    """
 
     step: int
     reason: SaveReason = SaveReason.UNSPECIFIED

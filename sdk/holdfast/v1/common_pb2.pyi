@@ -557,7 +557,9 @@ class Announcement(_message.Message):
         REASON_OPERATOR: Announcement._Reason.ValueType  # 5
         """somebody who looks after the job did"""
         REASON_RESCALE: Announcement._Reason.ValueType  # 6
-        """the job goes on with another world size"""
+        """The round ends once the step is safe: a rank that has saved it does no further one until it is
+        ended, or hears of another reason, for half a minute after its copy at most.
+        """
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     REASON_UNSPECIFIED: Announcement.Reason.ValueType  # 0
@@ -572,7 +574,9 @@ class Announcement(_message.Message):
     REASON_OPERATOR: Announcement.Reason.ValueType  # 5
     """somebody who looks after the job did"""
     REASON_RESCALE: Announcement.Reason.ValueType  # 6
-    """the job goes on with another world size"""
+    """The round ends once the step is safe: a rank that has saved it does no further one until it is
+    ended, or hears of another reason, for half a minute after its copy at most.
+    """
 
     STEP_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int

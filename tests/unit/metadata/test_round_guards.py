@@ -3,7 +3,6 @@
 import pytest
 from tests.unit.metadata.launchers import Cluster, two_nodes
 
-from holdfast_services.metadata.domain import rounds
 from holdfast_services.metadata.domain.rounds import Gone
 
 
@@ -39,18 +38,6 @@ def test_nobody_is_taken_in_by_a_launch_that_ends():
     assert cluster.launch.on, "who saves yet is not disturbed"
     assert cluster.launch.launcher("dd" * 16) is None
     assert not cluster.view("dd").stop, "it waits for the next launch"
-
-
-def test_who_waits_is_who_may_be_taken_in():
-    cluster = Cluster(nodes_min=1, nodes_max=3, shrink_after_s=0.0)
-    cluster.say("aa")
-    cluster.follow("aa")
-    cluster.say("bb")
-    cluster.say("bb", stopping=True)
-    cluster.tick(50)
-    cluster.say("cc")
-
-    assert rounds.waits_since_s(cluster.launch) == cluster.now_s
 
 
 def test_a_clock_that_is_set_back_makes_nobody_wait_for_it(two):

@@ -232,7 +232,7 @@ def test_who_comes_late_waits_for_a_saved_step():
     cluster.say("bb")
     cluster.tick(50)
     assert cluster.place("bb") is None
-    assert "saved" in cluster.view("bb").waiting
+    assert "a step that all ranks save" in cluster.view("bb").waiting
 
     cluster.tick(saved=True)
 

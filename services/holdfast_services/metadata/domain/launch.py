@@ -6,14 +6,19 @@ which order, under which nonce. Times are those of the database's clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from holdfast.core.rounds import Ending, Place, RankFailure, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """One launcher as it last reported itself, and how others reach its node."""
+    """One launcher as it last reported itself, and how others reach its node.
+
+    ``early_count``: rounds in a row that its ranks have ended before their first step.
+    ``left_out``: why no round begins with it until ``back_at_s``, if so.
+    """
 
     id: str
     sequence: int
@@ -25,6 +30,9 @@ class Launcher:
     joined_at_s: float
     finished: bool = False
     stopping: bool = False
+    early_count: int = 0
+    left_out: str = ""
+    back_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,38 @@ class Member:
     ranks: int
 
 
+class EndReason(StrEnum):
+    """Why a round that goes well ends after a step that all ranks have saved."""
+
+    GROWTH = "growth"
+    RESCALE = "rescale"
+    NOTICE = "notice"
+
+    @property
+    def text(self) -> str:
+        """The reason as people read it."""
+        return _END_REASONS[self]
+
+
+_END_REASONS = {
+    EndReason.GROWTH: "a node that came later is taken in",
+    EndReason.RESCALE: "the job goes on with other nodes",
+    EndReason.NOTICE: "a node will be taken away",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEnd:
+    """The wish that the round ends after a step that all ranks have saved.
+
+    ``copied``: not before all copies of the step are made, since nodes will go.
+    """
+
+    reason: EndReason
+    asked_at_s: float
+    copied: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """All launchers of one job's launch, in the order in which they came, and their last round.
@@ -44,7 +84,8 @@ class Launch:
     ``on`` says that it is not. ``enough_since_s``: since when it is awaited who else comes, with as
     many nodes here as it needs at least; 0: there are not. ``again_after_s``: no round before.
     ``quick_count``: rounds in a row that failed soon. ``cause_awaited``: a rank has lost another
-    one, and nobody has told yet which went first.
+    one, and nobody has told yet which went first. ``end``: the round that is on ends after a step
+    that is saved, once there is one.
     """
 
     job: str
@@ -65,6 +106,7 @@ class Launch:
     failure: RankFailure | None = None
     stopping: bool = False
     ending: Ending | None = None
+    end: RoundEnd | None = None
 
     @property
     def nonce(self) -> str:
@@ -75,10 +117,16 @@ class Launch:
         """Return a launcher by its id."""
         return next((launcher for launcher in self.launchers if launcher.id == name), None)
 
+    def having(self, told: Launcher) -> Launch:
+        """Return the launch with what is known of one launcher by now."""
+        launchers = tuple(told if one.id == told.id else one for one in self.launchers)
+        return replace(self, launchers=launchers)
+
     def available(self, launcher: Launcher) -> bool:
         """Tell whether a round may begin with a launcher: old ranks must not meet new ones."""
         offered = (launcher.address, launcher.port)
-        return not launcher.stopping and offered != (self.master_address, self.master_port)
+        usable = not launcher.stopping and not launcher.left_out
+        return usable and offered != (self.master_address, self.master_port)
 
     def takes_part(self, name: str) -> bool:
         """Tell whether a launcher takes part in the last round."""

@@ -13,7 +13,15 @@ from holdfast.core.retry import Waits
 from holdfast.core.rounds import Ending, LauncherReport, LaunchView, RankFailure
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError
-from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
+from holdfast_services.metadata.domain import left_out
+from holdfast_services.metadata.domain.launch import (
+    EndReason,
+    Launch,
+    Launcher,
+    Member,
+    RoundEnd,
+)
+from holdfast_services.metadata.domain.round_news import news, said
 
 QUICK_S = 10.0
 """A round that fails sooner than this is quick: after two in a row there is a pause."""
@@ -41,12 +49,25 @@ class Gone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time has passed. ``saved``: there is a step to go on from that is newer than who waits."""
+    """Time has passed.
+
+    ``saved``: the step is safe that the round was to end after. ``taken_back``: all ranks have been
+    told that the round goes on after it.
+    """
 
     saved: bool = False
+    taken_back: bool = False
 
 
-RoundEvent: TypeAlias = Reported | Gone | Tick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAsked:
+    """Somebody wants the round to end after a step that is saved; see ``RoundEnd``."""
+
+    reason: EndReason
+    copied: bool = False
+
+
+RoundEvent: TypeAlias = Reported | Gone | Tick | EndAsked
 
 
 def handle(
@@ -59,14 +80,19 @@ def handle(
     """
     before = launch
     launch = _no_later_than(launch, now_s, lease_s)
+    launch = left_out.readmitted(launch, now_s)
     if isinstance(event, Reported):
         launch = _reported(launch, event, now_s, lease_s)
     elif isinstance(event, Gone):
         launch = _without(launch, event.launchers, now_s)
-    elif event.saved and may_grow(launch):
+    elif isinstance(event, EndAsked):
+        launch = _end_asked(launch, event, now_s)
+    elif event.saved and end_wanted(launch):
         launch = _over(launch)
-    launch = _begun(launch, now_s)
-    return launch, _news(before, launch)
+    elif event.taken_back and not end_wanted(launch):
+        launch = replace(launch, end=None)
+    launch = _growing(_begun(launch, now_s), now_s)
+    return launch, news(before, launch)
 
 
 def _no_later_than(launch: Launch, now_s: float, lease_s: float) -> Launch:
@@ -76,12 +102,16 @@ def _no_later_than(launch: Launch, now_s: float, lease_s: float) -> Launch:
     latest_s = max(launch.began_at_s, launch.enough_since_s, *joined_s)
     if latest_s <= now_s and launch.again_after_s <= again_s:
         return launch
+    back_s = now_s + left_out.LEFT_OUT_S
     launchers = tuple(
-        replace(one, joined_at_s=min(one.joined_at_s, now_s)) for one in launch.launchers
+        replace(one, joined_at_s=min(one.joined_at_s, now_s), back_at_s=min(one.back_at_s, back_s))
+        for one in launch.launchers
     )
+    end = launch.end and replace(launch.end, asked_at_s=min(launch.end.asked_at_s, now_s))
     return replace(
         launch,
         launchers=launchers,
+        end=end,
         began_at_s=min(launch.began_at_s, now_s),
         enough_since_s=min(launch.enough_since_s, now_s),
         again_after_s=min(launch.again_after_s, again_s),
@@ -95,9 +125,26 @@ def may_grow(launch: Launch) -> bool:
     return launch.on and room and waits and not launch.stopping
 
 
-def waits_since_s(launch: Launch) -> float:
-    """Return when the first of those who wait for a place came."""
-    return min((one.joined_at_s for one in _waiting_for_a_place(launch)), default=0.0)
+def end_wanted(launch: Launch) -> bool:
+    """Tell whether the round that is on is to end after a step that is saved."""
+    if launch.end is None or not launch.on or launch.stopping:
+        return False
+    return launch.end.reason is not EndReason.GROWTH or may_grow(launch)
+
+
+def _growing(launch: Launch, now_s: float) -> Launch:
+    """Return the launch with the wish to take in who waits, if it has room and no other wish."""
+    if launch.end is not None or not may_grow(launch):
+        return launch
+    return replace(launch, end=RoundEnd(reason=EndReason.GROWTH, asked_at_s=now_s))
+
+
+def _end_asked(launch: Launch, event: EndAsked, now_s: float) -> Launch:
+    """Return the launch with the wish; between two rounds there is nothing to end."""
+    if not launch.on or launch.stopping:
+        return launch
+    copied = event.copied or (launch.end is not None and launch.end.copied)
+    return replace(launch, end=RoundEnd(reason=event.reason, asked_at_s=now_s, copied=copied))
 
 
 def _waiting_for_a_place(launch: Launch) -> list[Launcher]:
@@ -125,15 +172,15 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
         finished=report.finished and report.round == launch.nonce,
         stopping=report.stopping,
     )
-    launch = _with(launch, told)
+    launch = launch.having(told)
     if report.stopping and not known.stopping:
         launch = _asked_to_stop(launch, told.id)
     if report.round != launch.nonce or not launch.takes_part(told.id):
         return launch
     if report.failure and not told.stopping:
-        launch = _failed(launch, report.failure, now_s, lease_s)
+        launch = _failed(launch, told, report.failure, now_s, lease_s)
     elif launch.on and all(_has_finished(launch, member) for member in launch.members):
-        launch = replace(launch, ending=Ending(code=0), on=False)
+        launch = replace(launch, ending=Ending(code=0), on=False, end=None)
     return launch
 
 
@@ -177,11 +224,6 @@ def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> La
     return replace(launch, launchers=(*launch.launchers, joined))
 
 
-def _with(launch: Launch, told: Launcher) -> Launch:
-    launchers = tuple(told if one.id == told.id else one for one in launch.launchers)
-    return replace(launch, launchers=launchers)
-
-
 def _has_finished(launch: Launch, member: Member) -> bool:
     launcher = launch.launcher(member.launcher)
     return launcher is not None and launcher.finished
@@ -203,7 +245,7 @@ def _without(launch: Launch, names: frozenset[str], now_s: float) -> Launch:
 
 def _over(launch: Launch) -> Launch:
     """Return the launch without a round: nodes are waited for anew."""
-    return replace(launch, on=False, enough_since_s=0.0) if launch.on else launch
+    return replace(launch, on=False, enough_since_s=0.0, end=None) if launch.on else launch
 
 
 def _asked_to_stop(launch: Launch, name: str) -> Launch:
@@ -214,18 +256,22 @@ def _asked_to_stop(launch: Launch, name: str) -> Launch:
     return launch
 
 
-def _failed(launch: Launch, failure: RankFailure, now_s: float, lease_s: float) -> Launch:
-    if launch.stopping:
+def _failed(
+    launch: Launch, launcher: Launcher, failure: RankFailure, now_s: float, lease_s: float
+) -> Launch:
+    told = launch.on or (launch.cause_awaited and not failure.of_peer)
+    if launch.stopping or not told:
         return launch
+    launch = left_out.counted(launch, launcher.id, failure, now_s)
+    if left_out.is_due(launch, launcher.id, failure):
+        return _over(left_out.without(launch, launcher.id, failure, now_s))
     if launch.on:
         wait_s = lease_s if failure.of_peer else 0.0
         return _restarted(launch, failure, now_s, wait_s)
-    if launch.cause_awaited and not failure.of_peer:
-        # What the first that spoke had lost; the round has been counted.
-        if failure.repeats(launch.failure):
-            return _ended(launch, failure, _AGAIN)
-        return replace(launch, cause_awaited=False, again_after_s=now_s, failure=failure)
-    return launch
+    # What the first that spoke had lost; the round has been counted.
+    if failure.repeats(launch.failure):
+        return _ended(launch, failure, _AGAIN)
+    return replace(launch, cause_awaited=False, again_after_s=now_s, failure=failure)
 
 
 def _restarted(launch: Launch, failure: RankFailure, now_s: float, wait_s: float) -> Launch:
@@ -251,14 +297,7 @@ def _ended(launch: Launch, failure: RankFailure, why: str) -> Launch:
     """Return the launch that ends by ``failure``."""
     detail = f"\n{failure.detail}" if failure.detail else ""
     ending = Ending(code=failure.exit_code, reason=f"{said(failure)} ({why}){detail}")
-    return replace(launch, on=False, cause_awaited=False, failure=failure, ending=ending)
-
-
-def said(failure: RankFailure) -> str:
-    """Return a failure in one line."""
-    who = f"rank {failure.rank}: " if failure.rank >= 0 else ""
-    step = f" at step {failure.step}" if failure.step >= 0 else ""
-    return f"{who}{failure.reason}{step}"
+    return replace(launch, on=False, cause_awaited=False, failure=failure, ending=ending, end=None)
 
 
 # --------------------------------------------------------------------------------- what follows
@@ -324,51 +363,27 @@ def view(launch: Launch, name: str, *, lease_s: float) -> LaunchView:
 
 
 def _waiting(launch: Launch, name: str) -> str:
-    if launch.launcher(name) is None:
+    known = launch.launcher(name)
+    if known is None:
         return "the launch before this one is ending"
     if launch.ending or launch.stopping or launch.place(name):
         return ""
-    most = launch.terms.nodes_max
+    if known.left_out:
+        return f"this node is left out for an hour, as its ranks failed {known.left_out}"
+    return _awaited(launch)
+
+
+def _awaited(launch: Launch) -> str:
+    """Return what those without a place wait for."""
+    least, most = launch.terms.nodes_min, launch.terms.nodes_max
     if launch.on:
         full = len(launch.members) >= most
         many = f"{most} nodes train, as many as may: this one waits in reserve"
-        return many if full else "this node takes part after the next step that is saved"
+        return many if full else "this node takes part after a step that all ranks save"
     if launch.cause_awaited:
         return "a rank has lost another one: waiting to hear which node failed"
     here = sum(1 for one in launch.launchers if launch.available(one))
-    least = launch.terms.nodes_min
     if here >= least and launch.quick_count > 1:
         return "rounds failed one soon after the other: there is a pause before the next"
     needed = f"{least}" if least == most else f"{least} to {most}"
     return f"waiting for nodes: {here} of {needed} are here"
-
-
-# ------------------------------------------------------------------------------------- the news
-
-
-def _news(before: Launch, after: Launch) -> tuple[Event, ...]:
-    events = []
-    lost = {one.id: one for one in before.launchers} if before.id == after.id else {}
-    for one in after.launchers:
-        lost.pop(one.id, None)
-    if after.ending is None and not after.stopping:
-        texts = [f"node {one.node} takes no part any more" for one in lost.values()]
-        events += [_event(after, "launcher_left", "info", text) for text in texts]
-    if after.restarts_at_s != before.restarts_at_s and after.failure and not after.cause_awaited:
-        text = f"round {after.number} is over: {said(after.failure)}"
-        events.append(_event(after, "round_failed", "warning", text))
-    if after.number > before.number and after.on:
-        nodes, ranks = len(after.members), sum(member.ranks for member in after.members)
-        text = f"round {after.number} begins: {ranks} ranks on {nodes} nodes"
-        events.append(_event(after, "round_began", "info", text))
-    if after.stopping and not before.stopping:
-        text = "all ranks are told to save and to end, since fewer nodes than it needs were left"
-        events.append(_event(after, "launch_stopping", "info", text))
-    if after.ending and not before.ending and after.ending.code:
-        line = after.ending.reason.partition("\n")[0]
-        events.append(_event(after, "launch_failed", "error", line))
-    return tuple(events)
-
-
-def _event(launch: Launch, kind: str, severity: str, message: str) -> Event:
-    return Event(kind=kind, severity=severity, message=f"{launch.job}: {message}", job=launch.job)

@@ -20,6 +20,8 @@ STEPS_AHEAD_MIN = 2
 STEPS_AHEAD_MAX = 1000
 NEWS_TRAVEL_S = 1.0
 STEP_S_UNKNOWN = 0.1
+LAST_AGAIN_S = 120.0
+"""Much more than a rank waits for its round to end: where no save succeeds, training goes on."""
 
 # A rank trains after LOST when its user said to start over.
 _TRAINING = (DecisionState.CONFIRMED, DecisionState.LOST)
@@ -35,6 +37,7 @@ _URGENCY = (
 )
 _BY_CLOCK = (SaveReason.AUTO, SaveReason.INTERVAL)
 """They come again and again, and are no news."""
+_ENDING = (SaveReason.PREEMPTION, SaveReason.RESCALE)
 
 
 def announce(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
@@ -43,25 +46,70 @@ def announce(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
     An announcement is open until every rank has passed it. All ranks must have said where they
     are: a step that one has passed already could not be saved by all.
     """
-    attempt, decision = run.current, run.decision
-    if attempt is None or decision is None or decision.state not in _TRAINING:
+    statuses = training(run, nodes)
+    if statuses is None or run.attempt is None or _open(run, statuses):
         return Outcome(run=run)
-    statuses = status_by_rank(run, nodes)
-    if len(statuses) < attempt.spec.world_size or not all(s.live for s in statuses.values()):
-        return Outcome(run=run)
-    open_step = run.announcement.step if run.announcement else 0
-    if any(status.report.step < open_step for status in statuses.values()):
-        return Outcome(run=run)
-    since_s = now_s - (run.announced_at_s or attempt.started_at_s)
+    since_s = now_s - (run.announced_at_s or run.attempt.started_at_s)
     reasons = {rank: _due(status, since_s) for rank, status in sorted(statuses.items())}
     reason = next((why for why in _URGENCY if why in reasons.values()), None)
     if reason is None:
         return Outcome(run=run)
-    announcement = Announcement(step=_ahead(statuses), reason=reason)
-    changed = replace(run, announcement=announcement, announced_at_s=now_s)
     asking = next(rank for rank, why in reasons.items() if why is reason)
-    events = () if reason in _BY_CLOCK else (_announced(run, announcement, asking),)
-    return Outcome(run=changed, events=events)
+    return _announced(run, _ahead(statuses), reason, now_s, rank=asking)
+
+
+def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
+    """Return the run with the step announced that its round ends after, as soon as one can be.
+
+    A step that is announced already, and that no rank is about to do, becomes that step: else where
+    time brings one after the other there might never be room for this one. While that step may
+    still be committed, another is not announced before ``LAST_AGAIN_S``.
+    """
+    statuses = training(run, nodes)
+    if statuses is None:
+        return Outcome(run=run)
+    was = run.announcement
+    if was and _open(run, statuses):
+        ahead = was.step >= newest_step(statuses) + STEPS_AHEAD_MIN
+        if was.reason in _ENDING or not ahead:
+            return Outcome(run=run)
+        last = replace(was, reason=SaveReason.RESCALE)
+        return Outcome(run=replace(run, announcement=last, announced_at_s=now_s))
+    if was and was.reason.ends_round and now_s < run.announced_at_s + LAST_AGAIN_S:
+        return Outcome(run=run)
+    return _announced(run, _ahead(statuses), SaveReason.RESCALE, now_s, rank=None)
+
+
+def take_back(run: Run) -> Run:
+    """Return the run whose round does not end: what all ranks save they save, and go on."""
+    announced = run.announcement
+    if announced is None or not announced.reason.ends_round:
+        return run
+    return replace(run, announcement=replace(announced, reason=SaveReason.OPERATOR))
+
+
+def training(run: Run, nodes: Mapping[str, Node]) -> Mapping[int, RankStatus] | None:
+    """Return where all ranks are; None: one has not said so, or does not train."""
+    attempt, decision = run.current, run.decision
+    if attempt is None or decision is None or decision.state not in _TRAINING:
+        return None
+    statuses = status_by_rank(run, nodes)
+    whole = len(statuses) == attempt.spec.world_size
+    return statuses if whole and all(s.live for s in statuses.values()) else None
+
+
+def newest_step(statuses: Mapping[int, RankStatus]) -> int:
+    """Return the last step that a rank says it has done."""
+    return max(status.report.step for status in statuses.values())
+
+
+def _open(run: Run, statuses: Mapping[int, RankStatus]) -> bool:
+    """Tell whether what is announced may still be done; who has done the last step is at it."""
+    announced = run.announcement
+    if announced is None:
+        return False
+    past = announced.step + announced.reason.ends_round
+    return any(status.report.step < past for status in statuses.values())
 
 
 def _due(status: RankStatus, since_s: float) -> SaveReason | None:
@@ -76,26 +124,29 @@ def _due(status: RankStatus, since_s: float) -> SaveReason | None:
 
 def _ahead(statuses: Mapping[int, RankStatus]) -> int:
     """Return the step by which the news will have reached every rank."""
-    newest = max(status.report.step for status in statuses.values())
     known = [s.report.step_s for s in statuses.values() if s.report.step_s > 0]
     step_s = min(known, default=STEP_S_UNKNOWN)
     # Compared, not divided: nothing that a rank says can overflow here.
     short = step_s * STEPS_AHEAD_MAX <= NEWS_TRAVEL_S
     steps = STEPS_AHEAD_MAX if short else math.ceil(NEWS_TRAVEL_S / step_s)
-    return newest + STEPS_AHEAD_MIN + steps
+    return newest_step(statuses) + STEPS_AHEAD_MIN + steps
 
 
-def _announced(run: Run, announcement: Announcement, rank: int) -> Event:
-    return Event(
+def _announced(
+    run: Run, step: int, reason: SaveReason, now_s: float, *, rank: int | None
+) -> Outcome:
+    """Announce it; ``rank`` asked, None: the launch did."""
+    announcement = Announcement(step=step, reason=reason)
+    changed = replace(run, announcement=announcement, announced_at_s=now_s)
+    if reason in _BY_CLOCK:
+        return Outcome(run=changed)
+    asked = "" if rank is None else f" (rank {rank})"
+    context = {"run": run.id, "step": str(step), "reason": reason.name.lower()}
+    event = Event(
         kind="save_announced",
         severity="info",
-        message=f"all ranks of {run.job} save step {announcement.step}: "
-        f"{announcement.reason.text} (rank {rank})",
+        message=f"all ranks of {run.job} save step {step}: {reason.text}{asked}",
         job=run.job,
-        context={
-            "run": run.id,
-            "step": str(announcement.step),
-            "reason": announcement.reason.name.lower(),
-            "rank": str(rank),
-        },
+        context=context if rank is None else {**context, "rank": str(rank)},
     )
+    return Outcome(run=changed, events=(event,))

@@ -10,6 +10,8 @@ from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import agents, launches
 
 TICK_S = 0.5
+HURRY_S_MIN = 0.05
+"""Between two ticks while ranks may wait for their round to end: each change may be the commit."""
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,16 @@ class Ticker:
     async def _for_ever(self) -> None:
         transactor, silent = self._transactor, False
         while True:
+            hurry, heard = False, transactor.listen()
             try:
                 if await transactor.write(lambda c: agents.tick(c, transactor.limits)):
                     transactor.tell()
-                if await transactor.write(lambda c: launches.tick(c, transactor.limits)):
+                    heard = transactor.listen()
+                ticked = await transactor.write(lambda c: launches.tick(c, transactor.limits))
+                hurry = ticked.hurry
+                if ticked.told:
                     transactor.tell()
+                    heard = transactor.listen()
                 silent = False
             except CheckpointError as error:
                 if not silent:
@@ -46,4 +53,6 @@ class Ticker:
                 silent = True
             except Exception:
                 log.exception("tick failed")
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(HURRY_S_MIN if hurry else TICK_S)
+            if hurry:
+                await transactor.changed(TICK_S - HURRY_S_MIN, heard)

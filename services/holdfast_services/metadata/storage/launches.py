@@ -10,12 +10,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, select
+from sqlalchemy import bindparam, delete, select
 
 from holdfast.core.rounds import Ending, RankFailure, Terms
 from holdfast_services.kit.db import upsert
 from holdfast_services.metadata import tables as t
-from holdfast_services.metadata.domain.launch import Launch, Launcher, Member
+from holdfast_services.metadata.domain.launch import (
+    EndReason,
+    Launch,
+    Launcher,
+    Member,
+    RoundEnd,
+)
 from holdfast_services.metadata.storage.base import Statements
 
 _L, _O = t.launches.c, t.launchers.c
@@ -29,12 +35,11 @@ _LOST = select(_O.launcher).where(
     _O.job == bindparam("job"), _O.lease_until_s <= bindparam("now_s")
 )
 _END = delete(t.launchers).where(_O.launcher == bindparam("of_launcher"))
-_SAVED = (
-    select(func.max(t.checkpoints.c.local_at_s))
+_OF_ATTEMPT = (
+    select(t.attempts.c.job)
     .join(
-        t.attempts,
-        (t.attempts.c.run == t.checkpoints.c.run)
-        & (t.attempts.c.generation == t.checkpoints.c.generation),
+        t.runs,
+        (t.runs.c.run == t.attempts.c.run) & (t.runs.c.generation == t.attempts.c.generation),
     )
     .where(t.attempts.c.nonce == bindparam("of_nonce"))
 )
@@ -76,9 +81,9 @@ class LaunchStatements(Statements):
         """Return the launchers of a job whose leases have run out."""
         return frozenset(self._db.execute(_LOST, {"job": job, "now_s": now_s}).scalars())
 
-    def saved_at_s(self, nonce: bytes) -> float:
-        """Return when an attempt last committed a step; 0: it never did, or is not known."""
-        return float(self._db.execute(_SAVED, {"of_nonce": nonce}).scalar_one() or 0.0)
+    def jobs_of_attempt(self, nonce: bytes) -> Sequence[str]:
+        """Return the jobs that a launch trains now, in the order in which they are locked."""
+        return sorted(self._db.execute(_OF_ATTEMPT, {"of_nonce": nonce}).scalars())
 
 
 def _body(launch: Launch) -> str:
@@ -87,7 +92,7 @@ def _body(launch: Launch) -> str:
 
 def _launch(body: str) -> Launch:
     values: dict[str, Any] = json.loads(body)
-    failure, ending = values["failure"], values["ending"]
+    failure, ending, end = values["failure"], values["ending"], values.get("end")
     return Launch(
         **{
             **values,
@@ -97,5 +102,6 @@ def _launch(body: str) -> Launch:
             "restarts_at_s": tuple(values["restarts_at_s"]),
             "failure": failure and RankFailure(**failure),
             "ending": ending and Ending(**ending),
+            "end": end and RoundEnd(**{**end, "reason": EndReason(end["reason"])}),
         }
     )

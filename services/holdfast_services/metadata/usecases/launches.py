@@ -1,20 +1,29 @@
 """The use cases of launchers: each a function of the catalogue in one transaction.
 
-Locks are taken after the pulse: launches by job.
+Locks are taken after the pulse: launches by job, then jobs by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from holdfast.core.attempts import named_nonce
 from holdfast.core.rounds import LaunchRequest
 from holdfast.errors import CheckpointError
-from holdfast_services.metadata.domain import rounds
+from holdfast_services.metadata.domain import round_end, rounds, save_announcement
 from holdfast_services.metadata.domain.launch import Launch
-from holdfast_services.metadata.domain.model import Limits
-from holdfast_services.metadata.domain.rounds import Gone, Reported, RoundEvent, Tick
+from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
+from holdfast_services.metadata.domain.rounds import EndAsked, Gone, Reported, RoundEvent, Tick
 from holdfast_services.metadata.storage import Catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Whether somebody has to be told; ``hurry``: ranks may wait for their round to end."""
+
+    told: bool
+    hurry: bool
 
 
 def hear(
@@ -47,23 +56,88 @@ def hear(
     return [answers[index] for index in range(len(requests))], changed
 
 
-def tick(catalogue: Catalogue, limits: Limits) -> bool:
-    """Do what only time brings: leases that ran out, pauses that are over, steps to grow at.
-
-    Returns:
-        Whether somebody has to be told.
-    """
+def tick(catalogue: Catalogue, limits: Limits) -> Ticked:
+    """Do what only time brings: leases that ran out, pauses that are over, steps to end after."""
     now_s = catalogue.now_s()
-    changed = False
-    for job in catalogue.launch_jobs():
-        before = launch = catalogue.lock_launch(job)
-        lost = catalogue.lost_launchers(job, now_s)
-        if lost:
-            launch = _fed(catalogue, launch, Gone(lost), now_s, limits)
-        launch = _fed(catalogue, launch, Tick(saved=_saved(catalogue, launch)), now_s, limits)
-        catalogue.save_launch(before, launch)
-        changed = changed or launch != before
-    return changed
+    before = {job: catalogue.lock_launch(job) for job in catalogue.launch_jobs()}
+    after = {job: _timed(catalogue, launch, now_s, limits) for job, launch in before.items()}
+    told = hurry = False
+    ending = {job: launch for job, launch in after.items() if launch.end and launch.on}
+    trained = _trained(catalogue, ending)
+    nodes = catalogue.nodes() if any(trained.values()) else {}
+    for job, launch in ending.items():
+        event, changed = _end(catalogue, launch, trained[job], nodes, now_s)
+        told = told or changed
+        hurry = hurry or (bool(trained[job]) and round_end.is_recent(launch, now_s))
+        after[job] = _fed(catalogue, launch, event, now_s, limits)
+    for job, launch in after.items():
+        catalogue.save_launch(before[job], launch)
+        told = told or launch != before[job]
+    return Ticked(told=told, hurry=hurry)
+
+
+def end_after_save(catalogue: Catalogue, job: str, event: EndAsked, limits: Limits) -> bool:
+    """Have the round of a job's launch end after a step that all ranks save; is it on?"""
+    launch = catalogue.lock_launch(job)
+    changed = _fed(catalogue, launch, event, catalogue.now_s(), limits)
+    catalogue.save_launch(launch, changed)
+    return changed.end is not None
+
+
+def _timed(catalogue: Catalogue, launch: Launch, now_s: float, limits: Limits) -> Launch:
+    lost = catalogue.lost_launchers(launch.job, now_s)
+    if lost:
+        launch = _fed(catalogue, launch, Gone(lost), now_s, limits)
+    return _fed(catalogue, launch, Tick(), now_s, limits)
+
+
+def _trained(catalogue: Catalogue, launches: Mapping[str, Launch]) -> dict[str, list[Run]]:
+    """Return the runs that each launch trains now, locked: jobs by name, after all launches."""
+    jobs = {
+        name: catalogue.jobs_of_attempt(named_nonce(launch.nonce))
+        for name, launch in launches.items()
+    }
+    runs: dict[str, Run] = {}
+    for job in sorted({job for each in jobs.values() for job in each}):
+        run = catalogue.lock_job(job)
+        loaded = catalogue.load_run(run) if run else None
+        if loaded:
+            runs[job] = loaded
+    return {
+        name: [runs[job] for job in each if job in runs and _is_of(runs[job], launches[name])]
+        for name, each in jobs.items()
+    }
+
+
+def _is_of(run: Run, launch: Launch) -> bool:
+    """Tell whether a run is trained by the round: a job may have had another attempt since."""
+    attempt = run.current
+    return attempt is not None and attempt.spec.nonce == named_nonce(launch.nonce)
+
+
+def _end(
+    catalogue: Catalogue,
+    launch: Launch,
+    runs: Sequence[Run],
+    nodes: Mapping[str, Node],
+    now_s: float,
+) -> tuple[Tick, bool]:
+    """Announce what a round ends after, or take that back; return what follows for the launch.
+
+    Also whether somebody has to be told of a run.
+    """
+    wanted = rounds.end_wanted(launch)
+    told = False
+    for run in runs:
+        if wanted:
+            outcome = save_announcement.announce_last(run, nodes, now_s)
+        else:
+            outcome = Outcome(run=save_announcement.take_back(run))
+        catalogue.save_run(run, outcome.run)
+        catalogue.add_events(outcome.events, "", now_s)
+        told = told or outcome.run != run
+    saved = wanted and launch.end is not None and round_end.is_safe(runs, nodes, launch.end, now_s)
+    return Tick(saved=saved, taken_back=not wanted), told
 
 
 def _event(request: LaunchRequest) -> RoundEvent:
@@ -78,10 +152,3 @@ def _fed(
     changed, news = rounds.handle(launch, event, now_s=now_s, lease_s=limits.node_lease_s)
     catalogue.add_events(news, "", now_s)
     return changed
-
-
-def _saved(catalogue: Catalogue, launch: Launch) -> bool:
-    """Tell whether there is a step to go on from that is newer than who waits for a place."""
-    if not rounds.may_grow(launch):
-        return False
-    return catalogue.saved_at_s(named_nonce(launch.nonce)) > rounds.waits_since_s(launch)
