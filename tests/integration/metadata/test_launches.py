@@ -9,9 +9,12 @@ import pytest
 from holdfast.core.attempts import named_nonce
 from holdfast.core.rounds import LauncherReport, LaunchRequest, RankFailure, Terms
 from holdfast.errors import AlreadyExistsError, InvalidRequestError
+from holdfast_services.metadata.domain import rounds
+from holdfast_services.metadata.domain.launch import EndReason
 from holdfast_services.metadata.usecases import launches
 
 TERMS = Terms(command="c", nodes_min=2, nodes_max=2)
+TERMS_1 = replace(TERMS, nodes_min=1, shrink_after_s=0.0)
 KILLED = RankFailure(rank=1, code=-9, reason="killed by SIGKILL", outside=True)
 
 
@@ -137,29 +140,118 @@ def kit_tick(catalogue, service):
     return agents.tick(catalogue, service.limits)
 
 
-async def test_who_comes_late_is_taken_in_at_the_next_saved_step(database_url, kit, agents):
-    terms = replace(TERMS, nodes_min=1, shrink_after_s=0.0)
-    first_agent = agents[0]
-    async with kit.running(database_url) as service:
-        begun = await service.ask(request("aa", terms=terms))
-        nonce = begun.place.nonce
-        seat = await service.register(
-            kit.wish(0, first_agent.name, named_nonce(nonce), world=1, replicas=0)
-        )
-        first_agent.serve(seat, 0)
-        await service.report(first_agent.inventory())
-        await service.ask(request("aa", sequence=2, terms=terms, port=7001, round=nonce))
-        late = await service.ask(request("bb", terms=terms))
-        await service.write(lambda c: launches.tick(c, service.limits))
-        assert late.place is None
+async def trained(service, kit, agent, step):
+    """Have one launcher's rank train, and another launcher come; return the seat."""
+    begun = await service.ask(request("aa", terms=TERMS_1))
+    nonce = named_nonce(begun.place.nonce)
+    seat = await service.register(kit.wish(0, agent.name, nonce, world=1, replicas=0))
+    for loaded in (False, True):
+        agent.serve(seat, 0, step=step * loaded, step_s=1.0, loaded=loaded)
+        await service.report(agent.inventory())
+    said = {"terms": TERMS_1, "port": 7001, "round": begun.place.nonce}
+    await service.ask(request("aa", sequence=2, **said))
+    late = await service.ask(request("bb", terms=TERMS_1))
+    assert late.place is None
+    await tick(service)
+    return seat
 
-        first_agent.hold(seat.run, 10, seat.generation, 0, world=1)
-        await service.report(first_agent.inventory())
-        await service.write(lambda c: launches.tick(c, service.limits))
-        taken = await service.ask(request("bb", sequence=2, terms=terms))
+
+async def tick(service):
+    return await service.write(lambda c: launches.tick(c, service.limits))
+
+
+async def announced(service, seat):
+    return (await service.read(lambda c: c.load_run(seat.run))).announcement
+
+
+async def test_who_comes_late_is_taken_in_after_a_step_that_is_announced(database_url, kit, agents):
+    async with kit.running(database_url) as service:
+        seat = await trained(service, kit, agents[0], step=5)
+        last = await announced(service, seat)
+        assert last.reason.ends_round
+        assert last.step > 5
+
+        agents[0].serve(seat, 0, step=last.step, step_s=1.0, loaded=True)
+        await service.report(agents[0].inventory())
+        assert (await tick(service)).hurry
+        early = await service.ask(request("bb", sequence=2, terms=TERMS_1))
+        assert early.place is None
+        agents[0].hold(seat.run, last.step, seat.generation, 0, world=1)
+        await service.report(agents[0].inventory())
+        await tick(service)
+        taken = await service.ask(request("bb", sequence=3, terms=TERMS_1))
 
     assert taken.place.round == 2
     assert taken.place.world_size == 2
+
+
+async def test_a_script_that_saves_by_itself_takes_in_who_comes(database_url, kit, agents):
+    async with kit.running(database_url) as service:
+        seat = await trained(service, kit, agents[0], step=0)
+        agents[0].hold(seat.run, 1, seat.generation, 0, world=1)
+        await service.report(agents[0].inventory())
+        await tick(service)
+        taken = await service.ask(request("bb", sequence=2, terms=TERMS_1))
+
+    assert taken.place.world_size == 2
+
+
+async def test_a_last_step_is_taken_back_when_who_came_has_left(database_url, kit, agents):
+    async with kit.running(database_url) as service:
+        seat = await trained(service, kit, agents[0], step=5)
+        last = await announced(service, seat)
+        await service.ask(request("bb", sequence=2, terms=TERMS_1, left=True))
+        ticked = await tick(service)
+
+        after = await announced(service, seat)
+        assert ticked.told
+        assert (after.step, after.reason.ends_round) == (last.step, False)
+        assert not (await tick(service)).told, "once"
+
+
+async def test_a_round_is_ended_on_request_once_all_copies_are_made(database_url, kit, agents):
+    asked = rounds.EndAsked(reason=EndReason.RESCALE, copied=True)
+    async with kit.running(database_url) as service:
+        first, _ = await both(service)
+        seat = await kit.launch(service, agents, named_nonce(first.place.nonce))
+        for rank, agent in enumerate(agents):
+            agent.serve(seat, rank, step=5, step_s=1.0, loaded=True)
+            await service.report(agent.inventory())
+        ends = await service.write(
+            lambda c: launches.end_after_save(c, "gpt/small", asked, service.limits)
+        )
+        assert ends
+        await tick(service)
+        last = await announced(service, seat)
+        for rank, agent in enumerate(agents):
+            agent.serve(seat, rank, step=last.step, step_s=1.0, loaded=True)
+            agent.hold(seat.run, last.step, seat.generation, rank)
+            agent.hear(await service.report(agent.inventory()))
+        await tick(service)
+        assert (await service.read(lambda c: c.launch("gpt/small"))).number == 1
+
+        for rank, agent in enumerate(reversed(agents)):
+            owner = agents[rank].name
+            agent.hold(seat.run, last.step, seat.generation, rank, owner=owner)
+        for _ in range(2):
+            for agent in agents:
+                agent.hear(await service.report(agent.inventory()))
+        await tick(service)
+
+        assert not await service.write(
+            lambda c: launches.end_after_save(c, "none/such", asked, service.limits)
+        )
+        assert (await service.read(lambda c: c.launch("gpt/small"))).number == 2
+
+
+async def test_a_wish_outlives_the_service(database_url, kit, agents):
+    async with kit.running(database_url) as service:
+        await trained(service, kit, agents[0], step=5)
+        before = await service.read(lambda c: c.launch("gpt/small"))
+    async with kit.running(database_url) as service:
+        assert await service.read(lambda c: c.launch("gpt/small")) == before
+
+    assert before.end.reason is EndReason.GROWTH
 
 
 async def test_a_launch_that_is_over_leaves_no_row(database_url, kit):

@@ -213,7 +213,7 @@ def test_a_step_that_a_rank_is_about_to_do_does_not_become_the_last_one(trains):
     trains.later(2.0)
     trains.report("n0", "n1")
     step = trains.run.announcement.step
-    at(trains, step - STEPS_AHEAD_MIN + 1, 110, save_interval_s=1.0)
+    at(trains, step - STEPS_AHEAD_MIN, 110, save_interval_s=1.0)
 
     assert announce(trains).reason is SaveReason.INTERVAL
     at(trains, step, step)

@@ -19,6 +19,8 @@ from holdfast_services.metadata.domain.model import Node, Outcome, Run
 STEPS_AHEAD_MIN = 2
 STEPS_AHEAD_MAX = 1000
 NEWS_TRAVEL_S = 1.0
+LATE_NEWS_TRAVEL_S = 0.4
+"""For another reason of a step that ranks know of; less than what a tick leaves of a second."""
 STEP_S_UNKNOWN = 0.1
 LAST_AGAIN_S = 120.0
 """Much more than a rank waits for its round to end: where no save succeeds, training goes on."""
@@ -61,7 +63,7 @@ def announce(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
 def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
     """Return the run with the step announced that its round ends after, as soon as one can be.
 
-    A step that is announced already, and that no rank is about to do, becomes that step: else where
+    A step that is announced already, and that no rank is about to do, becomes that one: else where
     time brings one after the other there might never be room for this one. While that step may
     still be committed, another is not announced before ``LAST_AGAIN_S``.
     """
@@ -70,8 +72,7 @@ def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
         return Outcome(run=run)
     was = run.announcement
     if was and _open(run, statuses):
-        ahead = was.step >= newest_step(statuses) + STEPS_AHEAD_MIN
-        if was.reason in _ENDING or not ahead:
+        if was.reason in _ENDING or was.step < _ahead(statuses, LATE_NEWS_TRAVEL_S):
             return Outcome(run=run)
         last = replace(was, reason=SaveReason.RESCALE)
         return Outcome(run=replace(run, announcement=last, announced_at_s=now_s))
@@ -122,13 +123,13 @@ def _due(status: RankStatus, since_s: float) -> SaveReason | None:
     return None
 
 
-def _ahead(statuses: Mapping[int, RankStatus]) -> int:
+def _ahead(statuses: Mapping[int, RankStatus], travel_s: float = NEWS_TRAVEL_S) -> int:
     """Return the step by which the news will have reached every rank."""
     known = [s.report.step_s for s in statuses.values() if s.report.step_s > 0]
     step_s = min(known, default=STEP_S_UNKNOWN)
     # Compared, not divided: nothing that a rank says can overflow here.
-    short = step_s * STEPS_AHEAD_MAX <= NEWS_TRAVEL_S
-    steps = STEPS_AHEAD_MAX if short else math.ceil(NEWS_TRAVEL_S / step_s)
+    short = step_s * STEPS_AHEAD_MAX <= travel_s
+    steps = STEPS_AHEAD_MAX if short else math.ceil(travel_s / step_s)
     return newest_step(statuses) + STEPS_AHEAD_MIN + steps
 
 
