@@ -40,6 +40,8 @@ MODULES = (
     "deepspeed",
     "reshard",
     "recover",
+    "start",
+    "launches",
 )
 MODULE_S_MAX = 600.0
 

@@ -55,7 +55,12 @@ def _measure(folder: Path, database_url: str, count: int, suffix: str = "") -> I
     store_url = f"file://{folder / 'store'}"
     (folder / "store").mkdir()
     _fill(store_url, count)
-    with _service(folder, database_url, store_url) as rest:
+    settings = {
+        "HOLDFAST_STORE": store_url,
+        "HOLDFAST_QUEUE": f"sqlite:///{folder / 'queue.db'}",
+    }
+    with running_metadata(folder, database_url, **settings) as ready:
+        rest = Rest(ready["rest_url"].rstrip("/"))
         rest.rebuild(JOB)
         listing = f"{rest.url}/api/v1/jobs/{JOB}/checkpoints?limit={count}"
         yield _timed(f"catalogue/list_1000{suffix}", listing, count, note, ms_max=LIST_MS_MAX)
@@ -65,16 +70,15 @@ def _measure(folder: Path, database_url: str, count: int, suffix: str = "") -> I
 
 
 @contextlib.contextmanager
-def _service(folder: Path, database_url: str, store_url: str) -> Iterator[Rest]:
-    """Run the metadata service; it ends with the block."""
+def running_metadata(folder: Path, database_url: str, **more: str) -> Iterator[dict[str, str]]:
+    """Run the metadata service alone; yield where it listens. It ends with the block."""
     ready = folder / "ready.json"
     settings = {
         "HOLDFAST_DATABASE_URL": database_url,
         "HOLDFAST_LISTEN": "127.0.0.1:0",
         "HOLDFAST_REST_LISTEN": "127.0.0.1:0",
-        "HOLDFAST_STORE": store_url,
-        "HOLDFAST_QUEUE": f"sqlite:///{folder / 'queue.db'}",
         "HOLDFAST_READY_FILE": str(ready),
+        **more,
     }
     children = Children(folder)
     try:
@@ -82,7 +86,7 @@ def _service(folder: Path, database_url: str, store_url: str) -> Iterator[Rest]:
         command = (sys.executable, "-m", "holdfast_services.metadata")
         children.start("metadata", "env", *environ, *command)
         children.wait("metadata", ready.exists, start_s_max=START_S_MAX)
-        yield Rest(json.loads(ready.read_text(encoding="utf-8"))["rest_url"].rstrip("/"))
+        yield json.loads(ready.read_text(encoding="utf-8"))
     finally:
         children.end()
 

@@ -141,7 +141,7 @@ def test_whatever_is_killed_while_nodes_come_and_go_no_bit_is_lost(stack, tmp_pa
         launch.start(0, "--no-standby")
         launch.until_done(0, 3)
         for _ in range(TURNS):
-            before = len(launch.rounds(1))
+            before = len(launch.rounds(1)) if 1 in launch.launchers else 0
             launch.start(1, "--no-standby")
             strike(stack, launch, rng)
             launch.keep_up(0, 1)

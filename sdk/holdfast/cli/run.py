@@ -22,6 +22,7 @@ from holdfast.launcher.options import (
     Options,
     check_log_folder,
     check_script,
+    check_warm_cuda,
     nodes_range,
     ranks_count,
 )
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
 
 def _run(options: Options, environ: Mapping[str, str]) -> LastWord:
     check_script(options)
+    check_warm_cuda(options, environ)
     check_log_folder(options)
     ranks = ranks_count(options.nproc, environ)
     world_size = ranks * options.nodes_max
@@ -106,6 +108,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         tee=args.tee,
         standby=args.standby,
         preload=tuple(args.preload),
+        warm_cuda=args.warm_cuda,
         notices=tuple(args.notices),
         address=args.address,
         auto=auto,
@@ -282,6 +285,11 @@ def _add_ends(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="MODULE",
         help="The standbys import this module too; this option may be given several times.",
+    )
+    command.add_argument(
+        "--warm-cuda",
+        action="store_true",
+        help="The standbys also make the CUDA context of their rank's GPU, and take memory there.",
     )
 
 

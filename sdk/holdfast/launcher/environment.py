@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.core.rounds import Place
+from holdfast.launcher.keeper import MARK
+
+OF_LAUNCH = ("HOLDFAST_ATTEMPT", "HOLDFAST_LAUNCH")
+
+
+def own(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what ranks inherit: in a rank of another launch nothing that names that one."""
+    if MARK not in environ:
+        return environ
+    return {name: value for name, value in environ.items() if name not in OF_LAUNCH}
 
 
 def constant(

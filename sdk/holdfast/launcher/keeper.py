@@ -15,7 +15,7 @@ from pathlib import Path
 
 MARK = "HOLDFAST_RANK_PROCESS"
 """A variable that a rank and all that it starts have in their environment: by it they are found in
-sessions of their own, too."""
+sessions of their own, too. Of a rank that a launcher in a rank has started it has both marks."""
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def kill(groups: Mapping[int, str]) -> None:
     for group in groups:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
-    marks = {f"{MARK}={mark}".encode() for mark in groups.values()}
+    marks = set(groups.values())
     killed: set[int] = set()
     while found := {pid for pid in _pids() if pid not in killed and _killed(pid, marks)}:
         killed |= found  # until a look finds nobody new: one may have started another meanwhile
@@ -47,23 +47,35 @@ def _pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def _killed(pid: int, marks: set[bytes]) -> bool:
+def marked(environ: Mapping[str, str], mark: str) -> str:
+    """Return the marks of what is started with ``environ``, this one among them."""
+    return ",".join([*filter(None, [environ.get(MARK, "")]), mark])
+
+
+def _killed(pid: int, marks: set[str]) -> bool:
     """Kill a process if it has one of ``marks``; tell whether it had."""
-    if marks.isdisjoint(_environment(pid)):
+    if marks.isdisjoint(_marks(pid)):
         return False
     with contextlib.suppress(OSError):  # it has ended
         descriptor = os.pidfd_open(pid)
-        if not marks.isdisjoint(_environment(pid)):  # it is that one still
+        if not marks.isdisjoint(_marks(pid)):  # it is that one still
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         os.close(descriptor)
     return True
 
 
-def _environment(pid: int) -> list[bytes]:
+def _marks(pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is another user's
         return []
+    named = f"{MARK}=".encode()
+    return [
+        mark
+        for variable in variables
+        if variable.startswith(named)
+        for mark in variable[len(named) :].decode(errors="replace").split(",")
+    ]
 
 
 if __name__ == "__main__":

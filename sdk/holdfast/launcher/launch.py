@@ -56,13 +56,14 @@ class Launcher:
         self._options = options
         self._ranks_count = ranks
         self._agent = agent
-        self._environ = environ
+        self._environ = environment.own(environ)
         self._command = Command(
             words=(options.script, *options.arguments),
             module=options.module,
             redirects=options.redirects,
             tee=options.tee,
             auto=options.auto_arguments,
+            warm_cuda=options.warm_cuda,
         )
         known = (*PRELOADED, *(AUTO_PRELOADED if options.auto else ()))
         self._preload = (*known, *options.preload) if options.standby else ()
@@ -108,6 +109,7 @@ class Launcher:
             stack.callback(self._conversation.leave)
             stack.callback(self._end, self._standbys)
             stack.callback(self._end_ranks)
+            self._prepare()  # imports take longer than to hear of the first round
             while self._last_word is None:
                 self._turn()
             return self._last_word
@@ -326,8 +328,7 @@ class Launcher:
     # -------------------------------------------------------------------------- the standbys
 
     def _missing_standbys(self) -> list[int]:
-        idle = not self._view.version or self._stopped_by or self._last_word is not None
-        if idle or not self._preload:
+        if self._stopped_by or self._last_word is not None or not self._preload:
             return []
         return [n for n in range(self._ranks_count) if n not in self._standbys]
 

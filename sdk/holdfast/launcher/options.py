@@ -47,6 +47,7 @@ class Options:
     tee: int = 0
     standby: bool = True
     preload: tuple[str, ...] = ()
+    warm_cuda: bool = False
     notices: tuple[Source, ...] = ()
     address: str = ""
     auto: bool = False
@@ -110,6 +111,20 @@ def check_script(options: Options) -> None:
     except (MemoryError, RecursionError, SyntaxError, ValueError) as cause:
         where = f", line {cause.lineno}" if isinstance(cause, SyntaxError) else ""
         raise InvalidRequestError(f"{options.script}{where} is no Python: {cause}") from cause
+
+
+def check_warm_cuda(options: Options, environ: Mapping[str, str]) -> None:
+    """Refuse ``--warm-cuda`` where nothing could be warmed.
+
+    Raises:
+        InvalidRequestError: says what is missing.
+    """
+    if not options.warm_cuda:
+        return
+    if not options.standby:
+        raise InvalidRequestError("--warm-cuda is for standbys: leave it or --no-standby out")
+    if not _gpus_count(environ):
+        raise InvalidRequestError("--warm-cuda: this node has no GPU; leave it out here")
 
 
 def check_log_folder(options: Options) -> None:

@@ -20,6 +20,7 @@ import importlib.machinery
 import json
 import os
 import runpy
+import select
 import signal
 import time
 import traceback
@@ -37,8 +38,7 @@ def main(argv: Sequence[str]) -> None:
     """Become the rank that the launcher orders; ``argv``: the order as JSON, then the command."""
     order: dict[str, Any] = json.loads(argv[0])
     _die_with(order["parent"])
-    for name in order["preload"]:
-        _preload(name)
+    _prepare(order)
     line = _next_line(order["descriptor"])
     if not line:
         sys.exit(0)
@@ -59,6 +59,38 @@ def _die_with(parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _prepare(order: dict[str, Any]) -> None:
+    """Import what was ordered, one after the other, until this process is told what to be."""
+    for name in order["preload"]:
+        if _is_told(order["descriptor"]):
+            return
+        try:
+            _preload(name)
+        except Exception:
+            if not _is_told(order["descriptor"]):
+                raise
+            traceback.print_exc()  # a rank by now: its script may do without
+    if order.get("warm_cuda") and not _is_told(order["descriptor"]):
+        _warm_cuda()
+
+
+def _is_told(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def _warm_cuda() -> None:
+    """Make the context of the GPU that a rank of this number takes, and say if it cannot be."""
+    try:
+        torch = importlib.import_module("torch")
+        count = torch.cuda.device_count()
+        if not count:
+            raise RuntimeError(f"torch {torch.__version__} sees no GPU")  # noqa: TRY301 - said below
+        with torch.cuda.device(int(os.environ["LOCAL_RANK"]) % count):  # the current one stays
+            torch.cuda.synchronize()
+    except (ImportError, RuntimeError) as error:
+        sys.stderr.write(f"holdfast run: --warm-cuda: {error}; standbys do without\n")
 
 
 def _preload(name: str) -> None:

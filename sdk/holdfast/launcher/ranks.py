@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.launcher.keeper import MARK, kill
+from holdfast.launcher.keeper import MARK, kill, marked
 from holdfast.launcher.outputs import Output
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
@@ -38,6 +38,7 @@ class Command:
     redirects: int = 0
     tee: int = 0
     auto: Mapping[str, object] | None = None
+    warm_cuda: bool = False
 
 
 class Keeper:
@@ -123,12 +124,13 @@ class RankProcess:
             "preload": list(preload),
             "module": command.module,
             "auto": command.auto,
+            "warm_cuda": command.warm_cuda and bool(preload),
         }
         ends = {number: output.write_end for number, output in self._outputs.items()}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the user's script in our interpreter
                 [sys.executable, "-u", str(PROGRAM), json.dumps(order), *command.words],
-                env={**environ, MARK: self.mark},
+                env={**environ, MARK: marked(environ, self.mark)},
                 pass_fds=(theirs.fileno(),),
                 stdout=ends.get(STDOUT),
                 stderr=ends.get(STDERR),

@@ -39,8 +39,8 @@ WAIT_S_MAX = 200.0
 class Decision:
     """One launch, decided by the rules that metadata runs."""
 
-    def __init__(self):
-        self.launch = Launch(job="job")
+    def __init__(self, job="job"):
+        self.launch = Launch(job=job)
         self.reports = []
         self.events = []
         self.news = threading.Condition()
@@ -78,6 +78,7 @@ class Agent(agent_pb2_grpc.AgentServicer):
 
     def __init__(self, decision, node, folder):
         self.decision, self.node = decision, node
+        self.others = {}
         self.arena = folder / f"arena-{node}"
         (self.arena / "sessions").mkdir(parents=True)
         self.socket = folder / f"{node}.sock"
@@ -102,9 +103,12 @@ class Agent(agent_pb2_grpc.AgentServicer):
     def Launch(self, message, context):
         request = codec.from_message(message, LaunchRequest)
         name = request.report.launcher
-        self.watch(name)
-        self.asked += 1
+        job = request.report.job
         decision = self.decision
+        if job != "job":
+            decision = self.others.setdefault(job, Decision(job))
+        self.watch(name, decision)
+        self.asked += 1
         try:
             if self.blind:
                 raise PreconditionError("no lock is seen")
@@ -128,7 +132,7 @@ class Agent(agent_pb2_grpc.AgentServicer):
                 decision.news.wait(min(left_s, 0.5))
         return codec.to_message(replace(view, version=version), metadata_pb2.LaunchView)
 
-    def watch(self, launcher):
+    def watch(self, launcher, decision):
         if launcher in self.watched:
             return
         pid = locks.holder_of(self.arena / "sessions" / launcher)
@@ -139,7 +143,7 @@ class Agent(agent_pb2_grpc.AgentServicer):
 
         def gone():
             select.select([pidfd], [], [])
-            self.decision.feed(Gone(frozenset({launcher})))
+            decision.feed(Gone(frozenset({launcher})))
 
         threading.Thread(target=gone, daemon=True).start()
 

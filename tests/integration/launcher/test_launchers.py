@@ -52,6 +52,45 @@ def test_a_standby_takes_the_place_of_a_rank(cluster):
     assert "preloaded" in cluster.said()
 
 
+NESTED = """
+import subprocess
+inner = [sys.executable, "-m", "holdfast.cli.main", "run", "--job", "inner", "--no-standby"]
+inner += ["--nproc-per-node", "2", "inner.py", str(ROUND)]
+sys.exit(subprocess.run(inner).returncode)
+"""
+INNER = """
+import os, pathlib, subprocess, sys, time
+outer, stay = int(sys.argv[1]), "import time; time.sleep(1000)"
+names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "HOLDFAST_ATTEMPT", "HOLDFAST_LAUNCH")
+print("inner", *(os.environ[name] for name in names), flush=True)
+if outer == 1:
+    subprocess.Popen(["setsid", "--fork", sys.executable, "-c", stay])
+    pathlib.Path(os.environ["FOLDER"], f"inner-{os.environ['RANK']}").touch()
+    time.sleep(1000)
+"""
+
+
+def test_a_launch_inside_a_rank_is_its_own_and_ends_with_the_rank(cluster):
+    """With all that its ranks have started, also in sessions of their own."""
+    cluster.script(NESTED)
+    (cluster.folder / "inner.py").write_text(INNER)
+    cluster.launcher("a", *PLAIN)
+    outer = cluster.pid(1, 0)
+    for rank in (0, 1):
+        until((cluster.folder / f"inner-{rank}").exists, f"rank {rank} of the inner launch")
+    count = len(cluster.left())
+    kill(outer)
+
+    assert cluster.codes() == [0]
+    assert count == 9, "launcher, keeper, rank; those of the inner one, and what two ranks left"
+    until(lambda: not cluster.left(), "nothing of the first round is left")
+    said = [line.split()[1:] for line in cluster.said().splitlines() if line.startswith("inner ")]
+    assert sorted(words[:3] for words in said) == [[r, "2", "inner"] for r in ("0", "0", "1", "1")]
+    for _, _, _, attempt, launch in said:
+        assert attempt.startswith(launch)
+    assert len({launch for *_, launch in said}) == 2, "a launch for each round of the outer one"
+
+
 def test_a_killed_launcher_takes_its_ranks_and_what_they_started_along(cluster):
     cluster.script(
         """

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import select
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -29,29 +31,45 @@ SEES = """
 
 
 class Rank:
-    """A process of ours with a script, told to go."""
+    """A process of ours with a script, told to go once it has imported what it is to."""
 
-    def __init__(self, folder, *words, module=False, preload=()):
+    def __init__(self, folder, *words, module=False, preload=(), **order):
+        self.ready = folder / "marks" / "ready" if preload else None
+        (folder / "marks").mkdir(exist_ok=True)
+        (folder / "marks" / "last.py").write_text(
+            "import pathlib; pathlib.Path(__file__).with_name('ready').touch()"
+        )
         self.noted = folder / "failure.json"
         ours, theirs = socket.socketpair()
         order = {
             "parent": os.getpid(),
             "descriptor": theirs.fileno(),
-            "preload": list(preload),
+            "preload": [*preload, "last"] if preload else [],
             "module": module,
+            **order,
         }
         self.process = subprocess.Popen(
             [sys.executable, "-u", str(PROGRAM), json.dumps(order), *words],
             pass_fds=(theirs.fileno(),), cwd=folder, text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ, "PYTHONPATH": f"{ROOT / 'sdk'}:{folder / 'marks'}",
+                "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0",
+            },
         )  # fmt: skip
         theirs.close()
         self.channel = ours
 
-    def go(self, said="", **environ):
+    def tell(self, **environ):
         told = {"environ": environ, "failure_file": str(self.noted), "files": {}}
         self.channel.sendall(json.dumps(told).encode() + b"\n")
+
+    def go(self, said="", **environ):
+        ends_s = time.monotonic() + WAIT_S_MAX
+        while self.ready and not self.ready.exists() and self.process.poll() is None:
+            assert time.monotonic() < ends_s, "it has not imported all"
+            time.sleep(0.02)
+        self.tell(**environ)
         self.channel.close()
         out, err = self.process.communicate(said, timeout=WAIT_S_MAX)
         return self.process.returncode, out, err
@@ -183,6 +201,33 @@ def test_loaders_with_workers_work(tmp_path):
 
     assert code == 0
     assert out == plain(tmp_path, name)[1]
+
+
+def test_where_torch_sees_no_gpu_warm_cuda_is_said_to_do_nothing(tmp_path):
+    name = script(tmp_path, "print('trains')")
+    rank = Rank(tmp_path, name, preload=("torch",), warm_cuda=True)
+    assert select.select([rank.process.stderr], [], [], WAIT_S_MAX)[0], "it says so"
+    code, out, err = rank.go()
+
+    assert (code, out) == (0, "trains\n")
+    assert re.search("--warm-cuda: torch .* sees no GPU; standbys do without", err)
+
+
+def test_who_is_told_to_go_imports_no_more(tmp_path):
+    """At the start of a launch nobody waits for what the script may not need."""
+    name = script(tmp_path, "import sys; print('colorsys' in sys.modules)")
+    (tmp_path / "marks").mkdir()
+    (tmp_path / "marks" / "slow.py").write_text(
+        "import pathlib, time\n"
+        "while not pathlib.Path(__file__).with_name('told').exists(): time.sleep(0.01)"
+    )
+    rank = Rank(tmp_path, name, preload=("slow", "colorsys"))
+    rank.tell()
+    rank.channel.close()
+    (tmp_path / "marks" / "told").touch()
+    out, _ = rank.process.communicate(timeout=WAIT_S_MAX)
+
+    assert (rank.process.returncode, out) == (0, "False\n")
 
 
 def test_what_cannot_be_preloaded_is_said(tmp_path):
