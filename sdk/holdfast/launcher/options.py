@@ -123,7 +123,7 @@ def check_warm_cuda(options: Options, environ: Mapping[str, str]) -> None:
         return
     if not options.standby:
         raise InvalidRequestError("--warm-cuda is for standbys: leave it or --no-standby out")
-    if not _gpus_count(environ):
+    if not gpus_count(environ):
         raise InvalidRequestError("--warm-cuda: this node has no GPU; leave it out here")
 
 
