@@ -64,7 +64,8 @@ class StackRequest:
     """What to start when nothing runs. Ports: 0 means any free one; ``idle_exit_s`` 0: never.
 
     ``store``: URL of the object store; empty means ``HOLDFAST_STORE``, else that of the last time,
-    at first a folder in HOME.
+    at first a folder in HOME. ``scheduler``: one runs, and an executor on each node, which offers
+    ``gpus``; empty: all that there are.
     """
 
     nodes_count: int = 1
@@ -72,6 +73,8 @@ class StackRequest:
     rest_port: int = 0
     idle_exit_s: float = 0.0
     store: str = ""
+    scheduler: bool = False
+    gpus: str = ""
 
     def command(self, home: Path, *more: str) -> list[str]:
         """Return the command line of the supervisor."""
@@ -80,6 +83,8 @@ class StackRequest:
             *("--nodes", str(self.nodes_count), "--port", str(self.port)),
             *("--rest-port", str(self.rest_port), "--idle-exit", str(self.idle_exit_s)),
             *(("--store", self.store) if self.store else ()),
+            *(("--scheduler",) if self.scheduler else ()),
+            *(("--gpus", self.gpus) if self.gpus else ()),
             *more,
         ]
 

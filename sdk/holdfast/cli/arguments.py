@@ -11,11 +11,12 @@ from typing import Any
 
 import holdfast
 from holdfast.cli import argument_types as types
-from holdfast.cli import catalogue, doctor, export, importing, keep, plan, stack, verify
+from holdfast.cli import catalogue, doctor, export, importing, keep, plan, verify
 from holdfast.cli.output import Report
 from holdfast.cli.plan_arguments import add_plan_arguments
 from holdfast.cli.run import add_run_arguments, run
 from holdfast.cli.scheduling_arguments import add_scheduling
+from holdfast.cli.stack_arguments import add_stack
 
 Command = Callable[[argparse.Namespace, Mapping[str, str]], Report]
 Commands = Any  # argparse does not name its type in public
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
             run,
         )
     )
-    _add_stack(commands)
+    add_stack(partial(_add, commands))
     _add_catalogue(commands)
     _add_conversion(commands)
     _add_keeping(commands)
@@ -70,73 +71,6 @@ def parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     add_scheduling(partial(_add, commands))
     return top
-
-
-def _add_stack(commands: Commands) -> None:
-    up = _add(
-        commands,
-        "up --nodes 2",
-        "This command starts Holdfast's services on this machine and returns once they are ready.",
-        stack.up,
-    )
-    up.add_argument(
-        "--nodes",
-        type=types.nodes,
-        default=1,
-        metavar="N",
-        help="The stack runs N node agents (default 1).",
-    )
-    up.add_argument(
-        "--port",
-        type=types.port,
-        default=0,
-        help="The metadata service serves gRPC on this port (default: any free one).",
-    )
-    up.add_argument(
-        "--rest-port",
-        type=types.port,
-        default=0,
-        help="The dashboard and REST are served on this port (default: any free one).",
-    )
-    up.add_argument(
-        "--store",
-        default="",
-        metavar="URL",
-        help="Checkpoints are persisted to this object store, file:///folder or s3://bucket/prefix "
-        "(default: the one of the last time, at first the folder store in DIR).",
-    )
-    up.add_argument(
-        "--foreground",
-        action="store_true",
-        help="The command stays until you stop it, and logs to the terminal.",
-    )
-    down = _add(
-        commands,
-        "down --keep",
-        "This command stops the services and gives their memory back. Checkpoints that are in "
-        "memory only are lost, unless you keep them.",
-        stack.down,
-    )
-    less_or_more = down.add_mutually_exclusive_group()
-    less_or_more.add_argument(
-        "--keep",
-        action="store_true",
-        help="The next `holdfast up` finds memory and catalogue as they are now.",
-    )
-    less_or_more.add_argument(
-        "--all",
-        action="store_true",
-        help="The command also removes the durable checkpoints in DIR.",
-    )
-    down.add_argument(
-        "--yes", action="store_true", help="The command does not ask before it removes anything."
-    )
-    _add(
-        commands,
-        "status",
-        "This command shows which services run on this machine, and where.",
-        stack.status,
-    )
 
 
 def _add_catalogue(commands: Commands) -> None:

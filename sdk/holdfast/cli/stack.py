@@ -39,6 +39,8 @@ def up(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         nodes_count=args.nodes,
         port=args.port,
         rest_port=args.rest_port,
+        scheduler=args.scheduler,
+        gpus=args.gpus,
         store=_store_url(args.store or environ.get("HOLDFAST_STORE", "")),
     )
     if args.foreground:
@@ -74,9 +76,12 @@ def describe(stack: Stack, asked: StackRequest, *, started: bool, trouble: str =
         text.append(f"  not {asked.nodes_count} as asked: `holdfast down` first to change that")
     if asked.store not in ("", stack.store):
         text.append(f"  not store {asked.store} as asked: `holdfast down` first to change that")
+    if asked.scheduler and not stack.scheduler_url:
+        text.append("  no scheduler as asked: `holdfast down` first to change that")
     text += [
         f"  metadata   {stack.address}",
         f"  dashboard  {stack.rest_url}",
+        *([f"  scheduler  {stack.scheduler_url}"] if stack.scheduler_url else []),
         *_store_lines(stack, trouble),
         f"  log        {stack.log}",
         "",
@@ -199,6 +204,7 @@ def stack_json(stack: Stack) -> dict[str, Json]:
         "rest_url": stack.rest_url,
         "log": str(stack.log),
         "store": stack.store,
+        "scheduler_url": stack.scheduler_url,
         "nodes": [
             {"name": node.name, "agent": str(node.agent), "arena": str(node.arena)}
             for node in stack.nodes

@@ -5,6 +5,7 @@ One loop on the main thread waits for orders, signals, and ends of launchers by 
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -25,7 +26,7 @@ from holdfast.executor.launchers import Launchers
 from holdfast.launcher.notices import NoticeWatch, Source
 
 EXIT_SIGNAL = 128
-STOP_S_MAX = 60.0
+READY_FILE = "HOLDFAST_READY_FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ class Executor:
         me = identity.take(options.folder)
         with ExitStack() as stack:
             self._wake_up(stack)
-            self._launchers = Launchers(options.folder, self._environ)
+            inherited = {k: v for k, v in self._environ.items() if k != READY_FILE}
+            self._launchers = Launchers(options.folder, inherited)
             stack.callback(self._launchers.close)
             report = ExecutorReport(
                 executor=me.executor,
@@ -134,12 +136,19 @@ class Executor:
             self._leaving = news
             self._tell(f"this node will be taken away: {news}")
         elif isinstance(news, Orders):
+            if self._orders is None:
+                self._say_ready()
             self._orders = news
             self._tell("the scheduler answers")
         elif isinstance(news, AlreadyExistsError) or news.retryable:
             self._tell(f"waiting, what runs runs on: {news.message}")
         else:
             raise news
+
+    def _say_ready(self) -> None:
+        """Make the file that somebody waits for, if its variable is set, as services do."""
+        if path := self._environ.get(READY_FILE):
+            Path(path).write_text(json.dumps({"node": self._options.node}), encoding="utf-8")
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTERM or self._ending:

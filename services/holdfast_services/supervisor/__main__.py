@@ -90,6 +90,7 @@ def _run(settings: Settings, tell: detach.Tell) -> int:
         store=store.choose(home, settings.store),
         port=settings.port,
         rest_port=settings.rest_port,
+        scheduler=settings.scheduler,
     )
     layout.unpublish()  # a killed supervisor may have left its own
 
@@ -99,7 +100,7 @@ def _run(settings: Settings, tell: detach.Tell) -> int:
 
     queue = open_queue(layout.queue, lease_s=QUEUE_LEASE_S)
     supervisor = Supervisor(
-        specs(layout, settings.environ),
+        specs(layout, settings.environ, settings.gpus),
         idle_exit_s=settings.idle_exit_s,
         needs=lambda: layout.live_sessions() or cleanup.undrained_count(queue),
         publish=publish,

@@ -4,6 +4,7 @@
 
     HOME/  supervisor.lock  stack.json  log  metadata.db  queue.db  <node>.sock
            persistence.ready  store.url  store/
+           scheduler.db  <node>.executor.ready  execute/<node>/   if there is a scheduler
     /dev/shm/holdfast-<uid>/<hash of HOME>/<node>/      arenas, 0700 all the way
     /dev/shm/holdfast-<uid>/ports.lock                  ports of all stacks of this user
 
@@ -43,13 +44,17 @@ class NodePlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All places of one stack; ``ports`` keeps those that it has chosen."""
+    """All places of one stack; ``ports`` keeps those that it has chosen.
+
+    ``scheduler_port`` 0: there is no scheduler.
+    """
 
     home: Path
     arenas: Path
     store: str
     port: int
     rest_port: int
+    scheduler_port: int
     nodes: tuple[NodePlaces, ...]
     ports: Ports = field(compare=False, repr=False)
 
@@ -62,6 +67,15 @@ class Layout:
     def rest_url(self) -> str:
         """Where the metadata service serves REST and the dashboard."""
         return f"http://{HOST}:{self.rest_port}"
+
+    @property
+    def scheduler_url(self) -> str:
+        """Where the scheduler serves REST and its page; empty: there is none."""
+        return f"http://{HOST}:{self.scheduler_port}" if self.scheduler_port else ""
+
+    def executor_ready_file(self, node: str) -> Path:
+        """Return the file that exists while the executor of a node hears its scheduler."""
+        return self.home / f"{node}.executor.ready"
 
     @property
     def queue(self) -> str:
@@ -81,6 +95,7 @@ class Layout:
             "rest_url": self.rest_url,
             "log": str(self.home / "log"),
             "store": self.store,
+            "scheduler_url": self.scheduler_url,
             "nodes": [
                 {"name": node.name, "agent": str(node.socket), "arena": str(node.arena)}
                 for node in self.nodes
@@ -102,7 +117,13 @@ class Layout:
 
 
 def make_layout(
-    home: Path, names: tuple[str, ...], *, store: str, port: int, rest_port: int
+    home: Path,
+    names: tuple[str, ...],
+    *,
+    store: str,
+    port: int,
+    rest_port: int,
+    scheduler: bool = False,
 ) -> Layout:
     """Return the places of a stack in ``home``, its folders made and its ports chosen.
 
@@ -133,6 +154,7 @@ def make_layout(
         store=store,
         port=grpc_port,
         rest_port=http_port,
+        scheduler_port=ports.take() if scheduler else 0,
         nodes=nodes,
         ports=ports,
     )

@@ -95,7 +95,7 @@ class Supervisor:
                 self._lives.add(life)
                 life.add_done_callback(self._lives.discard)
             case restarts.Terminate(name):
-                self._signal(name, signal.SIGTERM)
+                self._signal(name, self._specs[name].stop_signal)
             case restarts.Kill(name):
                 self._signal(name, signal.SIGKILL)
             case restarts.Publish():
@@ -104,7 +104,7 @@ class Supervisor:
             case restarts.Say(message, warning):
                 log.log(logging.WARNING if warning else logging.INFO, "%s", message)
 
-    def _signal(self, name: str, number: signal.Signals) -> None:
+    def _signal(self, name: str, number: int) -> None:
         process = self._processes.get(name)
         if process is not None and process.returncode is None:
             process.send_signal(number)

@@ -17,6 +17,7 @@ NODES_MAX = 64
 class Settings:
     """One stack. Ports: 0 means any free one. ``idle_exit_s`` 0 means never.
 
+    ``scheduler``: one runs, and an executor on each node, which offers ``gpus``.
     ``store`` is the object store that was asked for, empty for the one of the last time.
     ``environ`` is handed down to the children, with their own settings added.
     """
@@ -25,6 +26,8 @@ class Settings:
     nodes: tuple[str, ...]
     port: int
     rest_port: int
+    scheduler: bool
+    gpus: str
     idle_exit_s: float
     store: str
     detach: bool
@@ -50,6 +53,8 @@ class Settings:
             nodes=tuple(f"node-{i}" for i in range(args.nodes)),
             port=args.port,
             rest_port=args.rest_port,
+            scheduler=args.scheduler,
+            gpus=args.gpus,
             idle_exit_s=args.idle_exit,
             store=args.store or environ.get("HOLDFAST_STORE", ""),
             detach=args.detach,
@@ -66,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=1, help="node agents to run (default 1)")
     parser.add_argument("--port", type=int, default=0, help="gRPC of the metadata service")
     parser.add_argument("--rest-port", type=int, default=0, help="REST and dashboard")
+    parser.add_argument("--scheduler", action="store_true", help="run a scheduler and executors")
+    parser.add_argument("--gpus", default="", help="what each executor offers (default: all)")
     parser.add_argument(
         "--idle-exit",
         type=float,

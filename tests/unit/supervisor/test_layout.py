@@ -91,7 +91,15 @@ def test_the_stack_file_is_whole_or_absent(home):
     record = json.loads((home / "stack.json").read_text())
     layout.unpublish()
 
-    assert set(record) == {"pid", "address", "rest_url", "log", "store", "nodes"}
+    assert set(record) == {
+        "pid",
+        "address",
+        "rest_url",
+        "log",
+        "store",
+        "scheduler_url",
+        "nodes",
+    }
     assert set(record["nodes"][0]) == {"name", "agent", "arena"}
     assert list(home.iterdir()) == []
 

@@ -2,7 +2,7 @@
 
 ``handle(state, event, now_s)`` returns the next state and what the shell should do. Order: the
 metadata service starts first, agents and the persistence worker once it answers. They stop the
-other way round, the worker before the agents: it may still read from them.
+other way round, worker, scheduler and executors before the agents: they may still need them.
 A child that ends is started again for as long as the stack lives, after a wait that doubles up
 to a bound; each time it is said. Only a stack that never became ready gives up. Ready is
 what training needs: the worker is none of that, so neither it nor its store holds a stack up.
@@ -28,7 +28,11 @@ STARTS_MAX = 3
 
 METADATA = "metadata"
 PERSISTENCE = "persistence"
-_STOP_TURNS = {PERSISTENCE: 0, METADATA: 2}
+SCHEDULER = "scheduler"
+EXECUTOR = "-executor"
+"""What the names of executors end with, behind that of their node."""
+_STOP_TURNS = {PERSISTENCE: 0, SCHEDULER: 0, METADATA: 2}
+_EXECUTORS_STOP_TURN = 0
 _AGENTS_STOP_TURN = 1
 
 
@@ -271,6 +275,8 @@ def _stops(stack: Stack, now_s: float) -> Iterator[tuple[Child, list[Action]]]:
 
 
 def _stop_turn(child: Child) -> int:
+    if child.name.endswith(EXECUTOR):
+        return _EXECUTORS_STOP_TURN
     return _STOP_TURNS.get(child.name, _AGENTS_STOP_TURN)
 
 
