@@ -7,7 +7,7 @@ yet is saved with each, and falls to the ranks there are after a restart.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,13 +35,13 @@ class _Sum:
         return _Sum(self.name, self.added - _number(self.name, other))
 
 
-class Accumulator(MutableMapping[str, Any]):
+class Accumulator:
     """Numbers by name that ranks add to, each its own part.
 
     ``accumulator["loss"] += value`` adds; ``with accumulator.synchronized():`` all ranks know the
     sums, and may read them. Put it into the state of a Checkpointer: after a restart, on whatever
     number of ranks, the sums are what they would have been. A tensor of one element is added on its
-    device, and not waited for.
+    device, and not waited for. No ``Mapping``: what looks through mappings may not read it.
 
     Args:
         group: Ranks that share the sums; None: all.
@@ -66,7 +66,7 @@ class Accumulator(MutableMapping[str, Any]):
         self._own.clear()
         self._readable = True
         try:
-            yield self
+            yield dict(self._total)
         finally:
             self._readable = False
 
@@ -114,6 +114,18 @@ class Accumulator(MutableMapping[str, Any]):
     def __len__(self) -> int:
         self._require_readable()
         return len(self._total)
+
+    def __contains__(self, name: object) -> bool:
+        self._require_readable()
+        return name in self._total
+
+    def keys(self) -> list[str]:
+        """Return the names, inside ``synchronized``."""
+        return list(self)
+
+    def items(self) -> list[tuple[str, float]]:
+        """Return names and sums, inside ``synchronized``."""
+        return [(name, self._total[name]) for name in self]
 
     def _require_readable(self) -> None:
         if not self._readable:

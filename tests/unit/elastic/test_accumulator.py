@@ -1,6 +1,7 @@
 """Sums over ranks and restarts are what they would have been (F82)."""
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -42,8 +43,9 @@ def test_sums_are_read_inside_and_only_there():
     stats.subtract(seen=1)
 
     with stats.synchronized() as known:
-        assert dict(known) == {"loss": 2.5, "seen": 3.0, "right": 2.0}
-        assert len(known) == 3
+        assert known == dict(stats) == dict(stats.items())
+        assert known == {"loss": 2.5, "seen": 3.0, "right": 2.0}
+        assert len(stats) == 3
         del stats["right"]
         assert "right" not in stats
     with pytest.raises(PreconditionError, match="synchronized"):
@@ -74,6 +76,11 @@ def test_a_tensor_is_added_where_it_is_in_double_precision():
     assert isinstance(stats._own["x"], torch.Tensor)
     with stats.synchronized():
         assert stats["x"] == 2**24 + 1
+
+
+def test_what_looks_through_a_state_does_not_read_it():
+    """Else a Checkpointer could not be made."""
+    assert not isinstance(Accumulator(), Mapping)
 
 
 @pytest.mark.parametrize(
