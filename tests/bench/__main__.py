@@ -42,6 +42,7 @@ MODULES = (
     "recover",
     "start",
     "launches",
+    "elastic",
 )
 MODULE_S_MAX = 600.0
 
