@@ -100,6 +100,13 @@ def test_the_python_of_a_how_to_page_runs(stack, tmp_path, page):
     run(stack, tmp_path, "\n".join([AT_HAND, *blocks(page)]))
 
 
+def test_the_script_of_the_page_on_elastic_training_runs(stack, tmp_path):
+    """Its other blocks are parts of scripts."""
+    script, *_ = blocks("docs/howto/elastic.md")
+
+    assert re.search(r"^1 [\d.]+ 32$", run(stack, tmp_path, script), re.MULTILINE)
+
+
 def test_the_loop_of_the_page_on_meshes_runs(stack, tmp_path):
     code, _one_line_of_fsdp1 = blocks("docs/howto/sharded.md")
 
