@@ -126,7 +126,7 @@ MUTANTS = (
         "readmit-rules",
         "taken in again, an attempt has left behind what its restore had",
         ("metadata/domain/readmitted_attempt.py",
-         "changed = left_behind(changed, past.step if past else 0, attempt)", "pass"),
+         "changed = moved(changed, lines.to(past, generation))", "pass"),
     ),
     mutant(
         "M4",
@@ -224,7 +224,7 @@ MUTANTS = (
     mutant(
         "M3",
         "confirming leaves later steps of older generations behind",
-        ("metadata/domain/restore_decision.py", "changed = left_behind(changed, chosen.step, attempt)",
+        ("metadata/domain/restore_decision.py", "changed = moved(changed, lines.to(chosen, attempt.generation))",
          "changed = rewind(changed, chosen.step)"),
     ),
     mutant(

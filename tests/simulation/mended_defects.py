@@ -26,12 +26,12 @@ DEFECTS = (
     mutant(
         "A5",
         "two supersede rules are never made one that covers more (at 2 rules, not 1024)",
-        ("metadata/domain/restore_decision.py", "    return tuple(kept[-SUPERSEDE_RULES_PER_RUN_MAX:])\n",
-         ("    if len(kept) > 2:\n"
-          "        one, two, *kept = kept\n"
+        ("sdk/holdfast/core/lines.py", "    return tuple(rules[-MOVES_PER_RUN_MAX:])\n",
+         ("    if len(rules) > 2:\n"
+          "        one, two, *rules = rules\n"
           "        step = min(one.after_step, two.after_step)\n"
-          "        kept.insert(0, replace(two, after_step=step))\n"
-          "    return tuple(kept)\n")),
+          "        rules.insert(0, SupersedeRule(after_step=step, below_generation=two.below_generation))\n"
+          "    return tuple(rules)\n")),
     ),
     mutant(
         "A7",

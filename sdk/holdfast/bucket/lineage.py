@@ -1,36 +1,41 @@
-"""Which checkpoints of a run are superseded, from their manifests alone (P6). Pure.
+"""Which checkpoints of a run are superseded, from what lies in its bucket alone (P6). Pure.
 
-Each manifest says what its attempt had restored. A checkpoint later than that and of an older
-generation is *superseded*: training went on without it. It may be named, never chosen.
+Each manifest says what its attempt had restored, and a note of a rollback what the run went back
+to. A checkpoint later than that and of an older generation is *superseded*: training went on
+without it. It may be named, never chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from holdfast.core import lines
+from holdfast.core.lines import Move
 from holdfast.core.node_view import SupersedeRule
 from holdfast.format.manifest import Manifest
+from holdfast.format.rollback import Rollback
 
 
-def rules(manifests: Iterable[Manifest]) -> tuple[SupersedeRule, ...]:
-    """Return what the restores behind ``manifests``, all of one run, have superseded, sorted.
+def moves(manifests: Iterable[Manifest], rollbacks: Iterable[Rollback] = ()) -> tuple[Move, ...]:
+    """Return where the attempts behind ``manifests``, all of one run, began, and users went back.
 
     An attempt without a parent began at step 0 and supersedes all that older ones did.
     """
-    found = {
-        SupersedeRule(
-            after_step=manifest.parent.step if manifest.parent else 0,
-            below_generation=manifest.checkpoint.generation,
-        )
-        for manifest in manifests
-    }
-    return tuple(sorted(found, key=lambda rule: (rule.below_generation, rule.after_step)))
+    begun = {lines.to(made.parent, made.checkpoint.generation) for made in manifests}
+    return tuple(sorted(begun.union(lines.to(back.to, back.generation) for back in rollbacks)))
 
 
-def newest(manifests: Iterable[Manifest]) -> Manifest | None:
+def rules(
+    manifests: Iterable[Manifest], rollbacks: Iterable[Rollback] = ()
+) -> tuple[SupersedeRule, ...]:
+    """Return what follows from ``moves``, by rising generation."""
+    return lines.rules_of(moves(manifests, rollbacks))
+
+
+def newest(manifests: Iterable[Manifest], rollbacks: Iterable[Rollback] = ()) -> Manifest | None:
     """Return the newest checkpoint of one run that is not superseded; None if there is none."""
     listed = sorted(manifests, key=lambda manifest: manifest.checkpoint, reverse=True)
-    superseded = rules(listed)
+    superseded = rules(listed, rollbacks)
     for manifest in listed:
         if not any(rule.covers(manifest.checkpoint) for rule in superseded):
             return manifest

@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 from holdfast.core.ids import job_name, run_id
 from holdfast.errors import InvalidRequestError, NotFoundError
-from holdfast.format.keys import MANIFEST, Place, folder, folder_place
+from holdfast.format.keys import (
+    MANIFEST,
+    ROLLBACK,
+    Place,
+    folder,
+    folder_place,
+    parse_rollback,
+    rollback_key,
+    run_folder,
+)
 from holdfast.objectstore import ObjectStore
 
 
@@ -42,6 +51,15 @@ def folders(store: ObjectStore, job: str) -> Iterator[Place]:
             place = folder_place(prefix)
             if place is not None and place.job == job:
                 yield place
+
+
+def rollbacks(store: ObjectStore, job: str, run: str) -> Iterator[str]:
+    """Yield the keys that are named like the records of a run's rollbacks; one listing."""
+    prefix = f"{run_folder(job, run)}{ROLLBACK}"
+    for found in store.list(prefix):
+        generation = parse_rollback(found.key)
+        if generation is not None and found.key == rollback_key(job, run, generation):
+            yield found.key
 
 
 def _of_job(store: ObjectStore, job: str) -> Iterator[Place]:

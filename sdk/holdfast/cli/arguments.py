@@ -11,9 +11,10 @@ from typing import Any
 
 import holdfast
 from holdfast.cli import argument_types as types
-from holdfast.cli import catalogue, doctor, export, importing, keep, plan, verify
+from holdfast.cli import catalogue, doctor, export, importing, keep, plan, rollback, verify
 from holdfast.cli.output import Report
 from holdfast.cli.plan_arguments import add_plan_arguments
+from holdfast.cli.retain_arguments import add_retain_arguments
 from holdfast.cli.run import add_run_arguments, run
 from holdfast.cli.scheduling_arguments import add_scheduling
 from holdfast.cli.stack_arguments import add_stack
@@ -238,6 +239,7 @@ def _add_keeping(commands: Commands) -> None:
         "--yes", action="store_true", help="The command does not ask before it removes a job."
     )
     _add_pins(commands)
+    _add_rollback(commands)
     _add_retain(commands)
     _add_collect(commands)
     _add_links(commands)
@@ -259,6 +261,30 @@ def _add_pins(commands: Commands) -> None:
         keep.unpin,
     )
     _add_target(unpin, step=True)
+
+
+def _add_rollback(commands: Commands) -> None:
+    back = _add(
+        commands,
+        "rollback gpt@1200 --reason 'loss diverged'",
+        "This command has the next start of a job begin at this checkpoint. Later ones are kept, "
+        "and not restored by themselves any more.",
+        rollback.rollback,
+    )
+    _add_target(back, step=True)
+    back.add_argument(
+        "--reason", default="", metavar="TEXT", help="This text tells other users why."
+    )
+    back.add_argument(
+        "--force",
+        action="store_true",
+        help="The command does so also while the job trains; what trains saves nothing any more.",
+    )
+    back.add_argument(
+        "--yes",
+        action="store_true",
+        help="The command does not ask though later steps are in memory only, and are lost.",
+    )
 
 
 def _add_collect(commands: Commands) -> None:
@@ -308,42 +334,7 @@ def _add_retain(commands: Commands) -> None:
         keep.retain,
     )
     _add_job(retain)
-    retain.add_argument("--all", action="store_true", help="The store keeps every checkpoint.")
-    retain.add_argument(
-        "--last", type=types.kept, metavar="N", help="The store keeps the newest N."
-    )
-    retain.add_argument(
-        "--every",
-        type=types.kept,
-        metavar="N",
-        help="The store keeps the steps that are multiples of N.",
-    )
-    retain.add_argument(
-        "--spaced",
-        dest="spaced_s",
-        type=types.kept_span_s,
-        metavar="SPAN",
-        help="The store keeps one checkpoint per span, like 30m, 1h or 7d.",
-    )
-    retain.add_argument(
-        "--best", type=types.kept, metavar="N", help="The store keeps the N best by --metric."
-    )
-    retain.add_argument(
-        "--metric", metavar="K", help="The metric is the value of K in a checkpoint's notes."
-    )
-    retain.add_argument(
-        "--maximize",
-        action="store_const",
-        const=True,
-        help="More of the metric is better (default: less is better).",
-    )
-    retain.add_argument(
-        "--min-age",
-        dest="age_s_min",
-        type=types.span_s,
-        metavar="SPAN",
-        help="The store keeps every checkpoint that is younger than this span.",
-    )
+    add_retain_arguments(retain)
 
 
 def _add_doctor(commands: Commands) -> None:

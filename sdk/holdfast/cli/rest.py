@@ -14,6 +14,8 @@ from holdfast.errors import NotFoundError
 from holdfast.rpc import rest
 
 REBUILD_TIMEOUT_S = 600.0
+ROLLBACK_TIMEOUT_S = 90.0
+"""The object store is listed before, and written to after."""
 PAGE_COUNT = 1000
 
 Record = dict[str, Any]
@@ -47,6 +49,10 @@ class Rest:
     def jobs(self) -> list[Record]:
         """Return all jobs."""
         return list(self._get("/jobs"))
+
+    def job(self, job: str) -> Record:
+        """Return one job."""
+        return dict(self.of_job("GET", job, ""))
 
     def checkpoints(self, job: str, *, durable: bool = False) -> list[Record]:
         """Return the checkpoints of a job, newest first; only those in the store if ``durable``."""
@@ -88,6 +94,14 @@ class Rest:
         job = urllib.parse.quote(str(checkpoint["job"]))
         where = f"/jobs/{job}/checkpoints/{checkpoint['step']}{path}"
         return self._ask(method, f"{where}?{urllib.parse.urlencode(query)}", body)
+
+    def roll_back(self, checkpoint: Record, wish: Record) -> Record:
+        """Have a job's next start begin at a checkpoint; say what that leaves behind."""
+        job = urllib.parse.quote(str(checkpoint["job"]))
+        where = f"/jobs/{job}/checkpoints/{checkpoint['step']}/rollback"
+        query = f"generation={int(checkpoint['generation'])}"
+        answer = self._ask("POST", f"{where}?{query}", wish, timeout_s=ROLLBACK_TIMEOUT_S)
+        return dict(answer)
 
     def of_job(self, method: str, job: str, path: str, body: Json = None) -> Any:
         """Return what the service answers to a request about one job."""

@@ -22,14 +22,19 @@ from holdfast.core.stripes import Element, Piece
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupersedeRule:
-    """Left by a confirmed restore: a checkpoint later than it and older in generation is void."""
+    """Left by a restore or a rollback: a checkpoint later than it and older in generation is void.
+
+    Of generations before ``from_generation`` it says nothing: see ``lines``.
+    """
 
     after_step: int
     below_generation: int
+    from_generation: int = 0
 
     def covers(self, key: CheckpointId | ShardId) -> bool:
         """Tell whether the checkpoint, or that of the shard, may no longer be chosen."""
-        return key.step > self.after_step and key.generation < self.below_generation
+        in_time = self.from_generation <= key.generation < self.below_generation
+        return in_time and key.step > self.after_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@
                                       /shard-<rank>-of-<world>[.v<volume>].sum
                                       /manifest.json                  last of all
     <job>/<run>/index-<plan>.json                                     one per plan of all shards
+    <job>/<run>/rollback.g<generation>.json                           one per rollback of the run
 
 Keys are relative to the store's prefix. What comes from a listing is parsed here, and never
 becomes a path or a name unchecked (P9). Pure.
@@ -32,10 +33,12 @@ from holdfast.errors import InvalidRequestError
 MANIFEST = "manifest.json"
 SEGMENT_SUFFIX = ".safetensors"
 SIDECAR_SUFFIX = ".sum"
+ROLLBACK = "rollback."
 
 _FOLDER = re.compile(r"step-(0|[1-9][0-9]{0,14})\.g(0|[1-9][0-9]{0,9})")
 _SHARD = re.compile(r"shard-([0-9]{5,7})-of-([0-9]{5,7})(?:\.v([1-9][0-9]{0,5}))?")
 _PLAN = re.compile(r"[0-9a-f]{32}")
+_ROLLBACK = re.compile(r"rollback\.g(0|[1-9][0-9]{0,9})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,24 @@ def index_key(job: str, run: str, plan: str) -> str:
     if not _PLAN.fullmatch(plan):
         raise InvalidRequestError(f"plan {plan[:40]!r} is not 32 hex digits")
     return f"{run_folder(job, run)}index-{plan}.json"
+
+
+def rollback_key(job: str, run: str, generation: int) -> str:
+    """Return the key of the record of the rollback that has this generation.
+
+    Raises:
+        InvalidRequestError: a name or a number that would not be read back.
+    """
+    name = f"{ROLLBACK}g{generation}.json"
+    if not _ROLLBACK.fullmatch(name):
+        raise InvalidRequestError(f"{name[:80]!r} is out of range")
+    return f"{run_folder(job, run)}{name}"
+
+
+def parse_rollback(key: str) -> int | None:
+    """Return the generation of the rollback whose record has this key, or None."""
+    match = _ROLLBACK.fullmatch(key.rpartition("/")[2])
+    return int(match[1]) if match else None
 
 
 def parse_folder(key: str) -> Place | None:

@@ -901,17 +901,21 @@ class SupersedeRule(_message.Message):
 
     AFTER_STEP_FIELD_NUMBER: _builtins.int
     BELOW_GENERATION_FIELD_NUMBER: _builtins.int
+    FROM_GENERATION_FIELD_NUMBER: _builtins.int
     after_step: _builtins.int
     below_generation: _builtins.int
+    from_generation: _builtins.int
+    """of older ones it says nothing"""
     def __init__(
         self,
         *,
         after_step: _builtins.int = ...,
         below_generation: _builtins.int = ...,
+        from_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "below_generation", b"below_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "below_generation", b"below_generation", "from_generation", b"from_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,7 +40,8 @@ jobs = _table(
     Column("created_at_s", Float, nullable=False),
 )
 
-# rules: JSON [[after_step, below_generation]]; abandoned: JSON [[step, generation, reason]].
+# rules: JSON [[after_step, below_generation, from_generation]]; they follow from moves: JSON
+# [[generation, step, generation that had made it]]. abandoned: JSON [[step, generation, reason]].
 # retention: JSON of the policy, NULL: everything is kept. persisted_*: the last checkpoint that
 # became due, when; persist_owed: one was due and could not go, so the next one does.
 # started: JSON [name of a start that was made]. announced_*: step 0: nothing is announced.
@@ -53,6 +54,7 @@ runs = _table(
     Column("announced_reason", Integer, nullable=False),
     Column("announced_at_s", Float, nullable=False),
     Column("rules", Text, nullable=False),
+    Column("moves", Text, nullable=False),
     Column("abandoned", Text, nullable=False),
     Column("retention", Text),
     Column("persisted_step", _BIG, nullable=False),
@@ -198,6 +200,19 @@ reads = _table(
     Column("generation", _BIG, nullable=False),
     Column("holder", Text, nullable=False),
     Column("until_s", Float, nullable=False),
+)
+
+# What users rolled back to, under which generation; recorded: the object store has it too.
+rollbacks = _table(
+    "rollbacks",
+    Column("run", String(32), primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+    Column("step", _BIG, nullable=False),
+    Column("of_generation", _BIG, nullable=False),
+    Column("at_s", Float, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("recorded", Boolean, nullable=False),
 )
 
 events = _table(

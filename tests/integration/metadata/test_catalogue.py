@@ -10,12 +10,12 @@ from sqlalchemy import text
 from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId
+from holdfast.core.lines import MOVES_PER_RUN_MAX
 from holdfast.core.node_view import SupersedeRule
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.kit.db import make_engine, read_transaction, write_transaction
 from holdfast_services.metadata.domain.model import (
-    SUPERSEDE_RULES_PER_RUN_MAX,
     Checkpoint,
     Limits,
     NoParent,
@@ -394,7 +394,7 @@ async def test_a_run_with_as_many_rules_as_there_may_be_is_read_as_the_rules_say
     """P5; defect A5: SQL must leave out what a rule covers, and nothing else."""
     rules = tuple(
         SupersedeRule(after_step=10 * number, below_generation=number + 1)
-        for number in range(1, SUPERSEDE_RULES_PER_RUN_MAX + 1)
+        for number in range(1, MOVES_PER_RUN_MAX + 1)
     )
     async with kit.running(database_url) as service:
         seat = await kit.launch(service, agents)
@@ -402,7 +402,7 @@ async def test_a_run_with_as_many_rules_as_there_may_be_is_read_as_the_rules_say
         def fill(catalogue):
             run = catalogue.load_run(seat.run)
             keys = [CheckpointId(run.id, s, g) for s, g in ((10, 1), (11, 1), (500, 50), (501, 50))]
-            last = SUPERSEDE_RULES_PER_RUN_MAX
+            last = MOVES_PER_RUN_MAX
             keys += [CheckpointId(run.id, 10 * last + n, last + n) for n in (0, 1)]
             catalogue.save_run(run, replace(run, rules=rules))
             for key in keys:

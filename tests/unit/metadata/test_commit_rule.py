@@ -12,10 +12,8 @@ from holdfast_services.metadata.domain.commit_rule import commit
 from holdfast_services.metadata.domain.model import (
     ABANDONED_PER_RUN_MAX,
     MEMORY_ROWS_PER_RUN_MAX,
-    SUPERSEDE_RULES_PER_RUN_MAX,
     Stored,
 )
-from holdfast_services.metadata.domain.restore_decision import with_rule
 
 
 def start(cluster, *nodes, replicas=1):
@@ -222,21 +220,6 @@ def test_abandoned_steps_are_bounded(cluster):
 
     assert len(cluster.run.abandoned) == ABANDONED_PER_RUN_MAX
     assert cluster.run.abandoned[0].step == 2 * ABANDONED_PER_RUN_MAX - 1
-
-
-def test_supersede_rules_are_bounded_and_never_cover_what_a_run_goes_back_to(checkpoint):
-    """P5, M7; defect A5: each restart restores 10 steps further; all it restored must stand."""
-    rules = ()
-    restarts = SUPERSEDE_RULES_PER_RUN_MAX + 8
-    for number in range(1, restarts):
-        rules = with_rule(rules, SupersedeRule(after_step=10 * number, below_generation=number + 1))
-
-    assert len(rules) == SUPERSEDE_RULES_PER_RUN_MAX
-    forgotten = restarts - 1 - SUPERSEDE_RULES_PER_RUN_MAX
-    for number in range(1, restarts):
-        left_behind, gone_back_to = checkpoint(10 * number + 5, number), checkpoint(10, number)
-        assert any(rule.covers(left_behind) for rule in rules) == (number > forgotten)
-        assert not any(rule.covers(gone_back_to) for rule in rules)
 
 
 def test_an_emptied_owner_gets_its_own_shards_back_and_the_next_node_what_it_stands_for(cluster):

@@ -185,8 +185,9 @@ def backup(training):
     undecided = replace(training.run.decision, state=DecisionState.PENDING, checkpoint=None)
     bare = [replace(rank, ready_decision=0, loaded=False) for rank in training.run.ranks]
     nonces = training.nonces
+    undecided = replace(undecided, shards=())
     training.forget(
-        replace(training.run, decision=replace(undecided, shards=()), ranks=tuple(bare), rules=())
+        replace(training.run, decision=undecided, ranks=tuple(bare), rules=(), moves=())
     )
     training.nonces = nonces
     for rank, owner in enumerate("ab"):

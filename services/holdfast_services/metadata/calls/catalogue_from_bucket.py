@@ -7,6 +7,7 @@ Nothing is known of a store that does not answer, so then nothing is decided eit
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from holdfast.core.ids import CheckpointId, job_name
 from holdfast.core.user_events import Event
 from holdfast.errors import (
     AccessError,
+    CheckpointError,
     ConflictError,
     CorruptionError,
     ExhaustedError,
@@ -31,7 +33,9 @@ from holdfast.errors import (
 from holdfast.format.digest import part_digest
 from holdfast.format.keys import Place, manifest_key
 from holdfast.format.manifest import MANIFEST_BYTES_MAX, Manifest, decode
+from holdfast.format.rollback import Rollback
 from holdfast.objectstore import ObjectStore
+from holdfast_services.metadata.calls import rollback_records
 from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.model import Stored
 from holdfast_services.metadata.domain.rows_from_manifests import adopt, choose_run
@@ -43,15 +47,21 @@ MANIFESTS_PER_JOB_MAX = 100_000
 READERS_COUNT = 16
 REASONS_IN_EVENTS_MAX = 20
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A job's run in the catalogue, and its checkpoints that the bucket can say nothing new of."""
+    """A job's run in the catalogue, and what of it the bucket can say nothing new of.
+
+    ``stored`` are checkpoints, ``rollbacks`` the generations of rollbacks.
+    """
 
     run: str
     stored: frozenset[CheckpointId]
+    rollbacks: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +82,12 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the bucket has of a job; ``generations`` has the newest of each run's folders."""
+    """What the bucket has of a job; ``generations`` has the newest of each run's names."""
 
     found: tuple[Found, ...]
     skipped: tuple[Skipped, ...]
     generations: Mapping[str, int] = field(default_factory=dict)
+    rollbacks: tuple[Rollback, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,10 @@ class BucketArchive:
                 f"{first.reason}; upgrade if a newer version wrote it, else move it away",
                 job=job,
             )
+        try:
+            await rollback_records.write_owed(self._transactor, self.store, job)
+        except (TimeoutError, CheckpointError) as error:
+            log.warning("a rollback of %s is not recorded in the object store yet: %s", job, error)
         return taken.newest
 
     async def rebuild(self, job: str | None) -> Rebuilt:
@@ -213,7 +228,8 @@ def known(catalogue: Catalogue, job: str) -> Known | None:
     run = catalogue.run_of(job)
     if run is None or not catalogue.newest_key(run):
         return None
-    return Known(run, frozenset(catalogue.stored_keys(run)))
+    rolled_back = frozenset(rollback.generation for rollback in catalogue.rollbacks(run))
+    return Known(run, frozenset(catalogue.stored_keys(run)), rolled_back)
 
 
 def read(store: ObjectStore, job: str, stop: threading.Event, here: Known | None = None) -> Reading:
@@ -240,11 +256,17 @@ def read(store: ObjectStore, job: str, stop: threading.Event, here: Known | None
         finally:
             pool.shutdown(cancel_futures=True)
     found = tuple(item for item in results if isinstance(item, Found))
+    runs = {here.run} if here else {str(place.checkpoint.run) for place in listed}
+    rollbacks, unread = rollback_records.read(
+        store, job, sorted(runs), here.rollbacks if here else frozenset()
+    )
     generations: dict[str, int] = {}
-    for place in listed:
-        run, generation = place.checkpoint.run, place.checkpoint.generation
+    named = [(str(place.checkpoint.run), place.checkpoint.generation) for place in listed]
+    for run, generation in (*named, *((str(one.to.run), one.generation) for one in rollbacks)):
         generations[run] = max(generations.get(run, 0), generation)
-    return Reading(found, tuple(item for item in results if isinstance(item, Skipped)), generations)
+    skipped = [item for item in results if isinstance(item, Skipped)]
+    skipped += [Skipped(key, reason) for key, reason in unread]
+    return Reading(found, tuple(skipped), generations, rollbacks)
 
 
 def _read_one(store: ObjectStore, place: Place, stop: threading.Event) -> Found | Skipped | None:
@@ -269,6 +291,10 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
 
     A job that is not known begins with the run that the bucket has. Its generations go above
     those of all its folders: what is half-written, or was passed over, is not written into (P2).
+
+    Raises:
+        PreconditionError: the run is another job's here, or nobody can read where it was rolled
+            back to.
     """
     now_s = catalogue.now_s()
     known = catalogue.lock_job(job)
@@ -296,12 +322,20 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
             f"with `holdfast import --job NAME`",
             job=job,
         )
+    rollback_records.expect_readable(
+        run, [item.key for item in reading.skipped], max(run.generation, newest)
+    )
     mine = [m for m in manifests if m.checkpoint.run == chosen]
+    rollbacks = [one for one in reading.rollbacks if one.to.run == chosen]
     rows = catalogue.checkpoints(chosen)
     drained = {row.id: catalogue.drained_shards(row.id) for row in rows if row.draining}
-    adopted = adopt(run, rows, mine, now_s, drained=drained, generation_min=newest)
+    adopted = adopt(
+        run, rows, mine, now_s, drained=drained, generation_min=newest, rollbacks=rollbacks
+    )
     catalogue.save_run(run, adopted.run)
     catalogue.put_checkpoints(adopted.rows)
+    for rollback in rollbacks:
+        catalogue.put_rollback(rollback_records.row_of(rollback))
     written = tuple(found[row.id] for row in adopted.rows)
     for item in written:
         stored = Stored(checkpoint=item.manifest.checkpoint, shards=item.manifest.shards)

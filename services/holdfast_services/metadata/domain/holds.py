@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.lines import NOTHING, Move
 from holdfast.core.node_view import SupersedeRule
 from holdfast.errors import NotFoundError, PreconditionError
 from holdfast_services.metadata.domain.model import Checkpoint, Run
@@ -128,7 +129,8 @@ def removed(run: Run) -> Run:
     return replace(
         run,
         generation=generation,
-        rules=(SupersedeRule(after_step=-1, below_generation=generation),),
+        rules=(SupersedeRule(after_step=NOTHING, below_generation=generation),),
+        moves=(Move(generation, NOTHING),),
         decision=decision,
         pins=(),
         checkpoints=tuple(row for row in run.checkpoints if row.durable_at_s is not None),

@@ -6,16 +6,18 @@ the only one there is; they arrive as arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
+from holdfast.core import lines
 from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import Inventory
+from holdfast.core.lines import Move
 from holdfast.core.node_view import SupersedeRule
 from holdfast.core.persistence_rules import Retention
 from holdfast.core.protection import NO_COPIES, Protection
@@ -25,8 +27,6 @@ from holdfast.core.user_events import Event
 
 MEMORY_ROWS_PER_RUN_MAX = 64
 ABANDONED_PER_RUN_MAX = 64
-SUPERSEDE_RULES_PER_RUN_MAX = 1024
-"""One is added by each restart that made progress; they are a few bytes in row and view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,8 @@ class Run:
 
     ``persisted_step`` and ``persisted_at_s`` are those of the last checkpoint that became due;
     ``persist_owed``: another was due and could not go, so the next one does. ``started`` are the
-    names of the starts that were made, the newest last, a bounded number.
+    names of the starts that were made, the newest last, a bounded number. ``rules`` follow from
+    ``moves``, by ``after``.
     """
 
     id: str
@@ -216,6 +217,7 @@ class Run:
     pins: tuple[CheckpointId, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     rules: tuple[SupersedeRule, ...] = ()
+    moves: tuple[Move, ...] = ()
     abandoned: tuple[AbandonedStep, ...] = ()
     announcement: Announcement | None = None
     announced_at_s: float = 0.0
@@ -234,8 +236,18 @@ class Run:
         return attempt if attempt and attempt.generation == self.generation else None
 
     def superseded(self, checkpoint: CheckpointId) -> bool:
-        """Tell whether a confirmed restore has left ``checkpoint`` behind."""
+        """Tell whether a confirmed restore or a rollback has left ``checkpoint`` behind."""
         return any(rule.covers(checkpoint) for rule in self.rules)
+
+    def after(self, *moves: Move) -> Run:
+        """Return the run after some more moves, whenever they were."""
+        known = self.moves or lines.moves_of(self.rules)
+        every = lines.with_moves(known, *moves)
+        if every == self.moves:
+            return self
+        latest = len(moves) == 1 and every[-1] == moves[0]
+        rules = lines.leaves(self.rules, moves[0]) if latest else None
+        return replace(self, moves=every, rules=lines.rules_of(every) if rules is None else rules)
 
     @property
     def removed(self) -> bool:
@@ -244,7 +256,10 @@ class Run:
         An attempt that asked to start over has such a rule too, but it is the current one.
         """
         return self.current is None and any(
-            rule.after_step < 0 and rule.below_generation >= self.generation for rule in self.rules
+            rule.after_step < 0
+            and rule.below_generation >= self.generation
+            and not rule.from_generation
+            for rule in self.rules
         )
 
     def dropped(self, checkpoint: CheckpointId) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.core import lines
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.user_events import Event
 from holdfast.errors import InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain.attempt_start import made
 from holdfast_services.metadata.domain.attempts import Registration, begin, register
 from holdfast_services.metadata.domain.model import Limits, Outcome, Run
-from holdfast_services.metadata.domain.restore_decision import left_behind
+from holdfast_services.metadata.domain.restore_decision import moved
 
 
 def seat(run: Run, wish: Registration, known: int | None, now_s: float, limits: Limits) -> Outcome:
@@ -79,7 +80,7 @@ def _resume(run: Run, wish: Registration) -> Outcome:
         fresh=past is None,
     )
     changed = made(replace(run, decision=decided, rejected=(), pins=()), attempt)
-    changed = left_behind(changed, past.step if past else 0, attempt)
+    changed = moved(changed, lines.to(past, generation))
     event = Event(
         kind="attempt_readmitted",
         severity="warning",

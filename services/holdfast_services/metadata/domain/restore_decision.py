@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from holdfast.core import lines
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
-from holdfast.core.node_view import SupersedeRule
+from holdfast.core.lines import NOTHING, Move
 from holdfast.core.shard import Shard
 from holdfast.core.sources import Source
 from holdfast.core.user_events import Event
@@ -29,7 +30,6 @@ from holdfast_services.metadata.domain.commit_rule import acknowledged, new_row
 from holdfast_services.metadata.domain.drains import rewind
 from holdfast_services.metadata.domain.held_stripes import held_stripes
 from holdfast_services.metadata.domain.model import (
-    SUPERSEDE_RULES_PER_RUN_MAX,
     Attempt,
     Checkpoint,
     Limits,
@@ -74,7 +74,7 @@ def decide(run: Run, facts: Facts) -> Outcome:
         return _choose_or_follow(run, attempt, decision, facts)
     if decision.state is DecisionState.LOST and any(rank.loaded for rank in run.ranks):
         # A rank was told to start over all the same (on_failure="warn"): that is a fresh start.
-        return Outcome(run=left_behind(run, 0, attempt))
+        return Outcome(run=moved(run, Move(attempt.generation, 0)))
     if decision.state is DecisionState.CONFIRMED:
         return _watch_loading(_known_again(run, decision, facts), decision, facts)
     return Outcome(run=run)
@@ -309,15 +309,12 @@ def _confirm(run: Run, attempt: Attempt, decision: Decision, facts: Facts) -> Ou
         return Outcome(run=run)
     confirmed = replace(decision, state=DecisionState.CONFIRMED)
     run = _with_row(run, decision.shards, facts.now_s)
-    rule = SupersedeRule(after_step=chosen.step, below_generation=attempt.generation)
     changed = made(replace(run, decision=confirmed), attempt)
-    changed = left_behind(changed, chosen.step, attempt)
+    changed = moved(changed, lines.to(chosen, attempt.generation))
     text = f"{run.job} restores step {chosen.step} of attempt {chosen.generation}"
     news = [_event(run, "restore_confirmed", text, confirmed)]
-    behind = [row.id for row in run.checkpoints if run.usable(row.id) and rule.covers(row.id)]
-    if behind:
-        steps = ", ".join(str(key.step) for key in sorted(behind)[:NAMED_IN_REASON_MAX])
-        text = f"{len(behind)} later checkpoints of {run.job} are left behind: steps {steps}"
+    if behind := newly_left(run, changed):
+        text = f"{len(behind)} later checkpoints of {run.job} are left behind: {named(behind)}"
         news.append(_event(run, "checkpoint_superseded", text, confirmed, "warning"))
     return Outcome(run=changed, events=tuple(news))
 
@@ -372,11 +369,23 @@ def _confirmed_again(run: Run, decision: Decision, chosen: CheckpointId, facts: 
     return replace(run, decision=listed, pins=(chosen,))
 
 
-def left_behind(run: Run, step: int, attempt: Attempt) -> Run:
-    """Return the run without what older attempts made after ``step``; later multiples come anew."""
-    rule = SupersedeRule(after_step=step, below_generation=attempt.generation)
-    rules = with_rule(run.rules, rule)
-    return run if rules == run.rules else rewind(replace(run, rules=rules), max(step, 0))
+def moved(run: Run, move: Move) -> Run:
+    """Return the run gone on from where ``move`` says; multiples after that come due anew."""
+    changed = run.after(move)
+    return run if changed == run else rewind(changed, max(move.step, 0))
+
+
+def newly_left(before: Run, after: Run) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints that could be chosen before and were left behind since, sorted."""
+    usable = (row.id for row in before.checkpoints if before.usable(row.id))
+    return tuple(sorted(key for key in usable if after.superseded(key)))
+
+
+def named(keys: Sequence[CheckpointId]) -> str:
+    """Return their steps for people, of many the first."""
+    more = len(keys) - NAMED_IN_REASON_MAX
+    steps = ", ".join(str(key.step) for key in keys[:NAMED_IN_REASON_MAX])
+    return f"steps {steps}" + (f" and {more} more" if more > 0 else "")
 
 
 def _start_fresh(run: Run, attempt: Attempt, decision: Decision) -> Outcome:
@@ -384,12 +393,13 @@ def _start_fresh(run: Run, attempt: Attempt, decision: Decision) -> Outcome:
     fresh = replace(decision, state=DecisionState.CONFIRMED, fresh=True)
     if not attempt.start_due:
         text = f"{run.job} has no checkpoint and starts at step 0"
-        changed = left_behind(replace(run, decision=fresh, pins=()), 0, attempt)
+        changed = moved(replace(run, decision=fresh, pins=()), Move(attempt.generation, 0))
         return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh),))
     left = [row.id.step for row in run.checkpoints if run.usable(row.id) and not row.expired]
     fresh = replace(fresh, reason=f"steps up to {max(left)} are left behind" if left else "")
     # A checkpoint of step 0 is left behind too: nothing of the old lineage comes back.
-    changed = left_behind(made(replace(run, decision=fresh, pins=()), attempt), -1, attempt)
+    over = Move(attempt.generation, NOTHING)
+    changed = moved(made(replace(run, decision=fresh, pins=()), attempt), over)
     text = f"{run.job} starts over at step 0, as fresh= asks{left and '; '}{fresh.reason}"
     severity = "warning" if left else "info"
     return Outcome(run=changed, events=(_event(run, "restore_confirmed", text, fresh, severity),))
@@ -461,23 +471,6 @@ def _said_of_the_store(row: Checkpoint | None, facts: Facts) -> str:
     if row.bad:
         return "; the object store has it, but with damaged bytes"
     return "; the object store did not deliver it either"
-
-
-def with_rule(rules: tuple[SupersedeRule, ...], rule: SupersedeRule) -> tuple[SupersedeRule, ...]:
-    """Return the rules with ``rule``, without those it implies, by rising steps and generations.
-
-    At the limit the oldest goes. Two are never made one that covers more: what a run goes back to
-    is what an old rule has left standing.
-    """
-    if any(_implies(other, rule) for other in rules):
-        return rules
-    kept = [other for other in rules if not _implies(rule, other)]
-    kept = sorted((*kept, rule), key=lambda item: item.below_generation)
-    return tuple(kept[-SUPERSEDE_RULES_PER_RUN_MAX:])
-
-
-def _implies(strong: SupersedeRule, weak: SupersedeRule) -> bool:
-    return strong.after_step <= weak.after_step and strong.below_generation >= weak.below_generation
 
 
 def _event(run: Run, kind: str, text: str, decision: Decision, severity: str = "info") -> Event:

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.bucket import lineage
-from holdfast.core.ids import CheckpointId
+from holdfast.core.ids import CheckpointId, Generation
 from holdfast.core.shard import Shard
 from holdfast.format.manifest import Manifest
+from holdfast.format.rollback import Rollback
 from holdfast_services.metadata.domain.model import Checkpoint, Run, read_parent
-from holdfast_services.metadata.domain.restore_decision import with_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,9 @@ def adopt(
     *,
     drained: Mapping[CheckpointId, Sequence[Shard]] | None = None,
     generation_min: int = 0,
+    rollbacks: Sequence[Rollback] = (),
 ) -> Adopted:
-    """Return the run with what ``manifests``, all its own, prove.
+    """Return the run with what ``manifests`` and ``rollbacks``, all its own, prove.
 
     Whatever generation a manifest is of is one that was, so the counter goes above it. A
     checkpoint that the catalogue knows as durable stays as it is: it knows better. One that drains
@@ -70,6 +71,7 @@ def adopt(
         now_s: When they were seen: from here on their ages count.
         drained: The shards of those that drain.
         generation_min: The newest that left anything in the bucket.
+        rollbacks: The records of those that lie there.
     """
     rows = {row.id: row for row in known}
     found = []
@@ -79,14 +81,13 @@ def adopt(
             found.append(_durable(row or _row(manifest), manifest, now_s))
         elif row.draining and _is_written(run, manifest, (drained or {}).get(row.id, ())):
             found.append(_durable(replace(row, drain_at_s=None), manifest, now_s))
-    rules = run.rules
-    for rule in lineage.rules(manifests):
-        rules = with_rule(rules, rule)
-    generations = (manifest.checkpoint.generation for manifest in manifests)
+    generations = [manifest.checkpoint.generation for manifest in manifests]
+    generations += [Generation(rollback.generation) for rollback in rollbacks]
     newest_of_all = max((run.generation, generation_min, *generations))
     over = {row.id for row in found}
     drains = tuple(drain for drain in run.drains if drain.checkpoint not in over)
-    changed = replace(run, rules=rules, generation=newest_of_all, drains=drains)
+    moved = run.after(*lineage.moves(manifests, rollbacks))
+    changed = replace(moved, generation=newest_of_all, drains=drains)
     newest = max((row.id for row in found if changed.usable(row.id)), default=None)
     if newest is not None:
         changed = replace(changed, persisted_step=max(run.persisted_step, newest.step))

@@ -9,15 +9,17 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
+from holdfast.core.ids import GENERATION_MAX, STEP_MAX, CheckpointId, job_name
 from holdfast.core.persistence_rules import Retention
 from holdfast_services.metadata.calls.health import waiting_count
 from holdfast_services.metadata.calls.links import links
+from holdfast_services.metadata.calls.rollbacks import roll_back
 from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.retention import METRIC_LENGTH_MAX, Verdict
 from holdfast_services.metadata.edges.object_tier import ObjectTier, expect_archive
 from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import users
+from holdfast_services.metadata.usecases.rollbacks import Wish
 from holdfast_services.metadata.usecases.users import At
 
 NOTE_LENGTH_MAX = 1000
@@ -61,6 +63,17 @@ class PinDoc(_Body):
     """Why a checkpoint is kept, for people."""
 
     note: str = Field("", max_length=NOTE_LENGTH_MAX)
+
+
+class RollbackWishDoc(_Body):
+    """Who wants a job to go back, and why, for people; and what they have seen of it."""
+
+    attempt: int | None = Field(
+        None, ge=0, description="Only if the job's newest attempt is still this one"
+    )
+    force: bool = Field(False, description="Though it trains: that attempt saves nothing any more")
+    holder: str = Field("", max_length=HOLDER_LENGTH_MAX)
+    reason: str = Field("", max_length=NOTE_LENGTH_MAX)
 
 
 class ReadWishDoc(_Body):
@@ -110,6 +123,18 @@ class DoneDoc(BaseModel):
     generation: int
 
 
+class RollbackDoc(BaseModel):
+    """Where a job's next start begins, and what it leaves behind."""
+
+    job: str
+    run: str
+    step: int
+    attempt: int = Field(description="That saved the step")
+    generation: int = Field(description="The rollback's own: higher than all attempts before it")
+    left: list[DoneDoc] = Field(description="Could be restored by itself until now; newest first")
+    repeated: bool = Field(description="The same was asked for before, and nothing began since")
+
+
 class RemovedDoc(BaseModel):
     """How many durable checkpoints of a removed job workers are going to delete."""
 
@@ -156,6 +181,7 @@ def users_router(transactor: Transactor, objects: ObjectTier) -> APIRouter:
     router = APIRouter(prefix="/api/v1", tags=["object tier"])
     _add_policy(router, transactor)
     _add_pins(router, transactor)
+    _add_rollback(router, transactor, objects)
     _add_reads(router, transactor)
     _add_store(router, transactor, objects)
     _add_removal(router, transactor)
@@ -246,8 +272,31 @@ def _add_pins(router: APIRouter, transactor: Transactor) -> None:
         return _done(await transactor.change(lambda c: users.remove(c, at, force=force)), job)
 
 
+def _add_rollback(router: APIRouter, transactor: Transactor, objects: ObjectTier) -> None:
+    @router.post("/jobs/{job:path}/checkpoints/{step}/rollback")
+    async def rollback(
+        job: str, step: Step, wish: RollbackWishDoc, generation: OneOf = None
+    ) -> RollbackDoc:
+        """Have the job's next start begin at this checkpoint; what came after it is kept."""
+        at = At(job_name(job), step, generation)
+        done = await roll_back(transactor, objects.archive, Wish(at=at, **wish.model_dump()))
+        to = done.rollback.to
+        return RollbackDoc(
+            job=at.job,
+            run=done.run,
+            step=to.step,
+            attempt=to.generation,
+            generation=done.rollback.generation,
+            left=[_checkpoint_doc(at.job, key) for key in done.left],
+            repeated=done.repeated,
+        )
+
+
 def _done(item: Listed, job: str) -> DoneDoc:
-    key = item.id
+    return _checkpoint_doc(job, item.id)
+
+
+def _checkpoint_doc(job: str, key: CheckpointId) -> DoneDoc:
     attempt = key.generation
     return DoneDoc(job=job, run=key.run, step=key.step, attempt=attempt, generation=attempt)
 

@@ -11,10 +11,13 @@ from holdfast_services.metadata.storage.base import DecodeCache
 from holdfast_services.metadata.storage.holds import HoldStatements
 from holdfast_services.metadata.storage.launches import LaunchStatements
 from holdfast_services.metadata.storage.nodes import NodeStatements
+from holdfast_services.metadata.storage.rollbacks import RollbackStatements
 from holdfast_services.metadata.storage.runs import RunStatements
 
 __all__ = ["Catalogue", "DecodeCache"]
 
 
-class Catalogue(RunStatements, HoldStatements, NodeStatements, LaunchStatements):
+class Catalogue(
+    RunStatements, HoldStatements, NodeStatements, LaunchStatements, RollbackStatements
+):
     """The statements of one transaction."""

@@ -316,12 +316,18 @@ def _choosable(
 def _not_left_behind(rules: Sequence[SupersedeRule]) -> Sequence[ColumnElement[bool]]:
     """Return the condition that no rule covers a row.
 
-    They rise in both numbers (see ``with_rule``), so the first of a later generation is the
-    strictest. One CASE of any length: a chain of ANDs is as deep as it is long, and SQLite has a
-    limit for that.
+    By rising generations (see ``lines``) the first that speaks of a generation is the strictest.
+    One CASE of any length: a chain of ANDs is as deep as it is long, and SQLite has a limit for
+    that.
     """
     c = t.checkpoints.c
-    limits = [(c.generation < rule.below_generation, rule.after_step) for rule in rules]
+    limits = [
+        (
+            and_(c.generation >= rule.from_generation, c.generation < rule.below_generation),
+            rule.after_step,
+        )
+        for rule in rules
+    ]
     return [c.step <= case(*limits, else_=c.step)] if limits else []
 
 

@@ -17,6 +17,7 @@ from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId
+from holdfast.core.lines import Move
 from holdfast.core.node_view import SupersedeRule
 from holdfast.core.persistence_rules import Retention
 from holdfast.core.reports import RankCosts
@@ -134,6 +135,7 @@ _NEW_RUN = {
     "announced_reason": 0,
     "announced_at_s": 0.0,
     "rules": "[]",
+    "moves": "[]",
     "abandoned": "[]",
     "persisted_step": 0,
     "persisted_at_s": 0.0,
@@ -207,9 +209,8 @@ class RunStatements(CheckpointStatements):
             decision=decision,
             rejected=rejected,
             pins=self._pins(run),
-            rules=tuple(
-                SupersedeRule(after_step=a, below_generation=b) for a, b in json.loads(row["rules"])
-            ),
+            rules=tuple(_rule(*numbers) for numbers in json.loads(row["rules"])),
+            moves=tuple(Move(*numbers) for numbers in json.loads(row["moves"])),
             abandoned=tuple(
                 AbandonedStep(run=run, step=step, generation=generation, reason=reason)
                 for step, generation, reason in json.loads(row["abandoned"])
@@ -251,7 +252,8 @@ class RunStatements(CheckpointStatements):
             "announced_step": run.announcement.step if run.announcement else 0,
             "announced_reason": run.announcement.reason if run.announcement else 0,
             "announced_at_s": run.announced_at_s,
-            "rules": json.dumps([[r.after_step, r.below_generation] for r in run.rules]),
+            "rules": json.dumps([_numbers(rule) for rule in run.rules]),
+            "moves": json.dumps([[move.generation, move.step, move.of] for move in run.moves]),
             "abandoned": json.dumps([[s.step, s.generation, s.reason] for s in run.abandoned]),
             "retention": json.dumps(asdict(run.retention)) if run.retention else None,
             "persisted_step": run.persisted_step,
@@ -350,6 +352,16 @@ class RunStatements(CheckpointStatements):
     def forget_leases(self) -> None:
         """End every attempt's lease: none of their processes can be there any more."""
         self._db.execute(update(t.attempts).values(lease_until_s=0.0))
+
+
+def _rule(after_step: int, below_generation: int, from_generation: int = 0) -> SupersedeRule:
+    return SupersedeRule(
+        after_step=after_step, below_generation=below_generation, from_generation=from_generation
+    )
+
+
+def _numbers(rule: SupersedeRule) -> tuple[int, int, int]:
+    return (rule.after_step, rule.below_generation, rule.from_generation)
 
 
 def _announcement(row: RowMapping) -> Announcement | None:

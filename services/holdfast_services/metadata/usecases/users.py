@@ -45,7 +45,7 @@ def verdicts(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
 
 def expire(catalogue: Catalogue, job: str) -> tuple[Verdict, ...]:
     """Expire what the job's policy does not keep; return the verdicts that were carried out."""
-    run = _locked(catalogue, job)
+    run = locked(catalogue, job)
     now_s = catalogue.now_s()
     found = holds.verdicts(run, catalogue.listed(run.id, now_s, durable=True), now_s)
     done = [
@@ -73,7 +73,7 @@ def set_policy(catalogue: Catalogue, job: str, wish: Retention) -> Retention:
         InvalidRequestError: its numbers make no sense.
     """
     retention.check(wish)
-    run = _locked(catalogue, job)
+    run = locked(catalogue, job)
     changed = replace(run, retention=wish if retention.on(wish) else None)
     if changed != run:
         catalogue.save_run(run, changed)
@@ -89,7 +89,7 @@ def pin(catalogue: Catalogue, at: At, note: str, limits: Limits) -> Listed:
         NotFoundError: no such job or checkpoint.
         PreconditionError: it has expired, or is in memory and cannot go now; says why.
     """
-    run = _locked(catalogue, at.job)
+    run = locked(catalogue, at.job)
     now_s = catalogue.now_s()
     item = find(catalogue, run, at, now_s)
     if item.row.expired:
@@ -139,7 +139,7 @@ def unpin(catalogue: Catalogue, at: At) -> Listed:
     Raises:
         NotFoundError: no such checkpoint, or it is not pinned.
     """
-    run = _locked(catalogue, at.job)
+    run = locked(catalogue, at.job)
     now_s = catalogue.now_s()
     item = find(catalogue, run, at, now_s)
     if not catalogue.drop_pin(item.id):
@@ -158,7 +158,7 @@ def remove(catalogue: Catalogue, at: At, *, force: bool) -> Listed:
         NotFoundError: no such job or checkpoint.
         PreconditionError: see ``domain.holds.check_removal``.
     """
-    run = _locked(catalogue, at.job)
+    run = locked(catalogue, at.job)
     now_s = catalogue.now_s()
     item = find(catalogue, run, at, now_s)
     if item.row.expired:
@@ -198,7 +198,7 @@ def remove_job(catalogue: Catalogue, job: str) -> int:
         NotFoundError: no such job.
         PreconditionError: see ``domain.holds.check_job_removal``.
     """
-    run = _locked(catalogue, job)
+    run = locked(catalogue, job)
     now_s = catalogue.now_s()
     listed = catalogue.listed(run.id, now_s)
     holds.check_job_removal(run, listed, now_s)
@@ -224,7 +224,7 @@ def begin_read(catalogue: Catalogue, at: At, *, number: str, holder: str, ttl_s:
         PreconditionError: it is not in the object store, or has expired.
         ExhaustedError: ``READS_PER_RUN_MAX`` leases hold.
     """
-    run = _locked(catalogue, at.job)
+    run = locked(catalogue, at.job)
     now_s = catalogue.now_s()
     item = find(catalogue, run, at, now_s)
     _check_stored(item, at)
@@ -264,7 +264,7 @@ def end_read(catalogue: Catalogue, number: str) -> None:
 
 def scrub(catalogue: Catalogue, job: str) -> int:
     """Ask for a scrub of all checkpoints that a job has in the object store; return how many."""
-    return catalogue.ask_scrubs(_locked(catalogue, job).id)
+    return catalogue.ask_scrubs(locked(catalogue, job).id)
 
 
 def one(catalogue: Catalogue, run: Run, at: At) -> tuple[Listed, Stored | None]:
@@ -322,7 +322,7 @@ def _run(catalogue: Catalogue, job: str) -> Run:
     return run
 
 
-def _locked(catalogue: Catalogue, job: str) -> Run:
+def locked(catalogue: Catalogue, job: str) -> Run:
     """Return the job's run, its row held to the end of the transaction."""
     catalogue.lock_job(job)
     return _run(catalogue, job)
