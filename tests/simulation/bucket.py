@@ -56,6 +56,8 @@ class Bucket:
         self._trouble("put was refused: 503")
         before = self.inside.get(key, length_bytes_max=1 << 20) if self._has(key) else data
         etag = self.inside.put(key, data, if_absent=if_absent)
+        if keys.parse_rollback(key) is not None:
+            self._ghosts.left.record()
         if key.endswith(f"/{keys.MANIFEST}"):
             if before != data:
                 raise Broken(f"P1: {key} is written over by another manifest")

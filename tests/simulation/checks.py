@@ -75,14 +75,15 @@ def _is_summed(ghosts: Ghosts, key: CheckpointId, rank: int, asked: Protection) 
 def p1_m6_durable_follows_the_manifest(ghosts: Ghosts, before: Run, after: Run) -> None:
     """``durable`` comes after the manifest and all objects, and not to what was left behind.
 
-    It is given on a worker's word; what the same transaction decides thereupon comes after it.
+    It is given on a worker's word; what the same transaction decides thereupon comes after it. A
+    manifest that was written before, and is found later, is a fact.
     """
     for row, old in _rows(before, after):
         if row.durable_at_s is None or (old is not None and old.durable_at_s is not None):
             continue
         if row.id not in ghosts.manifests:
             raise Broken(f"M6: {name(row.id)} is durable, and no manifest was ever written")
-        if old is not None and before.superseded(row.id):
+        if old is not None and old.draining and before.superseded(row.id):
             raise Broken(f"M6: {name(row.id)} became durable after it was left behind")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation import checks
 from tests.simulation.checks import Broken, age, name
+from tests.simulation.left_behind import LeftBehind
 from tests.simulation.losses import is_safe
 from tests.simulation.plan import NODE_LEASE_S
 from tests.simulation.segments import JOB, moment_of, root
@@ -20,7 +21,7 @@ from tests.simulation.segments import JOB, moment_of, root
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, Generation, Rank, RunId, ShardId, Step
 from holdfast.core.inventory import HeldState, Inventory
-from holdfast.core.node_view import SupersedeRule, WantReason
+from holdfast.core.node_view import WantReason
 from holdfast.core.shard import Shard
 from holdfast.core.stripes import Stripe
 from holdfast.errors import NotFoundError
@@ -65,7 +66,8 @@ class Ghosts:
         self.manifests: dict[CheckpointId, float] = {}
         self.gone: set[CheckpointId] = set()
         self.notes: dict[CheckpointId, str] = {}
-        self.rules: list[SupersedeRule] = []
+        self.left = LeftBehind()
+        self.going_back: CheckpointId | None = None  # to which a user rolls back now
         self.floor: CheckpointId | None = None
         self.hope: CheckpointId | None = None
         self.safe: CheckpointId | None = None
@@ -79,10 +81,8 @@ class Ghosts:
         self.commits_count = 0
         self.lost_count = 0
         self.restores_count = 0
-        self.living: set[bytes] = set()
-        """Attempts that have not ended."""
-        self.moved = True
-        """A file has changed since the states were judged."""
+        self.living: set[bytes] = set()  # attempts that have not ended
+        self.moved = True  # a file has changed since the states were judged
         self.forcing = False
         self.clock_stepped_s = -1e9
         self.store_troubled_s = -1e9
@@ -90,8 +90,6 @@ class Ghosts:
         self.destroyed_count = 0
         self._starts: set[str] = set()
         """Names of starts that were made."""
-        self._rules_known = 0
-        """Of ``rules``, those since the catalogue last went back: others it may not know."""
         self._replaced: set[CheckpointId] = set()
         self._heard: dict[str, tuple[int, int]] = {}
         self._heard_s: dict[str, list[float]] = defaultdict(list)
@@ -204,6 +202,7 @@ class Ghosts:
         """A transaction is committed."""
         for before, after in self._changes:
             self._attempt(after)
+            self._rollback(before, after)
             self._rows(before, after)
             self._decision(before, after)
             for check in checks.TRANSITIONS:
@@ -241,13 +240,19 @@ class Ghosts:
         self.generations.clear()
         self._heard.clear()
         self._told.clear()
-        self._rules_known = 0
+        self.left.forget()
         self._starts.clear()
         self.safe = None  # what a backup's inventories acknowledge may not lie there any more
 
     def _attempt(self, run: Run) -> None:
         if run.attempt is not None:
             self._attempts_s.setdefault(run.attempt.spec.nonce, self.world.now_s)
+
+    def _rollback(self, before: Run, after: Run) -> None:
+        if self.going_back is not None and after.moves != before.moves:
+            self.left.roll_back(self.going_back, before.generation + 1)
+            self.floor, self.hope, self.safe = self.going_back, self.going_back, None
+            self.survey()
 
     def _rows(self, before: Run, after: Run) -> None:
         known = {row.id for row in before.checkpoints}
@@ -337,12 +342,10 @@ class Ghosts:
                          f"{name(self.began[attempt.spec.nonce])}")  # fmt: skip
         if judged and not again:
             self._expect_newest(what, attempt.spec.nonce)
-        known = self.rules[len(self.rules) - self._rules_known :]
-        if any(rule.covers(what) for rule in known if what):
-            raise Broken(f"M3: {name(what)} was left behind by a restore, and is back")
-        step = what.step if what else 0
-        self.rules.append(SupersedeRule(after_step=step, below_generation=attempt.generation))
-        self._rules_known += 1
+        asked = self.store_troubled_s < self._attempts_s.get(attempt.spec.nonce, self.world.now_s)
+        if what and self.left.must_know(what, asked=asked and not again):
+            raise Broken(f"M3: {name(what)} was left behind, and is back")
+        self.left.restore(what, attempt.generation)
         if not again:
             self.floor = self.hope = what
             if self.destroyed_count:  # a moment ago, maybe, and nobody has heard of it yet
@@ -433,8 +436,8 @@ class Ghosts:
         return key not in self.gone and self.in_line(key) and self.whole(key, ())
 
     def in_line(self, key: CheckpointId) -> bool:
-        """Tell whether no restore has left ``key`` behind."""
-        return not any(rule.covers(key) for rule in self.rules)
+        """Tell whether neither a restore nor a rollback has left ``key`` behind."""
+        return not self.left.covers(key)
 
     def whole_from(self, key: CheckpointId) -> bool:
         """Tell whether ``key`` is whole, or a later one that was committed, or proposed.

@@ -164,7 +164,7 @@ class History:
         restored = now.ranks[0].restored
         lost = self.ghosts.lost_count > lost_count  # and rightly so: a bit had flipped, say
         # An attempt that was asked to start over before the peace may have begun since.
-        left = kept is not None and any(rule.covers(kept) for rule in self.ghosts.rules)
+        left = kept is not None and self.ghosts.left.covers(kept)
         if kept and not (lost or left) and (restored is None or restored.step < kept.step):
             raise Broken(f"P5: {name(restored)} was restored, {name(kept)} was acknowledged")
 

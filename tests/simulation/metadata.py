@@ -25,7 +25,7 @@ from holdfast.errors import CheckpointError, UnavailableError
 from holdfast.format.keys import Place
 from holdfast.objectstore import ObjectStore
 from holdfast_services.kit.queue import Queue
-from holdfast_services.metadata.calls import catalogue_from_bucket
+from holdfast_services.metadata.calls import catalogue_from_bucket, rollback_records
 from holdfast_services.metadata.calls.reports import WATCH_POLL_S
 from holdfast_services.metadata.domain.attempt_start import first_run
 from holdfast_services.metadata.domain.attempts import Registration
@@ -37,7 +37,7 @@ from holdfast_services.metadata.loops.offers import ORPHANS, RECONCILE_S
 from holdfast_services.metadata.loops.retention import SWEEP_S
 from holdfast_services.metadata.loops.tick import TICK_S
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
-from holdfast_services.metadata.usecases import agents, users, workers
+from holdfast_services.metadata.usecases import agents, rollbacks, users, workers
 from holdfast_services.metadata.usecases.agents import SeatWish
 from holdfast_services.metadata.usecases.workers import Ages
 
@@ -134,22 +134,41 @@ class Metadata:
 
     def _look_up(self, store: ObjectStore, wish: Registration) -> CheckpointId | None:
         """What ``Registrations._ask`` and ``BucketArchive`` do, in one turn."""
-        newest = self.read(lambda c: agents.known(c, wish.spec.job))
+        job, trains = wish.spec.job, wish.spec.generation
+        newest = self.read(lambda c: agents.known(c, job))
         try:
-            here = self.read(lambda c: catalogue_from_bucket.known(c, wish.spec.job))
-            reading = catalogue_from_bucket.read(store, wish.spec.job, threading.Event(), here)
-            written = self.write(lambda c: catalogue_from_bucket.write(c, wish.spec.job, reading))
+            here = self.read(lambda c: catalogue_from_bucket.known(c, job))
+            reading = catalogue_from_bucket.read(store, job, threading.Event(), here)
+            written = self.write(lambda c: catalogue_from_bucket.write(c, job, reading))
             keys = [item.manifest.checkpoint for item in written.found]
-            there = set(places(store, wish.spec.job)) if written.known and keys else set()
-            gone = [key for key in keys if written.known and Place(wish.spec.job, key) not in there]
+            there = set(places(store, job)) if written.known and keys else set()
+            gone = [key for key in keys if written.known and Place(job, key) not in there]
             if gone:
-                self.write(lambda c: catalogue_from_bucket.forget(c, wish.spec.job, gone))
+                self.write(lambda c: catalogue_from_bucket.forget(c, job, gone))
             stored = here.stored if here else frozenset()
+            with suppress(CheckpointError):
+                self._record(store, job)
             return max({*keys, *stored}.difference(gone), default=None)
         except CheckpointError as error:
-            if not newest and not wish.spec.generation:
+            if not newest and not trains:
                 raise UnavailableError("nobody knows whether the job is new") from error
             return newest
+
+    def roll_back(self, wish: rollbacks.Wish) -> None:
+        """What ``calls.rollbacks.roll_back`` does, in one turn."""
+        if self._store:
+            reading = catalogue_from_bucket.read(self._store, wish.at.job, threading.Event())
+            self.write(lambda c: catalogue_from_bucket.write(c, wish.at.job, reading))
+        self.write(lambda c: rollbacks.roll_back(c, wish))
+        self._fleet.changed(self)
+        if self._store:
+            self._record(self._store, wish.at.job)
+
+    def _record(self, store: ObjectStore, job: str) -> None:
+        run = self.read(lambda c: c.run_of(job))
+        for owed in self.read(lambda c: c.unrecorded_rollbacks(run)) if run else ():
+            rollback_records.write(store, job, owed)
+            self.write(lambda c, owed=owed: c.note_recorded(run, owed.generation))  # type: ignore[misc]
 
     def report(self, inventory: Inventory, answer: Answer[NodeView]) -> None:
         """Take an inventory, with all that come within a moment in one transaction."""

@@ -26,6 +26,7 @@ PARITY_PART = 0.4
 PARITY_GROUP = 2
 SLOTS_PART = 0.15
 TWINS_PART = 0.4
+ROLLBACK_PART = 0.25
 SCENE_GAPS_S = (4.0, 8.0)
 NAMES = "abcd"
 NODE_LEASE_S = 5.0
@@ -143,7 +144,8 @@ def draw(seed: int) -> Plan:
         plan = replace(plan, replicas=0, parity=parity.randint(1, nodes - PARITY_GROUP))
     if plan.replicas and not sharded and random.Random(f"twins {seed}").random() < TWINS_PART:
         plan = replace(plan, twins=True)
-    return replace(plan, troubles=tuple(_troubles(plan, rng, scene)))
+    troubles = [*_troubles(plan, rng, scene), *_rollbacks(random.Random(f"rollback {seed}"))]
+    return replace(plan, troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at_s)))
 
 
 def _troubles(plan: Plan, rng: random.Random, scene: tuple[str, ...]) -> list[Trouble]:
@@ -166,6 +168,21 @@ def _troubles(plan: Plan, rng: random.Random, scene: tuple[str, ...]) -> list[Tr
             found.append(replace(drawn, at_s=round(when_s, 3), kind=kind))
             at_s += rng.expovariate(1 / gap_s)
     return sorted(found, key=lambda trouble: trouble.at_s)
+
+
+def _rollbacks(rng: random.Random) -> list[Trouble]:
+    """Return when users roll back by command; drawn apart, as this came later than the others."""
+    count = rng.randint(1, 3) if rng.random() < ROLLBACK_PART else 0
+    return [
+        Trouble(
+            at_s=round(rng.uniform(1.5, TROUBLE_S), 3),
+            kind="command_rollback",
+            other=rng.choice(["", "force", "force"]),
+            for_s=round(rng.uniform(0.0, 1.0), 3),
+            amount=float(rng.randint(0, 6)),
+        )
+        for _ in range(count)
+    ]
 
 
 def _made(**values: object) -> Trouble:

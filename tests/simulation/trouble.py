@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
+from tests.simulation.checks import age, name
 from tests.simulation.metadata import Metadata
 from tests.simulation.node import Node
 from tests.simulation.plan import Trouble
@@ -19,6 +20,7 @@ from tests.simulation.worker import Worker
 from holdfast.errors import CheckpointError
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.usecases import users
+from holdfast_services.metadata.usecases.rollbacks import Wish
 from holdfast_services.metadata.usecases.users import At
 
 if TYPE_CHECKING:
@@ -132,8 +134,8 @@ def _lose_node(history: History, trouble: Trouble) -> None:
 
 
 def _lose_all(history: History, trouble: Trouble) -> None:
-    for name in history.nodes:
-        _lose_node(history, replace(trouble, target=name))
+    for target in history.nodes:
+        _lose_node(history, replace(trouble, target=target))
 
 
 def _fill_disk(history: History, trouble: Trouble) -> None:
@@ -272,6 +274,29 @@ def _roll_back(history: History, trouble: Trouble) -> None:
     if step is not None:
         history.world.say(f"the user goes back to step {step}")
         history.job.new_start(step)
+
+
+def _command_rollback(history: History, trouble: Trouble) -> None:
+    """As ``holdfast rollback`` does; its user ends the job, and its launcher starts it again."""
+    history.job.restart()
+
+    def ask() -> None:
+        service, ghosts = history.fleet.services[0], history.ghosts
+        keys = sorted(ghosts.committed, key=age, reverse=True)
+        if not service.alive or not keys:
+            return
+        to = keys[min(int(trouble.amount), len(keys) - 1)]
+        at = At(JOB, int(to.step), int(to.generation))
+        ghosts.going_back = to
+        try:
+            service.roll_back(Wish(at=at, force=trouble.other == "force", holder="the user"))
+            history.world.say(f"the user rolls back to {name(to)}")
+        except CheckpointError as error:
+            history.world.say(f"the user rolls back to {name(to)}: {error.message[:100]}")
+        finally:
+            ghosts.going_back = None
+
+    history.world.later(trouble.for_s, ask)
 
 
 def _some_step(history: History, trouble: Trouble) -> int | None:
@@ -426,6 +451,7 @@ KINDS: dict[str, Callable[[History, Trouble], None]] = {
     "take_over": _take_over,
     "start_over": _start_over,
     "roll_back": _roll_back,
+    "command_rollback": _command_rollback,
     "kill_worker": _kill_worker,
     "freeze_worker": _freeze_worker,
     "forget_queue": _forget_queue,

@@ -112,12 +112,19 @@ async def write_owed(transactor: Transactor, store: ObjectStore, job: str) -> No
     owed = await transactor.read(lambda c: c.unrecorded_rollbacks(run)) if run else ()
     for rollback in owed:
         async with asyncio.timeout(WRITE_S_MAX):
-            await asyncio.to_thread(_write, store, job, rollback)
+            await asyncio.to_thread(write, store, job, rollback)
         of = (rollback.to.run, rollback.generation)
         await transactor.change(lambda c, of=of: c.note_recorded(*of))  # type: ignore[misc]
 
 
-def _write(store: ObjectStore, job: str, rollback: Rollback) -> None:
+def write(store: ObjectStore, job: str, rollback: Rollback) -> None:
+    """Write the record of one rollback, or find that it is there; blocking.
+
+    Raises:
+        ConflictError: another rollback of that generation is there.
+        UnavailableError: nobody knows whether it was written; try again.
+        AccessError: the store.
+    """
     mine = records.Rollback(
         job=job,
         to=rollback.to,

@@ -28,6 +28,8 @@ HOLDER_AWAY_S_MAX = 600.0
 If a later step is there to go instead it waits ``NODE_AWAITED_S``.
 """
 
+LEFT_BEHIND = "a restore of an older step left it behind"
+
 Drained = Mapping[str, Collection[ShardId]]
 """Node -> the shards that it keeps on their way to the object store."""
 
@@ -81,6 +83,14 @@ def stop(run: Run, key: CheckpointId) -> Outcome:
         if drain.checkpoint == key
     ]
     return Outcome(run=_end(run, key, None), events=tuple(events))
+
+
+def without_left(run: Run) -> Outcome:
+    """Return the run without drains of what was left behind, which no worker may end (M6)."""
+    left = [drain for drain in run.drains if not run.usable(drain.checkpoint)]
+    for drain in left:
+        run = _end(run, drain.checkpoint, None)
+    return Outcome(run=run, events=tuple(_lost(run, drain, LEFT_BEHIND) for drain in left))
 
 
 def drained(run: Run, evidence: Evidence) -> Drained:
@@ -190,7 +200,7 @@ def _give_up(run: Run, evidence: Evidence, nodes: Mapping[str, Node], now_s: flo
         gone = [shard for shard in drain.missing if not _held(held.get(shard.id), shard, there)]
         if left_behind or gone:
             run = replace(_end(run, drain.checkpoint, None), persist_owed=not left_behind)
-            why = "a restore of an older step left it behind"
+            why = LEFT_BEHIND
             if not left_behind:
                 why = f"no node that is there holds {gone[0].id.key} any more"
             events.append(_lost(run, drain, why))

@@ -15,9 +15,9 @@ from holdfast.core.decision import DecisionState
 from holdfast.core.ids import GENERATION_MAX, CheckpointId
 from holdfast.core.user_events import Event
 from holdfast.errors import NotFoundError, PreconditionError
-from holdfast_services.metadata.domain.drains import rewind
+from holdfast_services.metadata.domain.drains import rewind, without_left
 from holdfast_services.metadata.domain.holds import Listed
-from holdfast_services.metadata.domain.model import Attempt, Checkpoint, Run
+from holdfast_services.metadata.domain.model import Attempt, Checkpoint, Outcome, Run
 from holdfast_services.metadata.domain.restore_decision import named, newly_left
 
 
@@ -83,14 +83,19 @@ def check(run: Run, item: Listed, now_s: float, *, in_memory: bool, force: bool)
         raise PreconditionError(f"{run.job} has had all attempts that a job can have", **ids)
 
 
-def rolled_back(run: Run, row: Checkpoint) -> Run:
+def rolled_back(run: Run, row: Checkpoint) -> Outcome:
     """Return the run with ``row`` as the newest that can be restored, and no attempt."""
     generation = run.generation + 1
     decision = run.decision
     if decision is not None and run.deciding:
         reason = f"a user rolled the job back to step {row.id.step}"
         decision = replace(
-            decision, state=DecisionState.LOST, checkpoint=None, shards=(), reason=reason
+            decision,
+            state=DecisionState.LOST,
+            checkpoint=None,
+            shards=(),
+            reason=reason,
+            refused=True,
         )
     bare = replace(
         run,
@@ -104,7 +109,8 @@ def rolled_back(run: Run, row: Checkpoint) -> Run:
     began = row.parent if isinstance(row.parent, CheckpointId) else None
     # Of a line that was left nobody else may know where it began.
     since = [lines.to(began, row.id.generation)] if began else []
-    return rewind(bare.after(*since, lines.to(row.id, generation)), row.id.step)
+    there = rewind(bare.after(*since, lines.to(row.id, generation)), row.id.step)
+    return without_left(there)
 
 
 def _ended(attempt: Attempt | None) -> Attempt | None:

@@ -83,7 +83,8 @@ def roll_back(catalogue: Catalogue, wish: Wish) -> RolledBack:
     copies = gather(run.id, tuple(catalogue.nodes().values()), now_s).live.get(item.id, {})
     rules.check(run, item, now_s, in_memory=whole(copies), force=wish.force)
     known = catalogue.with_rows(run, [item.id])
-    after = rules.rolled_back(known, item.row)
+    outcome = rules.rolled_back(known, item.row)
+    after = outcome.run
     made = Rollback(
         to=item.id,
         generation=after.generation,
@@ -94,7 +95,7 @@ def roll_back(catalogue: Catalogue, wish: Wish) -> RolledBack:
     catalogue.save_run(known, after)
     catalogue.put_rollback(made)
     events = rules.news(known, after, item.id, wish.holder, wish.reason)
-    catalogue.add_events(events, "", now_s)
+    catalogue.add_events([*events, *outcome.events], "", now_s)
     left = _left(catalogue, run, after, now_s)
     return RolledBack(run=run.id, rollback=made, left=left)
 
