@@ -386,7 +386,36 @@ MUTANTS = (
     mutant(
         "adopt-rules",
         "what the bucket's manifests have left behind is not chosen by a new catalogue",
-        ("metadata/domain/rows_from_manifests.py", "in lineage.rules(manifests):", "in lineage.rules(()):"),
+        ("metadata/domain/rows_from_manifests.py", "lineage.moves(manifests, rollbacks)",
+         "lineage.moves((), rollbacks)"),
+    ),
+    mutant(
+        "rollback-leaves",
+        "a rollback leaves behind what came after, in its own transaction",
+        ("metadata/domain/rollback.py", "bare.after(*since, lines.to(row.id, generation))",
+         "bare.after(*since)"),
+    ),
+    mutant(
+        "rollback-fences",
+        "a rollback has a generation of its own, above the attempt that trained",
+        ("metadata/domain/rollback.py", "generation = run.generation + 1", "generation = run.generation"),
+    ),
+    mutant(
+        "rollback-takes-up",
+        "going back to what was left takes its line up again",
+        ("sdk/holdfast/core/lines.py", "    if not _is_left(before[-1], move):\n", "    if True:\n"),
+        ("sdk/holdfast/core/lines.py", "    if _is_left(caps, move):\n        return None\n", ""),
+    ),
+    mutant(
+        "rollback-record",
+        "a catalogue that was lost finds in the bucket what the run was rolled back to",
+        ("metadata/domain/rows_from_manifests.py", "lineage.moves(manifests, rollbacks)",
+         "lineage.moves(manifests)"),
+    ),
+    mutant(
+        "rollback-drains",
+        "what a rollback leaves behind does not become durable",
+        ("metadata/domain/rollback.py", "return without_left(there)", "return Outcome(run=there)"),
     ),
     mutant(
         "M7-pin",
