@@ -79,6 +79,7 @@ def _copy_all(
     from holdfast.convert.copying import (  # noqa: PLC0415 - torch is slow
         checkpoints,
         copy_checkpoint,
+        copy_rollbacks,
         destination,
     )
 
@@ -92,6 +93,9 @@ def _copy_all(
         places = [destination(made, args.job) for _, made in wanted]
         _refuse_taken(rest, {(place.job, place.checkpoint.run) for place in places})
         total_bytes = sum(made.length_bytes for _, made in wanted)
+        runs = {(made.job, made.checkpoint.run): folder for folder, made in wanted}
+        for folder in runs.values() if args.step is None else ():
+            copy_rollbacks(folder, store, job=args.job)
         with byte_progress("importing", total_bytes) as advance:
             return [
                 copy_checkpoint(folder, store, job=args.job, advance=advance)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.bucket.folder import CheckpointFolder
@@ -25,10 +26,11 @@ from holdfast.errors import (
     PreconditionError,
     UnsupportedFormatError,
 )
-from holdfast.format import keys
+from holdfast.format import keys, rollback
 from holdfast.format.digest import part_digest, root_digest
 from holdfast.format.header import parse_header
 from holdfast.format.manifest import Manifest, decode
+from holdfast.format.rollback import ROLLBACK_BYTES_MAX
 from holdfast.format.segment import SegmentHeader, header_template
 from holdfast.format.sidecar import Sidecar
 from holdfast.objectstore import ObjectStore
@@ -94,6 +96,33 @@ def copy_checkpoint(
         write_id=old.write_id if name == old.job else secrets.token_hex(16),
     )
     return decode(publish(there, new, headers=lambda: headers)), True
+
+
+def copy_rollbacks(source: CheckpointFolder, store: ObjectStore, *, job: str | None = None) -> None:
+    """Copy the records of the rollbacks of the run that a checkpoint is of; a repeat is harmless.
+
+    Before its checkpoints: whoever finds those must not take what was left for what stands.
+
+    Raises:
+        CorruptionError: a record of the source cannot be read.
+        UnavailableError: a store.
+    """
+    old = source.manifest()
+    place = destination(old, job)
+    if not source.prefix:
+        return  # only the checkpoint's own folder is shown
+    above, slash, _ = source.prefix.rstrip("/").rpartition("/")
+    for found in source.store.list(f"{above}{slash}{keys.ROLLBACK}"):
+        if keys.parse_rollback(found.key) is None:
+            continue
+        record = rollback.decode(source.store.get(found.key, length_bytes_max=ROLLBACK_BYTES_MAX))
+        if (record.job, record.to.run) != (old.job, old.checkpoint.run):
+            continue
+        run = place.checkpoint.run
+        mine = replace(record, job=place.job, to=replace(record.to, run=run))
+        key = keys.rollback_key(place.job, run, record.generation)
+        with suppress(AlreadyExistsError):
+            store.put(key, rollback.encode(mine), if_absent=True)
 
 
 def destination(old: Manifest, job: str | None) -> keys.Place:

@@ -18,11 +18,14 @@ import torch
 from tests.integration.convert import made
 
 import holdfast
+from holdfast.bucket.folder import CheckpointFolder
 from holdfast.cli.lease import ReadLease
 from holdfast.cli.main import main
 from holdfast.cli.rest import Rest
+from holdfast.convert.copying import copy_rollbacks
 from holdfast.errors import PreconditionError
-from holdfast.format.keys import parse_folder
+from holdfast.format import rollback
+from holdfast.format.keys import parse_folder, parse_rollback
 from holdfast.objectstore import open_store
 
 ROOT = Path(__file__).parents[3]
@@ -261,6 +264,33 @@ def test_a_pin_keeps_a_checkpoint_from_rm(run, imported):
     code, gone = run("export", f"{JOB}@4", "x", "--format", "hf")
     assert code == 1
     assert "has expired and is being deleted" in gone["error"]["message"]
+
+
+def test_a_job_goes_back_and_forward_and_another_cluster_hears_of_it(
+    run, imported, service, elsewhere, tmp_path
+):
+    """G19: ``rollback``, and its record, which an import takes along."""
+    name = "went-back"
+    assert 0 == run("import", elsewhere.as_uri(), "--job", name)[0]
+    code, back = run("rollback", f"{name}@4", "--reason", "it diverged")
+    listed = {row["step"]: row["superseded"] for row in run("ls", name)[1]}
+    again = run("rollback", f"{name}@4")[1]
+    other = open_store(str(tmp_path / "other"), make=True)
+    source = Path(service["HOLDFAST_STORE"].removeprefix("file://")) / name
+    (run_folder,) = source.iterdir()
+    held = CheckpointFolder(open_store(str(run_folder)), "step-4.g1/")
+    copy_rollbacks(held, other, job="elsewhere")
+    copy_rollbacks(held, other, job="elsewhere")
+    (record,) = [rollback.decode(other.get(found.key, length_bytes_max=1 << 14))
+                 for found in other.list() if parse_rollback(found.key)]  # fmt: skip
+    forward = run("rollback", f"{name}@12")[1]
+
+    assert (0, 4, [12, 8]) == (code, back["step"], [left["step"] for left in back["left"]])
+    assert {4: False, 8: True, 12: True} == listed
+    assert (True, back["generation"]) == (again["repeated"], again["generation"])
+    assert ("elsewhere", 4, "it diverged") == (record.job, record.to.step, record.reason)
+    assert [12, 8, 4] == [row["step"] for row in run("ls", name)[1] if not row["superseded"]]
+    assert (12, []) == (forward["step"], forward["left"])
 
 
 def test_links_need_a_store_that_has_them(run, imported):

@@ -226,7 +226,7 @@ def test_a_step_in_memory_alone_is_gone_back_to_while_it_lies_there_and_not_once
 def test_a_catalogue_that_is_lost_afterwards_does_not_bring_back_what_was_left(
     kit, agents, database_url, tmp_path
 ):
-    """P6, ADR 0050: the record lies beside the run's checkpoints before the answer is given."""
+    """P6, ADR 0065: the record lies beside the run's checkpoints before the answer is given."""
     store = MemoryStore()
     put(store, *HISTORY)
 
