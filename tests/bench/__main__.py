@@ -43,6 +43,7 @@ MODULES = (
     "start",
     "launches",
     "elastic",
+    "auto",
 )
 MODULE_S_MAX = 600.0
 

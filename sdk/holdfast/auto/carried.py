@@ -32,12 +32,15 @@ Loop = ast.For | ast.While
 IsKept = Callable[[object], bool]
 
 
-def carried_names(is_kept: IsKept, tracked: Collection[str] = ()) -> list[str]:
+def carried_names(
+    is_kept: IsKept, tracked: Collection[str] = (), variables: Collection[str] = ()
+) -> list[str]:
     """Return the names that loops of the script carry, of those frames that wait for a batch.
 
     Args:
         is_kept: Tells whether something is saved, so that it does not matter who changes it.
         tracked: Names of attributes that are.
+        variables: Names of variables of closures that are.
     """
     found: set[str] = set()
     asking = Asking.EACH
@@ -54,6 +57,7 @@ def carried_names(is_kept: IsKept, tracked: Collection[str] = ()) -> list[str]:
         if asking is not Asking.NOT:
             by_itself, asking = _asks(frame, function, loops, asking)
             found.update(by_itself)
+    found.difference_update(variables)
     return sorted(name for name in found if name.split(".")[-1] not in tracked or "." not in name)
 
 

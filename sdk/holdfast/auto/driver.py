@@ -412,13 +412,12 @@ class Driver:
         """Say what of the script itself a restart does not bring back."""
         kept = {id(value) for value in self._kept_tensors()}
         streams = {id(one) for loader in self._loaders.values() for one in _generators(loader)}
-        tracked = {
-            name
-            for value in self._state.values()
-            if isinstance(value, TrackedAttributes)
-            for name in value.names
-        }
-        names = carried_names(lambda value: id(value) in kept or id(value) in streams, tracked)
+        tracked = [v for v in self._state.values() if isinstance(v, TrackedAttributes)]
+        names = carried_names(
+            lambda value: id(value) in kept or id(value) in streams,
+            {name for one in tracked for name in one.names},
+            {name for one in tracked for name in one.variables},
+        )
         names += sorted(
             {k[0] for k, value in attributes.items() if look.attributes.get(k) != value}
         )

@@ -93,7 +93,7 @@ class Trainers:
                 return original(trainer, *args, **kwargs)
             follows = None
             if not lightning.has_callback(trainer):
-                follows = lightning.Follows(lambda: self._saving(trainer.callbacks))
+                follows = lightning.Follows(lambda: self._saving(self._owners(trainer)))
                 trainer.callbacks.append(follows)
             try:
                 return original(trainer, *args, **kwargs)
@@ -103,6 +103,18 @@ class Trainers:
                     trainer.callbacks.remove(follows)
 
         return fit
+
+    def _owners(self, trainer: Any) -> list[object]:
+        """Return what of a Trainer of Lightning has hooks; tell which of them does nothing here."""
+        owners = [trainer.lightning_module, trainer.datamodule, *trainer.callbacks]
+        for owner in owners:
+            hook = getattr(type(owner), "on_save_checkpoint", None)
+            if hook is not None and not hook.__module__.startswith(_LIBRARIES):
+                self._script.say(
+                    f"{type(owner).__name__}.on_save_checkpoint is not called: keep what it adds "
+                    f"in a buffer, a callback's state_dict or holdfast.track"
+                )
+        return [one for one in owners if one is not None]
 
     def _saving(self, owners: Iterable[object]) -> Saving:
         """Return how the next training is saved; ``owners``: trainer and callbacks."""
@@ -125,14 +137,14 @@ def _beside(gathering: Gathering, parts: Mapping[str, object]) -> Mapping[str, o
     known = {id(value) for value in parts.values()}
     known.update(id(module) for root in roots for module in root.modules())
     found = {
-        name: value
+        f"script_{name}": value
         for name, value in gathering.state().items()
         if id(value) not in known and id(getattr(value, "optimizer", None)) not in known
     }
     scripted = [n for n, value in found.items() if isinstance(value, torch.jit.ScriptModule)]
     if scripted:
         raise InvalidRequestError(f"{', '.join(scripted)} is a TorchScript module")
-    return {"script": found} if found else {}
+    return found
 
 
 class _Watch:
@@ -164,9 +176,7 @@ class _Watch:
                 self._say(f"made after the first batch: {names}; they are not saved")
 
     def _values(self, state: Mapping[str, object]) -> dict[tuple[str, int], object]:
-        beside = state.get("script", {})
-        every = [*state.values(), *(beside.values() if isinstance(beside, dict) else ())]
-        values = attributes_of(every)
+        values = attributes_of(state.values())
         for number, owner in enumerate(self._owners):
             for name, value in vars(owner).items():
                 if not name.startswith("_"):

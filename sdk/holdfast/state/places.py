@@ -8,6 +8,7 @@ what these hold, a few levels down, and put back under the same names.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import sys
 from collections import deque
@@ -36,7 +37,10 @@ _NOTHING = object()
 _SCALARS = (type(None), bool, int, float, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _PLAIN = frozenset({*_SCALARS, *_CONTAINERS})
-_OPAQUE = (type, ModuleType, FunctionType, MethodType, torch.Tensor, torch.device)
+_OPAQUE = (
+    *(type, ModuleType, FunctionType, MethodType, torch.Tensor, torch.device),
+    *(logging.Filterer, logging.Manager),  # loggers lead to all handlers of the process
+)
 
 
 class Places:

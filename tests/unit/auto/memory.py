@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from holdfast import auto
-from holdfast.auto import driver
+from holdfast.auto import driver, install, uninstall
+from holdfast.integrations import followed
 from holdfast.state import rng
 from holdfast.state.dataloaders import ResumableLoader
 from holdfast.state.positions import LoaderClock
@@ -56,32 +56,33 @@ def bits(value):
 
 
 class Memory:
-    """A ``Checkpointer`` whose steps are safe at once; ``kept`` outlives it."""
+    """A ``Checkpointer`` whose steps are safe at once; ``kept`` outlives it, by role."""
 
     kept: ClassVar[dict] = {}
 
-    def __init__(self, job, state, **_):
+    def __init__(self, job, state, role="", **_):
         self.state = state
+        self.role = role
         self.clock = LoaderClock()
 
     def decide(self):
-        if not self.kept:
-            return None
-        return SimpleNamespace(step=self.kept["step"], value=self.kept["values"].get)
+        kept = self.kept.get(self.role)
+        return kept and SimpleNamespace(step=kept["step"], value=kept["values"].get)
 
     def step(self, step):
         values = {name: bits(value) for name, value in self.state.items()}
-        self.kept.update(step=step, values=values, stream=rng.take())
+        self.kept[self.role] = {"step": step, "values": values, "stream": rng.take()}
 
     def restore(self):
         for value in self.state.values():
             if isinstance(value, ResumableLoader):
                 value.bind(self.clock)
-        if not self.kept:
+        kept = self.kept.get(self.role)
+        if not kept:
             return None
-        assert self.kept["values"].keys() == self.state.keys()
+        assert kept["values"].keys() == self.state.keys(), (list(kept["values"]), list(self.state))
         for name, value in list(self.state.items()):
-            saved = copy.deepcopy(self.kept["values"][name])
+            saved = copy.deepcopy(kept["values"][name])
             if hasattr(value, "load_state_dict"):
                 value.load_state_dict(saved)
             elif isinstance(value, list | torch.Tensor):
@@ -90,9 +91,9 @@ class Memory:
                     [one.copy_(other) for one, other in zip(into, of, strict=True)]
             elif isinstance(value, dict):
                 self.state[name] = saved
-        rng.put(self.kept["stream"])
-        self.clock.arm(lambda: rng.put(self.kept["stream"]))
-        return SimpleNamespace(step=self.kept["step"])
+        rng.put(kept["stream"])
+        self.clock.arm(lambda: rng.put(kept["stream"]))
+        return SimpleNamespace(step=kept["step"])
 
     def close(self):
         pass
@@ -111,13 +112,18 @@ class Runs:
         self._caplog = caplog
         caplog.set_level(logging.WARNING)
         monkeypatch.setattr(driver, "Checkpointer", Memory)
+        monkeypatch.setattr(followed, "Checkpointer", Memory)
 
     def write(self, text, begin=BEGIN):
         self.path.write_text(begin + text)
         return self
 
-    def run(self, kill_at=0):
-        """Run it, up to before step ``kill_at`` of the optimizers; return its ``result``."""
+    def run(self, kill_at=0, *, counts=register_optimizer_step_pre_hook, auto=True):
+        """Run it, up to before step ``kill_at`` of the optimizers; return its ``result``.
+
+        ``counts`` registers a hook for something else that is counted. Without ``auto`` the script
+        saves itself.
+        """
         steps = 0
 
         def count(*_):
@@ -128,31 +134,34 @@ class Runs:
 
         self._caplog.clear()
         Memory.kept = self.kept
-        hook = register_optimizer_step_pre_hook(count)
-        auto.install("job")
+        hook = counts(count)
+        if auto:
+            install("job")
         try:
             result = bits(runpy.run_path(str(self.path), run_name="__main__")["result"])
         except Killed:
             result = None
         finally:
-            auto.uninstall()
+            uninstall()
             hook.remove()
             self.told = self._caplog.text
         self.steps = steps
         return result
 
     def plain(self):
-        """Run it without anything of ours."""
+        """Run it without anything of ours that was kept."""
+        Memory.kept = {}
         return bits(runpy.run_path(str(self.path), run_name="__main__")["result"])
 
-    def differing(self, every=1):
+    def differing(self, every=1, *, auto=True):
         """Return the steps at which it was killed and then ended with other bits."""
-        expected = self.run()
+        self.kept = {}
+        expected = self.run(auto=auto)
         count, differ = self.steps, []
         for at in range(2, count + 1, every):
             self.kept = {}
-            assert self.run(kill_at=at) is None
-            if not same(self.run(), expected):
+            assert self.run(kill_at=at, auto=auto) is None
+            if not same(self.run(auto=auto), expected):
                 differ.append(at)
         return differ
 

@@ -382,6 +382,33 @@ result = [model.state_dict(), kept.sum]
     assert "carries" not in runs.told
 
 
+COUNTED = """
+import holdfast
+def counted():
+    count = 0
+    def rate():
+        nonlocal count
+        count += 1
+        return 0.1 / count
+    return rate
+rate = counted()
+{}
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.param_groups[0]["lr"] = rate()
+        step(x, y)
+result = [model.state_dict(), rate()]
+"""
+
+
+def test_variables_of_a_closure_are_told_or_kept(runs):
+    runs.write(COUNTED.format("")).run()
+    assert "count: the training loop carries these" in runs.told
+    runs.write(COUNTED.format("holdfast.track(rate, 'count')"))
+    assert runs.differing(EVERY) == []
+    assert "carries" not in runs.told
+
+
 def test_another_number_of_ranks_is_told(runs, monkeypatch):
     runs.write(SAME["training in eval mode"]).run(kill_at=8)
     monkeypatch.setenv("WORLD_SIZE", "2")

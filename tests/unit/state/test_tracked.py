@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -84,3 +85,82 @@ def test_other_names_are_refused():
 def test_what_cannot_be_tracked_is_refused(call, text):
     with pytest.raises(InvalidRequestError, match=text):
         call()
+
+
+def counter():
+    count, best = 0, None
+
+    def step(loss):
+        nonlocal count, best
+        count += 1
+        best = loss if best is None else min(best, loss)
+        return count, best
+
+    return step
+
+
+def test_variables_of_a_closure_come_back():
+    step, fresh = counter(), counter()
+    kept = holdfast.track(step, "count", "best")
+    step(3.0)
+    step(2.0)
+    holdfast.track(fresh, "count", "best").load_state_dict(kept.state_dict())
+    assert fresh(5.0) == (3, 2.0)
+    assert step(1.0) == (3, 1.0)
+
+
+def test_a_closure_is_found_under_decorators_partials_and_methods():
+    step = counter()
+
+    @functools.wraps(step)
+    def logged(*args):
+        return step(*args)
+
+    for kept in (logged, functools.partial(logged, 1.0), SimpleNamespace(step=logged).step):
+        assert holdfast.track(kept, "count").state_dict() == {"count": 0}
+
+
+def test_attributes_of_a_function_are_attributes():
+    def step():
+        step.count += 1
+
+    step.count = 0
+    kept = holdfast.track(step, "count")
+    step()
+    assert kept.state_dict() == {"count": 1}
+
+
+def test_a_variable_that_a_closure_does_not_have_or_set_is_refused_with_those_that_it_has():
+    with pytest.raises(InvalidRequestError, match="no epoch; its variables are best, count"):
+        holdfast.track(counter(), "epoch")
+
+    def late():
+        def step():
+            return value
+
+        found = pytest.raises(InvalidRequestError, match="value has no value yet")
+        with found:
+            holdfast.track(step, "value")
+        value = 1
+        return step
+
+    late()
+
+
+def test_two_that_share_a_variable_have_one_value():
+    def pair():
+        count = 0
+
+        def up():
+            nonlocal count
+            count += 1
+
+        def get():
+            return count
+
+        return up, get
+
+    up, get = pair()
+    holdfast.track(up, "count").load_state_dict({"count": 7})
+    up()
+    assert get() == 8

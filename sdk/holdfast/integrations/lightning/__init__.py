@@ -40,14 +40,19 @@ class Follows(_package().Callback):  # type: ignore[misc]  # whichever it is
     def on_fit_start(self, trainer: Any, pl_module: object) -> None:
         """Decide where the training begins."""
         del pl_module
-        callbacks = trainer.callbacks
-        behind = callbacks[callbacks.index(self) + 1 :] if self in callbacks else ()
-        if names := [type(one).__name__ for one in behind if type(one).__name__ in _FINDERS]:
-            raise InvalidRequestError(
-                f"{names[0]} trains before the training: put it before {type(self).__name__} in "
-                f"the list of callbacks"
+        finders = [one for one in trainer.callbacks if type(one).__name__ in _FINDERS]
+        if any(one._early_exit for one in finders):  # noqa: SLF001 - a Tuner only looks
+            return
+        saving = self._next_saving()
+        if finders:
+            saving.refuse(
+                InvalidRequestError(
+                    f"{type(finders[0]).__name__} trains inside fit, before the training: look "
+                    f"with a Tuner before fit"
+                )
             )
-        self._run = FitRun(trainer, self._next_saving())
+            return
+        self._run = FitRun(trainer, saving)
 
     def on_fit_end(self, trainer: object, pl_module: object) -> None:
         """End the session."""
@@ -94,7 +99,7 @@ class HoldfastCallback(Follows):
         fresh: bool | str = False,
         also: Mapping[str, object] | None = None,
     ) -> None:
-        more = {"also": dict(also)} if also else {}
+        more = {f"also_{name}": value for name, value in (also or {}).items()}
         saving = Saving(
             job=job,
             save=save,

@@ -50,7 +50,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         fresh: bool | str = False,
         also: Mapping[str, object] | None = None,
     ) -> None:
-        more = {"also": dict(also)} if also else {}
+        more = {f"also_{name}": value for name, value in (also or {}).items()}
         self._saving = Saving(
             job=job,
             save=save,
