@@ -1,7 +1,9 @@
-"""A small GPT-2 with Hugging Face's Trainer: accumulation, cosine schedule, evaluation, early stop."""
+"""A small GPT-2 with Hugging Face's Trainer: accumulation, cosine schedule, evaluation, early stop.
+
+On as many ranks as there are.
+"""
 
 import sys
-import tempfile
 
 import torch
 from torch.utils.data import Dataset
@@ -32,7 +34,7 @@ def main():
     config = GPT2Config(vocab_size=50, n_positions=12, n_embd=16, n_layer=2, n_head=2)
     model = GPT2LMHeadModel(config)
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(),
+        output_dir=f"{sys.argv[1]}.run",
         num_train_epochs=4,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
@@ -60,7 +62,8 @@ def main():
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     metrics = trainer.evaluate()
-    torch.save([model.state_dict(), losses, metrics["eval_loss"]], sys.argv[1])
+    if trainer.is_world_process_zero():
+        torch.save([model.state_dict(), losses, metrics["eval_loss"]], sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""A small network with Lightning: accumulation, plateau by an epoch's mean, validation in epochs."""
+"""A small network with Lightning: accumulation, plateau by an epoch's mean, validation in epochs.
 
+On as many ranks as there are.
+"""
+
+import os
 import sys
-import tempfile
 import warnings
 
 import lightning.pytorch as pl
@@ -24,13 +27,14 @@ class Net(pl.LightningModule):
         out = self.layers(x)
         loss = nn.functional.cross_entropy(out, y)
         self.accuracy(out, y)
-        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
         return loss
 
     def validation_step(self, batch, batch_idx):
         x, y = batch
-        self.log("val_loss", nn.functional.cross_entropy(self.layers(x), y))
+        loss = nn.functional.cross_entropy(self.layers(x), y)
+        self.log("val_loss", loss, sync_dist=True)
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
@@ -47,12 +51,13 @@ def main():
     data = TensorDataset(torch.randn(50, 6), torch.randint(0, 3, (50,)))
     train = DataLoader(data, batch_size=5, shuffle=True)
     valid = DataLoader(data, batch_size=10)
-    folder = tempfile.mkdtemp()
+    folder = f"{sys.argv[1]}.run"
     trainer = pl.Trainer(
         max_epochs=4,
         accelerator="cpu",
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         accumulate_grad_batches=2,
-        val_check_interval=4,
+        val_check_interval=2,
         callbacks=[
             pl.callbacks.EarlyStopping("val_loss", patience=50),
             pl.callbacks.ModelCheckpoint(folder, monitor="val_loss", save_top_k=2),
@@ -65,7 +70,8 @@ def main():
     net = Net()
     trainer.fit(net, train, valid)
     metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
-    torch.save([net.state_dict(), metrics], sys.argv[1])
+    if trainer.is_global_zero:
+        torch.save([net.state_dict(), metrics], sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A rank under ``--auto``: ``JOB HANG_AT SCRIPT ...``; it hangs before that step."""
 
+import os
 import runpy
 import signal
 import sys
@@ -21,6 +22,8 @@ def main():
             print("hangs", flush=True)
             signal.pause()
 
+    # As under `holdfast run`, which frameworks look for.
+    os.environ.update(LOCAL_RANK=os.environ["RANK"], TORCHELASTIC_RUN_ID=job)
     register_optimizer_step_pre_hook(hang)
     auto.install(job)
     sys.argv = sys.argv[3:]

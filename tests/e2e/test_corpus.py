@@ -21,7 +21,7 @@ RANK = Path(__file__).with_name("auto_rank.py")
 STEPS = {
     "cnn": 32, "gpt": 24, "gan": 72, "accumulation": 18, "amp": 25, "compiled": 30, "ema": 30,
     "lbfgs": 12, "iterable": 36, "plateau": 50, "stumbling": 20, "semi": 30, "ddp": 24,
-    "tracked": 30, "hf_trainer": 28, "lightning_fit": 20,
+    "tracked": 30, "hf_trainer": 16, "lightning_fit": 12,
 }  # fmt: skip
 """Steps of the optimizers of each script."""
 SLOW = ("hf_trainer", "lightning_fit")
@@ -42,7 +42,7 @@ def stack():
 
 def run(stack, name, job, out, hang_at=0):
     script = CORPUS / f"{name}.py"
-    world_size = 2 if name == "ddp" else 1
+    world_size = 2 if name in (*SLOW, "ddp") else 1
     words = (job, str(hang_at), str(script), str(out))
     return stack.ranks(*words, world_size=world_size, script=RANK)
 

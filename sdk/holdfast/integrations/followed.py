@@ -8,6 +8,7 @@ whenever it asks for the next batch, when all that follows a step is done.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -82,6 +83,15 @@ class Followed:
         self._job = f"{saving.job}/{saving.role}" if saving.role else saving.job
         if self.decided:
             saving.tell(f"job {self._job}: goes on after step {self.step}, by its trainer")
+            self._compare_ranks(self.decided)
+
+    def _compare_ranks(self, decided: Decided) -> None:
+        before, now = decided.value("ranks"), _ranks()
+        if before != now:
+            (self.saving.say or log.warning)(
+                f"job {self._job}: saved by {before} ranks, and now there are {now}: training goes "
+                f"on behind as many batches of each rank, but not with the same bits"
+            )
 
     def load(self, parts: Mapping[str, object]) -> bool:
         """Load what was decided into ``parts``; tell whether anything was.
@@ -89,7 +99,7 @@ class Followed:
         Raises:
             CheckpointError: as ``Checkpointer.restore`` does.
         """
-        self.state.update({**parts, **self.saving.also(parts)})
+        self.state.update({**parts, **self.saving.also(parts), "ranks": _ranks()})
         self.is_loaded = True
         restored = self._checkpointer.restore()
         if restored is None:
@@ -143,3 +153,7 @@ class Followed:
                 f"start over with fresh",
                 job=self._job,
             )
+
+
+def _ranks() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))

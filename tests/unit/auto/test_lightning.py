@@ -286,10 +286,13 @@ trainer.fit(net, DataLoader(data, batch_size=4, num_workers=1, persistent_worker
 """,
     ),
     "data that come from no loader": (
-        "nothing is saved, the script runs on alone: the training data come from a list",
+        "nothing is saved, the script runs on alone: the training data come from a Rows",
         """
+class Rows:
+    def __iter__(self):
+        return iter([data[:4], data[4:8]])
 trainer = trainer_of(max_epochs=1)
-trainer.fit(net, [data[:4], data[4:8]])
+trainer.fit(net, Rows())
 """,
     ),
 }

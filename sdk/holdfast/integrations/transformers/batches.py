@@ -21,14 +21,21 @@ class Batches:
         self.loader = loader
         self.passes = 0
         self._ask = ask
+        self._skips = 0
         self.counted = PassedLoader([getattr(loader, "base_dataloader", loader)], self._again)
 
     def _again(self) -> Iterator[Any]:
         return iter(self.loader)
 
+    def skip(self, count: int) -> Batches:
+        """Have the next pass begin ``count`` batches later, as a checkpoint of the Trainer asks."""
+        self._skips = count
+        return self
+
     def __iter__(self) -> Iterator[Any]:
         self.passes += 1
-        return Pass(self, self._ask)
+        skips, self._skips = self._skips, 0
+        return Pass(self, self._ask, skips)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -40,20 +47,24 @@ class Batches:
 class Pass:
     """One iteration; nothing is drawn before the first batch is asked for. ``given``: batches."""
 
-    def __init__(self, batches: Batches, ask: Ask) -> None:
+    def __init__(self, batches: Batches, ask: Ask, skips: int) -> None:
         self.batches = batches
         self.given = 0
         self._ask = ask
+        self._skips = skips
         self._inner: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def begin(self, given: int = 0) -> None:
-        """Draw from the loader from here on, ``given`` batches behind its begin."""
+        """Draw from the loader from here on; ``given`` batches were given before a restore."""
         if self._inner is None:
-            self.given = given
             self._inner = iter(self.batches.counted)
+            if not given:
+                for _ in range(self._skips):
+                    next(self._inner)
+            self.given = given or self._skips
 
     def __next__(self) -> Any:
         self._ask(self)

@@ -71,6 +71,8 @@ class TrainerRun:
         self._epoch = 0
         self._is_off = False
         patches.replace(trainer, "get_train_dataloader", self._getting)
+        patches.replace(trainer, "_init_training_state", self._placing)
+        patches.replace(sys.modules["transformers.trainer"], "skip_first_batches", self._skipping)
 
     def resumes(self, folder: Path) -> bool:
         """Tell whether there is a checkpoint; if so, prepare the Trainer to resume from it.
@@ -84,26 +86,27 @@ class TrainerRun:
         self._saved = saved = trainer_state.check(trainer, self._followed.decided.value("trainer"))
         trainer_state.write(trainer, saved, folder)
         self._history = History(saved["history_bytes"][1])
-        self._epoch = saved["epoch"]
         for name in _LOADS:
             replace(trainer, name, lambda _: lambda *_args, **_kwargs: None)
-        replace(trainer, "_init_training_state", self._placing)
         replace(trainer.args, "ignore_data_skip", lambda _: False)
         replace(trainer.args, "eval_on_start", lambda _: False)  # that was done before
-        replace(sys.modules["transformers.trainer"], "skip_first_batches", self._skipping)
         return True
 
     def _placing(self, original: Any) -> Any:
         def place(*args: Any, **kwargs: Any) -> Any:
-            assert self._saved is not None
-            original(*args, **kwargs)
-            return self._saved["epoch"], self._saved["given"]
+            place = original(*args, **kwargs)
+            if self._saved is not None:
+                place = self._saved["epoch"], self._saved["given"]
+            self._epoch = place[0]
+            return place
 
         return place
 
     def _skipping(self, original: Any) -> Any:
         def skip(loader: Any, count: int = 0) -> Any:
-            return loader if isinstance(loader, Batches) else original(loader, count)
+            if not isinstance(loader, Batches):
+                return original(loader, count)
+            return loader if self._saved else loader.skip(count)
 
         return skip
 
