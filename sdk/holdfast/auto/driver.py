@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
+from holdfast.auto.accelerated import Accelerated
 from holdfast.auto.carried import carried_names
 from holdfast.auto.counters import Counters, counters_of
 from holdfast.auto.files import Files
@@ -109,7 +110,8 @@ class Driver:
         self._is_looked_at = False
         self._counted = True
         self._made_count = 0
-        self._iterate: Any = DataLoader.__iter__
+        self._original: Any = DataLoader.__iter__
+        self._accelerated = Accelerated(gathering, patches, self._begin_pass)
         self._files = Files(
             patches,
             counts=lambda: self._phase is Phase.BUILDING,
@@ -150,13 +152,23 @@ class Driver:
     # ------------------------------------------------------------------------------- passes
 
     def _passes(self, original: Any) -> Any:
-        self._iterate = original
+        self._original = original
 
         def begin(loader: Loader) -> Iterator[Any]:
-            is_ours = self._is_ours() and self._phase not in (Phase.OFF, Phase.HANDED_OVER)
-            return Pass(loader, self._source) if is_ours else original(loader)
+            found = None if self._accelerated.has(loader) else self._begin_pass(loader)
+            return original(loader) if found is None else found
 
         return begin
+
+    def _begin_pass(self, loader: Loader) -> Iterator[Any] | None:
+        """Return a pass over what a script draws from; None: leave it alone."""
+        is_ours = self._is_ours() and self._phase not in (Phase.OFF, Phase.HANDED_OVER)
+        return Pass(loader, self._source) if is_ours else None
+
+    def _iterate(self, loader: Loader) -> Iterator[Any]:
+        """Return an iterator as it is without us."""
+        found = self._accelerated.iterate(loader)
+        return cast("Iterator[Any]", self._original(loader)) if found is None else found
 
     def _is_ours(self) -> bool:
         return os.getpid() == self._pid and threading.get_ident() == self._thread

@@ -56,13 +56,14 @@ class Gathering:
 
     def _noting(self, original: Any) -> Any:
         def begin(made: Any, *args: Any, **kwargs: Any) -> None:
-            self._note(made)
+            self.note(made)
             original(made, *args, **kwargs)
 
         begin.__wrapped__ = original  # type: ignore[attr-defined]  # inspect shows its arguments
         return begin
 
-    def _note(self, made: object) -> None:
+    def note(self, made: object) -> None:
+        """Note what was built."""
         if self._ended:
             return
         number, found = self._count, self._found

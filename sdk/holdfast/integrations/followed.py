@@ -90,7 +90,8 @@ class Followed:
         if before != now:
             (self.saving.say or log.warning)(
                 f"job {self._job}: saved by {before} ranks, and now there are {now}: training goes "
-                f"on behind as many batches of each rank, but not with the same bits"
+                f"on behind as many batches of each rank: in this epoch samples may be used twice "
+                f"or not at all"
             )
 
     def load(self, parts: Mapping[str, object]) -> bool:

@@ -22,13 +22,18 @@ class PassedLoader(ResumableLoader):
     Args:
         loaders: The data loaders that are drawn from, at least one.
         make: Returns a new iterator over what the loop is given.
+        deals: As for ``Position``.
 
     Raises:
         InvalidRequestError: one of them is no data loader, or one that could not be brought back.
     """
 
     def __init__(
-        self, loaders: Sequence[DataLoader[Any]], make: Callable[[], Iterator[Any]]
+        self,
+        loaders: Sequence[DataLoader[Any]],
+        make: Callable[[], Iterator[Any]],
+        *,
+        deals: bool = True,
     ) -> None:
         for loader in loaders:
             if not isinstance(loader, DataLoader):
@@ -37,7 +42,7 @@ class PassedLoader(ResumableLoader):
                     f"torch.utils.data.DataLoader: its position cannot be saved"
                 )
         self.loader, *beside = loaders
-        self._position = Position(self.loader, make, beside=beside)
+        self._position = Position(self.loader, make, beside=beside, deals=deals)
 
     def is_used_up(self) -> bool:
         """Tell whether the live iterator has given all of its batches."""

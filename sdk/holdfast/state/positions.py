@@ -90,6 +90,8 @@ class Position:
         counted: The training loop counts batches and never asks for one more than there are.
         what: Its name, for errors.
         beside: Other loaders that are drawn from with it.
+        deals: Deal out what is left of an epoch to another number of ranks. Not where the loop
+            counts on as many batches as it was promised.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Position:
         counted: bool = False,
         what: str = "a data loader",
         beside: Sequence[DataLoader[Any]] = (),
+        deals: bool = True,
     ) -> None:
         self._loaders = (loader, *beside)
         for one in self._loaders:
@@ -115,7 +118,8 @@ class Position:
         self._left_by_counting = False
         self._current: weakref.ref[Epoch] | None = None
         self._resume: dict[str, Any] | None = None
-        self._deals = None if beside else deals_of(loader)
+        self._may_deal = deals
+        self._deals = None if beside or not deals else deals_of(loader)
         self._rest: Dealt | None = None
         self._is_dealt_anew = False
         self._swap: Swap | None = None
@@ -263,7 +267,7 @@ class Position:
             return not alike  # nothing is on its way yet, and nothing was used
         for loader, make in zip(self._loaders, state["make"], strict=True):
             check_make(loader, make)
-        if not alike:
+        if not alike and self._may_deal:
             log.warning("%s", told(self._loader, state["world"][1], self._world[1]))
         return False
 

@@ -176,6 +176,11 @@ result = end(trainer)
 """,
 }
 OURS = {
+    "workers that stay, which are started anew for each epoch": """
+trainer = trainer_of()
+trainer.fit(net, DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True))
+result = end(trainer)
+""",
     "two loaders, the shorter one over and over": """
 class Both(Net):
     def training_step(self, batch, batch_idx):
@@ -276,13 +281,6 @@ class Rate(Net):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 trainer = trainer_of(callbacks=[pl.callbacks.LearningRateFinder(num_training_steps=8)])
 trainer.fit(Rate(), train)
-""",
-    ),
-    "workers that stay": (
-        "nothing is saved, the script runs on alone: a data loader with persistent_workers=True",
-        """
-trainer = trainer_of(max_epochs=1)
-trainer.fit(net, DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True))
 """,
     ),
     "data that come from no loader": (

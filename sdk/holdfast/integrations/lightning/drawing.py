@@ -29,7 +29,7 @@ def counted(fetcher: Any) -> PassedLoader:
         kind.__iter__(fetcher)
         return _Plain(kind, fetcher)
 
-    position = PassedLoader(fetcher.combined_loader.flattened, make)
+    position = PassedLoader(fetcher.combined_loader.flattened, make, deals=False)
     methods = {"__iter__": _begin, "__next__": _next, "__slots__": ()}
     fetcher.__class__ = type(kind.__name__, (kind,), methods)
     fetcher.holdfast_position = position

@@ -22,7 +22,8 @@ class Batches:
         self.passes = 0
         self._ask = ask
         self._skips = 0
-        self.counted = PassedLoader([getattr(loader, "base_dataloader", loader)], self._again)
+        inner = getattr(loader, "base_dataloader", loader)
+        self.counted = PassedLoader([inner], self._again, deals=False)
 
     def _again(self) -> Iterator[Any]:
         return iter(self.loader)
