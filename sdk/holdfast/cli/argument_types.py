@@ -166,3 +166,38 @@ def parity(text: str) -> Parity:
     if not comma:
         raise argparse.ArgumentTypeError(f"must be K,M such as 4,2, got {text}")
     return Parity(_number(k, PARITY_GROUP_MIN, PARITY_GROUP_MAX), _number(m, 1, PARITY_MAX))
+
+
+def _decimal(text: str, low: float, high: float) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = float("nan")
+    if not low <= found <= high:
+        raise argparse.ArgumentTypeError(f"must be {low:g}..{high:g}, got {text}")
+    return found
+
+
+def fraction(text: str) -> float:
+    """Return a part of a whole."""
+    return _decimal(text, 0.0, 1.0)
+
+
+def sigma(text: str) -> float:
+    """Return the sigma of a logarithm; 3 is a factor of 20."""
+    return _decimal(text, 0.0, 3.0)
+
+
+def positive_s(text: str) -> float:
+    """Return seconds, at least one."""
+    return _decimal(text, 1.0, 86_400.0)
+
+
+def seed(text: str) -> int:
+    """Return what numbers are drawn from."""
+    return _number(text, 0, 2**63 - 1)
+
+
+def count(text: str) -> int:
+    """Return a number of things."""
+    return _number(text, 0, COUNT_MAX)

@@ -18,6 +18,7 @@ from holdfast.cli.retain_arguments import add_retain_arguments
 from holdfast.cli.run import add_run_arguments, run
 from holdfast.cli.scheduling_arguments import add_scheduling
 from holdfast.cli.stack_arguments import add_stack
+from holdfast.cli.simulate_arguments import add_simulate
 
 Command = Callable[[argparse.Namespace, Mapping[str, str]], Report]
 Commands = Any  # argparse does not name its type in public
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_doctor(commands)
     add_scheduling(partial(_add, commands))
+    add_simulate(partial(_add, commands))
     return top
 
 

@@ -70,10 +70,19 @@ class StepTime:
             local_batch: Samples of one micro-batch on one GPU.
             accumulation: Micro-batches of a step beside the one whose gradients are summed up.
         """
-        compute, step = predict(
-            self.as_array(), np.float64(nodes), np.float64(replicas), np.float64(local_batch)
-        )
-        return float(step + accumulation * compute)
+        compute, step = self._times_s(nodes, replicas, local_batch)
+        return step + accumulation * compute
+
+    def _times_s(self, nodes: int, replicas: int, local_batch: float) -> tuple[float, float]:
+        """Return what ``predict`` does; of one number NumPy takes twenty times as long."""
+        compute, further = self.compute_s(local_batch), max(replicas - 2, 0)
+        network = SECONDS_MIN
+        if nodes > 1:
+            network = self.alpha_n + self.beta_n * further
+        elif replicas > 1:
+            network = self.alpha_r + self.beta_r * further
+        power = math.exp(self.gamma * math.log(network / compute))
+        return compute, compute * math.exp(math.log1p(power) / self.gamma)
 
 
 def _bounds(name: str) -> tuple[float, float]:

@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from holdfast.errors import InvalidRequestError
 from holdfast.goodput.batches import Batch, BatchLimits, Goodput, best_batches
 from holdfast.goodput.efficiency import GradientNoise
-from holdfast.goodput.step_time import StepTime
+from holdfast.goodput.step_time import StepTime, predict
 
 PARAMETERS = StepTime(
     alpha_c=0.121, beta_c=0.00568, alpha_n=0.0236, beta_n=0.00634, alpha_r=0.0118, beta_r=0.00317,
@@ -57,6 +58,15 @@ def test_the_best_batch_is_chosen(limits, noise, nodes, replicas, goodput, batch
 
     assert goodput == pytest.approx(found, rel=1e-6)
     assert batch == (chosen.local, chosen.accumulation)
+
+
+def test_one_step_time_is_that_of_many():
+    places = [(1, 1), (1, 2), (1, 4), (2, 2), (16, 64)]
+    nodes, replicas = (np.array(column, dtype=np.float64) for column in zip(*places, strict=True))
+
+    _, found = predict(PARAMETERS.as_array(), nodes, replicas, np.float64(100.0))
+
+    assert found == pytest.approx([PARAMETERS.step_s(*place, 100) for place in places], rel=1e-12)
 
 
 def test_many_jobs_are_answered_as_each_alone():

@@ -25,9 +25,14 @@ from holdfast_services.scheduler.domain.policies.shapes import Pool
 from holdfast_services.scheduler.domain.policies.table import Array, Ints, Table
 
 PRICE_MAX = 1e6
-HALVINGS = 40
+HALVINGS = 25
 SWEEPS = 3
 PRIORITY_TELLS_MAX = 8
+UNKNOWN_S = 300.0
+"""A job whose speed nobody knows counts as so short: it comes before most, not before who is about
+to end."""
+SILENT = 0.5
+"""The share of the price that a job expects of which nobody knows how much it wants."""
 MOVES_IN_HORIZON = 4
 """A move that takes very long has longer to pay for itself."""
 
@@ -174,16 +179,17 @@ def _market(table: Table, policy: Price) -> Market:
 def _ranks(table: Table, base: Array, sticks: float, weight: Array) -> tuple[Array, Array]:
     """Return the rank of each job by seconds left on one GPU, 1 for the most, and phi.
 
-    Whose size nobody knows sees today's price for ever, as the shortest do.
+    Who has not said how much it wants, and whose family nobody knows, is in the middle.
     """
     count = len(base)
-    known = table.known & ~np.isnan(table.left)
-    left_s = np.where(known, table.left / base, 0.0)
+    silent = np.isnan(table.left) & table.known
+    left_s = np.where(table.known, table.left / base, UNKNOWN_S)
+    left_s = np.where(silent, 0.0, left_s)
     left_s = np.where(table.current >= 0, left_s * sticks, left_s) / weight
     rank = np.empty(count)
     # Of equal ones the older counts as shorter.
     rank[np.lexsort((-np.arange(count), -left_s))] = np.arange(1, count + 1)
-    return rank, np.where(known, rank / max(count, 1), 1.0)
+    return rank, np.where(silent, SILENT, rank / max(count, 1))
 
 
 def _move_factor(table: Table, horizon_s: float) -> Array:
