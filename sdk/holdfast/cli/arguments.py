@@ -17,8 +17,8 @@ from holdfast.cli.plan_arguments import add_plan_arguments
 from holdfast.cli.retain_arguments import add_retain_arguments
 from holdfast.cli.run import add_run_arguments, run
 from holdfast.cli.scheduling_arguments import add_scheduling
-from holdfast.cli.stack_arguments import add_stack
 from holdfast.cli.simulate_arguments import add_simulate
+from holdfast.cli.stack_arguments import add_stack
 
 Command = Callable[[argparse.Namespace, Mapping[str, str]], Report]
 Commands = Any  # argparse does not name its type in public

@@ -41,7 +41,7 @@ def add_simulate(add: Callable[[str, str, Command], argparse.ArgumentParser]) ->
         type=types.fraction,
         default=1.0,
         metavar="PART",
-        help="So large a part of the jobs is kept, drawn by the seed, such as 0.5.",
+        help="The command keeps so large a part of the jobs, drawn by the seed, such as 0.5.",
     )
     _add_cluster(command)
     _add_knowledge(command)
@@ -49,7 +49,9 @@ def add_simulate(add: Callable[[str, str, Command], argparse.ArgumentParser]) ->
     command.add_argument(
         "--out", metavar="FILE", help="The figures of all jobs and rounds go to this file, as JSON."
     )
-    command.add_argument("--html", metavar="FILE", help="A page with charts goes to this file.")
+    command.add_argument(
+        "--html", metavar="FILE", help="The command writes a page with charts to this file."
+    )
 
 
 def _add_cluster(command: argparse.ArgumentParser) -> None:
@@ -67,50 +69,50 @@ def _add_cluster(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--restart-s", type=types.span_s, default=30.0, metavar="S",
-        help="A job that is started or moved makes no progress for S seconds (default 30).",
+        help="The jobs make no progress for S seconds when they start or move (default 30).",
     )  # fmt: skip
     command.add_argument(
         "--at-once", action="store_true",
-        help="Who arrives between two rounds gets what is free at once.",
+        help="With it, who arrives between two rounds gets what is free at once.",
     )  # fmt: skip
     command.add_argument(
         "--seed", type=types.seed, default=0, metavar="N",
-        help="All that is drawn is drawn from N: the same N, the same bytes (default 0).",
+        help="The same N draws the same failures and noise (default 0).",
     )  # fmt: skip
 
 
 def _add_knowledge(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--history", action="store_true",
-        help="Jobs of one application share what they have measured; nothing is known at first.",
+        help="With it, jobs of one application share what they have measured.",
     )  # fmt: skip
     command.add_argument(
-        "--undeclared", action="store_true", help="No job says how many epochs it wants."
+        "--undeclared", action="store_true", help="With it, no job says how many epochs it wants."
     )
     command.add_argument(
         "--wrong-by", type=types.sigma, default=0.0, metavar="SIGMA",
-        help="What jobs say they want is wrong by a factor, log-normal with this sigma.",
+        help="The epochs that jobs declare are wrong by a factor, log-normal with this sigma.",
     )  # fmt: skip
 
 
 def _add_mishaps(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--noise", type=types.sigma, default=0.0, metavar="SIGMA",
-        help="Step times vary by a factor, log-normal with this sigma, such as 0.1.",
+        help="The step times vary by a factor, log-normal with this sigma, such as 0.1.",
     )  # fmt: skip
     command.add_argument(
         "--outliers", type=types.fraction, default=0.0, metavar="PART",
-        help="So large a part of what is measured is five times too long.",
+        help="The measurements are five times too long in so large a part.",
     )  # fmt: skip
     command.add_argument(
         "--mtbf", dest="mtbf_s", type=types.span_s, default=0.0, metavar="SPAN",
-        help="A node fails after this time on average, such as 12h (default: never).",
+        help="The nodes fail after this time on average, such as 12h (default: never).",
     )  # fmt: skip
     command.add_argument(
         "--spot-nodes", type=types.count, default=0, metavar="N",
-        help="N of the nodes are spot nodes, which are taken away at times.",
+        help="The last N nodes are spot nodes, which are taken away at times.",
     )  # fmt: skip
     command.add_argument(
         "--spot-mtbf", dest="spot_mtbf_s", type=types.span_s, default=14_400.0, metavar="SPAN",
-        help="A spot node is taken away after this time on average (default 4h).",
+        help="The spot nodes are taken away after this time on average (default 4h).",
     )  # fmt: skip
