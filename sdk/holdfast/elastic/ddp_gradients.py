@@ -53,6 +53,7 @@ class DdpGradients:
         self._alone = AloneNorms() if self._ranks == 1 else None
         self._views: dict[int, BucketViews] = {}
         self._layout: GradientLayout | None = None
+        self._learn: list[torch.Tensor] = [p for p in ddp.parameters() if p.requires_grad]
         self._local = self._total = torch.zeros(0)
         self._of: Running | None = None
         self._measures = False
@@ -80,7 +81,7 @@ class DdpGradients:
         """Weigh what micro-batches before have left; only where they are not equally large."""
         growth = now.growth
         if growth != 1.0:
-            left = [p.grad for p in self._ddp.parameters() if p.grad is not None]
+            left = [p.grad for p in self._learn if p.grad is not None]
             torch._foreach_mul_(left, growth)
             if self._alone is not None:
                 self._alone.grow(growth)
@@ -197,8 +198,8 @@ class DdpGradients:
         self._of, self._complete = now, False
         self._measures = now is None or (now.whole and not now.micro.spare)
         if self._layout is None or self._layout.key != layout_key(self._optimizers):
-            learn = (p for p in self._ddp.parameters() if p.requires_grad)
-            self._layout = GradientLayout(self._optimizers, learn)
+            self._learn = [p for p in self._ddp.parameters() if p.requires_grad]
+            self._layout = GradientLayout(self._optimizers, self._learn)
             self._forget_views()
         count = self._layout.views_count
         if self._alone is not None:

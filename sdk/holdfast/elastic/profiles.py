@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.core.hints import POINTS_COUNT_MAX, SECONDS_MAX, SECONDS_MIN, StepPoint
 
-TIMES_COUNT_MAX = 32
+TIMES_COUNT_MAX = 16
 """Of one configuration."""
 
 

@@ -1,5 +1,6 @@
 """One rank trains under DDP's hook: what is measured, and what the updates are (F83, F84)."""
 
+import contextlib
 import itertools
 import math
 
@@ -109,6 +110,28 @@ def test_micro_batches_that_are_not_equally_large_count_by_their_samples():
     assert sizes == [4, 4, 3] * 3 + [4, 3]
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_batch_of_one_sample_is_a_batch():
+    model, optimizer = models.adaptive()
+    train(model, optimizer, models.loader(1, samples=9))
+    model.adaptation.settle()
+
+    assert (model.updates, model.progress) == (9, 9.0)
+    assert model.adaptation.noise.biased
+
+
+def test_gradients_that_a_script_accumulates_itself_are_left_to_it():
+    model, optimizer = models.adaptive()
+    for number in range(6):
+        with model.no_sync() if number % 3 < 2 else contextlib.nullcontext():
+            models.loss_of(model, *models.data()[:8]).backward()
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert model.updates == 2
+    assert all(p.grad is None for p in model.parameters())
 
 
 ORDERS = {

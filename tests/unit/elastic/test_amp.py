@@ -1,5 +1,7 @@
 """Mixed precision: a loss that is multiplied changes no average (F84)."""
 
+from functools import partial
+
 import pytest
 import torch
 from tests.unit.elastic import models
@@ -67,6 +69,19 @@ def test_an_overflow_is_skipped_and_the_scale_follows(micro_batches):
     weight = model.adaptation.noise.state_dict()["groups"][0][2]
     estimates = {1: 7 - 2, 3: 7}[micro_batches]  # a pair needs the one before, too
     assert weight == pytest.approx(1 - 0.999 ** (estimates * {1: 2, 3: 1}[micro_batches]))
+
+
+def test_an_optimizer_that_unscales_by_itself_measures_what_others_do():
+    """Fused: it is called also where the scaler skips, and gets its scale."""
+    fused = partial(torch.optim.Adam, fused=True)
+    plain = train(None, 1, optimizer=fused)
+    scaled = train(scaler(), 1, optimizer=fused)
+    skipped = train(scaler(), 1, optimizer=fused, overflow_at=3)
+
+    assert scaled.adaptation.noise.sqr == pytest.approx(plain.adaptation.noise.sqr, rel=1e-6)
+    assert scaled.adaptation.noise.var == pytest.approx(plain.adaptation.noise.var, rel=1e-6)
+    assert skipped.adaptation.noise.known
+    assert all(torch.isfinite(p).all() for p in skipped.parameters())
 
 
 def test_a_scaler_that_is_off_scales_nothing():
