@@ -112,10 +112,11 @@ class DdpGradients:
         if self._alone is not None:
             return self._alone.take(scale)
         count = self._of.batching.gradients_count if self._of else float(self._ranks)
-        portion = self._of.portion if self._of else 1.0
+        # Of this rank's gradient that much has gone into the mean.
+        part = (self._of.portion if self._of else 1.0) / self._ranks
         # Summed over ranks both are means: each rank has the whole total.
         return Measured(
-            local=self._layout.sums(self._local) / (self._ranks * portion**2),
+            local=self._layout.sums(self._local) / (self._ranks * part**2),
             total=self._layout.sums(self._total) / self._ranks,
             count=count,
             scale=scale,
@@ -143,8 +144,7 @@ class DdpGradients:
             done: Future[torch.Tensor] = Future()
             done.set_result(buffer)
             return done
-        if self._of is not None:
-            multiply(buffer, self._of.factor)
+        multiply(buffer, (self._of.factor if self._of else 1.0) / self._ranks)
         return self._averaged(buffer, views, divisors, last=bucket.is_last())
 
     def _averaged(
@@ -155,10 +155,9 @@ class DdpGradients:
         *,
         last: bool,
     ) -> Future[torch.Tensor]:
-        """Return the mean over ranks, once it is there; look at it before and after."""
+        """Return the sum over ranks, once it is there; look before and after."""
         if views is not None:
             views.put_norms(divided(views.gradients, divisors), self._local)
-        buffer.div_(self._ranks)
         if last:
             self._clock.begin(cuda=buffer.is_cuda)
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
