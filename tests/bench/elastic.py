@@ -24,11 +24,10 @@ HELD_OUT = ((1, 16), (1, 64), (2, 32), (2, 128))
 
 
 def measure(*, quick: bool) -> Iterator[Record]:
-    """Yield both records: two ranks for two cores, and one."""
-    runs = 10 if quick else 40
-    found = {ranks: _launched(ranks, runs) for ranks in (1, 2)}
-    yield _cost(found[2])
-    yield _error([point for of in found.values() for point in of["points"]])
+    """Yield both records, of two ranks for two cores."""
+    found = _launched(2, 10 if quick else 40)
+    yield _cost(found)
+    yield _error(found["points"])
 
 
 def _cost(found: dict[str, Any]) -> Record:

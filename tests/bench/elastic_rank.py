@@ -1,7 +1,8 @@
-"""One rank of an elastic job that is measured: ``SIZES... `` of micro-batches, then prints JSON.
+"""One of two ranks of an elastic job that is measured: ``RUNS SIZES...``, then prints JSON.
 
-For each size one pass with its own loader: the times that the loader has taken of steps. Then the
-time of updates of plain DDP and of ours, in turn.
+Micro-batches of each size, with two ranks and with one alone, in rounds, so that what else the
+machine does meets all of them; the times are those that loaders take of steps. Then the time that
+updates of plain DDP and of ours compute, in turn.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import json
 import statistics
 import sys
 import time
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -20,7 +23,7 @@ from holdfast import elastic
 
 FEATURES, WIDTH = 128, 768
 LARGE, SAMPLES = 2048, 128
-STEPS = 24
+ROUNDS, STEPS = 4, 5
 
 
 def net(width: int = WIDTH) -> nn.Module:
@@ -38,28 +41,53 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Te
     return time.process_time() - began_s
 
 
-def profiled(local: int) -> dict[str, float]:
-    """Return what a loader measures of micro-batches of this size."""
-    replicas = torch.distributed.get_world_size()
-    module = net()
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-    model = elastic.AdaptiveDataParallel(module, optimizer)
-    data = TensorDataset(torch.randn(STEPS * local * replicas, FEATURES))
-    loader = elastic.AdaptiveDataLoader(data, local * replicas)
-    for (inputs,) in loader:
-        stepped(model, optimizer, inputs)
-    (point,) = loader._profiles.points()
-    return {"replicas": replicas, "local": local, "compute": point.compute_s, "step": point.step_s}
+class Configuration:
+    """One number of ranks and one size of micro-batches."""
+
+    def __init__(self, group: Any, local: int) -> None:
+        self.replicas, self.local = dist.get_world_size(group), local
+        module = net()
+        self._optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+        self._model = elastic.AdaptiveDataParallel(module, self._optimizer, process_group=group)
+        size = local * self.replicas
+        data = TensorDataset(torch.randn(STEPS * size, FEATURES))
+        self._loader = elastic.AdaptiveDataLoader(data, size, group=group)
+
+    def once(self) -> None:
+        """Do one pass."""
+        for (inputs,) in self._loader:
+            stepped(self._model, self._optimizer, inputs)
+
+    def measured(self) -> dict[str, float]:
+        """Return what the loader has measured."""
+        (point,) = self._loader._profiles.points()
+        return {
+            "replicas": self.replicas, "local": self.local,
+            "compute": point.compute_s, "step": point.step_s,
+        }  # fmt: skip
+
+
+def profiled(sizes: list[int]) -> list[dict[str, float]]:
+    """Return what loaders have measured of each configuration; the second rank rests at times."""
+    first, alone = dist.get_rank() == 0, dist.new_group([0])
+    both = [Configuration(dist.group.WORLD, local) for local in sizes]
+    one = [Configuration(alone, local) for local in sizes] if first else []
+    for _ in range(ROUNDS):
+        for configuration in (*both, *one):
+            configuration.once()
+        dist.barrier()
+    return [configuration.measured() for configuration in (*both, *one)]
 
 
 def compared(runs: int) -> list[list[float]]:
     """Return the seconds of updates of plain DDP and of ours, in turn."""
     plain, ours = net(LARGE), net(LARGE)
-    pairs = []
-    for module, wrap in ((plain, DistributedDataParallel), (ours, elastic.AdaptiveDataParallel)):
+    pairs: list[tuple[nn.Module, torch.optim.Optimizer]] = []
+    for module in (plain, ours):
         optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-        model = wrap(module) if wrap is DistributedDataParallel else wrap(module, optimizer)
-        pairs.append((model, optimizer))
+        adapts = module is ours
+        wrapped = elastic.AdaptiveDataParallel(module, optimizer) if adapts else None
+        pairs.append((wrapped or DistributedDataParallel(module), optimizer))
     inputs = torch.randn(SAMPLES, FEATURES)
     times = [[stepped(*pair, inputs) for pair in pairs] for _ in range(runs + 4)][4:]
     return [list(of) for of in zip(*times, strict=True)]
@@ -69,16 +97,15 @@ def main() -> None:
     """Join, measure, print."""
     torch.set_num_threads(1)
     elastic.init_process_group("gloo")
-    sizes = [int(word) for word in sys.argv[2:]]
-    points = [profiled(local) for local in sizes]
+    points = profiled([int(word) for word in sys.argv[2:]])
     times = compared(int(sys.argv[1]))
-    if torch.distributed.get_rank() == 0:
+    if dist.get_rank() == 0:
         parameters = sum(p.numel() for p in net(LARGE).parameters())
         print(json.dumps({
             "points": points, "times": times, "parameters": parameters,
             "medians": [statistics.median(of) for of in times],
         }))  # fmt: skip
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
