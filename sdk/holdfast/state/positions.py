@@ -224,8 +224,8 @@ class Position:
             "live": True,
             "made": epoch.made,
             "stream": epoch.stream,
-            "first": epoch.first,
-            "apart": epoch.apart and epoch.apart.take(),
+            "first": epoch.first or epoch.stream,  # so that a save has always the same tensors
+            "apart": epoch.apart.take() if epoch.apart else rng.without_devices(epoch.stream),
             "count": epoch.count,
             "failed": list(epoch.failed),
             "own": own,
@@ -310,15 +310,17 @@ class Position:
             epoch.dealt = Dealt.of(resume["dealt"])
         if own is None:
             epoch.inner = self._made_of(epoch)
-            epoch.skip(resume["count"], resume["first"], resume.get("failed", ()))
+            first = resume["first"] if resume["count"] else None
+            epoch.skip(resume["count"], first, resume.get("failed", ()))
             self.places.put(resume["now"])
         else:
             cast("Any", self._loader).load_state_dict(own)
             epoch.inner = self._make()
-            epoch.first, epoch.count = resume["first"], resume["count"]
+            epoch.count = resume["count"]
+            epoch.first = resume["first"] if epoch.count else None
             # Values are left alone: parts keep there what they were told until they begin.
             self.places.put_generators(resume["now"])
-        if resume["apart"] is not None:
+        if epoch.count:
             epoch.apart = rng.Apart()
             epoch.apart.put(resume["apart"])
         return epoch

@@ -46,6 +46,11 @@ def put(stream: Stream) -> None:
         torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
 
 
+def without_devices(stream: Stream) -> Stream:
+    """Return what an ``Apart`` takes of a stream."""
+    return {name: stream[name] for name in ("python", "torch", "numpy") if name in stream}
+
+
 def put_derived(*, seed: int, step: int, rank: int) -> None:
     """Seed all generators from (seed, step, rank): for a world size that was not saved."""
     text = f"{seed}.{step}.{rank}".encode()

@@ -88,9 +88,12 @@ result = end(trainer)
 """,
     "a number of steps, a part of the batches, early stopping": """
 stop = pl.callbacks.EarlyStopping("val_loss", patience=2)
-trainer = trainer_of(max_steps=13, max_epochs=-1, limit_train_batches=5, callbacks=[stop])
+best = pl.callbacks.ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss", save_top_k=2)
+trainer = trainer_of(max_steps=13, max_epochs=-1, limit_train_batches=5, callbacks=[stop, best],
+    enable_checkpointing=True)
 trainer.fit(net, train, valid)
-result = [end(trainer), stop.wait_count, stop.best_score.item()]
+scores = sorted(best.best_k_models.values())
+result = [end(trainer), stop.wait_count, stop.best_score, scores, best.kth_value]
 """,
     "two workers, draws in the dataset": """
 class Noisy(Dataset):

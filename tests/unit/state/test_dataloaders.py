@@ -329,3 +329,16 @@ def test_a_loader_whose_iterators_are_drawn_from_in_turn_is_not_saved():
 
     with pytest.raises(InvalidRequestError, match="two iterators of a data loader"):
         loader.state_dict()
+
+
+@pytest.mark.parametrize("make", [plain, stateful])
+def test_a_live_loader_has_the_same_tensors_at_every_batch(make):
+    """Else the first save of each epoch, and the second, would be planned anew."""
+    capture = Capture({"l": make(0)}, rank=0, world_size=1)
+    iterator = iter(capture.state["l"])
+    shapes = []
+    for _ in range(3):
+        live = capture.live(capture.survey())
+        shapes.append({name: tensor.shape for name, tensor in live.tensors.items()})
+        next(iterator)
+    assert shapes[0] == shapes[1] == shapes[2]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+_NUMBER = "holdfast: number of a tensor"
+Number = dict[str, list[Any]]
 _TABLES = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -25,10 +27,15 @@ def parts_of(trainer: Any) -> dict[str, object]:
 
 
 class Kept:
-    """What callbacks, data module and precision plugin say of their state."""
+    """What callbacks, data module and precision plugin say of their state.
+
+    Tensors of one number are saved as numbers: a ``ModelCheckpoint`` has one for each of its files,
+    and a save of other tensors than the last is planned anew.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._numbers: dict[int, tuple[torch.Tensor, int, Number]] = {}
 
     def _owners(self) -> Iterator[tuple[str, Any]]:
         for callback in self._trainer.callbacks:
@@ -40,13 +47,34 @@ class Kept:
     def state_dict(self) -> dict[str, Any]:
         """Return the states of those that have one."""
         states = ((key, owner.state_dict()) for key, owner in self._owners())
-        return {key: state for key, state in states if state}
+        before, self._numbers = self._numbers, {}
+        return {key: self._as_numbers(state, before) for key, state in states if state}
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
         """Give each its state; those that had none are left alone."""
         for key, owner in self._owners():
             if key in tree:
-                owner.load_state_dict(tree[key])
+                owner.load_state_dict(_as_tensors(tree[key]))
+
+    def _as_numbers(self, value: Any, before: Mapping[int, Any]) -> Any:
+        if isinstance(value, dict):
+            return {key: self._as_numbers(one, before) for key, one in value.items()}
+        if not isinstance(value, torch.Tensor) or value.dim() or value.is_complex():
+            return value
+        tensor, version, number = before.get(id(value), (None, 0, {}))
+        if tensor is not value or version != value._version:  # noqa: SLF001 - counts changes
+            number = {_NUMBER: [str(value.dtype).removeprefix("torch."), value.item()]}
+        self._numbers[id(value)] = value, value._version, number  # noqa: SLF001
+        return number
+
+
+def _as_tensors(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_NUMBER}:
+        kind, number = value[_NUMBER]
+        return torch.tensor(number, dtype=getattr(torch, kind))
+    return {key: _as_tensors(one) for key, one in value.items()}
 
 
 class Logged:
@@ -63,19 +91,22 @@ class Logged:
     def state_dict(self) -> dict[str, Any]:
         """Return the tables of newest values, and the sums by key."""
         tables = {name: dict(getattr(self._connector, name)) for name in _TABLES}
-        sums = {
-            key: {name: getattr(metric, name) for name in _sums_of(metric)}
-            for key, metric in self._results.items()
-            if metric.is_tensor and not metric.has_reset
+        kept = {key: one for key, one in self._results.items() if one.is_tensor}
+        return {
+            "tables": tables,
+            # Also of those that were reset: a save of other tensors than the last is planned anew.
+            "sums": {k: {n: getattr(one, n) for n in _sums_of(one)} for k, one in kept.items()},
+            "reset": [key for key, one in kept.items() if one.has_reset],
         }
-        return {"tables": tables, "sums": sums}
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
         """Put the tables back, and have the sums go on."""
         for name, table in tree["tables"].items():
             setattr(self._connector, name, dict(table))
         self._results.clear()
-        _have_go_on(self._results, dict(tree["sums"]))
+        reset = set(tree["reset"])
+        sums = {key: value for key, value in tree["sums"].items() if key not in reset}
+        _have_go_on(self._results, sums)
 
 
 def _have_go_on(results: Any, sums: dict[str, Any]) -> None:
