@@ -8,13 +8,14 @@ Source: Pollux, section 4.1, and the grid of its published code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import InvalidRequestError
+from holdfast.goodput.curves import Curve
 from holdfast.goodput.efficiency import GradientNoise, efficiency
 from holdfast.goodput.step_time import Array, StepTime, predict
 
@@ -121,16 +122,22 @@ class Best:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """One job as it is now: its step time, the noise of its gradients, the batches it allows."""
+    """One job as it is now: its step time, the noise of its gradients, the batches it allows.
+
+    ``curves``: how far the step time is off, see ``Profile``.
+    """
 
     step_time: StepTime
     noise: GradientNoise
     limits: BatchLimits
+    curves: Mapping[tuple[int, int], Curve] = field(default_factory=dict)
 
     def throughput(self, nodes: int, replicas: int, batch: Batch) -> float:
         """Return samples per second."""
         step_s = self.step_time.step_s(nodes, replicas, batch.local, batch.accumulation)
-        return batch.size(replicas) / step_s
+        known = self.curves.get((nodes, replicas))
+        factor = float(known.at(np.array(float(batch.local)))) if known else 1.0
+        return batch.size(replicas) / step_s * factor
 
     def efficiency(self, batch_size: int) -> float:
         """Return the progress per sample of a batch, beside that of the initial one."""
@@ -149,18 +156,22 @@ class Goodput:
 
 def best_batches(jobs: Sequence[Goodput], nodes: Sequence[int], replicas: Sequence[int]) -> Best:
     """Return the best batch of each job on its own number of nodes and replicas, pair by pair."""
+    places = enumerate(zip(jobs, nodes, replicas, strict=True))
+    known = {at: job.curves[n, r] for at, (job, n, r) in places if (n, r) in job.curves}
     return best_of_pairs(
         np.stack([job.step_time.as_array() for job in jobs], axis=1),
         np.array([job.noise.ratio for job in jobs]),
         np.stack([job.limits.as_array() for job in jobs], axis=1),
         np.array(nodes, dtype=np.float64),
         np.array(replicas, dtype=np.float64),
+        known,
     )
 
 
 def best_of_pairs(
-    parameters: Array, ratios: Array, limits: Array, nodes: Array, replicas: Array
-) -> Best:
+    parameters: Array, ratios: Array, limits: Array, nodes: Array, replicas: Array,
+    curves: Mapping[int, Curve],
+) -> Best:  # fmt: skip
     """Return the best batch of each pair of a job and a configuration.
 
     Args:
@@ -169,13 +180,15 @@ def best_of_pairs(
         limits: Shape ``(6, pairs)``, as ``BatchLimits.as_array`` has them.
         nodes: Shape ``(pairs,)``, at least 1.
         replicas: As ``nodes``, and at least as many.
+        curves: How far the step time is off, for the pairs where that is known.
     """
     count = len(ratios)
     goodput, local, accumulation = np.zeros(count), np.ones(count), np.zeros(count)
     for begin in range(0, count, _PAIRS_AT_ONCE):
         part = slice(begin, begin + _PAIRS_AT_ONCE)
+        known = [(at - begin, one) for at, one in curves.items() if begin <= at < part.stop]
         goodput[part], local[part], accumulation[part] = _best_of_block(
-            parameters[:, part], ratios[part], limits[:, part], nodes[part], replicas[part]
+            parameters[:, part], ratios[part], limits[:, part], nodes[part], replicas[part], known
         )
     return Best(goodput, local.astype(np.int64), accumulation.astype(np.int64))
 
@@ -184,8 +197,9 @@ _GRID = np.linspace(0.0, 1.0, CANDIDATES)[:, None]
 
 
 def _best_of_block(
-    parameters: Array, ratios: Array, limits: Array, nodes: Array, replicas: Array
-) -> tuple[Array, Array, Array]:
+    parameters: Array, ratios: Array, limits: Array, nodes: Array, replicas: Array,
+    curves: Sequence[tuple[int, Curve]],
+) -> tuple[Array, Array, Array]:  # fmt: skip
     initial, least, maximum, local_min, local_max, accumulates = limits
     low = np.maximum(least, local_min * replicas)
     growth = np.maximum(maximum / low, 1.0)
@@ -204,6 +218,8 @@ def _best_of_block(
     compute, step = predict(parameters, nodes, replicas, np.maximum(local, 1.0))
     size = replicas * local * parts
     rate = size / (step + accumulation * compute) * efficiency(ratios, size / initial)
+    for at, known in curves:
+        rate[:, at] *= known.at(np.maximum(local[:, at], 1.0))
     valid = (local >= local_min) & (local <= local_max) & (low <= maximum)
     rate = np.where(valid, rate, 0.0)
     best = np.argmax(rate, axis=0)

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from holdfast.errors import InvalidRequestError
+from holdfast.goodput.batches import Batch, BatchLimits, Goodput
+from holdfast.goodput.curves import Curve, curve
+from holdfast.goodput.efficiency import GradientNoise
 from holdfast.goodput.fit import Measured, fit
-from holdfast.goodput.profile import Profile, profile_of
+from holdfast.goodput.profile import profile_of
 from holdfast.goodput.step_time import SECONDS_MIN, StepTime
 
 TRUTH = StepTime(
@@ -125,15 +128,36 @@ def test_where_the_model_is_wrong_what_was_measured_is_believed():
     """Known of yolov3: two nodes are slower than one, which no seven parameters say."""
     odd = measured(2, 8, 64, slower=1.8)
 
-    profile = profile_of([*surface((64,)), *[odd] * 2])
+    profile = profile_of([*surface(), odd])
 
-    step_s = profile.step_time.step_s(2, 8, 64)
-    assert 1 > profile.corrections[2, 8]
-    assert step_s / odd.step_s == pytest.approx(profile.corrections[2, 8])
-    assert 1 == pytest.approx(profile.corrections[1, 4], rel=0.02)
+    model, factor = profile.step_time, float(profile.curves[2, 8].at(np.array(64.0)))
+    assert 1 > factor
+    assert model.step_s(2, 8, 64) / odd.step_s == pytest.approx(factor)
+    assert 1 == pytest.approx(float(profile.curves[1, 4].at(np.array(64.0))), rel=0.02)
     assert 32 == profile.replicas_max
+    job = Goodput(
+        step_time=model, noise=GradientNoise(sqr=1.0, var=1.0), curves=profile.curves,
+        limits=BatchLimits(initial=512, maximum=512),
+    )  # fmt: skip
+    batch = Batch(local=64, accumulation=0)
+    assert 512 / odd.step_s == pytest.approx(job.throughput(2, 8, batch))
+    assert job.at(2, 8, batch) == pytest.approx(job.best(2, 8)[0])
 
 
-def test_a_correction_that_cannot_be_is_refused():
-    with pytest.raises(InvalidRequestError, match="at 2 nodes, 8 replicas is nan"):
-        Profile(step_time=TRUTH, corrections={(2, 8): math.nan})
+def test_between_what_was_measured_the_error_is_linear_and_beyond_it_fades():
+    found = curve([(64, 2.0), (256, 0.5), (16, 1.0)]).at(
+        np.array([16.0, 64.0, 128.0, 256.0, 256.0 * math.e, 1e12])
+    )
+
+    assert [1.0, 2.0, 1.0, 0.5, 0.5 ** (1 / math.e), 1.0] == pytest.approx(list(found))
+
+
+def test_a_curve_is_bounded():
+    many = curve([(local, 1e9) for local in range(1, 500)])
+
+    assert len(many.log_local) <= 32
+    assert 4 == pytest.approx(float(many.at(np.array(7.0))))
+    with pytest.raises(InvalidRequestError, match="a factor of a curve is"):
+        Curve(log_local=(0.0,), log_factor=(math.nan,))
+    with pytest.raises(InvalidRequestError, match="by ascending micro-batch"):
+        Curve(log_local=(1.0, 0.0), log_factor=(0.0, 0.0))

@@ -175,7 +175,10 @@ class SimulatedJob:
         if profile is None or self.noise is None:
             self._batch = self.limits.first(replicas)
             return
-        job = Goodput(step_time=profile.step_time, noise=self.noise, limits=self.limits)
+        job = Goodput(
+            step_time=profile.step_time, noise=self.noise, limits=self.limits,
+            curves=profile.curves,
+        )  # fmt: skip
         _, self._batch = job.best(len(placement), replicas)
 
 

@@ -69,7 +69,7 @@ class Measurements:
         model = self._profile.step_time
         step_s = model.step_s(point.nodes, point.replicas, point.local_batch)
         compute_s = model.compute_s(point.local_batch)
-        known_place = (point.nodes, point.replicas) in self._profile.corrections
+        known_place = (point.nodes, point.replicas) in self._profile.curves
         return known_place and all(
             abs(math.log(predicted / found)) <= self._foreseen_within
             for predicted, found in ((step_s, point.step_s), (compute_s, point.compute_s))

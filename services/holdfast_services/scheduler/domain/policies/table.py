@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.goodput.batches import best_of_pairs
+from holdfast.goodput.curves import Curve
 from holdfast.goodput.efficiency import GradientNoise
 from holdfast.goodput.profile import Profile
 from holdfast_services.scheduler.domain.policies.facts import Family, Job, Node, View
@@ -70,7 +71,7 @@ class Table:
             best = best_of_pairs(
                 np.stack([_models(one.profiles, [""])[0] for one in knowledge], axis=1),
                 np.array([one.noise.ratio for one in knowledge]),
-                np.stack(limits, axis=1), nodes * where, gpus * where,
+                np.stack(limits, axis=1), nodes * where, gpus * where, {},
             )  # fmt: skip
             found[rows] = best.goodput
         return found
@@ -136,9 +137,9 @@ def _goodput(jobs: Sequence[Job], known: Sequence[Known], columns: Sequence[Shap
     ratios = np.array([one.noise.ratio for one in known])
     best = best_of_pairs(
         models[of_kind[places], :, rows].T, ratios[rows], limits[:, rows],
-        nodes[places], gpus[places],
+        nodes[places], gpus[places], _curves(known, columns, rows, places),
     )  # fmt: skip
-    goodput[rows, places] = best.goodput * _corrections(known, columns)[rows, places]
+    goodput[rows, places] = best.goodput
     return goodput
 
 
@@ -152,18 +153,18 @@ def _models(profiles: Mapping[str, Profile], kinds: Sequence[str]) -> Array:
     )
 
 
-def _corrections(known: Sequence[Known], columns: Sequence[Shape]) -> Array:
-    places: dict[tuple[str, int, int], list[int]] = {}
-    for at, shape in enumerate(columns):
-        where = (shape.pool.gpu_type, shape.nodes, shape.gpus)
-        places.setdefault(where, []).append(at)
-    factors = np.ones((len(known), len(columns)))
-    for row, one in enumerate(known):
-        for kind, profile in one.profiles.items():
-            for (nodes, gpus), factor in profile.corrections.items():
-                for at in places.get((kind, nodes, gpus), ()):
-                    factors[row, at] = factor
-    return factors
+def _curves(
+    known: Sequence[Known], columns: Sequence[Shape], rows: Ints, places: Ints
+) -> dict[int, Curve]:
+    """Return how far models are off, by the pair of a row and a place, where that was measured."""
+    where = [(shape.pool.gpu_type, (shape.nodes, shape.gpus)) for shape in columns]
+    found = {}
+    for pair, (row, place) in enumerate(zip(rows, places, strict=True)):
+        kind, key = where[place]
+        profile = known[row].profiles.get(kind)
+        if profile is not None and key in profile.curves:
+            found[pair] = profile.curves[key]
+    return found
 
 
 def _allowed(
