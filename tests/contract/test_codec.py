@@ -99,6 +99,7 @@ INT_MAX |= dict.fromkeys(
         "local_world_size",
         "slots",
         "saving_slots",
+        "devices",
     ),
     2**31 - 1,
 )

@@ -111,6 +111,7 @@ def _options(args: argparse.Namespace, environ: Mapping[str, str]) -> Options:
         warm_cuda=args.warm_cuda,
         notices=tuple(args.notices),
         address=args.address,
+        allocated=args.allocated,
         auto=auto,
         auto_steps_by=args.auto_steps_by,
         fresh=args.fresh,
@@ -165,7 +166,10 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
     _add_ends(command)
     _add_output(command)
     _add_auto(command)
+    # For whoever starts launchers: where to leave the last word; that rounds are not to begin
+    # before somebody says who takes part.
     command.add_argument("--ending", type=Path, help=argparse.SUPPRESS)
+    command.add_argument("--allocated", action="store_true", help=argparse.SUPPRESS)
     for option in _NOT_NEEDED:
         command.add_argument(
             *_spelled(option), action=_NotNeeded, nargs="?", help=argparse.SUPPRESS

@@ -26,9 +26,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """All that a launch has; no shares: nobody takes part, and ranks are to save and end."""
+    """All that a launch has; no shares: nobody takes part, and ranks are to save and end.
+
+    ``ranks_min``: with so many it goes on if nodes are lost, before somebody decides anew; 0: it
+    waits.
+    """
 
     number: int
+    ranks_min: int = 0
     shares: tuple[Share, ...] = ()
 
     def share(self, node: str) -> Share | None:
@@ -44,6 +49,8 @@ def check(allocation: Allocation) -> None:
     """
     if not 1 <= allocation.number <= NUMBER_MAX:
         raise InvalidRequestError(f"number {allocation.number} is not within 1..{NUMBER_MAX}")
+    if allocation.ranks_min < 0:
+        raise InvalidRequestError(f"ranks_min {allocation.ranks_min} is negative")
     if len(allocation.shares) > NODES_MAX:
         raise InvalidRequestError(f"{len(allocation.shares)} nodes are more than {NODES_MAX}")
     if len({one.node for one in allocation.shares}) < len(allocation.shares):

@@ -25,7 +25,13 @@ GRACE_S_MAX = 7 * 86_400.0
 WORK_MAX = 1e15
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OURS = ("--job", "--nnodes", "--nproc-per-node", "--nproc_per_node", "--standalone", "--ending")
+_OURS = frozenset(
+    f"--{name}"
+    for name in (
+        *("job", "nnodes", "nproc-per-node", "nproc_per_node", "standalone", "grace"),
+        *("allocated", "ending", "warm-cuda", "notice"),
+    )
+)
 """Options of ``holdfast run`` that are not a job's to say."""
 
 

@@ -26,6 +26,7 @@ class Terms:
 
     ``command`` is the digest of what they run, hex. ``restarts_max`` counts within any hour. A
     round begins with ``nodes_max`` nodes, or after ``shrink_after_s`` with at least ``nodes_min``.
+    ``allocated``: no round begins before an allocation says who takes part.
     """
 
     command: str = ""
@@ -33,6 +34,7 @@ class Terms:
     nodes_max: int = 1
     shrink_after_s: float = 30.0
     restarts_max: int = 20
+    allocated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,11 @@ class LauncherReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one launcher stands in a round: its ranks are ``first_rank`` and those after it."""
+    """Where one launcher stands in a round: its ranks are ``first_rank`` and those after it.
+
+    ``ranks``: it runs so many of them, 0: as many as it said; ``devices``: on these GPUs, by their
+    numbers among those that it sees; empty: on all.
+    """
 
     round: int
     nonce: str
@@ -102,14 +108,21 @@ class Place:
     world_size: int
     node_rank: int
     nodes_count: int
+    ranks: int = 0
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a launch ended: the code that each launcher exits with, and why, for people."""
+    """How a launch ended: the code that each launcher exits with, and why, for people.
+
+    ``outside``: nothing that the script did. ``released``: it goes on without this launcher.
+    """
 
     code: int
     reason: str = ""
+    outside: bool = False
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ class Launchers:
 def _command(order: Order, ending_file: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "holdfast.cli.main", "run", "--ending", str(ending_file)),
-        *("--job", order.job, "--nnodes", f"1:{order.nodes_max}"),
+        *("--allocated", "--job", order.job, "--nnodes", f"1:{order.nodes_max}"),
         *("--nproc-per-node", str(order.gpus), "--grace", f"{order.grace_s:g}"),
         *order.command,
     ]

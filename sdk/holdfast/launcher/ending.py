@@ -27,7 +27,12 @@ class LastWord:
 
 def of_launch(ending: Ending) -> LastWord:
     """Return what a launcher says when its launch has ended."""
-    outcome = Outcome.FAILED if ending.code else Outcome.ENDED
+    if ending.released:
+        outcome = Outcome.RELEASED
+    elif not ending.code:
+        outcome = Outcome.ENDED
+    else:
+        outcome = Outcome.OUTSIDE if ending.outside else Outcome.FAILED
     return LastWord(outcome=outcome, code=ending.code, reason=ending.reason)
 
 

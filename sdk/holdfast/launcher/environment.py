@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from holdfast.core.rounds import Place
 from holdfast.launcher.keeper import MARK
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 OF_LAUNCH = ("HOLDFAST_ATTEMPT", "HOLDFAST_LAUNCH")
 
 
@@ -43,7 +44,7 @@ def of_round(
     """Return what a rank is told for one round; ranks of nodes go in order, those of one too."""
     rank = str(place.first_rank + local_rank)
     world_size = str(place.world_size)
-    return {
+    made = {
         "RANK": rank,
         "ROLE_RANK": rank,
         "GROUP_RANK": str(place.node_rank),
@@ -57,3 +58,14 @@ def of_round(
         "HOLDFAST_ATTEMPT": place.nonce,
         "HOLDFAST_LAUNCH": environ.get("HOLDFAST_LAUNCH") or launch,
     }
+    if place.ranks:
+        made["LOCAL_WORLD_SIZE"] = str(place.ranks)
+    if place.devices:
+        made[VISIBLE] = _visible(place.devices, environ)
+    return made
+
+
+def _visible(devices: Sequence[int], environ: Mapping[str, str]) -> str:
+    """Return the GPUs of a round: by their numbers among those that this process sees."""
+    seen = [name.strip() for name in environ.get(VISIBLE, "").split(",") if name.strip()]
+    return ",".join(seen[device] if device < len(seen) else str(device) for device in devices)

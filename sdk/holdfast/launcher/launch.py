@@ -218,6 +218,7 @@ class Launcher:
     def _begin(self, place: Place) -> None:
         """Start the ranks of a round, and offer another port for the next."""
         self._place, self._failed, self._finished = place, False, False
+        self._ranks_count = place.ranks or self._ranks_count
         self._offer_port(round=place.nonce, finished=False, failure=None)
         try:
             for local_rank in range(self._ranks_count):
@@ -330,7 +331,13 @@ class Launcher:
     def _missing_standbys(self) -> list[int]:
         if self._stopped_by or self._last_word is not None or not self._preload:
             return []
-        return [n for n in range(self._ranks_count) if n not in self._standbys]
+        return [n for n in range(self._ranks_count + self._spares) if n not in self._standbys]
+
+    @property
+    def _spares(self) -> int:
+        """How many standbys beside one for each rank: one, where the next round may have more."""
+        terms, place = self._options.terms, self._place
+        return int(terms.allocated and place is not None and place.world_size < terms.nodes_max)
 
     def _prepare(self) -> None:
         if time.monotonic() < self._standbys_from_s:

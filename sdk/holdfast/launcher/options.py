@@ -28,7 +28,7 @@ class Options:
 
     ``nproc`` is a number, ``auto``, ``gpu`` or ``cpu``. ``redirects`` and ``tee``: 1 is standard
     output, 2 standard error, 3 both. ``address``: where other nodes reach this node's ranks; empty:
-    where they reach its agent.
+    where they reach its agent. ``allocated``: the scheduler says which nodes take part.
     """
 
     script: str
@@ -50,6 +50,7 @@ class Options:
     warm_cuda: bool = False
     notices: tuple[Source, ...] = ()
     address: str = ""
+    allocated: bool = False
     auto: bool = False
     auto_steps_by: str = ""
     fresh: bool = False
@@ -63,6 +64,7 @@ class Options:
             nodes_max=self.nodes_max,
             shrink_after_s=self.shrink_after_s,
             restarts_max=self.restarts_max,
+            allocated=self.allocated,
         )
 
     @property

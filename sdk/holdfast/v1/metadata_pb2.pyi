@@ -69,6 +69,7 @@ class Terms(_message.Message):
     NODES_MAX_FIELD_NUMBER: _builtins.int
     SHRINK_AFTER_S_FIELD_NUMBER: _builtins.int
     RESTARTS_MAX_FIELD_NUMBER: _builtins.int
+    ALLOCATED_FIELD_NUMBER: _builtins.int
     command: _builtins.str
     """digest of what they run, hex"""
     nodes_min: _builtins.int
@@ -77,6 +78,8 @@ class Terms(_message.Message):
     """how long is waited for more nodes than nodes_min"""
     restarts_max: _builtins.int
     """within any hour"""
+    allocated: _builtins.bool
+    """no round before an allocation says who takes part"""
     def __init__(
         self,
         *,
@@ -85,10 +88,11 @@ class Terms(_message.Message):
         nodes_max: _builtins.int = ...,
         shrink_after_s: _builtins.float = ...,
         restarts_max: _builtins.int = ...,
+        allocated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "nodes_max", b"nodes_max", "nodes_min", b"nodes_min", "restarts_max", b"restarts_max", "shrink_after_s", b"shrink_after_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated", b"allocated", "command", b"command", "nodes_max", b"nodes_max", "nodes_min", b"nodes_min", "restarts_max", b"restarts_max", "shrink_after_s", b"shrink_after_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -224,6 +228,8 @@ class Place(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     NODE_RANK_FIELD_NUMBER: _builtins.int
     NODES_COUNT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     nonce: _builtins.str
     """of the round and its attempt"""
@@ -233,6 +239,12 @@ class Place(_message.Message):
     world_size: _builtins.int
     node_rank: _builtins.int
     nodes_count: _builtins.int
+    ranks: _builtins.int
+    """that it runs; 0: as many as it said"""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """GPUs by number among those that it sees; empty: all"""
+
     def __init__(
         self,
         *,
@@ -244,10 +256,12 @@ class Place(_message.Message):
         world_size: _builtins.int = ...,
         node_rank: _builtins.int = ...,
         nodes_count: _builtins.int = ...,
+        ranks: _builtins.int = ...,
+        devices: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_rank", b"first_rank", "master_address", b"master_address", "master_port", b"master_port", "node_rank", b"node_rank", "nodes_count", b"nodes_count", "nonce", b"nonce", "round", b"round", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "first_rank", b"first_rank", "master_address", b"master_address", "master_port", b"master_port", "node_rank", b"node_rank", "nodes_count", b"nodes_count", "nonce", b"nonce", "ranks", b"ranks", "round", b"round", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,18 +273,26 @@ class Ending(_message.Message):
 
     CODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OUTSIDE_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """that each launcher exits with"""
     reason: _builtins.str
+    outside: _builtins.bool
+    """nothing that the script did"""
+    released: _builtins.bool
+    """the launch goes on without this launcher"""
     def __init__(
         self,
         *,
         code: _builtins.int = ...,
         reason: _builtins.str = ...,
+        outside: _builtins.bool = ...,
+        released: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "outside", b"outside", "reason", b"reason", "released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,6 +63,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     queue = open_queue(settings.queue, lease_s=OFFERS_LEASE_S) if settings.store else None
     archive = BucketArchive(transactor, store) if store else None
     registrations, reports = Registrations(transactor, archive), Reports(transactor)
+    launches = Launches(transactor)
     health = StoreHealth(store)
     loops: list[Ticker | RetentionLoop | Reconciler] = [Ticker(transactor)]
     loops.append(RetentionLoop(transactor))
@@ -72,13 +73,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     rest_url = rest.url
     server = make_server()
     add_MetadataServicer_to_server(
-        MetadataRpc(transactor, registrations, reports, Launches(transactor), rest_url), server
+        MetadataRpc(transactor, registrations, reports, launches, rest_url), server
     )
     add_PersistenceServicer_to_server(PersistenceRpc(transactor, rest_url, ages), server)
     host, port = host_port(settings.listen)
     bound = server.add_insecure_port(f"{host}:{port}")
     objects = ObjectTier(health=health, archive=archive, queue=queue)
-    app = make_app(transactor, reports, objects, stop, settings.rest_names)
+    app = make_app(transactor, reports, launches, objects, stop, settings.rest_names)
     for loop in loops:
         loop.start()
     await server.start()

@@ -17,7 +17,8 @@ class Service(Transactor):
         super().__init__(engine, limits)
         self.reports = Reports(self)
         self.report, self.watch = self.reports.report, self.reports.watch
-        self.ask = Launches(self).ask
+        self.launches = Launches(self)
+        self.ask = self.launches.ask
         self.ticker = Ticker(self)
         self.archive = None
 

@@ -18,7 +18,7 @@ async def serving(kit, folder):
     """The application over a catalogue of its own and a client that is told of failures."""
     async with kit.running(f"sqlite:///{folder / 'catalogue.db'}") as service:
         nothing = ObjectTier(health=StoreHealth(None))
-        app = make_app(service, service.reports, nothing, asyncio.Event())
+        app = make_app(service, service.reports, service.launches, nothing, asyncio.Event())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield app, service, client
@@ -105,7 +105,7 @@ async def test_a_database_that_takes_no_writes_is_not_ready(database_url, kit):
     }
     async with kit.running(database_url, clock=True) as service:
         nothing = ObjectTier(health=StoreHealth(None))
-        app = make_app(service, service.reports, nothing, asyncio.Event())
+        app = make_app(service, service.reports, service.launches, nothing, asyncio.Event())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
 

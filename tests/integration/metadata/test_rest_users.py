@@ -48,7 +48,7 @@ async def serving(kit, folder, store=None):
             archive=BucketArchive(service, store) if store else None,
             queue=queue,
         )
-        app = make_app(service, service.reports, objects, asyncio.Event())
+        app = make_app(service, service.reports, service.launches, objects, asyncio.Event())
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield service, client

@@ -8,7 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from holdfast.core import allocations
 from holdfast.core import rounds as said
+from holdfast.core.allocations import Allocation
 from holdfast.core.ids import node_name
 from holdfast.core.retry import bounded
 from holdfast.core.rounds import LaunchRequest, LaunchView
@@ -55,6 +57,19 @@ class Launches:
             await self._transactor.changed(min(left_s, WATCH_POLL_S), heard)
             heard = self._transactor.listen()
             launch = await self._read(request.report.job, heard)
+
+    async def allocate(self, job: str, allocation: Allocation) -> None:
+        """Have the rounds of a job's launch be of an allocation.
+
+        Raises:
+            InvalidRequestError: names or numbers that make no sense.
+            StaleGenerationError: the launch has a newer one.
+            UnavailableError: try again.
+        """
+        allocations.check(allocation)
+        limits = self._transactor.limits
+        if await self._transactor.write(lambda c: launches.allocate(c, job, allocation, limits)):
+            self._transactor.tell()
 
     async def _hear(self, requests: Sequence[LaunchRequest]) -> Sequence[Launch | CheckpointError]:
         limits = self._transactor.limits

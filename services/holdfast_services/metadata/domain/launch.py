@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from holdfast.core.allocations import Allocation
 from holdfast.core.rounds import Ending, Place, RankFailure, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
     """One launcher as it last reported itself, and how others reach its node.
+
+    ``round``: the nonce of the round whose ranks it runs or ran.
 
     ``early_count``: rounds in a row that its ranks have ended before their first step.
     ``left_out``: why no round begins with it until ``back_at_s``, if so.
@@ -30,6 +33,7 @@ class Launcher:
     joined_at_s: float
     finished: bool = False
     stopping: bool = False
+    round: str = ""
     early_count: int = 0
     left_out: str = ""
     back_at_s: float = 0.0
@@ -37,11 +41,15 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One node's part of a round. They stay in order: the same members keep the same ranks."""
+    """One node's part of a round. They stay in order: the same members keep the same ranks.
+
+    ``devices``: its GPUs by number, if somebody says which.
+    """
 
     launcher: str
     node: str
     ranks: int
+    devices: tuple[int, ...] = ()
 
 
 class EndReason(StrEnum):
@@ -85,7 +93,8 @@ class Launch:
     many nodes here as it needs at least; 0: there are not. ``again_after_s``: no round before.
     ``quick_count``: rounds in a row that failed soon. ``cause_awaited``: a rank has lost another
     one, and nobody has told yet which went first. ``end``: the round that is on ends after a step
-    that is saved, once there is one.
+    that is saved, once there is one. ``allocation``: who is to take part, if somebody says so;
+    ``allocated``: the number of the one of which the last round is.
     """
 
     job: str
@@ -107,6 +116,8 @@ class Launch:
     stopping: bool = False
     ending: Ending | None = None
     end: RoundEnd | None = None
+    allocation: Allocation | None = None
+    allocated: int = 0
 
     @property
     def nonce(self) -> str:
@@ -146,4 +157,6 @@ class Launch:
             world_size=sum(member.ranks for member in self.members),
             node_rank=index,
             nodes_count=len(self.members),
+            ranks=self.members[index].ranks,
+            devices=self.members[index].devices,
         )

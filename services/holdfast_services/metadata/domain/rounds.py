@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from holdfast.core.allocations import Allocation
 from holdfast.core.retry import Waits
 from holdfast.core.rounds import Ending, LauncherReport, LaunchView, RankFailure
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError
-from holdfast_services.metadata.domain import left_out
+from holdfast_services.metadata.domain import allocated, left_out
 from holdfast_services.metadata.domain.launch import (
     EndReason,
     Launch,
@@ -67,7 +68,14 @@ class EndAsked:
     copied: bool = False
 
 
-RoundEvent: TypeAlias = Reported | Gone | Tick | EndAsked
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """Somebody says who takes part from now on."""
+
+    allocation: Allocation
+
+
+RoundEvent: TypeAlias = Reported | Gone | Tick | EndAsked | Allocated
 
 
 def handle(
@@ -77,6 +85,7 @@ def handle(
 
     Raises:
         AlreadyExistsError: another launch has the job's name, or another launcher this node.
+        StaleGenerationError: the launch has a newer allocation.
     """
     before = launch
     launch = _no_later_than(launch, now_s, lease_s)
@@ -87,11 +96,13 @@ def handle(
         launch = _without(launch, event.launchers, now_s)
     elif isinstance(event, EndAsked):
         launch = _end_asked(launch, event, now_s)
+    elif isinstance(event, Allocated):
+        launch = allocated.put(launch, event.allocation)
     elif event.saved and end_wanted(launch):
         launch = _over(launch)
     elif event.taken_back and not end_wanted(launch):
         launch = replace(launch, end=None)
-    launch = _growing(_begun(launch, now_s), now_s)
+    launch = allocated.rescaling(_growing(_begun(launch, now_s), now_s), now_s)
     return launch, news(before, launch)
 
 
@@ -120,6 +131,8 @@ def _no_later_than(launch: Launch, now_s: float, lease_s: float) -> Launch:
 
 def may_grow(launch: Launch) -> bool:
     """Tell whether somebody waits whom the round that is on has room for."""
+    if launch.allocation is not None:
+        return False
     room = len(launch.members) < launch.terms.nodes_max
     waits = bool(_waiting_for_a_place(launch))
     return launch.on and room and waits and not launch.stopping
@@ -129,6 +142,8 @@ def end_wanted(launch: Launch) -> bool:
     """Tell whether the round that is on is to end after a step that is saved."""
     if launch.end is None or not launch.on or launch.stopping:
         return False
+    if launch.end.reason is EndReason.RESCALE and launch.allocation is not None:
+        return allocated.may_rescale(launch)
     return launch.end.reason is not EndReason.GROWTH or may_grow(launch)
 
 
@@ -171,6 +186,7 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
         address=event.address,
         finished=report.finished and report.round == launch.nonce,
         stopping=report.stopping,
+        round=report.round,
     )
     launch = launch.having(told)
     if report.stopping and not known.stopping:
@@ -189,7 +205,7 @@ def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> La
     if not launch.launchers:
         # Of the same launcher, once it was given up, it is another launch with other nonces.
         name = f"{report.launcher[:16]}.{int(now_s * 1000):x}"
-        launch = Launch(job=report.job, id=name, terms=report.terms)
+        launch = Launch(job=report.job, id=name, terms=report.terms, allocation=launch.allocation)
     if launch.terms != report.terms:
         other = launch.launchers[0]
         raise AlreadyExistsError(
@@ -296,7 +312,8 @@ def _restarted(launch: Launch, failure: RankFailure, now_s: float, wait_s: float
 def _ended(launch: Launch, failure: RankFailure, why: str) -> Launch:
     """Return the launch that ends by ``failure``."""
     detail = f"\n{failure.detail}" if failure.detail else ""
-    ending = Ending(code=failure.exit_code, reason=f"{said(failure)} ({why}){detail}")
+    reason = f"{said(failure)} ({why}){detail}"
+    ending = Ending(code=failure.exit_code, reason=reason, outside=failure.outside)
     return replace(launch, on=False, cause_awaited=False, failure=failure, ending=ending, end=None)
 
 
@@ -305,18 +322,13 @@ def _ended(launch: Launch, failure: RankFailure, why: str) -> Launch:
 
 def _begun(launch: Launch, now_s: float) -> Launch:
     """Return the launch with the next round, if there is to be one now."""
-    if launch.on or launch.stopping or launch.ending:
+    if launch.on or launch.stopping or launch.ending or allocated.is_awaited(launch):
         return launch
-    ready = [one for one in launch.launchers if launch.available(one)]
-    least, most = launch.terms.nodes_min, launch.terms.nodes_max
-    if len(ready) < least:
+    ready = _ready(launch)
+    if len(ready) < launch.terms.nodes_min:
         return replace(launch, enough_since_s=0.0)
     launch = replace(launch, enough_since_s=launch.enough_since_s or now_s)
-    if now_s < launch.again_after_s:
-        return launch
-    waited = now_s >= launch.enough_since_s + launch.terms.shrink_after_s
-    as_before = bool(launch.members) and len(ready) >= len(launch.members)
-    if not (waited or as_before or len(ready) >= most):
+    if now_s < launch.again_after_s or not _may_begin(launch, ready, now_s):
         return launch
     members = _members(launch, ready)
     first = next(one for one in ready if one.id == members[0].launcher)
@@ -331,7 +343,24 @@ def _begun(launch: Launch, now_s: float) -> Launch:
         on=True,
         began_at_s=now_s,
         cause_awaited=False,
+        allocated=launch.allocation.number if launch.allocation else 0,
     )
+
+
+def _ready(launch: Launch) -> list[Launcher]:
+    """Return the launchers that a round may begin with."""
+    if launch.allocation is not None:
+        return allocated.ready(launch)
+    return [one for one in launch.launchers if launch.available(one)]
+
+
+def _may_begin(launch: Launch, ready: list[Launcher], now_s: float) -> bool:
+    """Tell whether there are as many as are waited for, or it has been waited long enough."""
+    if launch.allocation is not None:
+        return allocated.may_begin(launch, now_s)
+    waited = now_s >= launch.enough_since_s + launch.terms.shrink_after_s
+    as_before = bool(launch.members) and len(ready) >= len(launch.members)
+    return waited or as_before or len(ready) >= launch.terms.nodes_max
 
 
 def _members(launch: Launch, ready: list[Launcher]) -> tuple[Member, ...]:
@@ -345,6 +374,8 @@ def _members(launch: Launch, ready: list[Launcher]) -> tuple[Member, ...]:
     waiting = list(here.values())
     filled = [one or (waiting.pop(0) if waiting else None) for one in members]
     ordered = [*(one for one in filled if one), *waiting][: launch.terms.nodes_max]
+    if launch.allocation is not None:
+        return tuple(allocated.member(launch, one) for one in ordered)
     return tuple(Member(launcher=one.id, node=one.node, ranks=one.ranks) for one in ordered)
 
 
@@ -356,10 +387,17 @@ def view(launch: Launch, name: str, *, lease_s: float) -> LaunchView:
         place=launch.place(name),
         waiting=_waiting(launch, name),
         stop=launch.stopping and known is not None,
-        ending=launch.ending if known else None,
+        ending=_ending(launch, known) if known else None,
         port_taken=launch.master_port if known and known.address == launch.master_address else 0,
         poll_s=lease_s / POLLS_PER_LEASE,
     )
+
+
+def _ending(launch: Launch, known: Launcher) -> Ending | None:
+    """Return how a launch has ended, or that it goes on without this launcher."""
+    if launch.ending is None and allocated.is_released(launch, known):
+        return allocated.RELEASED
+    return launch.ending
 
 
 def _waiting(launch: Launch, name: str) -> str:
@@ -368,14 +406,18 @@ def _waiting(launch: Launch, name: str) -> str:
         return "the launch before this one is ending"
     if launch.ending or launch.stopping or launch.place(name):
         return ""
+    if allocated.is_awaited(launch):
+        return "nobody has said yet which nodes take part"
     if known.left_out:
         return f"this node is left out for an hour, as its ranks failed {known.left_out}"
-    return _awaited(launch)
+    return awaited(launch)
 
 
-def _awaited(launch: Launch) -> str:
+def awaited(launch: Launch) -> str:
     """Return what those without a place wait for."""
     least, most = launch.terms.nodes_min, launch.terms.nodes_max
+    if launch.allocation is not None:
+        return _missing(launch)
     if launch.on:
         full = len(launch.members) >= most
         many = f"{most} nodes train, as many as may: this one waits in reserve"
@@ -387,3 +429,13 @@ def _awaited(launch: Launch) -> str:
         return "rounds failed one soon after the other: there is a pause before the next"
     needed = f"{least}" if least == most else f"{least} to {most}"
     return f"waiting for nodes: {here} of {needed} are here"
+
+
+def _missing(launch: Launch) -> str:
+    """Return what the newest allocation waits for."""
+    assert launch.allocation is not None
+    here = {one.node for one in allocated.ready(launch)}
+    missing = [one.node for one in launch.allocation.shares if one.node not in here]
+    if missing:
+        return f"waiting for the launchers of {', '.join(missing)}"
+    return "waiting for a step that all ranks save" if launch.on else "about to begin"

@@ -19,11 +19,13 @@ from fastapi.responses import (
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
 from holdfast.errors import InvalidRequestError, NotFoundError
 from holdfast_services.kit import rest as kit
+from holdfast_services.metadata.calls.launches import Launches
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges import documents, metrics
 from holdfast_services.metadata.edges.object_tier import ObjectTier
+from holdfast_services.metadata.edges.rest_launches import launches_router
 from holdfast_services.metadata.edges.rest_users import OneOf, Step, users_router
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.transactor import Transactor
@@ -53,6 +55,7 @@ Durable = Annotated[
 def make_app(
     transactor: Transactor,
     reports: Reports,
+    launches: Launches,
     objects: ObjectTier,
     stopping: asyncio.Event,
     names: Collection[str] = (),
@@ -65,6 +68,7 @@ def make_app(
     _add_health(app, transactor)
     _add_metrics(app, transactor, reports, objects)
     app.include_router(users_router(transactor, objects))
+    app.include_router(launches_router(transactor, launches))
     _add_checkpoints(app, transactor)
     _add_jobs(app, transactor)
     _add_events(app, transactor, stopping)

@@ -12,6 +12,8 @@ from typing import Any
 
 from sqlalchemy import bindparam, delete, select
 
+from holdfast.core.allocations import Allocation
+from holdfast.core.records import from_record
 from holdfast.core.rounds import Ending, RankFailure, Terms
 from holdfast_services.kit.db import upsert
 from holdfast_services.metadata import tables as t
@@ -28,7 +30,8 @@ _L, _O = t.launches.c, t.launchers.c
 _BODY = select(_L.body).where(_L.job == bindparam("job"))
 _LOCK = _BODY.with_for_update()
 _PUT = upsert(t.launches, ["job"], lambda new: {"body": new.body})
-_JOBS = select(_L.job)
+_JOBS = select(_O.job).distinct()
+_ALL = select(_L.body).order_by(_L.job)
 _FORGET = delete(t.launches).where(_L.job == bindparam("job"))
 _BEAT = upsert(t.launchers, ["launcher"], lambda new: {"lease_until_s": new.lease_until_s})
 _LOST = select(_O.launcher).where(
@@ -60,15 +63,19 @@ class LaunchStatements(Statements):
         return Launch(job=job) if body is None else _launch(body)
 
     def launch_jobs(self) -> Sequence[str]:
-        """Return the jobs that have a launch, in the order in which they are locked."""
+        """Return the jobs that have launchers, in the order in which they are locked."""
         return sorted(self._db.execute(_JOBS).scalars())
 
+    def launches(self) -> list[Launch]:
+        """Return all launches; a plain read."""
+        return [_launch(body) for body in self._db.execute(_ALL).scalars()]
+
     def save_launch(self, before: Launch, after: Launch) -> None:
-        """Write a launch that has changed, forget one without launchers, and who has left."""
+        """Write a launch that has changed, forget one that nobody is or should be in."""
         gone = {one.id for one in before.launchers} - {one.id for one in after.launchers}
         for launcher in sorted(gone):
             self._db.execute(_END, {"of_launcher": launcher})
-        if not after.launchers:
+        if not after.launchers and not (after.allocation and after.allocation.shares):
             self._db.execute(_FORGET, {"job": after.job})
         elif after != before:
             self._put(_PUT, {"job": after.job, "body": _body(after)})
@@ -93,15 +100,20 @@ def _body(launch: Launch) -> str:
 def _launch(body: str) -> Launch:
     values: dict[str, Any] = json.loads(body)
     failure, ending, end = values["failure"], values["ending"], values.get("end")
+    allocation = values.get("allocation")
     return Launch(
         **{
             **values,
             "terms": Terms(**values["terms"]),
             "launchers": tuple(Launcher(**one) for one in values["launchers"]),
-            "members": tuple(Member(**one) for one in values["members"]),
+            "members": tuple(
+                Member(**{**one, "devices": tuple(one.get("devices", ()))})
+                for one in values["members"]
+            ),
             "restarts_at_s": tuple(values["restarts_at_s"]),
             "failure": failure and RankFailure(**failure),
             "ending": ending and Ending(**ending),
+            "allocation": allocation and from_record(Allocation, allocation),
             "end": end and RoundEnd(**{**end, "reason": EndReason(end["reason"])}),
         }
     )

@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.core.allocations import Allocation
 from holdfast.core.attempts import named_nonce
 from holdfast.core.rounds import LaunchRequest
 from holdfast.errors import CheckpointError
 from holdfast_services.metadata.domain import round_end, rounds, save_announcement
 from holdfast_services.metadata.domain.launch import Launch
 from holdfast_services.metadata.domain.model import Limits, Node, Outcome, Run
-from holdfast_services.metadata.domain.rounds import EndAsked, Gone, Reported, RoundEvent, Tick
+from holdfast_services.metadata.domain.rounds import (
+    Allocated,
+    EndAsked,
+    Gone,
+    Reported,
+    RoundEvent,
+    Tick,
+)
 from holdfast_services.metadata.storage import Catalogue
 
 
@@ -74,6 +82,18 @@ def tick(catalogue: Catalogue, limits: Limits) -> Ticked:
         catalogue.save_launch(before[job], launch)
         told = told or launch != before[job]
     return Ticked(told=told, hurry=hurry)
+
+
+def allocate(catalogue: Catalogue, job: str, allocation: Allocation, limits: Limits) -> bool:
+    """Have the rounds of a job's launch be of an allocation; return whether that is news.
+
+    Raises:
+        StaleGenerationError: it has a newer one.
+    """
+    launch = catalogue.lock_launch(job)
+    changed = _fed(catalogue, launch, Allocated(allocation), catalogue.now_s(), limits)
+    catalogue.save_launch(launch, changed)
+    return changed != launch
 
 
 def end_after_save(catalogue: Catalogue, job: str, event: EndAsked, limits: Limits) -> bool:

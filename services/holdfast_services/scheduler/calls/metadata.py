@@ -100,7 +100,9 @@ def hints_of(said: Any) -> JobHints:
 def _round(document: Mapping[str, Any]) -> Round:
     try:
         return Round(
+            newest=int(document["allocation"]),
             number=int(document["allocated"]),
+            ranks={str(one["node"]): int(one["ranks"]) for one in document["nodes"]},
             begun=bool(document["begun"]),
             waiting=str(document["waiting"]),
         )

@@ -66,12 +66,15 @@ class Node:
 class Round:
     """What the metadata service says of a job's launch.
 
-    ``number``: of the allocation of which the round that is on was made, 0: none is. ``begun``: all
-    its launchers run its ranks. ``waiting``: what is waited for.
+    ``newest``: the number of the newest allocation that it has, 0: none. ``number``: of that of
+    which the round is that is on, 0: none is. ``begun``: all its launchers run its ranks; so many
+    on each of ``ranks``. ``waiting``: what is waited for.
     """
 
+    newest: int = 0
     number: int = 0
     begun: bool = False
+    ranks: Mapping[str, int] = field(default_factory=dict)
     waiting: str = ""
 
 

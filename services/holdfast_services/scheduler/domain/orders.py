@@ -60,4 +60,4 @@ def allocation(job: Job) -> Allocation:
     shares = (
         Share(node=part.node, ranks=len(part.devices), devices=part.devices) for part in job.parts
     )
-    return Allocation(number=job.number, shares=tuple(shares))
+    return Allocation(number=job.number, ranks_min=job.spec.gpus_min, shares=tuple(shares))

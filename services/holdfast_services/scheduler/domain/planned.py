@@ -47,6 +47,8 @@ class Knowledge:
 
 
 NOTHING = Knowledge()
+_ALL_NOISE = GradientNoise(sqr=0.0, var=1.0)
+"""Of which each sample is worth as much as the one before."""
 _LINEAR = StepTime(
     alpha_c=1.0, beta_c=1e-8, alpha_n=1e-8, beta_n=1e-8, alpha_r=1e-8, beta_r=1e-8, gamma=1.0
 )
@@ -151,7 +153,7 @@ def _job(job: Job, cluster: Cluster, known: Knowledge, notes: list[str], now_s: 
     spec = job.spec
     hints = _believed(job, known, notes, now_s)
     profiles: dict[str, Profile] = {}
-    batches = _unbounded(spec)
+    batches, noise = _unbounded(spec), _noise(hints)
     if hints is not None:
         said = _batches(hints)
         if said is not None and said.replicas_max >= spec.gpus_min:
@@ -163,6 +165,7 @@ def _job(job: Job, cluster: Cluster, known: Knowledge, notes: list[str], now_s: 
         kinds = {node.gpu_type or "gpu" for node in cluster.nodes.values()}
         profile = Profile(step_time=_LINEAR, replicas_max=spec.gpus_max)
         profiles = dict.fromkeys(sorted(kinds), profile)
+        noise = _ALL_NOISE
     return facts.Job(
         name=spec.name,
         submitted_s=job.submitted_at_s,
@@ -176,7 +179,7 @@ def _job(job: Job, cluster: Cluster, known: Knowledge, notes: list[str], now_s: 
         preemptible=spec.preemptible,
         work=_work(spec, hints, batches),
         profiles=profiles,
-        noise=_noise(hints),
+        noise=noise,
         cost=_cost(known.costs),
         allocation=tuple(job.shares.items()),
         held_by=frozenset(job.shares),

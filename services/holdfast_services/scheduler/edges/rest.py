@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.requests import ClientDisconnect
 
 from holdfast.core.executions import ExecutorRequest
 from holdfast.core.ids import job_name
 from holdfast.core.job_spec import JobSpec
 from holdfast.core.records import from_record, to_record
-from holdfast.errors import InvalidRequestError, NotFoundError
+from holdfast.errors import InvalidRequestError, NotFoundError, UnavailableError
 from holdfast_services.kit import rest as kit
 from holdfast_services.kit.transactions import Transactions
 from holdfast_services.scheduler.calls.executors import Executors
@@ -54,12 +55,14 @@ async def _body(request: Request) -> Any:
         InvalidRequestError: there is none, or too much of it.
     """
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > BODY_BYTES_MAX:
-            raise InvalidRequestError(f"the body is longer than {BODY_BYTES_MAX} bytes")
     try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > BODY_BYTES_MAX:
+                raise InvalidRequestError(f"the body is longer than {BODY_BYTES_MAX} bytes")
         return json.loads(body)
+    except ClientDisconnect as cause:  # an executor had news, and asks anew
+        raise UnavailableError("the caller has gone") from cause
     except (ValueError, RecursionError) as cause:
         raise InvalidRequestError(f"the body is no JSON: {cause}") from cause
 
