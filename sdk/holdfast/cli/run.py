@@ -234,7 +234,7 @@ def _add_size(command: argparse.ArgumentParser) -> None:
         dest="address",
         default="",
         metavar="HOST",
-        help="Other nodes reach the ranks of this node at this name or address (default: the "
+        help="The ranks of this node are reached at this name or address by others (default: the "
         "agent's).",
     )
 
