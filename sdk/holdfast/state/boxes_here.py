@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from holdfast.format.blob import is_section
 from holdfast.format.flat_ranges import is_range
 from holdfast.format.names import is_under
-from holdfast.state.survey import CapturedTensor, Home
+from holdfast.state.survey import CapturedTensor, Home, Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class LocalBoxes:
 
     Of what is in ``sections``, by their names, other ranks hold the rest; what is right in
     ``elsewhere`` they hold alone; what is in ``dealt`` any group of ranks may have saved.
+    ``takes_over``: this rank also wants the texts of ranks that are no more.
     """
 
     tensors: Mapping[str, CapturedTensor]
@@ -23,6 +25,19 @@ class LocalBoxes:
     sections: Collection[str] = ()
     elsewhere: Collection[str] = ()
     dealt: Collection[str] = ()
+    takes_over: bool = False
+
+    @classmethod
+    def of(cls, survey: Survey) -> LocalBoxes:
+        """Return what a survey has found here."""
+        return cls(
+            {tensor.fqn: tensor for tensor in survey.tensors},
+            dict(survey.aliases),
+            [path for path, saved in survey.static.items() if is_section(saved)],
+            survey.elsewhere,
+            survey.dealt,
+            survey.takes_over,
+        )
 
     def cut(self) -> Iterator[CapturedTensor]:
         """Yield what is held of tensors that several ranks hold; not of scalars."""

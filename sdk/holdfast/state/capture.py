@@ -183,9 +183,7 @@ class Capture:
         survey = self._checked()
         if not (survey.mesh_of or survey.elsewhere) or self.world_size == 1:
             return None
-        tensors = {tensor.fqn: tensor for tensor in survey.tensors}
-        sections = [path for path, saved in survey.static.items() if blobs.is_section(saved)]
-        return LocalBoxes(tensors, dict(survey.aliases), sections, survey.elsewhere, survey.dealt)
+        return LocalBoxes.of(survey)
 
     def survey(self) -> Survey:
         """Walk modules and optimizers anew and name their tensors."""

@@ -191,6 +191,10 @@ class _Tree(Kind):
 class _Object(_Tree):
     """One that may also take over the state of ranks that are no more: by ``load_parts``."""
 
+    def survey(self, at: Surveying, path: str, value: Any) -> None:
+        del path
+        at.survey.takes_over |= callable(getattr(value, "load_parts", None))
+
     def load(self, at: Restoring, path: str, value: Any) -> None:
         load_parts = getattr(value, "load_parts", None)
         if callable(load_parts) and at.ranks_changed:

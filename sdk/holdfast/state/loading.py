@@ -256,7 +256,8 @@ class Loading:
                     f"state {path!r} of rank {rank}, which this rank takes over, is not here",
                     fqn=path,
                 )
-            parts.append(self.decode(texts[rank].live.objects[path], rank))
+            if path in texts[rank].live.objects:
+                parts.append(self.decode(texts[rank].live.objects[path], rank))
         self.want_object(path, value, lambda tree: put(tree, parts))
 
     def check_agreed(self, path: str) -> None:

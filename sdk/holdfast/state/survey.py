@@ -139,7 +139,8 @@ class Survey:
     of those of ``tensors`` that are ``learning``, whether they require a gradient must, too.
     ``elsewhere`` are the places of what is kept, of parameters that are here, by other ranks alone;
     ``dealt`` the optimizers that deal their parameters out to ranks. ``declared`` are the ids of
-    tensors declared frozen, ``thawed`` names of such that have changed all the same.
+    tensors declared frozen, ``thawed`` names of such that have changed all the same. ``takes_over``:
+    something wants the states of ranks that are no more, too.
     """
 
     declared: Collection[int] = frozenset()
@@ -156,6 +157,7 @@ class Survey:
     loose: set[str] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
     dealt: set[str] = field(default_factory=set)
+    takes_over: bool = False
     mesh_of: dict[int, tuple[int, ...]] = field(default_factory=dict)
     holders_of: dict[int, int] = field(default_factory=dict)
     learning: list[torch.Tensor] = field(default_factory=list)

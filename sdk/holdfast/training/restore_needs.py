@@ -111,9 +111,11 @@ def of_boxes(
     others = saved if saved != world_size else 0
     # Rank 0's has the seed of the random streams, and the order in which DDP adds gradients up.
     texts = {blob_name(source)} | ({blob_name(0)} if others or boxes.beside_shared else set())
-    if others:  # what it takes over from ranks that are no more
-        texts |= {blob_name(rank) for rank in range(source, saved, world_size)}
+    # What a rank takes over from those that are no more.
+    taken = set(range(source, saved, world_size)) if others and boxes.takes_over else set()
+    texts |= set(map(blob_name, taken))
     near = None if far else _near(source, boxes, others)
+    near = near and near | taken
     everybody = list(range(saved))
     looks = [(everybody, far or others > 0)]
     if near is not None and len(near) < saved:

@@ -136,6 +136,42 @@ def test_what_a_module_says_beside_its_tables_is_named_with_it(world, tmp_path):
     assert state["model"][0].amax.sum() == 5
 
 
+class Summed:
+    """What each rank has a part of, and others take over."""
+
+    def __init__(self, own=0):
+        self.own = own
+
+    def state_dict(self):
+        return {"own": self.own}
+
+    def load_state_dict(self, state):
+        self.own = state["own"]
+
+    def load_parts(self, state, parts):
+        assert "own" in state
+        self.own = sum(part["own"] for part in parts)
+
+
+@pytest.mark.parametrize(("before", "now", "sums"), [(4, 2, [4, 6]), (2, 4, [1, 2, 0, 0])])
+def test_what_ranks_that_are_no_more_had_is_named_and_taken_over(
+    world, tmp_path, before, now, sums
+):
+    """F82: of those who fall to a rank the text alone, not their tensors."""
+    saved = Saved(
+        tmp_path, world, lambda rank: small(rank, (before,)) | {"sums": Summed(rank + 1)}, before
+    )
+    found = []
+    for rank in range(now):
+        world(rank, now)
+        state = small(rank, (now,)) | {"sums": Summed()}
+        capture = Capture(state, rank=rank, world_size=now)
+        saved.load(capture, saved.needs(capture))
+        found.append(state["sums"].own)
+
+    assert found == sums
+
+
 def test_any_number_of_small_tensors_is_few_ranges(world, tmp_path):
     """Defect of an attack: on another mesh each was a range, and 10,001 of them were too many."""
 
