@@ -139,8 +139,8 @@ class Survey:
     of those of ``tensors`` that are ``learning``, whether they require a gradient must, too.
     ``elsewhere`` are the places of what is kept, of parameters that are here, by other ranks alone;
     ``dealt`` the optimizers that deal their parameters out to ranks. ``declared`` are the ids of
-    tensors declared frozen, ``thawed`` names of such that have changed all the same. ``takes_over``:
-    something wants the states of ranks that are no more, too.
+    tensors declared frozen, ``thawed`` names of such that have changed all the same.
+    ``takes_over``: something wants the states of ranks that are no more, too.
     """
 
     declared: Collection[int] = frozenset()
