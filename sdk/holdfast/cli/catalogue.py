@@ -18,7 +18,9 @@ from holdfast.errors import InvalidRequestError, NotFoundError, PreconditionErro
 LEVELS = ("local", "replicated", "durable")
 MARKS = ("superseded", "pinned", "bad")
 NOTES_LENGTH_MAX = 60
+COMMIT_SHOWN = 12
 
+_HASH = re.compile(r"[0-9a-f]{40,64}")
 _STEP = re.compile(r"([0-9]{1,15})(?:\.g([0-9]{1,10}))?")
 
 
@@ -93,7 +95,10 @@ def show(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         head.append(f"notes       {json.dumps(checkpoint['notes'])}")
     if checkpoint["folder"]:
         head.append(f"folder      {checkpoint['folder']}")
-    return Report(data=checkpoint, text=[*head, "", _shards_table(checkpoint["shards"])])
+    text: list[str | Table] = [*head, "", _shards_table(checkpoint["shards"])]
+    if checkpoint["line"]:
+        text += ["", "how it came about, the last attempt first:", _line_table(checkpoint["line"])]
+    return Report(data=checkpoint, text=text)
 
 
 def find_checkpoint(rest: Rest, target: Target, *, durable: bool = False) -> Record:
@@ -185,6 +190,43 @@ def _shards_table(shards: list[Record]) -> Table:
             for shard in shards
         ),
     )
+
+
+def _line_table(line: list[Record]) -> Table:
+    return Table(
+        ("attempt", "began", "from", "by", "code", "command"),
+        tuple(
+            (
+                str(one["attempt"]),
+                _time(one["began_at"]),
+                _beginning(one),
+                one["user"] or one["holder"] or "-",
+                _code(one),
+                one["command"] or "-",
+            )
+            for one in line
+        ),
+    )
+
+
+def _beginning(one: Record) -> str:
+    parent, back = one["parent"], one["rollback"]
+    where = f"step {parent['step']} of {parent['attempt']}" if parent else "step 0"
+    if back is None:
+        return where
+    why = f": {back['reason']}" if back["reason"] else ""
+    return f"{where}, rolled back{why}"
+
+
+def _code(one: Record) -> str:
+    """Return the commit of an attempt in short.
+
+    >>> _code({"commit": "4fe1c9a2b7d0e1f2a3b4c5d6e7f8091a2b3c4d5e", "dirty": True})
+    '4fe1c9a2b7d0, changed'
+    """
+    commit = str(one["commit"])
+    short = commit[:COMMIT_SHOWN] if _HASH.fullmatch(commit) else commit
+    return f"{short}, changed" if one["dirty"] else short or "-"
 
 
 def _replica(replica: Record) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import getpass
-import socket
 from collections.abc import Mapping
 
 from holdfast.cli.catalogue import find_checkpoint
 from holdfast.cli.output import Report, confirm, counted
 from holdfast.cli.rest import Record, Rest
+from holdfast.code_version import user
 
 STEPS_NAMED_MAX = 8
 
@@ -33,7 +32,7 @@ def rollback(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     wish = {
         "attempt": job["attempt"],
         "force": args.force,
-        "holder": f"{_user()}@{socket.gethostname()}",
+        "holder": user(),
         "reason": args.reason,
     }
     done = rest.roll_back(found, wish)
@@ -79,10 +78,3 @@ def _steps(rows: list[Record]) -> str:
     named = ", ".join(str(row["step"]) for row in rows[:STEPS_NAMED_MAX])
     more = len(rows) - STEPS_NAMED_MAX
     return f"steps {named}" + (f" and {more} more" if more > 0 else "")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its uid
-        return "somebody"

@@ -20,6 +20,7 @@ from holdfast.core.ids import (
     job_name,
     run_id,
 )
+from holdfast.core.origin import Origin
 from holdfast.core.persistence_rules import PersistRule, Retention
 from holdfast.core.protection import Copies, Parity, Protection
 from holdfast.core.text import holds_nul
@@ -44,7 +45,8 @@ class AttemptSpec:
     the policy that it has; ``start`` None begins at the newest checkpoint. ``generation`` is that
     of the attempt if the rank trains already, and ``restored`` what it began with, None: at step 0.
     ``names_needs``: the rank says what it needs of a checkpoint; else it needs all of it.
-    ``slots`` of memory are what each rank asks for, 0: as many as ``persist`` takes.
+    ``slots`` of memory are what each rank asks for, 0: as many as ``persist`` takes. ``origin`` is
+    what rank 0 says the attempt was started with.
     """
 
     job: str
@@ -65,6 +67,7 @@ class AttemptSpec:
     names_needs: bool = False
     slots: int = 0
     parity: Parity | None = None
+    origin: Origin | None = None
 
     @property
     def slots_per_rank(self) -> int:

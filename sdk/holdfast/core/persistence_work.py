@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.core.ids import CheckpointId
 from holdfast.core.inventory import Peer
+from holdfast.core.origin import Origin
 from holdfast.core.shard import Shard
 
 
@@ -40,7 +41,8 @@ class CheckpointWork:
 
     ``shards`` are all of it, never none. ``parent`` is what its attempt had restored, None: it
     began at step 0. ``notes`` are the user's, a JSON object or empty. ``created_at_s`` is when it
-    was committed. ``repair``: what is in the store is known to be bad.
+    was committed. ``repair``: what is in the store is known to be bad. ``origin`` is that of the
+    attempt that saved it, None: nobody knows.
     """
 
     checkpoint: CheckpointId
@@ -50,6 +52,7 @@ class CheckpointWork:
     notes: str = ""
     created_at_s: float = 0.0
     repair: bool = False
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from holdfast.core.ids import (
     job_name,
     run_id,
 )
+from holdfast.core.origin import Origin, Tree, kept
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError, ManifestError, UnsupportedFormatError
 from holdfast.format.canonical import (
@@ -66,7 +67,8 @@ class Manifest:
 
     ``mesh`` maps axis names to sizes; plain data parallelism is ``{"dp": world_size}``.
     ``write_id`` is drawn by the writer: whoever lost the answer to the conditional create reads
-    back and finds its own id, or another's. ``notes`` are the user's.
+    back and finds its own id, or another's. ``notes`` are the user's; ``origin`` is what the
+    attempt was started with, None: nobody has said it.
     """
 
     checkpoint: CheckpointId
@@ -79,6 +81,7 @@ class Manifest:
     mesh: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, object] = field(default_factory=dict)
     software: str = ""
+    origin: Origin | None = None
 
     @property
     def plan(self) -> str:
@@ -135,6 +138,7 @@ def encode(manifest: Manifest) -> bytes:
                 [s.id.rank, s.id.volume, s.length_bytes, s.root_digest.hex(), s.plan_hash]
                 for s in manifest.shards
             ],
+            **_origin_said(manifest.origin),
         }
     )
     assert len(data) <= MANIFEST_BYTES_MAX, "the limits of a manifest's parts bound the whole"
@@ -266,7 +270,35 @@ def _manifest(raw: Mapping[str, object]) -> Manifest:
         mesh=mesh,
         notes=notes,
         software=text_of(raw, "software"),
+        origin=_origin(raw.get("origin")),
     )
+
+
+def _origin_said(origin: Origin | None) -> dict[str, object]:
+    if origin is None:
+        return {}
+    said = {
+        "commit": origin.commit,
+        "dirty": {Tree.UNKNOWN: None, Tree.CLEAN: False, Tree.DIRTY: True}[origin.tree],
+        "command": origin.command,
+        "user": origin.user,
+    }
+    return {"origin": said}
+
+
+def _origin(raw: object) -> Origin | None:
+    """Return what a manifest says of its attempt's start; what is odd there counts as not said.
+
+    It decides nothing, so that it costs no checkpoint.
+    """
+    if not isinstance(raw, dict):
+        return None
+    texts = {name: raw.get(name) for name in ("commit", "command", "user")}
+    plain = {name: text for name, text in texts.items() if isinstance(text, str)}
+    dirty = raw.get("dirty")
+    known = Tree.DIRTY if dirty is True else Tree.CLEAN
+    tree = known if isinstance(dirty, bool) else Tree.UNKNOWN
+    return kept(Origin(tree=tree, **plain))
 
 
 def _shard(row: object, checkpoint: CheckpointId, job: str, world_size: int) -> Shard:

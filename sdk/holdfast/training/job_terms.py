@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast import code_version
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.decision import Start
@@ -104,4 +105,5 @@ class Terms:
             start=start,
             names_needs=names_needs,
             slots=self.slots,
+            origin=code_version.origin(os.environ) if self.place.rank == 0 else None,
         )

@@ -307,6 +307,56 @@ class Retention(_message.Message):
 Global___Retention: _TypeAlias = Retention  # noqa: Y015
 
 @_typing.final
+class Origin(_message.Message):
+    """What an attempt was started with, for people."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Tree:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _TreeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Origin._Tree.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        TREE_UNKNOWN: Origin._Tree.ValueType  # 0
+        TREE_CLEAN: Origin._Tree.ValueType  # 1
+        """the repository's files were those of `commit`"""
+        TREE_DIRTY: Origin._Tree.ValueType  # 2
+
+    class Tree(_Tree, metaclass=_TreeEnumTypeWrapper): ...
+    TREE_UNKNOWN: Origin.Tree.ValueType  # 0
+    TREE_CLEAN: Origin.Tree.ValueType  # 1
+    """the repository's files were those of `commit`"""
+    TREE_DIRTY: Origin.Tree.ValueType  # 2
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    TREE_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    commit: _builtins.str
+    """empty: not known"""
+    tree: Global___Origin.Tree.ValueType
+    command: _builtins.str
+    """command line; empty: not recorded"""
+    user: _builtins.str
+    """user@host"""
+    def __init__(
+        self,
+        *,
+        commit: _builtins.str = ...,
+        tree: Global___Origin.Tree.ValueType = ...,
+        command: _builtins.str = ...,
+        user: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "commit", b"commit", "tree", b"tree", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Origin: _TypeAlias = Origin  # noqa: Y015
+
+@_typing.final
 class AttemptSpec(_message.Message):
     """All that a rank says of the attempt it is part of; the agent passes it on as it came."""
 
@@ -330,6 +380,7 @@ class AttemptSpec(_message.Message):
     NAMES_NEEDS_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     nonce: _builtins.bytes
     """1 to 64 bytes; names the launch, the same on all its ranks"""
@@ -370,6 +421,10 @@ class AttemptSpec(_message.Message):
     def parity(self) -> Global___Parity:
         """in place of replicas; unset: whole copies"""
 
+    @_builtins.property
+    def origin(self) -> Global___Origin:
+        """of rank 0; unset: the rank says nothing"""
+
     def __init__(
         self,
         *,
@@ -391,10 +446,11 @@ class AttemptSpec(_message.Message):
         names_needs: _builtins.bool = ...,
         parity: Global___Parity | None = ...,
         slots: _builtins.int = ...,
+        origin: Global___Origin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["parity", b"parity", "persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin", "parity", b"parity", "persist", b"persist", "restored", b"restored", "retention", b"retention", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "names_needs", b"names_needs", "nonce", b"nonce", "parity", b"parity", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "slots", b"slots", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "holder", b"holder", "job", b"job", "launcher", b"launcher", "local_world_size", b"local_world_size", "names_needs", b"names_needs", "nonce", b"nonce", "origin", b"origin", "parity", b"parity", "persist", b"persist", "rank", b"rank", "replica_domain", b"replica_domain", "replicas", b"replicas", "restored", b"restored", "retention", b"retention", "slots", b"slots", "start", b"start", "takeover", b"takeover", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

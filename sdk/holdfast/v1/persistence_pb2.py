@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from holdfast.v1 import common_pb2 as holdfast_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dholdfast/v1/persistence.proto\x12\x0bholdfast.v1\x1a\x18holdfast/v1/common.proto\"+\n\x0bPlanRequest\x12\x0c\n\x04item\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\"\x9b\x01\n\x0cPlanResponse\x12\'\n\x05shard\x18\x01 \x01(\x0b\x32\x16.holdfast.v1.ShardWorkH\x00\x12\x31\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x1b.holdfast.v1.CheckpointWorkH\x00\x12\'\n\x05sweep\x18\x03 \x01(\x0b\x32\x16.holdfast.v1.SweepWorkH\x00\x42\x06\n\x04work\"\x8e\x01\n\tShardWork\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\"\n\x07sources\x18\x02 \x03(\x0b\x32\x11.holdfast.v1.Peer\x12*\n\x07\x65\x61rlier\x18\x03 \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x0e\n\x06repair\x18\x04 \x01(\x08\"\xd0\x01\n\x0e\x43heckpointWork\x12-\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.holdfast.v1.Shard\x12)\n\x06parent\x18\x04 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\r\n\x05notes\x18\x05 \x01(\t\x12\x14\n\x0c\x63reated_at_s\x18\x06 \x01(\x01\x12\x0e\n\x06repair\x18\x07 \x01(\x08\"J\n\tSweepWork\x12+\n\x08\x64raining\x18\x01 \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\"D\n\x0cStoredShards\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.holdfast.v1.ShardJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x0b\"Q\n\x10IsDurableRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\"$\n\x11IsDurableResponse\x12\x0f\n\x07\x64urable\x18\x01 \x01(\x08\"G\n\x12ShardStoredRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12!\n\x05shard\x18\x02 \x01(\x0b\x32\x12.holdfast.v1.Shard\"&\n\x13ShardStoredResponse\x12\x0f\n\x07missing\x18\x01 \x01(\x05\"h\n\x0e\x44urableRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\x0c\"\x11\n\x0f\x44urableResponse\"f\n\x10\x43ollectedRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x13\n\x0b\x66reed_bytes\x18\x03 \x01(\x03\"\x13\n\x11\x43ollectedResponse\"s\n\x0fScrubbedRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12!\n\x03\x62\x61\x64\x18\x03 \x03(\x0b\x32\x14.holdfast.v1.ShardId\"\x12\n\x10ScrubbedResponse2\x8f\x04\n\x0bPersistence\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12;\n\x04Plan\x12\x18.holdfast.v1.PlanRequest\x1a\x19.holdfast.v1.PlanResponse\x12J\n\tIsDurable\x12\x1d.holdfast.v1.IsDurableRequest\x1a\x1e.holdfast.v1.IsDurableResponse\x12P\n\x0bShardStored\x12\x1f.holdfast.v1.ShardStoredRequest\x1a .holdfast.v1.ShardStoredResponse\x12\x44\n\x07\x44urable\x12\x1b.holdfast.v1.DurableRequest\x1a\x1c.holdfast.v1.DurableResponse\x12J\n\tCollected\x12\x1d.holdfast.v1.CollectedRequest\x1a\x1e.holdfast.v1.CollectedResponse\x12G\n\x08Scrubbed\x12\x1c.holdfast.v1.ScrubbedRequest\x1a\x1d.holdfast.v1.ScrubbedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dholdfast/v1/persistence.proto\x12\x0bholdfast.v1\x1a\x18holdfast/v1/common.proto\"+\n\x0bPlanRequest\x12\x0c\n\x04item\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\"\x9b\x01\n\x0cPlanResponse\x12\'\n\x05shard\x18\x01 \x01(\x0b\x32\x16.holdfast.v1.ShardWorkH\x00\x12\x31\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x1b.holdfast.v1.CheckpointWorkH\x00\x12\'\n\x05sweep\x18\x03 \x01(\x0b\x32\x16.holdfast.v1.SweepWorkH\x00\x42\x06\n\x04work\"\x8e\x01\n\tShardWork\x12!\n\x05shard\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Shard\x12\"\n\x07sources\x18\x02 \x03(\x0b\x32\x11.holdfast.v1.Peer\x12*\n\x07\x65\x61rlier\x18\x03 \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x0e\n\x06repair\x18\x04 \x01(\x08\"\xf5\x01\n\x0e\x43heckpointWork\x12-\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.holdfast.v1.Shard\x12)\n\x06parent\x18\x04 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\r\n\x05notes\x18\x05 \x01(\t\x12\x14\n\x0c\x63reated_at_s\x18\x06 \x01(\x01\x12\x0e\n\x06repair\x18\x07 \x01(\x08\x12#\n\x06origin\x18\x08 \x01(\x0b\x32\x13.holdfast.v1.Origin\"J\n\tSweepWork\x12+\n\x08\x64raining\x18\x01 \x03(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\"D\n\x0cStoredShards\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.holdfast.v1.ShardJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x0b\"Q\n\x10IsDurableRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\"$\n\x11IsDurableResponse\x12\x0f\n\x07\x64urable\x18\x01 \x01(\x08\"G\n\x12ShardStoredRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12!\n\x05shard\x18\x02 \x01(\x0b\x32\x12.holdfast.v1.Shard\"&\n\x13ShardStoredResponse\x12\x0f\n\x07missing\x18\x01 \x01(\x05\"h\n\x0e\x44urableRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\x0c\"\x11\n\x0f\x44urableResponse\"f\n\x10\x43ollectedRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12\x13\n\x0b\x66reed_bytes\x18\x03 \x01(\x03\"\x13\n\x11\x43ollectedResponse\"s\n\x0fScrubbedRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12-\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x19.holdfast.v1.CheckpointId\x12!\n\x03\x62\x61\x64\x18\x03 \x03(\x0b\x32\x14.holdfast.v1.ShardId\"\x12\n\x10ScrubbedResponse2\x8f\x04\n\x0bPersistence\x12J\n\tHandshake\x12\x1d.holdfast.v1.HandshakeRequest\x1a\x1e.holdfast.v1.HandshakeResponse\x12;\n\x04Plan\x12\x18.holdfast.v1.PlanRequest\x1a\x19.holdfast.v1.PlanResponse\x12J\n\tIsDurable\x12\x1d.holdfast.v1.IsDurableRequest\x1a\x1e.holdfast.v1.IsDurableResponse\x12P\n\x0bShardStored\x12\x1f.holdfast.v1.ShardStoredRequest\x1a .holdfast.v1.ShardStoredResponse\x12\x44\n\x07\x44urable\x12\x1b.holdfast.v1.DurableRequest\x1a\x1c.holdfast.v1.DurableResponse\x12J\n\tCollected\x12\x1d.holdfast.v1.CollectedRequest\x1a\x1e.holdfast.v1.CollectedResponse\x12G\n\x08Scrubbed\x12\x1c.holdfast.v1.ScrubbedRequest\x1a\x1d.holdfast.v1.ScrubbedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,31 +39,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARDWORK']._serialized_start=276
   _globals['_SHARDWORK']._serialized_end=418
   _globals['_CHECKPOINTWORK']._serialized_start=421
-  _globals['_CHECKPOINTWORK']._serialized_end=629
-  _globals['_SWEEPWORK']._serialized_start=631
-  _globals['_SWEEPWORK']._serialized_end=705
-  _globals['_STOREDSHARDS']._serialized_start=707
-  _globals['_STOREDSHARDS']._serialized_end=775
-  _globals['_ISDURABLEREQUEST']._serialized_start=777
-  _globals['_ISDURABLEREQUEST']._serialized_end=858
-  _globals['_ISDURABLERESPONSE']._serialized_start=860
-  _globals['_ISDURABLERESPONSE']._serialized_end=896
-  _globals['_SHARDSTOREDREQUEST']._serialized_start=898
-  _globals['_SHARDSTOREDREQUEST']._serialized_end=969
-  _globals['_SHARDSTOREDRESPONSE']._serialized_start=971
-  _globals['_SHARDSTOREDRESPONSE']._serialized_end=1009
-  _globals['_DURABLEREQUEST']._serialized_start=1011
-  _globals['_DURABLEREQUEST']._serialized_end=1115
-  _globals['_DURABLERESPONSE']._serialized_start=1117
-  _globals['_DURABLERESPONSE']._serialized_end=1134
-  _globals['_COLLECTEDREQUEST']._serialized_start=1136
-  _globals['_COLLECTEDREQUEST']._serialized_end=1238
-  _globals['_COLLECTEDRESPONSE']._serialized_start=1240
-  _globals['_COLLECTEDRESPONSE']._serialized_end=1259
-  _globals['_SCRUBBEDREQUEST']._serialized_start=1261
-  _globals['_SCRUBBEDREQUEST']._serialized_end=1376
-  _globals['_SCRUBBEDRESPONSE']._serialized_start=1378
-  _globals['_SCRUBBEDRESPONSE']._serialized_end=1396
-  _globals['_PERSISTENCE']._serialized_start=1399
-  _globals['_PERSISTENCE']._serialized_end=1926
+  _globals['_CHECKPOINTWORK']._serialized_end=666
+  _globals['_SWEEPWORK']._serialized_start=668
+  _globals['_SWEEPWORK']._serialized_end=742
+  _globals['_STOREDSHARDS']._serialized_start=744
+  _globals['_STOREDSHARDS']._serialized_end=812
+  _globals['_ISDURABLEREQUEST']._serialized_start=814
+  _globals['_ISDURABLEREQUEST']._serialized_end=895
+  _globals['_ISDURABLERESPONSE']._serialized_start=897
+  _globals['_ISDURABLERESPONSE']._serialized_end=933
+  _globals['_SHARDSTOREDREQUEST']._serialized_start=935
+  _globals['_SHARDSTOREDREQUEST']._serialized_end=1006
+  _globals['_SHARDSTOREDRESPONSE']._serialized_start=1008
+  _globals['_SHARDSTOREDRESPONSE']._serialized_end=1046
+  _globals['_DURABLEREQUEST']._serialized_start=1048
+  _globals['_DURABLEREQUEST']._serialized_end=1152
+  _globals['_DURABLERESPONSE']._serialized_start=1154
+  _globals['_DURABLERESPONSE']._serialized_end=1171
+  _globals['_COLLECTEDREQUEST']._serialized_start=1173
+  _globals['_COLLECTEDREQUEST']._serialized_end=1275
+  _globals['_COLLECTEDRESPONSE']._serialized_start=1277
+  _globals['_COLLECTEDRESPONSE']._serialized_end=1296
+  _globals['_SCRUBBEDREQUEST']._serialized_start=1298
+  _globals['_SCRUBBEDREQUEST']._serialized_end=1413
+  _globals['_SCRUBBEDRESPONSE']._serialized_start=1415
+  _globals['_SCRUBBEDRESPONSE']._serialized_end=1433
+  _globals['_PERSISTENCE']._serialized_start=1436
+  _globals['_PERSISTENCE']._serialized_end=1963
 # @@protoc_insertion_point(module_scope)

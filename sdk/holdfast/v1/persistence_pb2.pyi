@@ -120,6 +120,7 @@ class CheckpointWork(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     CREATED_AT_S_FIELD_NUMBER: _builtins.int
     REPAIR_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     notes: _builtins.str
     """the user's metadata, a JSON object"""
@@ -137,6 +138,10 @@ class CheckpointWork(_message.Message):
     def parent(self) -> _common_pb2.CheckpointId:
         """What this attempt had restored; unset: it started from nothing."""
 
+    @_builtins.property
+    def origin(self) -> _common_pb2.Origin:
+        """of the attempt that saved it; unset: not known"""
+
     def __init__(
         self,
         *,
@@ -147,10 +152,11 @@ class CheckpointWork(_message.Message):
         notes: _builtins.str = ...,
         created_at_s: _builtins.float = ...,
         repair: _builtins.bool = ...,
+        origin: _common_pb2.Origin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "parent", b"parent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "origin", b"origin", "parent", b"parent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "created_at_s", b"created_at_s", "job", b"job", "notes", b"notes", "parent", b"parent", "repair", b"repair", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "created_at_s", b"created_at_s", "job", b"job", "notes", b"notes", "origin", b"origin", "parent", b"parent", "repair", b"repair", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

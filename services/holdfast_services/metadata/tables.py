@@ -215,6 +215,21 @@ rollbacks = _table(
     Column("recorded", Boolean, nullable=False),
 )
 
+# How each attempt began. parent_*: what it had restored, NULL: step 0, once that is confirmed.
+# body: holdfast.v1.Origin. at_s: NULL where only the bucket knows of it.
+origins = _table(
+    "origins",
+    Column("run", String(32), primary_key=True),
+    Column("generation", _BIG, primary_key=True),
+    Column("at_s", Float),
+    Column("holder", Text, nullable=False),
+    Column("world_size", Integer, nullable=False),
+    Column("confirmed", Boolean, nullable=False),
+    Column("parent_step", _BIG),
+    Column("parent_generation", _BIG),
+    Column("body", LargeBinary, nullable=False),
+)
+
 events = _table(
     "events",
     Column("id", _SERIAL, primary_key=True, autoincrement=True),

@@ -99,6 +99,7 @@ def planned(plan: CheckpointWork) -> Manifest:
         mesh={"dp": shards[0].world_size},
         notes=_notes(plan.notes),
         software=f"holdfast {holdfast.__version__}",
+        origin=plan.origin,
     )
 
 

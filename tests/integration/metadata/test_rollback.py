@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.decision import DecisionState
+from holdfast.core.ids import CheckpointId
+from holdfast.core.origin import USER_LENGTH_MAX, Origin, Tree
 from holdfast.errors import (
     NotFoundError,
     PreconditionError,
@@ -20,6 +22,7 @@ from holdfast.objectstore.memory import MemoryStore
 from holdfast_services.metadata.calls.catalogue_from_bucket import BucketArchive
 from holdfast_services.metadata.calls.rollbacks import roll_back
 from holdfast_services.metadata.domain.attempt_start import first_run
+from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.rollbacks import Wish
 from holdfast_services.metadata.usecases.users import At
 
@@ -405,3 +408,43 @@ def test_a_decision_that_is_open_is_closed_by_force(kit, agents, sqlite_url):
     assert (before, after) == ((300, 1), (100, 1))
     assert (DecisionState.LOST, ()) == (run.decision.state, run.pins)
     assert "rolled the job back to step 100" in run.decision.reason
+
+
+def test_how_a_checkpoint_came_about_is_told_and_outlives_the_catalogue(
+    kit, agents, sqlite_url, tmp_path
+):
+    """G19: code, command, user and parent of each attempt, and the rollback between."""
+    store = MemoryStore()
+    first = Origin(commit="4fe1c9a", tree=Tree.DIRTY, command="train.py --lr 1", user="ada@box")
+    put(store, replace(manifest(100), origin=first), manifest(200), manifest(300))
+
+    async def main():
+        async with over(kit, sqlite_url, store) as there:
+            await there.archive.adopt(JOB)
+            await there.roll_back(100, holder="bob@box", reason="it diverged")
+            second = replace(first, commit="5ab", tree=Tree.CLEAN, user="x" * 500)
+            for rank in (1, 0):  # rank 0 says it, and need not come first
+                wish = kit.wish(rank, agents[rank].name, b"second")
+                said = replace(wish.spec, origin=second if rank == 0 else None)
+                seat = await there.service.register(replace(wish, spec=said))
+                agents[rank].serve(seat, rank)
+            for agent in agents:
+                await there.service.report(agent.inventory())
+            for rank, agent in enumerate(agents):
+                agent.serve(seat, rank, ready_decision=1)
+                await there.service.report(agent.inventory())
+            key = CheckpointId(RUN, 150, seat.generation)
+            line = await there.service.read(lambda c: users.line(c, key))
+        async with over(kit, f"sqlite:///{tmp_path / 'new.db'}", store) as there:
+            await there.archive.adopt(JOB)
+            key = HISTORY[0].checkpoint
+            return line, await there.service.read(lambda c: users.line(c, key))
+
+    (newest, oldest), found_again = run_async(main)
+
+    assert ("5ab", Tree.CLEAN) == (newest.beginning.origin.commit, newest.beginning.origin.tree)
+    assert len(newest.beginning.origin.user) == USER_LENGTH_MAX
+    assert newest.beginning.parent == HISTORY[0].checkpoint
+    assert ("bob@box", "it diverged") == (newest.rollback.holder, newest.rollback.reason)
+    assert (first, None) == (oldest.beginning.origin, oldest.beginning.parent)
+    assert [first] == [one.beginning.origin for one in found_again]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,14 +10,38 @@ import pytest
 from tests.unit.bucket.folders import make
 
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.origin import Origin, Tree
 from holdfast.errors import ExhaustedError, ManifestError
 from holdfast.format import index, manifest, sidecar
 from holdfast.format.boxes import Box
+from holdfast.format.canonical import with_digest
 from holdfast.format.header import parse_header
 from holdfast.format.segment import SegmentIdentity, TensorSpec, header_template
 
 MADE = make(None)
 FIRST, SECOND = MADE.manifest.shards
+
+
+@pytest.mark.parametrize("tree", Tree)
+def test_what_an_attempt_was_started_with_is_read_back(tree):
+    """G19: a catalogue that was lost finds it in the bucket."""
+    origin = Origin(commit="4fe1c9a", tree=tree, command='train.py --s "digest":"0"', user="a@b")
+    made = replace(MADE.manifest, origin=origin)
+
+    assert made == manifest.decode(manifest.encode(made))
+
+
+@pytest.mark.parametrize(
+    "said", [None, [], "x", {"commit": 7, "dirty": [], "command": None}, {"dirty": "yes"}]
+)
+def test_what_is_odd_about_a_start_costs_no_checkpoint(said):
+    """P9: other writers say what they like there; it decides nothing."""
+    raw = json.loads(manifest.encode(MADE.manifest))
+    del raw["digest"]
+    read = manifest.decode(with_digest({**raw, "origin": said}))
+
+    assert read.shards == MADE.manifest.shards
+    assert read.origin in (None, Origin())
 
 
 def nested(depth: int) -> dict[str, object]:

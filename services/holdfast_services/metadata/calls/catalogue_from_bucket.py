@@ -334,8 +334,7 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
     )
     catalogue.save_run(run, adopted.run)
     catalogue.put_checkpoints(adopted.rows)
-    for rollback in rollbacks:
-        catalogue.put_rollback(rollback_records.row_of(rollback))
+    _put_history(catalogue, mine, rollbacks)
     written = tuple(found[row.id] for row in adopted.rows)
     for item in written:
         stored = Stored(checkpoint=item.manifest.checkpoint, shards=item.manifest.shards)
@@ -344,6 +343,18 @@ def write(catalogue: Catalogue, job: str, reading: Reading) -> Written:
         runs = len({manifest.checkpoint.run for manifest in manifests})
         catalogue.add_events([_adopted(job, chosen, written, runs)], "", now_s)
     return Written(written, known is not None)
+
+
+def _put_history(
+    catalogue: Catalogue, manifests: Sequence[Manifest], rollbacks: Sequence[Rollback]
+) -> None:
+    """Write what people are told of how the run came here."""
+    said = {made.checkpoint.generation: made for made in manifests if made.origin}
+    for made in said.values():
+        assert made.origin is not None
+        catalogue.put_found(made.checkpoint, made.origin, made.parent)
+    for rollback in rollbacks:
+        catalogue.put_rollback(rollback_records.row_of(rollback))
 
 
 def forget(catalogue: Catalogue, job: str, gone: Sequence[CheckpointId]) -> None:

@@ -13,6 +13,7 @@ from holdfast.core.attempts import check as check_spec
 from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, node_name
 from holdfast.core.inventory import RankStatus
+from holdfast.core.origin import kept
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
 from holdfast_services.metadata.domain import attempt_start, costs
@@ -194,9 +195,12 @@ def _seat(run: Run, attempt: Attempt, wish: Registration, now_s: float, limits: 
     elif not seated.live:
         seated = replace(seated, live=True, registered_at_s=now_s)
     lease_until_s = max(attempt.lease_until_s, now_s + limits.node_lease_s)
+    # Rank 0 says what the attempt was started with; it need not be the one that began it.
+    said = wish.spec.origin and kept(wish.spec.origin)
+    spec = replace(attempt.spec, origin=said or attempt.spec.origin)
     return replace(
         run,
-        attempt=replace(attempt, lease_until_s=lease_until_s),
+        attempt=replace(attempt, spec=spec, lease_until_s=lease_until_s),
         ranks=tuple(sorted((*others, seated), key=lambda rank: rank.rank)),
     )
 

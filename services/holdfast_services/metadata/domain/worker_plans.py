@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from holdfast.core import queue_items
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import HeldState, Peer
+from holdfast.core.origin import Origin
 from holdfast.core.persistence_work import CheckpointWork, ShardWork, SweepWork
 from holdfast.core.queue_items import Item, Kind, shard_item
 from holdfast.core.shard import Shard
@@ -36,7 +37,7 @@ class ItemFacts:
 
     ``shards`` are those that the item is about: the one that is awaited or is bad in the store, or
     all of the checkpoint. ``missing_count`` of a drain's are still to come. ``earlier`` are
-    durable rows of the run, newest first.
+    durable rows of the run, newest first. ``origin`` is that of the attempt that saved it.
     """
 
     job: str
@@ -45,6 +46,7 @@ class ItemFacts:
     missing_count: int = 0
     repair: bool = False
     earlier: tuple[Checkpoint, ...] = ()
+    origin: Origin | None = None
 
 
 def plan(
@@ -80,6 +82,7 @@ def plan(
         notes=row.notes,
         created_at_s=row.local_at_s,
         repair=known.repair,
+        origin=known.origin if known.origin != Origin() else None,
     )
 
 

@@ -14,9 +14,11 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from holdfast.core.decision import DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
+from holdfast.core.origin import Tree
 from holdfast.core.shard import Shard
 from holdfast.format.keys import folder
 from holdfast_services.metadata.domain import costs
+from holdfast_services.metadata.domain.ancestry import Ancestor
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.believed_copies import ShardCopies
 from holdfast_services.metadata.domain.commit_rule import free_before
@@ -118,10 +120,41 @@ class ShardDoc(BaseModel):
     replicas: list[ReplicaDoc]
 
 
+class StepDoc(BaseModel):
+    """A step of a job, and the attempt that saved it."""
+
+    step: int
+    attempt: int
+
+
+class RollbackDoc(BaseModel):
+    """That a user rolled the job back, which is why an attempt began where it did."""
+
+    at: float
+    holder: str
+    reason: str
+
+
+class AncestorDoc(BaseModel):
+    """An attempt that led to a checkpoint: when, from where and with what it was started."""
+
+    attempt: int
+    began_at: float | None = Field(description="Null where only the bucket knows of it")
+    world_size: int = Field(description="0: not known")
+    holder: str = Field(description="The process that began it")
+    parent: StepDoc | None = Field(description="What it restored; null: it began at step 0")
+    rollback: RollbackDoc | None
+    commit: str
+    dirty: bool | None = Field(description="Files had changed since the commit; null: not known")
+    command: str
+    user: str
+
+
 class CheckpointDetailDoc(CheckpointDoc):
-    """A checkpoint with all its shards."""
+    """A checkpoint with all its shards, and the attempts that led to it, the last first."""
 
     shards: list[ShardDoc]
+    line: list[AncestorDoc]
 
 
 class EndpointDoc(BaseModel):
@@ -234,7 +267,7 @@ def checkpoints_json(run: Run, listed: Sequence[Listed], world: World) -> bytes:
 
 
 def checkpoint_detail_doc(
-    run: Run, item: Listed, stored: Stored | None, world: World
+    run: Run, item: Listed, stored: Stored | None, world: World, line: Sequence[Ancestor]
 ) -> CheckpointDetailDoc:
     """Return a checkpoint with every shard and all its copies.
 
@@ -243,6 +276,7 @@ def checkpoint_detail_doc(
         item: The row.
         stored: What lies in the object store, None: nothing.
         world: Where copies are in memory.
+        line: The attempts that led to it.
     """
     copies = _copies(run, item, world)
     shards = {key: found.shard for key, found in copies.items()}
@@ -252,7 +286,27 @@ def checkpoint_detail_doc(
         for key, shard in sorted({**shards, **in_store}.items())
     ]
     fields = _fields(run, item, free_before(run), copies)
-    return CheckpointDetailDoc(**fields, shards=docs)
+    return CheckpointDetailDoc(**fields, shards=docs, line=[_ancestor_doc(one) for one in line])
+
+
+def _ancestor_doc(ancestor: Ancestor) -> AncestorDoc:
+    began, back = ancestor.beginning, ancestor.rollback
+    origin = began.origin
+    parent = began.parent
+    return AncestorDoc(
+        attempt=began.generation,
+        began_at=began.at_s,
+        world_size=began.world_size,
+        holder=began.holder,
+        parent=StepDoc(step=parent.step, attempt=parent.generation) if parent else None,
+        rollback=RollbackDoc(at=back.at_s, holder=back.holder, reason=back.reason)
+        if back
+        else None,
+        commit=origin.commit,
+        dirty=None if origin.tree is Tree.UNKNOWN else origin.tree is Tree.DIRTY,
+        command=origin.command,
+        user=origin.user,
+    )
 
 
 def _shard_doc(

@@ -112,7 +112,8 @@ def _add_checkpoints(app: FastAPI, transactor: Transactor) -> None:
         run = await _run(transactor, job, world)
         at = At(run.job, step, generation)
         item, stored = await transactor.read(lambda c: users.one(c, run, at))
-        return documents.checkpoint_detail_doc(run, item, stored, world)
+        line = await transactor.read(lambda c: users.line(c, item.id))
+        return documents.checkpoint_detail_doc(run, item, stored, world, line)
 
     @app.get("/api/v1/jobs/{job:path}/checkpoints", response_model=list[documents.CheckpointDoc])
     async def checkpoints(

@@ -29,6 +29,7 @@ from holdfast_services.metadata import tables as t
 from holdfast_services.metadata.domain.model import Attempt, RankFacts, Run
 from holdfast_services.metadata.storage.base import checkpoint_id, is_named, key_of
 from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
+from holdfast_services.metadata.storage.origins import OriginStatements
 
 DECISIONS_PER_RUN_MAX = 16
 
@@ -144,7 +145,7 @@ _NEW_RUN = {
 }
 
 
-class RunStatements(CheckpointStatements):
+class RunStatements(CheckpointStatements, OriginStatements):
     """Statements about runs: a run is read whole, and what differs is written."""
 
     # -- jobs and runs -------------------------------------------------------------------------
@@ -236,10 +237,14 @@ class RunStatements(CheckpointStatements):
         self._save_run_row(after)
         if after.attempt and after.attempt != before.attempt:
             self._save_attempt(after, after.attempt)
+            if _begun(after.attempt) != _begun(before.attempt):
+                self.put_attempt(after.id, after.attempt)
         if after.attempt and _seats(after) != _seats(before):
             self._save_ranks(before, after, after.attempt.generation)
         if after.decision and after.decision != before.decision:
             self._save_decision(after, after.decision)
+            if after.decision.state is DecisionState.CONFIRMED:
+                self.note_parent(after.id, after.decision.generation, after.parent)
         elif after.decision and after.rejected != before.rejected:
             self._save_rejected(after, after.decision)
         self._save_pins(before, after)
@@ -352,6 +357,11 @@ class RunStatements(CheckpointStatements):
     def forget_leases(self) -> None:
         """End every attempt's lease: none of their processes can be there any more."""
         self._db.execute(update(t.attempts).values(lease_until_s=0.0))
+
+
+def _begun(attempt: Attempt | None) -> object:
+    """Return what tells how an attempt began."""
+    return (attempt.generation, attempt.spec.origin) if attempt else None
 
 
 def _rule(after_step: int, below_generation: int, from_generation: int = 0) -> SupersedeRule:

@@ -17,6 +17,7 @@ from holdfast.core.shard import Shard
 from holdfast.core.user_events import Event
 from holdfast.errors import ExhaustedError, NotFoundError, PreconditionError
 from holdfast_services.metadata.domain import drains, holds, retention
+from holdfast_services.metadata.domain.ancestry import Ancestor, ancestors
 from holdfast_services.metadata.domain.believed_copies import gather, shards_of, whole
 from holdfast_services.metadata.domain.holds import Listed
 from holdfast_services.metadata.domain.model import Limits, Run, Stored
@@ -275,6 +276,15 @@ def one(catalogue: Catalogue, run: Run, at: At) -> tuple[Listed, Stored | None]:
     """
     item = find(catalogue, run, at, catalogue.now_s())
     return item, catalogue.stored(item.id)
+
+
+def line(catalogue: Catalogue, key: CheckpointId) -> tuple[Ancestor, ...]:
+    """Return the attempts that led to a checkpoint, the one that saved it first."""
+    return ancestors(
+        key.generation,
+        lambda generation: catalogue.beginning(key.run, generation),
+        catalogue.rollbacks(key.run),
+    )
 
 
 def shards(catalogue: Catalogue, at: At) -> tuple[Shard, ...]:

@@ -99,6 +99,7 @@ def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> worker_plans.
     if row is None or job is None:
         return None
     shards, repair = _shards(catalogue, row, item)
+    begun = catalogue.beginning(row.id.run, row.id.generation)
     return worker_plans.ItemFacts(
         job=job,
         row=row,
@@ -106,6 +107,7 @@ def _facts(catalogue: Catalogue, item: Item, key: CheckpointId) -> worker_plans.
         missing_count=catalogue.drain_counts(row.id)[1],
         repair=repair,
         earlier=tuple(catalogue.durable(row.id.run, limit=worker_plans.EARLIER_IN_PLAN_MAX + 1)),
+        origin=begun.origin if begun else None,
     )
 
 
