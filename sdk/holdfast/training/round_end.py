@@ -80,15 +80,12 @@ class RoundEnd:
 
     def _wait(self, announced: Announcement, handle: SaveHandle) -> None:
         """Wait to be ended; return if this rank is to go on."""
-
-        def goes_on(view: SessionView) -> bool:
-            # An agent that has just restarted announces nothing yet.
-            other = view.announcement not in (None, announced)
-            return view.fenced or handle.abandoned or other
-
         began_s = time.monotonic()
         while (left_s := began_s + END_S_MAX - time.monotonic()) > 0 and not self._preemption.asked:
-            if self._session.wait_view(goes_on, timeout_s=min(LOOK_S, left_s)):
+            look_s = min(LOOK_S, left_s)
+            if self._session.wait_view(lambda v: goes_on(v, announced), timeout_s=look_s):
+                break
+            if handle.abandoned:
                 break
         waited_s = time.monotonic() - began_s
         log.info("step %d was not the last one: this rank waited %.1f s", announced.step, waited_s)
@@ -98,3 +95,11 @@ class RoundEnd:
         mine = (end for end in _ends if end is not self and end._pid == self._pid)  # noqa: SLF001
         views = ((end._session.view.announcement, end._saved) for end in mine)  # noqa: SLF001
         return any(known is None or known.step != saved for known, saved in views)
+
+
+def goes_on(view: SessionView, announced: Announcement) -> bool:
+    """Tell whether a rank that waits at ``announced`` is to go on, by what its agent says.
+
+    An agent that has just restarted announces nothing yet.
+    """
+    return view.fenced or view.announcement not in (None, announced)
