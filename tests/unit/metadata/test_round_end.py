@@ -104,6 +104,30 @@ def test_a_round_is_ended_for_other_reasons_too():
     assert cluster.launch.end is None
 
 
+def test_whoever_asks_a_launch_that_stops_ends_no_round():
+    cluster = Launches()
+    cluster.say("aa")
+    cluster.say("bb")
+    cluster.follow("aa", "bb")
+    cluster.feed(EndAsked(reason=EndReason.RESCALE))
+    cluster.say("aa", stopping=True)
+    assert cluster.launch.stopping
+
+    cluster.tick(saved=True)
+    assert cluster.launch.on, "it saves and ends by itself"
+    cluster.feed(EndAsked(reason=EndReason.RESCALE))
+    assert not rounds.end_wanted(cluster.launch)
+
+
+def test_who_comes_meanwhile_changes_no_wish(grows):
+    grows.feed(EndAsked(reason=EndReason.RESCALE, copied=True))
+    before = grows.launch.end
+    grows.tick(5)
+    grows.say("cc")
+
+    assert grows.launch.end == before
+
+
 def test_between_two_rounds_there_is_nothing_to_end():
     cluster = Launches()
     cluster.say("aa")
@@ -157,6 +181,7 @@ def test_a_last_step_is_announced_ahead_and_ends_the_round_once_it_is_committed(
     assert "rank" not in trains.events[-1].context
     assert not safe(trains)
 
+    trains.later(1.0)
     trains.commit(last.step - 1, trains.run.generation, "n0", "n1")
     at(trains, last.step, last.step)
     assert not safe(trains), "another step was committed"
@@ -279,9 +304,29 @@ def test_what_is_taken_back_is_saved_all_the_same(trains):
 
     assert trains.run.announcement.step == last.step
     assert not trains.run.announcement.reason.ends_round
-    assert take_back(trains.run) == trains.run
+    assert take_back(trains.run) == trains.run, "once"
     at(trains, last.step, last.step)
     trains.commit(last.step, trains.run.generation, "n0", "n1")
+    assert not safe(trains)
+
+
+def test_what_others_have_announced_is_not_taken_back(trains):
+    at(trains, 110, 110, save_interval_s=1.0)
+    trains.later(2.0)
+    trains.report("n0", "n1")
+
+    assert trains.run.announcement.reason is SaveReason.INTERVAL
+    assert take_back(trains.run) == trains.run
+
+
+def test_a_step_of_an_older_attempt_is_not_the_last_one(trains):
+    last = announce(trains)
+    at(trains, last.step, last.step)
+    trains.commit(last.step, trains.run.generation, "n0", "n1")
+    row = trains.run.checkpoints[0]
+    older = replace(row, id=replace(row.id, generation=trains.run.generation - 1))
+    trains.run = replace(trains.run, checkpoints=(older,))
+
     assert not safe(trains)
 
 
