@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from pathlib import Path
 
 from tests.unit.launcher.test_rank_process import WAIT_S_MAX, Rank, plain, script
 
@@ -24,8 +24,9 @@ SEES = """
 def test_a_warm_standby_has_its_context_and_nothing_else(tmp_path):
     name = script(tmp_path, SEES)
     rank = Rank(tmp_path, name, preload=("torch",), warm_cuda=True)
+    tasks = Path(f"/proc/{rank.process.pid}/task")
     ends_s = time.monotonic() + WAIT_S_MAX
-    while len(os.listdir(f"/proc/{rank.process.pid}/task")) < 2:  # CUDA has threads of its own
+    while len(list(tasks.iterdir())) < 2:  # CUDA has threads of its own
         assert time.monotonic() < ends_s, "no context"
         time.sleep(0.05)
     code, out, err = rank.go()
