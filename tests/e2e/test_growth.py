@@ -23,7 +23,7 @@ from tests.e2e.test_run import END_S_MAX, Launch
 SCRIPT = Path(__file__).with_name("elastic_trainer.py")
 STEPS = 400
 SEEDS = [int(seed) for seed in os.environ.get("HOLDFAST_TEST_SEEDS", "3").split(",")]
-TURNS = 2
+TURNS = 1
 STRIKE_S_MAX = 3.0
 
 

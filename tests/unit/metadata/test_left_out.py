@@ -59,6 +59,33 @@ def test_an_exception_that_only_one_node_has_leaves_it_out_instead_of_ending_the
     assert cluster.view("aa").ending is not None, "it is the script's, since another has it too"
 
 
+def test_what_left_a_node_out_is_remembered_for_the_others():
+    """It was of no round's cause before: killed at first, then by an exception."""
+    cluster = cluster_of("aa", "bb")
+    fail(cluster, "bb", EARLY_MAX - 1)
+    fail(cluster, "bb", 1, "exit code 3")
+    assert cluster.place("bb") is None
+
+    begin(cluster)
+    cluster.fail("aa", "exit code 3")
+
+    assert cluster.view("aa").ending is not None
+
+
+def test_who_is_left_takes_no_pause_for_the_one_that_is_left_out():
+    cluster = cluster_of("aa", "bb", "cc", nodes_max=3)
+    for _ in range(EARLY_MAX):
+        begin(cluster)
+        cluster.fail("bb", KILLED, outside=True)
+    cluster.tick(1.0)
+
+    assert cluster.launch.on
+    assert cluster.place("bb") is None
+    cluster.follow("aa", "cc")
+    cluster.fail("aa", KILLED, outside=True)
+    assert cluster.launch.on, "nor for its failures when another one fails"
+
+
 def test_a_spare_takes_the_place_of_one_that_is_left_out():
     cluster = cluster_of("aa", "bb", "cc", nodes_min=2)
     assert cluster.place("cc") is None
@@ -109,10 +136,11 @@ def test_who_lost_a_peer_is_not_the_bad_one():
         begin(cluster)
         cluster.fail("aa", "RuntimeError: Connection closed by peer", of_peer=True)
         cluster.fail("bb", KILLED, outside=True)
-    begin(cluster)
+    assert "waiting for nodes" in cluster.view("aa").waiting, "the cause is known"
+    cluster.tick(1.0)
 
     assert cluster.place("bb") is None
-    assert cluster.place("aa") is not None
+    assert cluster.place("aa") is not None, "nor does it wait for more than other nodes"
     assert cluster.launch.restarts_at_s == ()
 
 
