@@ -280,6 +280,19 @@ def test_a_cancelled_job_ends_at_once_and_frees_its_gpus_when_they_are_free(worl
     assert world.launches["gpt"].allocation.shares == ()
 
 
+def test_after_a_loss_of_the_schedulers_database_its_numbers_go_on_above_metadatas(world):
+    """As after a backup: metadata would take no allocation with an old number."""
+    job = world.jobs["gpt"]
+    world.jobs["gpt"] = replace(job, number=1, told=1)
+    world.numbers.last = world.launches["gpt"].allocation.number
+    world.turn()
+
+    assert world.jobs["gpt"].number > world.launches["gpt"].allocation.number
+    assert world.jobs["gpt"].parts == job.parts
+    world.settle()
+    assert world.launches["gpt"].allocation.number == world.jobs["gpt"].number
+
+
 def test_a_plan_that_no_job_could_have_changes_nothing(world):
     for wish in ({"a": 3, "b": 2}, {"nowhere": 1}, {"a": -1}):
         world.wish("gpt", **wish)

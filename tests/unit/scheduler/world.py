@@ -155,7 +155,11 @@ class World:
     def turn(self, seconds=0.0):
         self.now_s += seconds
         rounds = {
-            name: Round(number=launch.number, begun=bool(launch.number))
+            name: Round(
+                newest=launch.allocation.number,
+                number=launch.number,
+                begun=bool(launch.number),
+            )
             for name, launch in self.launches.items()
         }
         cluster = Cluster(nodes=self.reported, rounds=rounds if self.metadata_up else None)

@@ -43,6 +43,7 @@ class Followed:
 def follow(job: Job, cluster: Cluster, numbers: Numbers, now_s: float) -> Followed:
     """Return what becomes of a job now."""
     job = replace(job, held=tuple(h for h in job.held if not _is_free(job, h, cluster)))
+    job = _in_step(job, cluster, numbers)
     if job.over:
         return Followed(job)
     if job.cancel:
@@ -61,6 +62,15 @@ def follow(job: Job, cluster: Cluster, numbers: Numbers, now_s: float) -> Follow
         running = moved(begun, State.RUNNING, now_s)
         return Followed(replace(running, began_at_s=running.began_at_s or now_s), good=good)
     return replace(followed, good=good)
+
+
+def _in_step(job: Job, cluster: Cluster, numbers: Numbers) -> Job:
+    """Return the job under a number that counts, if metadata has one that nobody here has given.
+
+    So it is after the scheduler's database was lost, or came back from a backup.
+    """
+    ahead = _round(job, cluster).newest > job.number
+    return replace(job, number=numbers.next()) if ahead else job
 
 
 def _round(job: Job, cluster: Cluster) -> Round:

@@ -173,8 +173,8 @@ class Leader:
         if self._is_due(turn):
             await self._plan(holding, turn)
             turn = await self._take_turn(holding)
-        untold = [job for job in turn.jobs.values() if job.told < job.number]
-        if untold and self._said.rounds is not None:
+        rounds = self._said.rounds
+        if rounds is not None and (untold := _untold(turn, rounds)):
             await self._tell(untold)
 
     async def _take_turn(self, holding: Holding) -> Turn:
@@ -233,6 +233,15 @@ class Leader:
             log.info("the allocation of %s was not taken: %s", job.name, error)
             return False
         return True
+
+
+def _untold(turn: Turn, rounds: Mapping[str, Round]) -> list[Job]:
+    """Return the jobs of whose allocation metadata does not know, or not any more."""
+    return [
+        job
+        for name, job in turn.jobs.items()
+        if job.told < job.number or (job.parts and rounds.get(name, Round()).newest < job.number)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

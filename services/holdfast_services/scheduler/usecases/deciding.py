@@ -107,7 +107,8 @@ def take_turn(statements: Statements, holding: Holding, heard: Heard) -> Turn:
     kept = {one.job.name: one for one in statements.open_jobs()}
     cluster = read_cluster(statements, heard, now_s)
     plan = statements.newest_plan()
-    numbers = Numbers(lease.number)
+    ahead = (found.newest for found in (heard.rounds or {}).values())
+    numbers = Numbers(max(lease.number, *ahead, 0))
     jobs = [one.job for one in kept.values()]
     advanced = advance(jobs, _wishes(plan, jobs), cluster, numbers, now_s)
     for name, job in advanced.jobs.items():
