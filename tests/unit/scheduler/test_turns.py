@@ -282,6 +282,8 @@ def test_a_cancelled_job_ends_at_once_and_frees_its_gpus_when_they_are_free(worl
 
 def test_after_a_loss_of_the_schedulers_database_its_numbers_go_on_above_metadatas(world):
     """As after a backup: metadata would take no allocation with an old number."""
+    world.wish("gpt", a=2, b=2)
+    world.settle()
     job = world.jobs["gpt"]
     world.jobs["gpt"] = replace(job, number=1, told=1)
     world.numbers.last = world.launches["gpt"].allocation.number
