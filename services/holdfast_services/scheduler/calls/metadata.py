@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.core import hints
@@ -25,11 +25,12 @@ CALLS_MAX = 8
 class Metadata:
     """The metadata service at ``address``, by gRPC's ``host:port``; it says where its REST is.
 
-    Calls block threads, of which there are at most ``CALLS_MAX`` at once.
+    Calls block threads, of which there are at most ``CALLS_MAX`` at once. ``find`` asks it.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, find: Callable[[str], str] = rest.url_of_metadata) -> None:
         self._address = address
+        self._find = find
         self._url = ""
         self._calls = asyncio.Semaphore(CALLS_MAX)
 
@@ -67,7 +68,7 @@ class Metadata:
             return await asyncio.to_thread(self._answer, method, path, body)
 
     def _answer(self, method: str, path: str, body: Any) -> Any:
-        url = self._url or rest.url_of_metadata(self._address)
+        url = self._url or self._find(self._address)
         try:
             answer = rest.ask(method, f"{url}/api/v1{path}", body, timeout_s=TIMEOUT_S)
         except UnavailableError:

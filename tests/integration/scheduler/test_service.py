@@ -1,0 +1,306 @@
+"""The scheduler over real databases: what becomes of jobs, whoever is killed, doubled or away."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.integration.scheduler.cluster import Cluster
+
+from holdfast.core.executions import ExecutorReport, ExecutorRequest, Outcome
+from holdfast.errors import (
+    AlreadyExistsError,
+    ExhaustedError,
+    NotFoundError,
+    PreconditionError,
+    StaleGenerationError,
+    UnavailableError,
+)
+from holdfast_services.scheduler.domain.job import State
+from holdfast_services.scheduler.domain.orders import allocation
+from holdfast_services.scheduler.usecases import deciding
+from holdfast_services.scheduler.usecases.deciding import Heard
+
+
+async def test_a_job_is_planned_granted_allocated_started_and_ends(database_url, tmp_path):
+    """F95, F101, F105; each node has the GPUs that the plan says, and metadata was told."""
+    async with Cluster(database_url, tmp_path, a=1, b=1) as cluster:
+        scheduler = cluster.scheduler()
+        job = await cluster.train(scheduler, "gpt", 2)
+        launch = (await cluster.metadata.read(lambda c: c.launches()))[0]
+        assert launch.allocated == job.number
+        assert {m.node: m.devices for m in launch.members} == {"a": (0,), "b": (0,)}
+
+        for node in cluster.nodes.values():
+            (key,) = node.launchers
+            await node.say(key, finished=True)
+        ended = await cluster.until_state("gpt", State.ENDED)
+
+        async def settled():
+            return (await scheduler.job("gpt")).settled
+
+        await cluster.until(settled, "all of it is free")
+        assert not await cluster.metadata.read(lambda c: c.launches())
+        assert [entry.state.value for entry in ended.history] == [
+            "queued", "starting", "running", "ended",
+        ]  # fmt: skip
+
+
+async def test_who_comes_next_gets_the_gpus_once_they_are_free(database_url, tmp_path):
+    async with Cluster(database_url, tmp_path, a=1) as cluster:
+        scheduler = cluster.scheduler()
+        await cluster.train(scheduler, "first")
+        await scheduler.submit("second")
+        await cluster.nodes["a"].live(scheduler)
+        assert (await scheduler.job("second")).state is State.QUEUED
+
+        await scheduler.cancel("first")
+        await cluster.until_state("second", State.RUNNING)
+        assert (await scheduler.job("first")).state is State.CANCELLED
+
+
+async def test_the_same_submission_twice_is_one_and_another_is_refused(database_url, tmp_path):
+    async with Cluster(database_url, tmp_path, a=1) as cluster:
+        scheduler = cluster.scheduler(starts=False)
+        first = await scheduler.submit("gpt")
+        again = await scheduler.submit("gpt")
+        assert first == again
+        with pytest.raises(AlreadyExistsError, match="gpt is queued, with another spec"):
+            await scheduler.submit("gpt", 1, 8)
+        await cluster.nodes["a"].live(scheduler)
+        with pytest.raises(ExhaustedError, match=r"1 nodes x 1 = 1"):
+            await scheduler.submit("wide", 2)
+        with pytest.raises(NotFoundError, match="no job nowhere"):
+            await scheduler.cancel("nowhere")
+        await scheduler.cancel("gpt")
+        scheduler.leader.start()
+        await cluster.until_state("gpt", State.CANCELLED)
+        with pytest.raises(PreconditionError, match="gpt is cancelled"):
+            await scheduler.cancel("gpt")
+        await cluster.train(scheduler, "gpt")
+
+
+async def test_of_two_schedulers_one_plans_and_the_other_goes_on_when_it_is_killed(
+    database_url, tmp_path, monkeypatch
+):
+    """The second answers requests all the while; a killed one is waited for as long as a lease."""
+    monkeypatch.setattr(deciding, "LEASE_S", 2.0)
+    monkeypatch.setattr(deciding, "RENEW_S", 1.5)
+    async with Cluster(database_url, tmp_path, a=1, b=1) as cluster:
+        first = cluster.scheduler("s1")
+        await cluster.train(first, "gpt")
+        second = cluster.scheduler("s2")
+        await second.submit("next")
+        await cluster.until_state("next", State.RUNNING, second)
+        lease = await second.lease()
+        assert (lease.holder, lease.fence) == ("s1", 1)
+
+        cluster.schedulers.remove(first)
+        await first.kill()
+        await second.cancel("gpt")
+        await second.submit("third")
+        await cluster.until_state("third", State.RUNNING, second)
+        lease = await second.lease()
+        assert (lease.holder, lease.fence) == ("s2", 2)
+        assert (await second.job("next")).state is State.RUNNING
+
+
+async def test_one_that_was_stopped_and_wakes_up_changes_nothing(database_url, tmp_path):
+    """It holds a fence of before: a plan of its own, a grant, an allocation are all refused."""
+    async with Cluster(database_url, tmp_path, a=1) as cluster:
+        old = cluster.scheduler("s1", starts=False)
+        holding = await old.transactions.write(lambda s: deciding.hold(s, "s1"))
+        await old.transactions.write(lambda s: deciding.give_up(s, holding))
+        new = cluster.scheduler("s2")
+        job = await cluster.train(new, "gpt")
+
+        heard = Heard(rounds={}, agents={}, for_s=0.0)
+        plan = await new.transactions.read(lambda s: s.newest_plan())
+        for decide in (
+            lambda s: deciding.take_turn(s, holding, heard),
+            lambda s: deciding.keep_plan(s, holding, plan),
+        ):
+            with pytest.raises(StaleGenerationError, match="another scheduler plans: s2"):
+                await old.transactions.write(decide)
+        stale = replace(allocation(job), number=job.number - 1, shares=())
+        with pytest.raises(StaleGenerationError, match=f"has allocation {job.number}"):
+            await old.metadata.allocate("gpt", stale)
+        assert (await new.job("gpt")).state is State.RUNNING
+
+
+@pytest.mark.parametrize("at", ["planned", "granted", "told"])
+async def test_whoever_comes_after_a_killed_scheduler_goes_on_where_it_was(
+    database_url, tmp_path, at, monkeypatch
+):
+    """Killed between plan and grant, grant and allocation, allocation and orders; twice."""
+    monkeypatch.setattr(deciding, "LEASE_S", 0.5)
+    monkeypatch.setattr(deciding, "RENEW_S", 0.4)
+    async with Cluster(database_url, tmp_path, a=1, b=1) as cluster:
+        idle = cluster.scheduler("idle", starts=False)
+        for node in cluster.nodes.values():
+            await node.live(idle)
+        await idle.submit("gpt", 2)
+        for life in ("s1", "s2"):
+            doomed = cluster.scheduler(life, starts=False)
+            await killed_at(doomed, at)
+        last = cluster.scheduler("s3")
+        job = await cluster.until_state("gpt", State.RUNNING, last)
+
+        assert job.shares == {"a": 1, "b": 1}
+        assert job.outside_at_s == ()
+        assert (await last.lease()).fence >= 3
+
+
+async def killed_at(scheduler, at):
+    """Have a scheduler decide up to a point, and no further."""
+    leader = scheduler.leader
+    died = asyncio.Event()
+
+    async def die(*_args):
+        died.set()
+        await asyncio.Event().wait()
+
+    if at == "planned":
+        calls = []
+        take = leader._take_turn
+
+        async def second_turn(holding):
+            calls.append(1)
+            return await (take(holding) if len(calls) == 1 else die())
+
+        leader._take_turn = second_turn
+    elif at == "granted":
+        leader._tell = die
+    else:
+        told = deciding.note_told
+        leader._orders_changed = lambda: None
+        write = scheduler.transactions.write
+
+        async def writing(use_case):
+            answer = await write(use_case)
+            kept = await scheduler.transactions.read(lambda s: s.job("gpt"))
+            if kept.job.told:
+                await die()
+            return answer
+
+        assert told
+        scheduler.transactions.write = writing
+    leader.start()
+
+    async def wait():
+        while not died.is_set():
+            kept = await scheduler.transactions.read(lambda s: s.job("gpt"))
+            if kept.job.told and at != "planned":
+                return
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(wait(), 30)
+    for task in leader._tasks:
+        task.cancel()
+    await asyncio.wait(leader._tasks)
+    leader._holding = None
+
+
+async def test_half_a_start_is_none_and_the_script_is_told_by_its_message(database_url, tmp_path):
+    """An executor that fails half-way: all or nothing, and the job begins again (F98)."""
+    async with Cluster(database_url, tmp_path, a=1, b=1) as cluster:
+        scheduler = cluster.scheduler()
+        cluster.nodes["b"].fails = {"gpt": Outcome.KILLED}
+        await scheduler.submit("gpt", 2)
+
+        async def refused():
+            return "killed here" in (await scheduler.job("gpt")).message
+
+        await cluster.until(refused, "its start has failed")
+        cluster.nodes["b"].fails = {}
+        job = await cluster.until_state("gpt", State.RUNNING)
+        assert len(job.outside_at_s) >= 1
+
+        await cluster.nodes["a"].end("gpt", Outcome.FAILED, 1, "rank 0: ValueError: bad batch")
+        failed = await cluster.until_state("gpt", State.FAILED)
+        assert failed.message == "rank 0: ValueError: bad batch"
+
+
+async def test_while_metadata_is_out_jobs_go_on_and_people_are_told_since_when(
+    database_url, tmp_path
+):
+    """P4. What is submitted meanwhile starts once it is back."""
+    async with Cluster(database_url, tmp_path, a=1, b=1) as cluster:
+        scheduler = cluster.scheduler()
+        before = await cluster.train(scheduler, "gpt")
+        await cluster.silence()
+
+        async def out():
+            return (await scheduler.lease()).metadata_out_since_s > 0
+
+        await cluster.until(out, "it is noticed")
+        await scheduler.submit("next")
+        for _ in range(5):
+            for node in cluster.nodes.values():
+                await node.live(scheduler)
+            await asyncio.sleep(0.1)
+        assert (await scheduler.job("gpt")).parts == before.parts
+        assert (await scheduler.job("gpt")).state is State.RUNNING
+        assert (await scheduler.job("next")).told == 0
+
+        cluster._rest = type(cluster._rest)(f"127.0.0.1:{cluster._rest.url.rpartition(':')[2]}")
+        await cluster.serve()
+        await cluster.until_state("next", State.RUNNING)
+        assert (await scheduler.lease()).metadata_out_since_s == 0
+
+
+async def test_a_node_has_one_executor_and_its_report_counts_by_its_number(database_url, tmp_path):
+    async with Cluster(database_url, tmp_path, a=1) as cluster:
+        scheduler = cluster.scheduler(starts=False)
+        ask = scheduler.executors.ask
+        mine = ExecutorReport(executor="1" * 32, sequence=5, gpus=4)
+        await ask("a", ExecutorRequest(report=mine))
+        await ask("a", ExecutorRequest(report=replace(mine, sequence=4, gpus=9)))
+        (row,) = await scheduler.transactions.read(lambda s: s.executors())
+        assert row.report.gpus == 4
+
+        other = ExecutorRequest(report=replace(mine, executor="2" * 32))
+        with pytest.raises(AlreadyExistsError, match="node a has another executor"):
+            await ask("a", other)
+        await scheduler.executors.leave("a", "1" * 32)
+        await ask("a", other)
+
+
+async def test_a_thousand_jobs_at_once(database_url, tmp_path):
+    """Each is taken on, and planned in one go; nothing waits for what it does not need."""
+    async with Cluster(database_url, tmp_path, a=4) as cluster:
+        scheduler = cluster.scheduler()
+        await cluster.nodes["a"].live(scheduler)
+        await asyncio.gather(*(scheduler.submit(f"job-{n:04}") for n in range(1000)))
+
+        async def running():
+            kept = await scheduler.transactions.read(lambda s: s.open_jobs())
+            return sum(one.job.state is State.RUNNING for one in kept) == 4 and len(kept) == 1000
+
+        await cluster.until(running, "as many run as there are GPUs")
+        plan = await scheduler.transactions.read(lambda s: s.newest_plan())
+        assert len(plan.by_job) == 1000
+        assert plan.took_s < 60
+
+
+async def test_a_database_that_is_away_ends_nothing(own_postgres, own_url, tmp_path):
+    """Executors are told that nobody answers, and keep what they run; then all goes on (P4)."""
+    async with Cluster(own_url, tmp_path, a=1, b=1) as cluster:
+        scheduler = cluster.scheduler()
+        before = await cluster.train(scheduler, "gpt")
+        own_postgres.stop()
+        try:
+            request = ExecutorRequest(report=replace(cluster.nodes["a"].report, sequence=1000))
+            with pytest.raises(UnavailableError):
+                await scheduler.executors.ask("a", request)
+            assert cluster.nodes["a"].launchers
+        finally:
+            own_postgres.start()
+        cluster.nodes["a"].report = replace(cluster.nodes["a"].report, sequence=2000)
+        await scheduler.submit("next")
+        await cluster.until_state("next", State.RUNNING)
+
+        job = await scheduler.job("gpt")
+        assert job.parts == before.parts
+        assert job.state is State.RUNNING
