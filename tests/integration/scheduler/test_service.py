@@ -152,54 +152,72 @@ async def test_whoever_comes_after_a_killed_scheduler_goes_on_where_it_was(
         assert (await last.lease()).fence >= 3
 
 
+def have_it_die(scheduler, at, die):
+    """Put ``die`` in the way of what comes next at that point."""
+    leader = scheduler.leader
+    take, write, calls = leader._take_turn, scheduler.transactions.write, []
+
+    async def second_turn(holding):
+        calls.append(1)
+        return await (take(holding) if len(calls) == 1 else die())
+
+    async def writing(use_case):
+        answer = await write(use_case)
+        kept = await scheduler.transactions.read(lambda s: s.job("gpt"))
+        return await die() if kept.job.told else answer
+
+    if at == "planned":
+        leader._take_turn = second_turn
+    elif at == "granted":
+        leader._tell = die
+    else:
+        leader._orders_changed = lambda: None
+        scheduler.transactions.write = writing
+
+
 async def killed_at(scheduler, at):
     """Have a scheduler decide up to a point, and no further."""
-    leader = scheduler.leader
-    died = asyncio.Event()
+    leader, died = scheduler.leader, asyncio.Event()
 
     async def die(*_args):
         died.set()
         await asyncio.Event().wait()
 
-    if at == "planned":
-        calls = []
-        take = leader._take_turn
-
-        async def second_turn(holding):
-            calls.append(1)
-            return await (take(holding) if len(calls) == 1 else die())
-
-        leader._take_turn = second_turn
-    elif at == "granted":
-        leader._tell = die
-    else:
-        told = deciding.note_told
-        leader._orders_changed = lambda: None
-        write = scheduler.transactions.write
-
-        async def writing(use_case):
-            answer = await write(use_case)
-            kept = await scheduler.transactions.read(lambda s: s.job("gpt"))
-            if kept.job.told:
-                await die()
-            return answer
-
-        assert told
-        scheduler.transactions.write = writing
+    DEATHS[at](scheduler, die)
     leader.start()
-
-    async def wait():
-        while not died.is_set():
-            kept = await scheduler.transactions.read(lambda s: s.job("gpt"))
-            if kept.job.told and at != "planned":
-                return
-            await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(wait(), 30)
+    await asyncio.wait_for(died.wait(), 30)
     for task in leader._tasks:
         task.cancel()
     await asyncio.wait(leader._tasks)
-    leader._holding = None
+    leader._holding = None  # what it knew has gone with it
+
+
+def before_its_grant(scheduler, die):
+    turns = []
+    take = scheduler.leader._take_turn
+
+    async def take_turn(holding):
+        turns.append(holding)
+        return await (take(holding) if len(turns) == 1 else die())
+
+    scheduler.leader._take_turn = take_turn
+
+
+def before_its_allocation(scheduler, die):
+    scheduler.leader._tell = die
+
+
+def before_its_orders(scheduler, die):
+    write = scheduler.transactions.write
+
+    async def writing(use_case):
+        answer = await write(use_case)
+        return answer if (await scheduler.job("gpt")).told == 0 else await die()
+
+    scheduler.transactions.write = writing
+
+
+DEATHS = {"planned": before_its_grant, "granted": before_its_allocation, "told": before_its_orders}
 
 
 async def test_half_a_start_is_none_and_the_script_is_told_by_its_message(database_url, tmp_path):
