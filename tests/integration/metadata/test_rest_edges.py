@@ -118,12 +118,11 @@ async def test_a_database_that_takes_no_writes_is_not_ready(database_url, kit):
             await until(200)
             engine = service._engine
 
-            @sqlalchemy.event.listens_for(engine, "connect")
-            def refuse(connection, _):
+            @sqlalchemy.event.listens_for(engine, "checkout")
+            def refuse(connection, *_):
                 connection.cursor().execute(read_only[engine.dialect.name])
                 connection.commit()
 
-            engine.dispose()
             refused = await until(503)
             others = [await http.get(path) for path in ("/healthz", "/api/v1/jobs")]
 
