@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.state import State
     from holdfast.state.dataloaders import ResumableLoader
     from holdfast.state.frozen import frozen
+    from holdfast.state.iterables import ElasticIterable
     from holdfast.state.kinds import register_handler
     from holdfast.state.samplers import ElasticSampler
     from holdfast.state.sections import Section
@@ -38,6 +39,7 @@ __all__ = [
     "Auto",
     "Checkpointer",
     "Decided",
+    "ElasticIterable",
     "ElasticSampler",
     "EverySeconds",
     "EverySteps",
@@ -64,6 +66,7 @@ _HOME = {
     "Decided": "holdfast.checkpointer",
     "Restored": "holdfast.checkpointer",
     "SaveHandle": "holdfast.checkpointer",
+    "ElasticIterable": "holdfast.state.iterables",
     "ElasticSampler": "holdfast.state.samplers",
     "ResumableLoader": "holdfast.state.dataloaders",
     "Section": "holdfast.state.sections",

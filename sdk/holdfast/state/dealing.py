@@ -99,9 +99,9 @@ class Dealt:
         """Return it as plain data of a state."""
         return asdict(self) | {"tail": self.tail.value}
 
-    def used_after(self, batches: int) -> int:
-        """Return how much is used once each rank was given so many batches."""
-        return self.deal().used(batches, self.batch_size, drop_last=self.drop_last)
+    def after(self, batches: int) -> dict[str, object]:
+        """Return what of the value is another one once each rank was given so many batches."""
+        return {"used": self.deal().used(batches, self.batch_size, drop_last=self.drop_last)}
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Dealt:
@@ -115,6 +115,12 @@ class Dealt:
             return cls(**{**value, **held})
         except (KeyError, TypeError, ValueError) as cause:
             raise ManifestError(f"this does not say how samples were dealt out: {value}") from cause
+
+    @property
+    def batches(self) -> int:
+        """How many batches this rank has."""
+        count = len(self.deal().places(self.rank))
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
     def deal(self) -> Deal:
         """Return the deal that this rank has a part of."""

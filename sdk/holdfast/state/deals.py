@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch.utils.data import (
@@ -23,8 +23,51 @@ from torch.utils.data import (
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state import rng
 from holdfast.state.dealing import Dealt, Order, Tail
+from holdfast.state.iterables import ElasticIterable
+from holdfast.state.lane_deals import DealtLanes, LaneDeals
 from holdfast.state.loader_makes import is_torchdatas
 from holdfast.state.samplers import ElasticSampler, check_order, order_of, rest_of, tail_of
+
+Dealing: TypeAlias = Dealt | DealtLanes
+"""What an iterator deals out."""
+
+
+class Swap(Protocol):
+    """Something that stands in the place of a loader's own, until its next iterator has it."""
+
+    def is_taken_by(self, iterator: object) -> bool:
+        """Tell whether an iterator has it, so that it need not stay."""
+
+    def back(self) -> None:
+        """Put the loader's own back."""
+
+
+class Deals(Protocol):
+    """How the epochs of a loader are dealt out."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks share the order."""
+
+    @property
+    def begins_at_once(self) -> bool:
+        """Whether its iterator asks for samples when it is made, not with the first batch."""
+
+    def begun(self, *, alone: bool, made: rng.Stream, first: rng.Stream | None) -> Dealing | None:
+        """Return what the newest iterator deals out; None: its order is not known."""
+
+    def read(self, saved: Mapping[str, Any]) -> Dealing:
+        """Return what was saved."""
+
+    def rest(self, saved: Mapping[str, Any], *, alone: bool) -> Dealing:
+        """Return what is to be dealt out here of what was saved."""
+
+    def is_dealt_anew(self, saved: Mapping[str, Any], here: Any) -> bool:
+        """Tell whether what was saved cannot just be gone on with."""
+
+    def swap(self, dealt: Any) -> Swap:
+        """Let the next iterator of the loader deal out ``dealt``, not what its own parts say."""
+
 
 ALONE = "one rank"
 """Of an order: that of torch's own samplers on a single rank, with the seed that was drawn."""
@@ -81,12 +124,24 @@ class SamplerDeals:
             _draw(generator)
         return _draw(generator)
 
-    def rest(self, saved: Dealt, *, alone: bool) -> Dealt:
+    @property
+    def begins_at_once(self) -> bool:
+        """Whether its iterator asks for indices when it is made, not with the first batch."""
+        return bool(self._loader.num_workers)
+
+    def read(self, saved: Mapping[str, Any]) -> Dealt:
+        """Return what was saved."""
+        return Dealt.of(saved)
+
+    def rest(self, value: Mapping[str, Any], *, alone: bool) -> Dealt:
         """Return what is to be dealt out here of what was saved.
 
         Raises:
             InvalidRequestError: the order here is another one, or not known.
         """
+        if "lanes" in value:
+            raise InvalidRequestError(not_shared(self._loader, value["ranks"]))
+        saved = Dealt.of(value)
         by_torch = saved.order.of in ("", ALONE)
         if self._shared is not None and saved.order.of == ALONE:
             here = replace(saved.order, length=order_of(self._shared).length)
@@ -99,16 +154,21 @@ class SamplerDeals:
         check_order(saved.order, here)
         return self._dealt(saved.order, saved.used)
 
-    def swap(self, dealt: Dealt) -> Swap:
+    def is_dealt_anew(self, saved: Mapping[str, Any], here: Dealt) -> bool:
+        """Tell whether what was saved cannot just be gone on with."""
+        value = here.value()
+        return any(saved[name] != value[name] for name in _MAKE)
+
+    def swap(self, dealt: Dealt) -> SamplerSwap:
         """Let the next iterator of the loader deal out ``dealt``, and not what its sampler says.
 
         It is to be swapped back when its first batch is there: some ask for it that late.
         """
         rest = self._rest(dealt)
         if self._batches is None:
-            return Swap(self._loader, "sampler", rest, rest)
+            return SamplerSwap(self._loader, "sampler", rest, rest)
         batches = type(self._batches)(rest, dealt.batch_size, dealt.drop_last)
-        return Swap(self._loader, "batch_sampler", batches, rest)
+        return SamplerSwap(self._loader, "batch_sampler", batches, rest)
 
     def _rest(self, dealt: Dealt) -> ElasticSampler:
         order, shared = dealt.order, self._shared
@@ -136,7 +196,7 @@ class SamplerDeals:
         )
 
 
-class Swap:
+class SamplerSwap:
     """A part of a loader that stands in the place of its own."""
 
     def __init__(
@@ -166,17 +226,14 @@ class Swap:
             )
 
 
-def deals_of(loader: DataLoader[Any]) -> SamplerDeals | None:
+def deals_of(loader: DataLoader[Any]) -> Deals | None:
     """Return how the epochs of a loader are dealt out; None: only its own code knows."""
+    if isinstance(loader.dataset, ElasticIterable):
+        return LaneDeals(loader, loader.dataset)
     if isinstance(loader.dataset, IterableDataset):
         return None
     sampler, _ = _samplers(loader)
     return SamplerDeals(loader) if _is_shared(sampler) or _is_whole(sampler) else None
-
-
-def is_dealt_anew(saved: Mapping[str, Any], here: Dealt) -> bool:
-    """Tell whether what was saved cannot just be gone on with."""
-    return any(saved[name] != value for name, value in here.value().items() if name in _MAKE)
 
 
 def check_agreed(path: str, trees: Mapping[int, Any]) -> None:

@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader
 
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state import rng
-from holdfast.state.dealing import Dealt
-from holdfast.state.deals import ALONE, Swap, deals_of, is_dealt_anew, not_known, not_shared, told
+from holdfast.state.deals import ALONE, Dealing, Deals, Swap, deals_of, not_known, not_shared, told
 from holdfast.state.loader_makes import (
     check_loader,
     check_make,
@@ -119,8 +118,8 @@ class Position:
         self._current: weakref.ref[Epoch] | None = None
         self._resume: dict[str, Any] | None = None
         self._may_deal = deals
-        self._deals = None if beside or not deals else deals_of(loader)
-        self._rest: Dealt | None = None
+        self._deals: Deals | None = None if beside or not deals else deals_of(loader)
+        self._rest: Dealing | None = None
         self._is_dealt_anew = False
         self._swap: Swap | None = None
 
@@ -149,8 +148,8 @@ class Position:
             else:
                 rng.put(before)
         self._current = weakref.ref(epoch)
-        if self._loader.num_workers:
-            self.note_deal(epoch)  # they have asked for their first indices
+        if self._deals is not None and self._deals.begins_at_once:
+            self.note_deal(epoch)
         return epoch
 
     def note_deal(self, epoch: Epoch) -> None:
@@ -258,8 +257,8 @@ class Position:
         if saved is not None and (alone or shared or not own):
             if self._deals is None:
                 raise InvalidRequestError(not_shared(self._loader, saved["ranks"]))
-            self._rest = self._deals.rest(Dealt.of(saved), alone=alone)
-            alike = alike and not is_dealt_anew(saved, self._rest)
+            self._rest = self._deals.rest(saved, alone=alone)
+            alike = alike and not self._deals.is_dealt_anew(saved, self._rest)
             return not (alike and is_made_alike(self._loader, *state["make"]))
         if shared and "dealt" in state:
             if state["count"]:
@@ -306,8 +305,8 @@ class Position:
         rng.put(resume["stream"])
         epoch = Epoch(self, made=resume["made"], stream=resume["stream"])
         epoch.anew = resume.get("anew", False)
-        if resume.get("dealt"):
-            epoch.dealt = Dealt.of(resume["dealt"])
+        if resume.get("dealt") and self._deals is not None:
+            epoch.dealt = self._deals.read(resume["dealt"])
         if own is None:
             epoch.inner = self._made_of(epoch)
             first = resume["first"] if resume["count"] else None
@@ -345,7 +344,7 @@ class Epoch:
         self.count = 0
         self.failed: list[int] = []
         self.ended = False
-        self.dealt: Dealt | None = None
+        self.dealt: Dealing | None = None
         self._dealt_value: dict[str, object] | None = None
         self.anew = False
         self._owner = owner
@@ -370,14 +369,15 @@ class Epoch:
             return None
         if self._dealt_value is None:
             self._dealt_value = self.dealt.value()
-        return {**self._dealt_value, "used": self.dealt.used_after(self.count)}
+        return {**self._dealt_value, **self.dealt.after(self.count)}
 
     def is_used_up(self) -> bool:
         """Tell whether as many batches were drawn as the loader says that it has."""
         try:
-            return self.count >= len(self.inner) > 0
+            whole = self.dealt.batches if self.dealt is not None else len(self.inner)
         except (AttributeError, TypeError):
             return False  # an iterable dataset need not know
+        return self.count >= whole > 0
 
     def skip(self, count: int, first: rng.Stream | None, failed: Collection[int]) -> None:
         """Draw and drop ``count`` batches, of which ``failed`` may fail again.
