@@ -47,8 +47,8 @@ async def test_a_job_is_planned_granted_allocated_started_and_ends(database_url,
         ]  # fmt: skip
 
 
-async def test_who_comes_next_gets_the_gpus_once_they_are_free(database_url, tmp_path):
-    async with Cluster(database_url, tmp_path, a=1) as cluster:
+async def test_who_comes_next_gets_the_gpus_once_they_are_free(sqlite_url, tmp_path):
+    async with Cluster(sqlite_url, tmp_path, a=1) as cluster:
         scheduler = cluster.scheduler()
         await cluster.train(scheduler, "first")
         await scheduler.submit("second")
@@ -82,12 +82,12 @@ async def test_the_same_submission_twice_is_one_and_another_is_refused(database_
 
 
 async def test_of_two_schedulers_one_plans_and_the_other_goes_on_when_it_is_killed(
-    database_url, tmp_path, monkeypatch
+    sqlite_url, tmp_path, monkeypatch
 ):
     """The second answers requests all the while; a killed one is waited for as long as a lease."""
     monkeypatch.setattr(deciding, "LEASE_S", 2.0)
     monkeypatch.setattr(deciding, "RENEW_S", 1.5)
-    async with Cluster(database_url, tmp_path, a=1, b=1) as cluster:
+    async with Cluster(sqlite_url, tmp_path, a=1, b=1) as cluster:
         first = cluster.scheduler("s1")
         await cluster.train(first, "gpt")
         second = cluster.scheduler("s2")
@@ -220,9 +220,9 @@ def before_its_orders(scheduler, die):
 DEATHS = {"planned": before_its_grant, "granted": before_its_allocation, "told": before_its_orders}
 
 
-async def test_half_a_start_is_none_and_the_script_is_told_by_its_message(database_url, tmp_path):
+async def test_half_a_start_is_none_and_the_script_is_told_by_its_message(sqlite_url, tmp_path):
     """An executor that fails half-way: all or nothing, and the job begins again (F98)."""
-    async with Cluster(database_url, tmp_path, a=1, b=1) as cluster:
+    async with Cluster(sqlite_url, tmp_path, a=1, b=1) as cluster:
         scheduler = cluster.scheduler()
         cluster.nodes["b"].fails = {"gpt": Outcome.KILLED}
         await scheduler.submit("gpt", 2)
@@ -241,10 +241,10 @@ async def test_half_a_start_is_none_and_the_script_is_told_by_its_message(databa
 
 
 async def test_while_metadata_is_out_jobs_go_on_and_people_are_told_since_when(
-    database_url, tmp_path
+    sqlite_url, tmp_path
 ):
     """P4. What is submitted meanwhile starts once it is back."""
-    async with Cluster(database_url, tmp_path, a=1, b=1) as cluster:
+    async with Cluster(sqlite_url, tmp_path, a=1, b=1) as cluster:
         scheduler = cluster.scheduler()
         before = await cluster.train(scheduler, "gpt")
         await cluster.silence()
@@ -285,9 +285,9 @@ async def test_a_node_has_one_executor_and_its_report_counts_by_its_number(datab
         await ask("a", other)
 
 
-async def test_a_thousand_jobs_at_once(database_url, tmp_path):
+async def test_a_thousand_jobs_at_once(sqlite_url, tmp_path):
     """Each is taken on, and planned in one go; nothing waits for what it does not need."""
-    async with Cluster(database_url, tmp_path, a=4) as cluster:
+    async with Cluster(sqlite_url, tmp_path, a=4) as cluster:
         scheduler = cluster.scheduler()
         await cluster.nodes["a"].live(scheduler)
         await asyncio.gather(*(scheduler.submit(f"job-{n:04}") for n in range(1000)))
