@@ -165,22 +165,6 @@ def test_each_sample_is_used_once_in_each_epoch_whatever_ranks_come_and_go(make,
             assert len(expected) - most < len(seen)
 
 
-@given(make=MAKES, attempts=ATTEMPTS, names=st.booleans())
-def test_uneven_it_is_exactly_once_with_nothing_repeated_and_nothing_left(make, attempts, names):
-    """F81: ``even=False``, for evaluation and DDP's join; also if nobody calls ``set_epoch``."""
-    make = replace(
-        make, kind=ElasticSampler, drop=False, drop_batch=False, even=False, names_epochs=names
-    )
-    job = Job()
-    for ranks, batch_size, steps in attempts:
-        job.attempt(replace(make, ranks=ranks, batch_size=batch_size), steps)
-    job.attempt(replace(make, ranks=ranks, batch_size=batch_size))
-
-    assert [job.in_order(epoch) for epoch in range(EPOCHS)] == [
-        order(make, epoch) for epoch in range(EPOCHS)
-    ]
-
-
 @given(
     length=st.integers(0, 60),
     ranks=st.integers(1, 9),
