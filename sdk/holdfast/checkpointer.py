@@ -192,8 +192,8 @@ class Checkpointer:
         start = launch.start(os.environ, self._place, fresh=self._fresh, step=step)
         timeout_s = timeout(os.environ)
         self._capture.check()
-        self._saver = self._join(timeout_s, start)
         try:
+            self._saver = self._join(timeout_s, start)
             self._decided = decide(
                 self._session,
                 self._saver.arena,
@@ -260,7 +260,7 @@ class Checkpointer:
                 expected=expected,
                 admit_whole=self._admit_whole,
             )
-        except CheckpointError:
+        except (CheckpointError, KeyboardInterrupt):
             self._end(FAILED_CLOSE_S_MAX)
             raise
         self._capture.forget()

@@ -15,6 +15,7 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.node_view import Committed
 from holdfast.core.reports import StepNote
 from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
+from holdfast.training.session import AgentSession
 
 from .harness import RUN, reported, until
 
@@ -164,15 +165,25 @@ def test_slots_that_no_rank_can_have_are_refused_by_name(slots):
         holdfast.Checkpointer("job", {"model": torch.nn.Linear(1, 1)}, slots=slots)
 
 
-def test_ctrl_c_while_a_restore_waits_ends_the_session(node, catalogue, monkeypatch):
-    """A script that goes on makes another; it is not told that a catalogue was lost."""
+@pytest.mark.parametrize("when", ["registering", "registered", "waiting"])
+def test_ctrl_c_while_a_restore_waits_ends_the_session(node, catalogue, monkeypatch, when):
+    """Wherever it was. A script that goes on makes another; no catalogue is said to be lost."""
     a = node("a")
     reported(catalogue, "a")
     monkeypatch.setenv("HOLDFAST_AGENT", str(a.socket))
     ck = holdfast.Checkpointer("job", {"model": torch.nn.Linear(4, 4)}, replicas=0)
+    ended = threading.Event()
+    if when == "registering":
+        catalogue.stop()
+    if when == "registered":
+        start = AgentSession.start
+        monkeypatch.setattr(AgentSession, "start", lambda *args: ended.wait(60) or start(*args))
 
     def interrupt():
-        until(lambda: a.dump()["sessions"], "the session")
+        if when == "registering":
+            until((a.arena / "sessions" / ck._session.id).exists, "the session's lock")
+        else:
+            until(lambda: a.dump()["sessions"], "the session")
         os.kill(os.getpid(), signal.SIGINT)
 
     other = threading.Thread(target=interrupt)
@@ -183,6 +194,7 @@ def test_ctrl_c_while_a_restore_waits_ends_the_session(node, catalogue, monkeypa
             ck.restore()
     finally:
         signal.signal(signal.SIGINT, before)
+        ended.set()
     other.join()
 
     assert not any(session["live"] for session in a.dump()["sessions"].values())
