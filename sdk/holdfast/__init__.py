@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer, Decided, Restored, SaveHandle
+    from holdfast.guards import RefuseNonFinite
     from holdfast.oneshot import Loaded, load, save
     from holdfast.policy import (
         AnyOf,
@@ -45,6 +46,7 @@ __all__ = [
     "Never",
     "OnPreemption",
     "Parity",
+    "RefuseNonFinite",
     "Replicas",
     "Restored",
     "ResumableLoader",
@@ -65,6 +67,7 @@ _HOME = {
     "Restored": "holdfast.checkpointer",
     "SaveHandle": "holdfast.checkpointer",
     "ElasticSampler": "holdfast.state.samplers",
+    "RefuseNonFinite": "holdfast.guards",
     "ResumableLoader": "holdfast.state.dataloaders",
     "Section": "holdfast.state.sections",
     "State": "holdfast.state",

@@ -21,7 +21,8 @@ from typing import Literal, Self
 from holdfast.core.announcements import SaveReason
 from holdfast.core.decision import Start
 from holdfast.core.ids import job_name, node_name, step_number
-from holdfast.errors import CheckpointError, ExhaustedError, InvalidRequestError, PreconditionError
+from holdfast.errors import CheckpointError, ExhaustedError, PreconditionError
+from holdfast.guards import RefuseNonFinite, checked_guard
 from holdfast.policy import (
     Parity,
     Policy,
@@ -38,7 +39,7 @@ from holdfast.policy import (
 from holdfast.state.capture import Capture
 from holdfast.state.left_out import check_follows
 from holdfast.training import launch
-from holdfast.training.job_terms import Terms
+from holdfast.training.job_terms import Terms, check_arguments
 from holdfast.training.naming import Naming, Scope
 from holdfast.training.preemption import Preemption
 from holdfast.training.progress import Progress
@@ -89,6 +90,7 @@ class Checkpointer:
         slots: Slots of memory that each rank saves into, 2 to 16: one holds the newest step, the
             others receive later ones while it waits for its copies. None takes 2, and 3 with
             ``persist``.
+        guard: What becomes of a save that holds a NaN or an infinity, None: nobody looks.
 
     Raises:
         InvalidRequestError: the name, a state value or a mesh is not supported, or the process
@@ -113,21 +115,14 @@ class Checkpointer:
         checksum: Literal["seal"] = "seal",
         rng: bool = True,
         slots: int | None = None,
+        guard: RefuseNonFinite | None = None,
     ) -> None:
-        if on_failure not in ("degrade", "warn", "raise"):
-            raise InvalidRequestError(
-                f"on_failure={on_failure!r} is unknown: use 'degrade', 'warn' or 'raise'"
-            )
-        if checksum != "seal":
-            raise InvalidRequestError(f"checksum={checksum!r} is not supported yet: use 'seal'")
-        if not isinstance(state, MutableMapping):
-            raise InvalidRequestError(
-                f'state is a {type(state).__name__}: pass a dict, such as {{"model": model}}'
-            )
+        check_arguments(state, on_failure=on_failure, checksum=checksum)
         self.state = state
         self._job = job_name(f"{job}/{node_name(role)}" if role else job)
         self._policy = save_policy(save)
         self._on_failure = on_failure
+        self._guard = checked_guard(guard)
         self._fresh = fresh
         self._place = launch.place(os.environ)
         launch.check_group(self._place)
@@ -278,7 +273,12 @@ class Checkpointer:
         spec = self._terms.spec(start, names_needs=self._capture.names_needs)
         seat = self._session.open(spec, self._arena, timeout_s=timeout_s)
         saver = Saver(
-            capture=self._capture, session=self._session, spec=spec, seat=seat, arena=self._arena
+            capture=self._capture,
+            session=self._session,
+            spec=spec,
+            seat=seat,
+            arena=self._arena,
+            guard=self._guard,
         )
         self._session.start(saver.on_view)
         return saver
@@ -296,6 +296,7 @@ class Checkpointer:
             PreconditionError: ``restore()`` was not called, or this Checkpointer is closed.
             InvalidRequestError: ``step`` is not a whole number from 0.
             CheckpointError: with ``on_failure="raise"``, the error of an earlier save.
+            NonFiniteError: the guard has refused as many saves in a row as ``stop_after`` says.
             SystemExit: after a signal, once the last save is safe (``OnPreemption``).
         """
         saver, step = self._require_saver(), step_number(step)
@@ -308,6 +309,7 @@ class Checkpointer:
         failure = saver.take_failure()
         if failure is not None and self._on_failure == "raise":
             raise failure
+        saver.check_refusals()
         self._progress.advance(step, time.monotonic())
         announcement = self._session.view.announcement
         announced = announcement.step if announcement else 0
@@ -487,13 +489,6 @@ class Checkpointer:
         assert self._preemption is not None
         if not self._preemption.is_over(saved=saved):
             return
-        left_s = self._preemption.left_s
-        if handle is not None and left_s > 0:
-            try:
-                handle.wait_copies(left_s)
-            except CheckpointError as error:
-                log.warning(
-                    "job %s: the process ends before its last save is safe: %s", self._job, error
-                )
+        self._preemption.await_copies(handle, self._job)
         self._end(max(1.0, self._preemption.left_s))
         self._preemption.finish()

@@ -8,6 +8,7 @@
     ├── AlreadyExistsError                    usually success of a repeat: compare digests
     ├── ConflictError                         re-read, redo the transaction
     ├── PreconditionError                     state forbids it; do not retry as is
+    │   ├── NonFiniteError                    NaN or infinity in what was to be saved; names it
     │   ├── NotReadyError                     shards missing; lists them
     │   └── StaleGenerationError              you were replaced: stop this attempt
     ├── ExhaustedError                        budget or quota; shed or wait
@@ -42,6 +43,7 @@ __all__ = [
     "InternalError",
     "InvalidRequestError",
     "ManifestError",
+    "NonFiniteError",
     "NotFoundError",
     "NotReadyError",
     "OutcomeUnknownError",
@@ -122,6 +124,12 @@ class PreconditionError(CheckpointError):
     """The present state does not allow the call; repeating it does not help."""
 
     kind = "precondition"
+
+
+class NonFiniteError(PreconditionError):
+    """What was to be saved holds a NaN or an infinity; the message names the tensors."""
+
+    kind = "non_finite"
 
 
 class NotReadyError(PreconditionError):

@@ -29,6 +29,7 @@ STATUS: dict[type[errors.CheckpointError], tuple[grpc.StatusCode, int]] = {
     errors.AlreadyExistsError: (_CODE.ALREADY_EXISTS, 409),
     errors.ConflictError: (_CODE.ABORTED, 409),
     errors.PreconditionError: (_CODE.FAILED_PRECONDITION, 412),
+    errors.NonFiniteError: (_CODE.FAILED_PRECONDITION, 412),
     errors.NotReadyError: (_CODE.FAILED_PRECONDITION, 412),
     errors.StaleGenerationError: (_CODE.FAILED_PRECONDITION, 412),
     errors.ExhaustedError: (_CODE.RESOURCE_EXHAUSTED, 429),

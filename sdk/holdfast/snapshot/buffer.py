@@ -196,6 +196,15 @@ class SlotBuffer:
         for begin, data in patches:
             memory[begin : begin + len(data)] = data
 
+    def between(self, begin: int, end: int) -> torch.Tensor:
+        """Return the bytes ``[begin, end)`` of the slot, to look at.
+
+        Raises:
+            PreconditionError: the slot is not being written.
+        """
+        self._memory()
+        return self._bytes[begin:end]
+
     def head(self, length_bytes: int) -> bytes:
         """Return the first bytes of the slot."""
         return self._memory()[:length_bytes]

@@ -115,14 +115,22 @@ class CopyEngine:
     deferred and nothing is under way. It closes the slot, or lets it go if the snapshot was
     abandoned.
 
-    ``twins`` are filled after each copy while nobody waits.
+    ``twins`` are filled after each copy while nobody waits. ``behind``: ``on_done`` takes its time,
+    and is never called inside ``begin``.
 
     ``busy`` is a plain attribute, true while a deferred copy has neither ended nor been given up:
     the gate reads it, so that a copy that hangs holds one optimizer step up and no other.
     """
 
-    def __init__(self, on_done: Callable[[Snapshot], None], twins: Twins | None = None) -> None:
+    def __init__(
+        self,
+        on_done: Callable[[Snapshot], None],
+        twins: Twins | None = None,
+        *,
+        behind: bool = False,
+    ) -> None:
         self.busy = False
+        self._behind = behind
         self._twins = twins
         self._on_done = on_done
         self._copiers = Copiers()
@@ -184,7 +192,7 @@ class CopyEngine:
             if plan.accelerators:  # perhaps something is under way
                 self._hand_over(snapshot, reason=f"copy failed: {cause or type(cause).__name__}")
             raise
-        if deferred or self._copiers.under_way or plan.frozen.spans:
+        if deferred or self._copiers.under_way or plan.frozen.spans or self._behind:
             snapshot.stall_s = time.perf_counter() - begun_s
             self._hand_over(snapshot)
             return snapshot

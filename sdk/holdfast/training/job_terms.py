@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from holdfast.core.budget import MemoryWish, slots_per_rank
 from holdfast.core.decision import Start
 from holdfast.core.persistence_rules import PersistRule, Retention
 from holdfast.core.protection import Parity, Protection
-from holdfast.errors import ExhaustedError
+from holdfast.errors import ExhaustedError, InvalidRequestError
 from holdfast.state.capture import Estimate
 from holdfast.training import launch
 from holdfast.training.session import AgentSession
@@ -24,6 +25,24 @@ from holdfast.training.session import AgentSession
 DESCRIBE_S_MAX = 60.0
 
 log = logging.getLogger(__name__)
+
+
+def check_arguments(state: object, *, on_failure: str, checksum: str) -> None:
+    """Do nothing if a Checkpointer can be made with these.
+
+    Raises:
+        InvalidRequestError: names the one that it cannot.
+    """
+    if on_failure not in ("degrade", "warn", "raise"):
+        raise InvalidRequestError(
+            f"on_failure={on_failure!r} is unknown: use 'degrade', 'warn' or 'raise'"
+        )
+    if checksum != "seal":
+        raise InvalidRequestError(f"checksum={checksum!r} is not supported yet: use 'seal'")
+    if not isinstance(state, MutableMapping):
+        raise InvalidRequestError(
+            f'state is a {type(state).__name__}: pass a dict, such as {{"model": model}}'
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,9 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
+from holdfast.errors import CheckpointError
+from holdfast.training.save_handle import SaveHandle
+
 REPEAT_S = 2.0
 """A terminal and a launcher, or two launchers, send one signal twice: that is one wish."""
 
@@ -75,6 +78,15 @@ class Preemption:
         """
         self.done = self.done or saved
         return self.left_s <= 0 or (self.done and not self.waits_for_others)
+
+    def await_copies(self, handle: SaveHandle | None, job: str) -> None:
+        """Wait, while there is time left, until the last save is as safe as it can be."""
+        if handle is None or self.left_s <= 0:
+            return
+        try:
+            handle.wait_copies(self.left_s)
+        except CheckpointError as error:
+            log.warning("job %s: the process ends before its last save is safe: %s", job, error)
 
     def finish(self) -> None:
         """End the process as it would have ended without Holdfast.

@@ -19,9 +19,11 @@ from holdfast.core.budget import Reservation
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.user_events import Event
 from holdfast.errors import CheckpointError
+from holdfast.guards import RefuseNonFinite
 from holdfast.logs import steady_logger
 from holdfast.snapshot.buffer import SlotBuffer
 from holdfast.snapshot.engine import CopyEngine, Snapshot
+from holdfast.snapshot.finite_check import FiniteCheck
 from holdfast.snapshot.optimizer_gate import Gate
 from holdfast.snapshot.plan import Moment, SavePlan, Source, make_plan
 from holdfast.snapshot.pool import SlotPool
@@ -65,12 +67,14 @@ class SavePerformer:
         arena: Path,
         on_end: Callable[[ev.SaveEvent], None],
         devices: Devices,
+        guard: RefuseNonFinite | None = None,
     ) -> None:
         self.plan: SavePlan | None = None
         self.latest: Snapshot | None = None
         self.pool = SlotPool(arena, self._say_refusal)
         self.twins = Twins(arena)
-        self.engine = CopyEngine(self._ended, self.twins)
+        self._finite = FiniteCheck(guard.excludes) if guard else None
+        self.engine = CopyEngine(self._ended, self.twins, behind=guard is not None)
         self.gate = Gate(self.engine)
         self.owed: OwedMoment | None = None
         self._plan_number = 0
@@ -239,8 +243,23 @@ class SavePerformer:
             self.pool.put_back(snapshot.buffer)
             self._on_end(ev.CopyFailed(snapshot.step, snapshot.reason))
             return
+        refused = self._looked_at(snapshot)
+        if refused is not None:
+            self.pool.put_back(snapshot.buffer)
+            self._on_end(refused)
+            return
         self._closing[snapshot.step] = snapshot
         self._on_end(ev.Copied(snapshot.step))
+
+    def _looked_at(self, snapshot: Snapshot) -> ev.NonFinite | ev.CopyFailed | None:
+        """Return why what was copied is not to be saved, None: nothing speaks against it."""
+        if self._finite is None:
+            return None
+        try:
+            names = self._finite.non_finite(snapshot.plan, snapshot.buffer)
+        except (CheckpointError, RuntimeError) as error:
+            return ev.CopyFailed(snapshot.step, f"it cannot be looked at: {error}")
+        return ev.NonFinite(snapshot.step, names) if names else None
 
     def _close_slot(self, action: ev.CloseSlot) -> ev.SaveEvent:
         snapshot = self._closing.pop(action.step)

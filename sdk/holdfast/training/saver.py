@@ -21,8 +21,9 @@ from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec, Seat
 from holdfast.core.reports import StepNote
 from holdfast.core.session import SessionView
-from holdfast.errors import CheckpointError, InvalidRequestError
+from holdfast.errors import CheckpointError, InvalidRequestError, NonFiniteError
 from holdfast.format.notes import step_note
+from holdfast.guards import RefuseNonFinite
 from holdfast.snapshot.plan import Source
 from holdfast.training.handles_by_step import Handles
 from holdfast.training.plan_doubts import PlanDoubts
@@ -50,8 +51,10 @@ class Saver:
         seat: Seat,
         arena: Path,
         devices: Devices = CUDA,
+        guard: RefuseNonFinite | None = None,
     ) -> None:
         self.stall_s = 0.0
+        self._guard = guard
         self.arena = arena
         self._capture = capture
         self._session = session
@@ -67,6 +70,7 @@ class Saver:
             arena=arena,
             on_end=self._handle,
             devices=devices,
+            guard=guard,
         )
         self._doubts = _doubts(spec, session) if spec.rank == 0 else None
         self._waited_s = 0.0
@@ -90,6 +94,19 @@ class Saver:
     def abandoned_count(self) -> int:
         """How many steps were not saved."""
         return self._state.lapse.lost_count
+
+    def check_refusals(self) -> None:
+        """Do nothing unless the guard has refused as many steps in a row as it takes to stop.
+
+        Raises:
+            NonFiniteError: it has; names what was not finite.
+        """
+        count = self._state.refused_count
+        if self._guard and 0 < self._guard.stop_after <= count:
+            raise NonFiniteError(
+                f"{count} saves in a row were refused: NaN or infinity in "
+                f"{', '.join(self._state.refused_names)}; the newest step that was saved is older"
+            )
 
     def _handle(self, event: ev.SaveEvent | None) -> None:
         """Have the machine handle ``event`` and what answers its actions, until nothing is left."""
@@ -132,6 +149,9 @@ class Saver:
         note = self._note(step, notes)
         with self._lock:  # the watch thread tells the handles what is new
             made = self._handles.make(step)
+        if bad := self._guard.bad_notes(notes) if self._guard else ():
+            self._handle(ev.NonFinite(step, tuple(f"notes[{name!r}]" for name in bad)))
+            return made
         made.on_wait = partial(self._pay, step)
         self._try(step, ev.Due(step, note, agent_lost=bool(self._session.lost_agent)))
         if self._doubts is not None:

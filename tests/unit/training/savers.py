@@ -35,13 +35,19 @@ class Fails:
 
 
 @contextmanager
-def saver_of(folder, state, world_size=1, devices=CUDA):
+def saver_of(folder, state, world_size=1, devices=CUDA, guard=None):
     """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
     session = AgentSession(folder / "nobody.sock")
     capture = Capture(state, rank=0, world_size=world_size)
     spec, seat = attempt(world_size=world_size), Seat(run="r", generation=1)
     saver = Saver(
-        capture=capture, session=session, spec=spec, seat=seat, arena=folder, devices=devices
+        capture=capture,
+        session=session,
+        spec=spec,
+        seat=seat,
+        arena=folder,
+        devices=devices,
+        guard=guard,
     )
     saver.save(1)  # makes the plan; there is no agent to reserve its slots
     plan = saver._performer.plan

@@ -131,6 +131,13 @@ class CopyFailed(NamedTuple):
     error: CheckpointError | None = None
 
 
+class NonFinite(NamedTuple):
+    """What was to be saved of ``step`` is not finite: these tensors and notes, maybe more."""
+
+    step: int
+    names: tuple[str, ...]
+
+
 class Failed(NamedTuple):
     """Something was raised on the training thread before the copy of ``step`` had begun."""
 
@@ -176,8 +183,8 @@ class FailureTaken(NamedTuple):
 
 SaveEvent = (
     Loaded | Stepped | Due | NoteRefused | CopyHangs | Prepared | Reserved | Refused | SlotReady
-    | NoSlot | Copied | Closed | CopyGivenUp | CopyFailed | Failed | SlotsLost | Awaited | WentBack
-    | View | Closing | FailureTaken
+    | NoSlot | Copied | Closed | CopyGivenUp | CopyFailed | NonFinite | Failed | SlotsLost
+    | Awaited | WentBack | View | Closing | FailureTaken
 )  # fmt: skip
 
 # ---------------------------------------------------------------------- actions: what is told

@@ -22,6 +22,7 @@ from holdfast.core.user_events import Event
 from holdfast.errors import (
     CheckpointError,
     ExhaustedError,
+    NonFiniteError,
     PreconditionError,
     StaleGenerationError,
     UnavailableError,
@@ -204,6 +205,7 @@ def _closed(state: SaveState, event: ev.Closed, _now_s: float) -> Handled:
         saving=saving,
         copying=_without(state.copying, step),
         hanging=_without(state.hanging, step),  # it was whole before it could be stopped
+        refused_count=0,
     )
     return state, [ev.Stage(step), ev.Post(closed_slot=event.name.slot)]
 
@@ -220,6 +222,18 @@ def _copy_failed(state: SaveState, event: ev.CopyFailed, now_s: float) -> Handle
         return state._replace(hanging=None), []
     state = state._replace(copying=_without(state.copying, event.step))
     return _abandon(state, event.step, now_s, event.reason, event.error)
+
+
+def _non_finite(state: SaveState, event: ev.NonFinite, now_s: float) -> Handled:
+    """Refuse a step; whatever was given up meanwhile, its bytes are not kept."""
+    step = event.step
+    state = state._replace(refused_count=state.refused_count + 1, refused_names=event.names)
+    reason = f"NaN or infinity in {', '.join(event.names)}"
+    if state.hanging == step:  # it was abandoned when it was given up
+        return state._replace(hanging=None), []
+    state = state._replace(copying=_without(state.copying, step))
+    error = NonFiniteError(f"step {step} is refused: {reason}", step=step)
+    return _abandon(state, step, now_s, reason, error, kind="save_refused")
 
 
 def _failed(state: SaveState, event: ev.Failed, now_s: float) -> Handled:
@@ -247,7 +261,13 @@ def _settle_owed(state: SaveState, now_s: float, *, agent_lost: bool) -> Handled
 
 
 def _abandon(
-    state: SaveState, step: int, now_s: float, reason: str, error: CheckpointError | None = None
+    state: SaveState,
+    step: int,
+    now_s: float,
+    reason: str,
+    error: CheckpointError | None = None,
+    *,
+    kind: str = "save_abandoned",
 ) -> Handled:
     """Give ``step`` up for all ranks; tell its handle and, if it is news, people."""
     failure = error or PreconditionError(reason, step=step)
@@ -257,7 +277,7 @@ def _abandon(
     given_up = AbandonedStep(
         run=state.author.run, step=step, generation=state.author.generation, reason=reason
     )
-    news = _event(state, "save_abandoned", text, step) if text else None
+    news = _event(state, kind, text, step) if text else None
     actions: Actions = [
         ev.Fail(step, failure),
         ev.Post(saving=saving, abandoned=given_up, event=news),
@@ -374,6 +394,7 @@ _NOTES: dict[type, Callable[[SaveState, Any, float], Handled]] = {
     ev.Closed: _closed,
     ev.CopyGivenUp: _copy_given_up,
     ev.CopyFailed: _copy_failed,
+    ev.NonFinite: _non_finite,
     ev.Failed: _failed,
     ev.SlotsLost: _slots_lost,
     ev.Awaited: _awaited,

@@ -68,6 +68,8 @@ class SaveState(NamedTuple):
         failure: What went wrong last, until somebody takes it.
         lapse: The steps that were not saved.
         eager_told: Whether it was said that nothing is deferred.
+        refused_count: Steps in a row that were refused since they are not finite;
+            ``refused_names``: what was not in the last of them.
     """
 
     author: Author
@@ -94,6 +96,8 @@ class SaveState(NamedTuple):
     failure: CheckpointError | None = None
     lapse: Lapse = Lapse()
     eager_told: bool = False
+    refused_count: int = 0
+    refused_names: tuple[str, ...] = ()
 
     @property
     def stretch(self) -> float:
