@@ -62,6 +62,17 @@ CHECKPOINT = {
     "copies_min": 1,
     "nodes": [EVIL],
     "shards": [{"rank": 0, "owner": EVIL, "bad": True, "replicas": [COPY]}],
+    "line": [
+        {
+            "attempt": 1,
+            "parent": {"step": 1, "attempt": 1},
+            "rollback": {"at": 1.0, "holder": EVIL, "reason": EVIL},
+            "commit": EVIL,
+            "dirty": True,
+            "command": EVIL,
+            "user": EVIL,
+        }
+    ],
 }
 VERDICT = {"step": 1, "attempt": 1, "generation": 1, "keep": False, "why": EVIL}
 STORE = {
@@ -149,4 +160,5 @@ def test_names_and_texts_of_others_are_shown_and_never_executed(address, tmp_pat
         assert EVIL in page.value("document.querySelector('#events').textContent")
         assert EVIL in page.value("document.querySelector('#store').textContent")
         assert EVIL in page.value("document.querySelector('.why').textContent")
+        assert EVIL in page.value("document.querySelector('.origin').textContent")
         assert page.value("document.querySelectorAll('[onmouseover]').length") == 0
