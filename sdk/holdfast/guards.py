@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from numbers import Number
+from numbers import Rational, Real
 
 from holdfast.errors import InvalidRequestError
 
@@ -76,13 +76,10 @@ def _check_names(what: str, names: Iterable[object]) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    """Tell whether a note is a finite number, or none at all: a tensor of one element is one."""
-    if value is None or isinstance(value, str | bytes | bool):
+    """Tell whether a note is a finite number, or none that could be otherwise.
+
+    Tensors are not asked, as notes cannot have them: on a GPU that would wait for the device.
+    """
+    if isinstance(value, Rational) or not isinstance(value, Real):
         return True
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        return True  # a whole number beyond every float
-    except Exception:  # noqa: BLE001 - values of the user's raise what they like
-        return not isinstance(value, Number)
-    return math.isfinite(number)
+    return math.isfinite(float(value))
