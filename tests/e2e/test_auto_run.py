@@ -32,7 +32,10 @@ class Launch:
     """``holdfast run --auto`` of the two ranks of the corpus's ``ddp.py``."""
 
     def __init__(self, stack, folder, job):
-        self._env = environment(HOLDFAST_AGENT=stack.node(0)["agent"], LAUNCH=job)
+        self.mark = f"LAUNCH={job}-{os.getpid()}"
+        """In the environment of its processes, and of no other test run's on this machine."""
+        name, value = self.mark.split("=")
+        self._env = environment(HOLDFAST_AGENT=stack.node(0)["agent"], **{name: value})
         self._stack = stack
         self.job = job
         self.out = folder / f"{job}.pt"
@@ -56,7 +59,7 @@ class Launch:
     def kill_rank(self):
         """Kill one of the ranks that train; standbys look the same but have no session."""
         held = [locks.holder_of(path) for path in self._stack.arena(0).glob("sessions/*")]
-        ranks = processes(f"LAUNCH={self.job}", "rank_process")
+        ranks = processes(self.mark, "rank_process")
         os.kill(next(pid for pid in ranks if pid in held), signal.SIGKILL)
 
     def begun(self):
@@ -80,7 +83,7 @@ def test_it_goes_on_after_a_kill_and_after_an_end_and_no_bit_is_lost(stack, tmp_
     begun = killed.begun()
     assert begun[0] >= first
     assert begun[1] >= second
-    until(lambda: not processes("LAUNCH=killed"), "no process is left")
+    until(lambda: not processes(killed.mark), "no process is left")
     expected, found = (torch.load(launch.out, weights_only=True) for launch in (calm, killed))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 

@@ -44,13 +44,21 @@ def folders(store: ObjectStore, job: str) -> Iterator[Place]:
 
     Costs one listing per run. Raises as ``places``.
     """
-    for run in store.folders(f"{job_name(job)}/"):
-        if not _is_run(run):
-            continue
-        for prefix in store.folders(run):
+    for run in runs_of(store, job):
+        for prefix in store.folders(run_folder(job, run)):
             place = folder_place(prefix)
             if place is not None and place.job == job:
                 yield place
+
+
+def runs_of(store: ObjectStore, job: str) -> Iterator[str]:
+    """Yield the runs of ``job`` that have anything in the store; one listing. Raises as ``places``.
+
+    A run that was rolled back before anything of it was stored has no checkpoint there.
+    """
+    for prefix in store.folders(f"{job_name(job)}/"):
+        if _is_run(prefix):
+            yield prefix.rstrip("/").rpartition("/")[2]
 
 
 def rollbacks(store: ObjectStore, job: str, run: str) -> Iterator[str]:

@@ -448,3 +448,34 @@ def test_how_a_checkpoint_came_about_is_told_and_outlives_the_catalogue(
     assert ("bob@box", "it diverged") == (newest.rollback.holder, newest.rollback.reason)
     assert (first, None) == (oldest.beginning.origin, oldest.beginning.parent)
     assert [first] == [one.beginning.origin for one in found_again]
+
+
+def test_a_record_counts_though_nothing_of_the_job_was_stored_yet(
+    kit, agents, sqlite_url, tmp_path
+):
+    """P6: else its generation is given again, and what that saves is left behind later."""
+    store = MemoryStore()
+
+    async def main():
+        async with over(kit, sqlite_url, store) as there:
+            seat = await kit.launch(there.service, agents)
+            for rank, agent in enumerate(agents):
+                agent.serve(seat, rank, loaded=True, step=10)
+                agent.hold(seat.run, 10, seat.generation, rank)
+            for agent in agents:
+                await there.service.report(agent.inventory())
+            await there.end(agents)
+            done = await there.roll_back(10)
+        for agent in agents:
+            agent.shards.clear()
+            agent.ranks = ()
+        async with over(kit, f"sqlite:///{tmp_path / 'new.db'}", store) as there:
+            after = await kit.launch(there.service, agents, b"second", launcher="of second")
+            put(store, manifest(50, after.generation))
+            await there.end(agents)
+            return done, after, await there.chosen(kit, agents, b"third")
+
+    done, after, chosen = run_async(main)
+
+    assert after.generation > done.rollback.generation
+    assert (50, after.generation) == chosen

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from holdfast.bucket.listing import folders, places
+from holdfast.bucket.listing import folders, places, runs_of
 from holdfast.core.ids import CheckpointId, job_name
 from holdfast.core.user_events import Event
 from holdfast.errors import (
@@ -256,9 +256,9 @@ def read(store: ObjectStore, job: str, stop: threading.Event, here: Known | None
         finally:
             pool.shutdown(cancel_futures=True)
     found = tuple(item for item in results if isinstance(item, Found))
-    runs = {here.run} if here else {str(place.checkpoint.run) for place in listed}
+    asked = [here.run] if here else sorted(runs_of(store, job))
     rollbacks, unread = rollback_records.read(
-        store, job, sorted(runs), here.rollbacks if here else frozenset()
+        store, job, asked, here.rollbacks if here else frozenset()
     )
     generations: dict[str, int] = {}
     named = [(str(place.checkpoint.run), place.checkpoint.generation) for place in listed]
