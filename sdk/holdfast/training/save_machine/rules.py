@@ -233,7 +233,7 @@ def _non_finite(state: SaveState, event: ev.NonFinite, now_s: float) -> Handled:
         return state._replace(hanging=None), []
     state = state._replace(copying=_without(state.copying, step))
     error = NonFiniteError(f"step {step} is refused: {reason}", step=step)
-    return _abandon(state, step, now_s, reason, error, kind="save_refused")
+    return _abandon(state, step, now_s, reason, error)
 
 
 def _failed(state: SaveState, event: ev.Failed, now_s: float) -> Handled:
@@ -266,8 +266,6 @@ def _abandon(
     now_s: float,
     reason: str,
     error: CheckpointError | None = None,
-    *,
-    kind: str = "save_abandoned",
 ) -> Handled:
     """Give ``step`` up for all ranks; tell its handle and, if it is news, people."""
     failure = error or PreconditionError(reason, step=step)
@@ -277,7 +275,11 @@ def _abandon(
     given_up = AbandonedStep(
         run=state.author.run, step=step, generation=state.author.generation, reason=reason
     )
-    news = _event(state, kind, text, step) if text else None
+    news = None
+    if text and isinstance(failure, NonFiniteError):
+        news = _event(state, "save_refused", text, step)
+    elif text:
+        news = _event(state, "save_abandoned", text, step)
     actions: Actions = [
         ev.Fail(step, failure),
         ev.Post(saving=saving, abandoned=given_up, event=news),
