@@ -25,8 +25,8 @@ from tests.bench.subject import agent
 
 NAMES = ("auto/hooks", "auto/overhead")
 RUNS = 5
-STEPS = 40
-WARM_UP = 10
+STEPS = 26
+WARM_UP = 6
 """Steps of a run that do not count: the first saves make slots."""
 MODES = ("alone", "hooks", "saves")
 HOOKS_MAX, SAVES_MAX = 0.01, 0.05

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-WIDTH, ROWS = (256, 64) if sys.argv[1] == "tiny" else (1024, 480)
+WIDTH, ROWS = (256, 64) if sys.argv[1] == "tiny" else (1024, 1600)
 STEPS = int(sys.argv[2])
 
 torch.manual_seed(0)
