@@ -25,7 +25,7 @@ from tests.bench.subject import agent
 
 NAMES = ("auto/hooks", "auto/overhead")
 RUNS = 5
-STEPS = 26
+STEPS = 22
 WARM_UP = 6
 """Steps of a run that do not count: the first saves make slots."""
 MODES = ("alone", "hooks", "saves")
