@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -142,12 +143,16 @@ class Driver:
             self.say(f"{what} comes after training loops of the script and is not saved")
             return False
         self._phase = Phase.HANDED_OVER
-        self._trainers += 1
         return True
 
-    def take_back(self) -> None:
-        """Note that such a training is over."""
-        self._trainers -= 1
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Leave all passes inside to somebody else, such as an evaluation of a Trainer."""
+        self._trainers += 1
+        try:
+            yield
+        finally:
+            self._trainers -= 1
 
     # ------------------------------------------------------------------------------- passes
 
@@ -162,7 +167,8 @@ class Driver:
 
     def _begin_pass(self, loader: Loader) -> Iterator[Any] | None:
         """Return a pass over what a script draws from; None: leave it alone."""
-        is_ours = self._is_ours() and self._phase not in (Phase.OFF, Phase.HANDED_OVER)
+        handed = self._trainers or self._phase in (Phase.OFF, Phase.HANDED_OVER)
+        is_ours = self._is_ours() and not handed
         return Pass(loader, self._source) if is_ours else None
 
     def _iterate(self, loader: Loader) -> Iterator[Any]:
@@ -176,7 +182,8 @@ class Driver:
     def _source(self, asked: Pass) -> Source:
         """Return what gives the batches of a pass that is asked for its first one."""
         loader = asked.loader
-        if self._phase is Phase.BUILDING and self._is_ours() and self._gathering.optimizers():
+        begins = torch.is_grad_enabled() and self._gathering.optimizers()
+        if self._phase is Phase.BUILDING and self._is_ours() and begins:
             self._begin()
         if self._phase in (Phase.BUILDING, Phase.OFF) or not self._is_ours():
             return cast("Source", self._iterate(loader))

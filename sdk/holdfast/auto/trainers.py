@@ -6,7 +6,8 @@ Transformers and Lightning are looked for when the script imports them, and not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from contextlib import AbstractContextManager
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -32,8 +33,8 @@ class Script(Protocol):
         """Leave a training to ``what``; tell whether it is to be saved."""
         ...
 
-    def take_back(self) -> None:
-        """The training is over."""
+    def left_alone(self) -> AbstractContextManager[None]:
+        """Leave all passes inside to somebody else."""
         ...
 
     def say(self, text: str) -> None:
@@ -63,11 +64,24 @@ class Trainers:
 
     def _has_transformers(self, module: ModuleType) -> None:
         self._patches.replace(module.Trainer, "train", self._training)
+        for name in ("evaluate", "predict"):
+            self._patches.replace(module.Trainer, name, self._evaluating)
 
     def _has_lightning(self, module: ModuleType) -> None:
         self._patches.replace(module.Trainer, "fit", self._fitting)
+        for name in ("validate", "test", "predict"):
+            self._patches.replace(module.Trainer, name, self._evaluating)
+
+    def _evaluating(self, original: Any) -> Any:
+        @wraps(original)
+        def evaluate(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._script.left_alone():
+                return original(trainer, *args, **kwargs)
+
+        return evaluate
 
     def _training(self, original: Any) -> Any:
+        @wraps(original)
         def train(trainer: Any, resume: object = None, *args: Any, **kwargs: Any) -> Any:
             from holdfast.integrations import transformers  # noqa: PLC0415 - the script has it
 
@@ -75,17 +89,16 @@ class Trainers:
             resume = kwargs.pop("resume_from_checkpoint", resume)
             if not self._script.hand_over("Trainer.train"):
                 return original(trainer, resume, *args, **kwargs)
-            try:
+            with self._script.left_alone():
                 if transformers.callback_of(trainer) is not None:
                     return original(trainer, resume, *args, **kwargs)
                 saving = self._saving([trainer, *callbacks])
                 return transformers.follow(trainer, saving, original, resume, *args, **kwargs)
-            finally:
-                self._script.take_back()
 
         return train
 
     def _fitting(self, original: Any) -> Any:
+        @wraps(original)
         def fit(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             from holdfast.integrations import lightning  # noqa: PLC0415 - the script has it
 
@@ -96,9 +109,9 @@ class Trainers:
                 follows = lightning.Follows(lambda: self._saving(self._owners(trainer)))
                 trainer.callbacks.append(follows)
             try:
-                return original(trainer, *args, **kwargs)
+                with self._script.left_alone():
+                    return original(trainer, *args, **kwargs)
             finally:
-                self._script.take_back()
                 if follows in trainer.callbacks:
                     trainer.callbacks.remove(follows)
 

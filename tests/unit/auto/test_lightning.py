@@ -138,7 +138,9 @@ trainer.fit(Course(), datamodule=Data())
 result = end(trainer)
 """,
     "an average of weights": """
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 trainer = trainer_of(callbacks=[pl.callbacks.EMAWeightAveraging(decay=0.9)])
+trainer.validate(Net(), valid)
 trainer.fit(net, train, valid)
 result = end(trainer)
 """,

@@ -122,6 +122,13 @@ for epoch in range(3):
     model.train()
 result = model
 """,
+    "an evaluation before anything is trained": """
+print(evaluate())
+for epoch in range(3):
+    for x, y in loader:
+        step(x, y)
+result = model
+""",
     "loops in loops, and a first look at a batch": """
 x, y = next(iter(loader))
 outer = DataLoader(TensorDataset(torch.arange(3.0)), shuffle=True)

@@ -149,8 +149,10 @@ result = [trainer.model.state_dict(), torch.rand(2)]
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
 trainer = Trainer(model, arguments(), train_dataset=Rows(26), optimizers=(optimizer, schedule))
+trainer.evaluate(Rows(9))
 trainer.train()
 first = end(trainer)
+trainer.evaluate(Rows(9))
 trainer = Trainer(args=arguments(num_train_epochs=1), train_dataset=Rows(26), model_init=Root)
 trainer.train()
 result = [first, end(trainer)]
