@@ -74,6 +74,18 @@ def test_a_rank_that_fails_meanwhile_takes_in_who_waits(grows):
     assert "round_ended" not in grows.events
 
 
+@pytest.mark.parametrize("well", [True, False])
+def test_a_launch_that_is_over_has_no_wish(grows, well):
+    if well:
+        grows.say("aa", finished=True)
+    else:
+        grows.launch = replace(grows.launch, terms=replace(grows.terms, restarts_max=0))
+        grows.fail("aa", "killed by SIGKILL", outside=True)
+
+    assert grows.launch.ending is not None
+    assert grows.launch.end is None
+
+
 def test_a_launch_that_stops_ends_no_round_first(grows):
     grows.say("bb", stopping=True)
     grows.say("cc")
