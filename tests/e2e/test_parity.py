@@ -9,6 +9,7 @@ import signal
 import pytest
 from tests.e2e.stack import running_stack, until
 from tests.e2e.test_bit_identity import final, finals, restored
+from tests.e2e.test_faults import levels, steps_of
 
 WORLD = {"world_size": 4, "nodes": (0, 1, 2, 3)}
 
@@ -43,3 +44,25 @@ def test_two_of_four_nodes_are_lost_and_training_goes_on_bit_for_bit(stack):
     assert [restored(text) for text in outputs] == [8, 8, 8, 8]
     assert [final(text) for text in outputs] == expected
     assert re.search(r"^restored 8 \{.*'peer': \d+", outputs[0], re.MULTILINE), outputs[0]
+
+
+def test_nobody_waits_for_a_step_of_which_a_part_went_with_an_arena(stack):
+    """4.7: training waits for the copies of that very step, so no rank goes on without it."""
+    common = ("--job", "j", "--parity", "2", "2", "--wait", "replicated", "--hold-copies")
+    ranks = stack.ranks(*common, "--steps", "12", "--pause-s", "0.05", **WORLD)
+    ranks.until_step(5)
+    other = stack.agent_pid(0)
+    os.kill(other, signal.SIGSTOP)  # no element is made without it
+
+    def unprotected() -> bool:
+        safe = [step for step, row in levels(stack, "j").items() if row["replicated_at"]]
+        return max(steps_of(stack.arena(3)), default=0) > max(safe)
+
+    until(unprotected, "a step that stays local")
+    lose(stack, 3)
+    os.kill(other, signal.SIGCONT)
+
+    ranks.succeed()
+
+    lost = [e["message"] for e in stack.rest("events") if e["kind"] == "step_abandoned"]
+    assert [text for text in lost if text.endswith(("was lost", "before they were safe"))], lost

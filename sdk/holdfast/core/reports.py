@@ -82,7 +82,8 @@ class RankReport:
     ``interval_reason`` says whose ``save_interval_s`` it is. ``wants_save`` is why the rank asks
     for a save now, UNSPECIFIED: it does not. ``saving`` are steps begun, neither sealed nor given
     up: with ``step`` beyond one that is neither there nor among the shards, that one will never be
-    whole. ``notes`` are those of rank 0 only, and so are ``hints``.
+    whole. Nor will it with ``sealed_step`` at or beyond it, the newest of which the rank has heard
+    that its segment is sealed. ``notes`` are those of rank 0 only, and so are ``hints``.
     """
 
     step: int = 0
@@ -95,17 +96,23 @@ class RankReport:
     notes: tuple[StepNote, ...] = ()
     costs: RankCosts = field(default_factory=RankCosts)
     hints: JobHints | None = None
+    sealed_step: int = 0
 
     def after(self, before: RankReport) -> RankReport:
         """Return this report as the one that follows ``before``: what is done stays done."""
-        return replace(self, step=max(self.step, before.step), loaded=self.loaded or before.loaded)
+        return replace(
+            self,
+            step=max(self.step, before.step),
+            sealed_step=max(self.sealed_step, before.sealed_step),
+            loaded=self.loaded or before.loaded,
+        )
 
     def lasting(self) -> tuple[object, ...]:
         """Return the values of all fields but those that change with every training step."""
         return _lasting(self)
 
 
-_PASSING = frozenset({"step", "step_s", "saving", "notes", "costs", "hints"})
+_PASSING = frozenset({"step", "step_s", "saving", "notes", "costs", "hints", "sealed_step"})
 _lasting = attrgetter(*(spec.name for spec in fields(RankReport) if spec.name not in _PASSING))
 
 
@@ -120,7 +127,7 @@ def checked(report: RankReport) -> RankReport:
     Raises:
         InvalidRequestError: a step that is none, or more steps than a rank can have begun.
     """
-    for step in (report.step, *report.saving):
+    for step in (report.step, report.sealed_step, *report.saving):
         if not 0 <= step <= STEP_MAX:
             raise InvalidRequestError(f"report: step {step} is not within 0..{STEP_MAX}")
     if len(report.saving) > SAVING_COUNT_MAX:

@@ -21,7 +21,7 @@ HINTS_COUNT_MAX = 64
 class Outbox:
     """What the agent has not been told yet; levels are repeated, lists are sent once.
 
-    Saves change ``saving`` and notes on the training thread; the report has both once it is sent.
+    Saves change ``saving``, ``sealed_step`` and notes; the report has them once it is sent.
 
     Lists are bounded: of what could not be told for long, the oldest is dropped. That costs
     nothing but news: which steps are lost follows from the report's ``step`` and ``saving``.
@@ -29,6 +29,7 @@ class Outbox:
 
     report: RankReport = field(default_factory=RankReport)
     saving: tuple[int, ...] = ()
+    sealed_step: int = 0
     wants_slot: int = 0
     needs: Needs | None = None
     notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=NOTES_COUNT_MAX))
@@ -40,7 +41,12 @@ class Outbox:
         """Return everything as one update."""
         return SessionUpdate(
             session=session,
-            report=replace(self.report, saving=self.saving, notes=tuple(self.notes)),
+            report=replace(
+                self.report,
+                saving=self.saving,
+                sealed_step=self.sealed_step,
+                notes=tuple(self.notes),
+            ),
             wants_slot=self.wants_slot,
             needs=self.needs,
             closed_slots=tuple(self.closed_slots),

@@ -124,6 +124,7 @@ class Saver:
     def _post(self, action: ev.Post) -> None:
         self._session.post(
             saving=action.saving,
+            sealed_step=action.sealed_step,
             note=action.note,
             wants_slot=action.wants_slot,
             abandoned=action.abandoned,
@@ -180,6 +181,10 @@ class Saver:
         latest = self._performer.latest
         if latest is not None and latest.abandoned:
             self._handle(ev.CopyGivenUp(latest.step, latest.reason))
+        self._look_for_slots()
+
+    def _look_for_slots(self) -> None:
+        """Look for a closed slot that disappeared, with the memory of an agent, say."""
         lost = self._performer.lost(self._state.saving)
         if lost:
             self._handle(ev.SlotsLost(lost))
@@ -254,6 +259,7 @@ class Saver:
         """Take a new view of the agent; called on the watch thread."""
         self._performer.twins.offer(view.twins)  # first: a slot of its own begins the next save
         self._handle(ev.View(view))
+        self._look_for_slots()  # training may wait for that very step
         if self._doubts is not None:
             self._doubts.hear(view)
 

@@ -817,6 +817,7 @@ class RankReport(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
+    SEALED_STEP_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """optimizer steps completed"""
     step_s: _builtins.float
@@ -829,6 +830,10 @@ class RankReport(_message.Message):
     """why it asks for a save now; unset: it does not"""
     loaded: _builtins.bool
     """the rank has loaded what was confirmed"""
+    sealed_step: _builtins.int
+    """The newest step whose segment its agent has sealed. A step up to it that is neither among
+    those that are saved nor among the shards was lost with the node's memory.
+    """
     @_builtins.property
     def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps this rank has begun to save, neither sealed nor given up. A step it has completed that
@@ -858,10 +863,11 @@ class RankReport(_message.Message):
         notes: _abc.Iterable[Global___StepNote] | None = ...,
         costs: Global___RankCosts | None = ...,
         hints: Global___JobHints | None = ...,
+        sealed_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "hints", b"hints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "hints", b"hints", "interval_reason", b"interval_reason", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "hints", b"hints", "interval_reason", b"interval_reason", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "sealed_step", b"sealed_step", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -339,12 +339,12 @@ def test_a_heartbeat_that_says_nothing_new_leaves_the_view_alone(cluster):
     assert replace(cluster.view("a"), taken_sequence=before.taken_sequence) == before
 
 
-def half(cluster, *, saving=(), passed=6):
+def half(cluster, *, saving=(), passed=6, sealed=0):
     """Rank 0 holds step 5, rank 1 does not."""
     generation = start(cluster, "a", "b")
     cluster.status("a", 0, step=5)
     cluster.hold("a", 5, generation, 0)
-    cluster.status("b", 1, step=passed, saving=saving)
+    cluster.status("b", 1, step=passed, saving=saving, sealed_step=sealed)
     cluster.report("a", "b")
     return [item.step for item in cluster.run.abandoned]
 
@@ -360,6 +360,29 @@ def test_a_step_that_a_rank_has_begun_or_not_reached_is_waited_for(cluster):
 
 def test_a_step_that_a_rank_is_just_completing_is_waited_for(cluster):
     assert half(cluster, passed=5) == []
+
+
+def test_a_segment_that_was_lost_with_its_nodes_memory_is_waited_for_by_nobody(cluster):
+    """4.7: training may wait for that very step, and pass no other meanwhile."""
+    assert half(cluster, passed=5, sealed=4) == []
+    assert half(cluster, passed=5, sealed=5, saving=(5,)) == []
+    assert half(cluster, passed=5, sealed=5) == [5]
+
+
+def test_a_committed_step_whose_part_was_lost_is_abandoned_unless_it_is_safe(cluster):
+    generation = start(cluster, "a", "b", "c")
+    for rank, node in enumerate("ab"):
+        cluster.status(node, rank, step=5)
+        cluster.hold(node, 5, generation, rank)
+    cluster.report("a", "b", "c")
+    assert list(cluster.levels()) == [(5, generation)]
+
+    cluster.machine("b").shards.clear()
+    cluster.status("b", 1, step=5, sealed_step=5)
+    cluster.report("b")
+
+    [given_up] = cluster.run.abandoned
+    assert (given_up.step, given_up.reason) == (5, "the segment of rank 1 was lost")
 
 
 def test_a_segment_on_a_node_that_is_away_is_waited_for(cluster):

@@ -76,6 +76,7 @@ def _safe(row: Checkpoint) -> bool:
 def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[AbandonedStep]:
     """Return the steps of the running attempt that a rank has passed without a segment.
 
+    Or of which it had one, that was lost with its node's memory: training may wait for such a step.
     A rank and its shards are in one inventory, so what it has begun is always in one of both.
     """
     statuses = status_by_rank(run, nodes)
@@ -86,8 +87,11 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
         missing = sorted(statuses.keys() - ranks_of(copies))
         for rank in missing:
             said = statuses[rank].report
-            if said.step > key.step and key.step not in said.saving:
+            had = said.sealed_step >= key.step
+            if (had or said.step > key.step) and key.step not in said.saving:
                 reason = f"rank {rank} went on without saving it"
+                if had:
+                    reason = f"the segment of rank {rank} was lost"
                 yield AbandonedStep(
                     run=run.id, step=key.step, generation=key.generation, reason=reason
                 )
