@@ -2,8 +2,9 @@
 
 ``python -m tests.rdma.machine COMMAND [ARGUMENT …]`` returns the command's exit code. The kernel is
 an unmodified one of Debian's backports; QEMU emulates the processor, so that it runs wherever the
-tests run. The machine has two processors, no network, and this machine's files under the same
-paths: what it writes stays in its memory. Packages and the kernel are fetched once, by apt.
+tests run. The machine has two processors with memory of their own, no network, and this machine's
+files under the same paths: what it writes stays in its memory. Packages and the kernel are fetched
+once, by apt.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "veth", "rdma_rxe", "ib_uverbs")
 RUN_S_MAX = 480.0
 FETCH_S_MAX = 600.0
-MEMORY = "3G"
+NODE_MIB = 1536
+"""Each processor is a NUMA node with so much memory."""
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # not every user has these
 
 INIT = """#!/bin/sh
@@ -258,9 +260,12 @@ def qemu(image: Path, root: Path, said: Path) -> list[str]:
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none", "-monitor", "none", "-serial", "file:console"),
         *("-machine", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "qemu64"),
-        *("-smp", "2", "-m", MEMORY, "-kernel", str(image), "-initrd", str(root)),
+        *("-smp", "2", "-m", f"{2 * NODE_MIB}M", "-kernel", str(image), "-initrd", str(root)),
         *("-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"),
     ]
+    for node in (0, 1):
+        command += ["-object", f"memory-backend-ram,id=memory{node},size={NODE_MIB}M"]
+        command += ["-numa", f"node,nodeid={node},cpus={node},memdev=memory{node}"]
     for tag, (path, more) in shares.items():
         command += ["-fsdev", f"local,id={tag},path={path},security_model=none{more}"]
         command += ["-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]

@@ -22,6 +22,7 @@ from holdfast_services.agent.clients import MetadataClient, PeerClients
 from holdfast_services.agent.data_plane import data_plane
 from holdfast_services.agent.fetcher import Fetcher
 from holdfast_services.agent.launchers import Launchers
+from holdfast_services.agent.numa import memory_nodes
 from holdfast_services.agent.performer import Performer
 from holdfast_services.agent.recovery import adopt
 from holdfast_services.agent.reporter import Reporter
@@ -81,6 +82,7 @@ class Agent:
         )
         state = await asyncio.to_thread(adopt, self._arena, self._served, self.me)
         state.copies_bytes_per_s = self._settings.replicate_bytes_per_s
+        state.nodes_of_memory = len(memory_nodes())
         tier = ObjectTier(self._settings.store)
         fetcher = Fetcher(
             node=self.me.node,

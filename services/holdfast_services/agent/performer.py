@@ -23,6 +23,7 @@ from holdfast_services.agent.clients import PeerClients
 from holdfast_services.agent.domain import Slot
 from holdfast_services.agent.domain import events as ev
 from holdfast_services.agent.fetcher import Fetcher
+from holdfast_services.agent.numa import on_node_of
 from holdfast_services.transport import ServedSegments
 
 THREADS_COUNT = 4
@@ -147,8 +148,10 @@ class Performer:
 
     def create(self, action: ev.CreateSlot) -> Sequence[ev.AgentEvent]:
         """Make and pre-fault a slot's file."""
+        rank = self._arena.session_holder(action.session) if action.session else None
         try:
-            self._arena.create(action.name, action.length_bytes)
+            with on_node_of(rank):
+                self._arena.create(action.name, action.length_bytes)
         except (CheckpointError, OSError) as error:
             return [ev.SlotRefused(action.name.slot, str(error))]
         return [ev.SlotCreated(action.name.slot)]

@@ -242,10 +242,11 @@ AgentEvent = (
 
 @dataclass(frozen=True, slots=True)
 class CreateSlot:
-    """Make and pre-fault a file; answers SlotCreated or SlotRefused."""
+    """Make and pre-fault a file, near ``session``'s rank; answers SlotCreated or SlotRefused."""
 
     name: SlotName
     length_bytes: int
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

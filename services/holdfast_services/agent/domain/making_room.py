@@ -5,6 +5,8 @@ Pure questions, like ``rules``. Source: architecture 4.5, 4.7, P8; ADR 0024.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.ids import ShardId
 from holdfast.core.inventory import HeldState
@@ -32,11 +34,30 @@ def to_drop(state: State, length_bytes: int) -> tuple[Slot, ...] | None:
     return tuple(drop) if over <= 0 else None
 
 
-def free_slot(state: State, length_bytes: int, plan_hash: str = "") -> Slot | None:
-    """A free slot of exactly this length; one that held a segment of this plan, if there is."""
+def free_slot(
+    state: State, length_bytes: int, plan_hash: str = "", session: str = ""
+) -> Slot | None:
+    """A free slot of exactly this length; one that held a segment of this plan, if there is.
+
+    Else one that was made for the rank of ``session``, or for none, before others.
+    """
+
+    def worth(slot: Slot) -> tuple[bool, bool, bool]:
+        alike = slot.last is not None and slot.last.shard.plan_hash == plan_hash
+        return alike, bool(session) and slot.made_for == session, not slot.made_for
+
     free = [s for s in state.slots.values() if s.idle_free and s.length_bytes == length_bytes]
-    alike = (s for s in free if s.last is not None and s.last.shard.plan_hash == plan_hash)
-    return next(alike, free[0] if free else None)
+    return max(free, key=worth, default=None)
+
+
+def first_of(state: State, lacking: Mapping[str, int]) -> str:
+    """Return the session that is leased a slot next, of those that lack some.
+
+    In turn, who lacks most first: making a slot may take seconds, and each rank needs one. But who
+    has one made for it takes that, before anybody else does.
+    """
+    made_for = {slot.made_for for slot in state.slots.values() if slot.idle_free}
+    return max(lacking, key=lambda session: (session in made_for, lacking[session]))
 
 
 def check_holdable(state: State, shard: Shard) -> None:

@@ -344,13 +344,14 @@ def _begin_fetch(state: State, slot: Slot, wish: Wish, *, filled: bool) -> list[
 
 
 def _slot_for(
-    state: State, length_bytes: int, plan_hash: str = ""
+    state: State, length_bytes: int, plan_hash: str = "", session: str = ""
 ) -> tuple[Slot | None, list[ev.Action]]:
     """Return a free slot of this length, or None and what makes one.
 
     One that held a segment of the same plan before comes first: much of it may not have changed.
+    Else one that was made for the same rank, whose memory is near it.
     """
-    slot = making_room.free_slot(state, length_bytes, plan_hash)
+    slot = making_room.free_slot(state, length_bytes, plan_hash, session)
     if slot is not None:
         return slot, []
     waiting = any(
@@ -363,14 +364,17 @@ def _slot_for(
     if drop is None and spare is not None:
         if not (given := _give_way(state, spare)):
             return None, []
-        slot, made = _slot_for(state, length_bytes, plan_hash)
+        slot, made = _slot_for(state, length_bytes, plan_hash, session)
         return slot, [*given, *made]
     if drop is None:
         return None, _say_full(state, length_bytes)
     actions = _drop(state, drop)
     name = _new_name(state, SlotState.FREE)
-    state.slots[name.slot] = Slot(name=name, length_bytes=length_bytes, work=Work.CREATING)
-    return None, [*actions, ev.CreateSlot(name, length_bytes)]
+    made_for = session if state.nodes_of_memory > 1 else ""
+    state.slots[name.slot] = Slot(
+        name=name, length_bytes=length_bytes, work=Work.CREATING, made_for=made_for
+    )
+    return None, [*actions, ev.CreateSlot(name, length_bytes, session)]
 
 
 def _drop(state: State, slots: Iterable[Slot]) -> list[ev.Action]:
@@ -403,11 +407,10 @@ def _lease(state: State) -> list[ev.Action]:
         asking = [session for session in asking if session.loaded]
     lacking = {s.id: count for s in asking if (count := slot_rules.quota_left(state, s))}
     while lacking:
-        # In turn, who lacks most first: making a slot may take seconds, and each rank needs one.
-        session = state.sessions[max(lacking, key=lacking.__getitem__)]
+        session = state.sessions[making_room.first_of(state, lacking)]
         asked = session.reservation
         assert asked is not None, "who has not reserved asks for nothing"
-        slot, made = _slot_for(state, asked.length_bytes, asked.plan_hash)
+        slot, made = _slot_for(state, asked.length_bytes, asked.plan_hash, session.id)
         actions += made
         lacking[session.id] -= 1
         if slot is None or not lacking[session.id]:

@@ -96,7 +96,8 @@ class Slot:
     ``last`` is what was sealed in it the time before, while nothing is: some of its bytes may lie
     there still. A hint for who fills it, never evidence. ``hindered`` is why it could not be
     sealed when that was tried last, if nothing is wrong with what is in it. ``twin`` is set while
-    a rank may fill it for a copy, or has: WRITING or CLOSED, without ``session``.
+    a rank may fill it for a copy, or has: WRITING or CLOSED, without ``session``. ``made_for`` is
+    the session whose rank was to write it when its memory was allocated: it is near that.
     """
 
     name: SlotName
@@ -113,6 +114,7 @@ class Slot:
     last: Content | None = None
     hindered: str = ""
     twin: Twin | None = None
+    made_for: str = ""
 
     @property
     def loadable(self) -> Content | None:
@@ -130,6 +132,7 @@ class Slot:
             name=self.name.to(SlotState.FREE),
             length_bytes=self.length_bytes,
             last=self.content or self.last,
+            made_for=self.made_for,
         )
 
 
@@ -237,12 +240,14 @@ class State:
     whatever order views arrive in. ``replaced_count`` counts since metadata was lost. ``hurried``:
     a restore waits for fetches here, so that none keeps the rate for copies, which is
     ``copies_bytes_per_s``; 0: there is none. ``unlike`` counts, by run, generation and rank, how
-    often in turn what was filled in for a copy was other bytes.
+    often in turn what was filled in for a copy was other bytes. ``nodes_of_memory``: where several
+    are it matters whom a slot is made for.
     """
 
     me: Peer
     budget_bytes: int
     copies_bytes_per_s: int = 0
+    nodes_of_memory: int = 1
     slots: dict[str, Slot] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
     view: NodeView | None = None
@@ -267,6 +272,7 @@ class State:
             me=self.me,
             budget_bytes=self.budget_bytes,
             copies_bytes_per_s=self.copies_bytes_per_s,
+            nodes_of_memory=self.nodes_of_memory,
             slots=dict(self.slots),
             sessions=dict(self.sessions),
             view=self.view,
