@@ -423,33 +423,6 @@ def test_closing_says_how_far_the_last_step_got(leased):
     assert "metadata service does not answer" in error.message
 
 
-def test_who_waits_for_a_step_whose_bytes_an_agent_lost_hears_it_at_once(leased):
-    """An arena that was emptied; training waits for that very step, so no save looks for it."""
-    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
-    handle = leased.save(2)
-    handle.wait("staged", timeout_s=20)
-    [closed] = leased.arena.glob("*.closed")
-    closed.unlink()
-
-    leased.on_view(SessionView(version="1"))
-
-    with pytest.raises(PreconditionError, match="lost its bytes"):
-        handle.wait("replicated", timeout_s=20)
-
-
-def test_the_rank_says_which_step_it_knows_to_be_sealed(leased):
-    """4.7: what is lost of that later is nobody's to wait for."""
-    leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
-    leased.save(2).wait("staged", timeout_s=20)
-    told = leased.session._outbox.message("s").report
-    assert (told.saving, told.sealed_step) == ((2,), 0)
-
-    leased.on_view(SessionView(version="2", steps=(StepLevels(step=2, sealed=True),)))
-
-    told = leased.session._outbox.message("s").report
-    assert (told.saving, told.sealed_step) == ((), 2)
-
-
 def test_who_waits_is_told_when_the_attempt_is_fenced_or_closed(make_saver):
     """X5: nobody waits for what will not come."""
     for end in (
