@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
 from holdfast.state.dataloaders import ResumableLoader
 from holdfast.state.dealing import Deal, Tail
+from holdfast.state.deals import check_agreed
 from holdfast.state.positions import LoaderClock
 from holdfast.state.samplers import ElasticSampler
 
@@ -94,6 +95,8 @@ class Job:
             return
         ranks = [Rank(make, rank) for rank in range(make.ranks)]
         if self.saved is not None:
+            if len(self.saved) != len(ranks):
+                check_agreed("loader", dict(enumerate(s["loader"] for s in self.saved)))
             for rank in ranks:
                 rank.load(self.saved[rank.rank % len(self.saved)])
         for number, batches in enumerate(_steps(make, ranks)):
@@ -163,6 +166,22 @@ def test_each_sample_is_used_once_in_each_epoch_whatever_ranks_come_and_go(make,
         else:
             most = max(ranks * batch_size for ranks, batch_size, _ in attempts)
             assert len(expected) - most < len(seen)
+
+
+@given(make=MAKES, attempts=ATTEMPTS)
+@example(make=Make(length=4), attempts=[(3, 1, 2), (3, 1, 0), (1, 1, 0)])
+@example(make=Make(length=2), attempts=[(1, 1, 1), (2, 1, 1)])
+def test_uneven_it_is_exactly_once_with_nothing_repeated_and_nothing_left(make, attempts):
+    """F81: ``even=False``, for evaluation and DDP's join: also if some have asked in vain."""
+    make = replace(make, kind=ElasticSampler, drop=False, drop_batch=False, even=False)
+    job = Job()
+    for ranks, batch_size, steps in attempts:
+        job.attempt(replace(make, ranks=ranks, batch_size=batch_size), steps)
+    job.attempt(replace(make, ranks=ranks, batch_size=batch_size))
+
+    assert [job.in_order(epoch) for epoch in range(EPOCHS)] == [
+        order(make, epoch) for epoch in range(EPOCHS)
+    ]
 
 
 @given(

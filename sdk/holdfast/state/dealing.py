@@ -116,6 +116,18 @@ class Dealt:
         except (KeyError, TypeError, ValueError) as cause:
             raise ManifestError(f"this does not say how samples were dealt out: {value}") from cause
 
+    @property
+    def is_short(self) -> bool:
+        """Whether this rank has a batch less than others, and so ends the epoch before them."""
+        most = self.deal().batches(self.batch_size, drop_last=self.drop_last)
+        return self.batches < most
+
+    @property
+    def batches(self) -> int:
+        """How many batches this rank has."""
+        count = len(self.deal().places(self.rank))
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
     def deal(self) -> Deal:
         """Return the deal that this rank has a part of."""
         return Deal(length=self.order.length, begin=self.begin, ranks=self.ranks, tail=self.tail)

@@ -43,6 +43,14 @@ class SamplerDeals:
         """Whether ranks share the order of the sampler."""
         return self._shared is not None
 
+    @property
+    def uneven_epoch(self) -> int | None:
+        """The epoch of the next pass, if ranks may have unequally many batches in it; else None."""
+        sampler = self._shared
+        if sampler is None or sampler.num_replicas == 1 or tail_of(sampler) is not Tail.UNEVEN:
+            return None
+        return int(sampler.epoch)
+
     def begun(self, *, alone: bool, made: rng.Stream, first: rng.Stream | None) -> Dealt | None:
         """Return what the newest iterator deals out; None: its order is not known.
 
@@ -98,6 +106,16 @@ class SamplerDeals:
             raise InvalidRequestError(not_shared(self._loader, saved.ranks))
         check_order(saved.order, here)
         return self._dealt(saved.order, saved.used)
+
+    def nothing(self, order: Order) -> Dealt:
+        """Return what is to be dealt out of an epoch that other ranks are about to end.
+
+        Raises:
+            InvalidRequestError: the order here is another one.
+        """
+        assert self._shared is not None
+        check_order(order, order_of(self._shared))
+        return self._dealt(order, order.length)
 
     def swap(self, dealt: Dealt) -> Swap:
         """Let the next iterator of the loader deal out ``dealt``, and not what its sampler says.
@@ -203,10 +221,21 @@ def check_agreed(path: str, trees: Mapping[int, Any]) -> None:
 
 def _used(tree: Mapping[str, Any]) -> str:
     """Return as text what of its epoch a rank says that all have used."""
-    dealt = tree.get("dealt") if tree["live"] else None
-    if dealt is None:
-        return "no epoch that it shares"
-    return f"{dealt['used']} samples of epoch {dealt['order']['epoch']}"
+    over, dealt = tree.get("over"), tree.get("dealt")
+    if tree["live"] and dealt:
+        return f"{dealt['used']} samples of epoch {dealt['order']['epoch']}"
+    if over:
+        return f"{over['order']['length']} samples of epoch {over['order']['epoch']}"
+    return "no epoch that it shares"
+
+
+def not_named(epoch: int) -> str:
+    """Say that an epoch has ended that is begun once more, where ranks end it one by one."""
+    return (
+        f"epoch {epoch} of an ElasticSampler with even=False has ended, and is begun once more: "
+        f"call sampler.set_epoch(epoch) before each pass, with another number; ranks may end an "
+        f"epoch in unequal steps, and only its number tells a restart whether they all have"
+    )
 
 
 def not_shared(loader: DataLoader[Any], saved_ranks: int) -> str:

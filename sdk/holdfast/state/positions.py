@@ -17,6 +17,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from typing import Any, Protocol, cast
 
 import torch.distributed as dist
@@ -24,8 +25,17 @@ from torch.utils.data import DataLoader
 
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state import rng
-from holdfast.state.dealing import Dealt
-from holdfast.state.deals import ALONE, Swap, deals_of, is_dealt_anew, not_known, not_shared, told
+from holdfast.state.dealing import Dealt, Order
+from holdfast.state.deals import (
+    ALONE,
+    Swap,
+    deals_of,
+    is_dealt_anew,
+    not_known,
+    not_named,
+    not_shared,
+    told,
+)
 from holdfast.state.loader_makes import (
     check_loader,
     check_make,
@@ -123,6 +133,8 @@ class Position:
         self._rest: Dealt | None = None
         self._is_dealt_anew = False
         self._swap: Swap | None = None
+        self._over: dict[str, Any] | None = None
+        self._is_over_restored = False
 
     @property
     def _world(self) -> tuple[int, int]:
@@ -139,6 +151,9 @@ class Position:
         self.swap_back()
         resume, self._resume = self._resume, None
         if resume is None:
+            resume = self._what_others_end()
+        self._over = None
+        if resume is None:
             epoch = Epoch(self, made=self.places.take(), stream=rng.take())
             epoch.inner = self._make()
         else:
@@ -152,6 +167,33 @@ class Position:
         if self._loader.num_workers:
             self.note_deal(epoch)  # they have asked for their first indices
         return epoch
+
+    def _what_others_end(self) -> dict[str, Any] | None:
+        """Return the state of an epoch without anything left, if it is the next pass; else None.
+
+        A rank that has a batch less than others may have asked for one more when these were in
+        their last step. That was saved: the script is in that epoch still, and begins it again.
+
+        Raises:
+            InvalidRequestError: the epoch had ended here for all.
+        """
+        over, deals = self._over, self._deals
+        if over is None or deals is None or deals.uneven_epoch != over["order"]["epoch"]:
+            return None
+        if not (over["is_short"] and self._is_over_restored):
+            raise InvalidRequestError(not_named(over["order"]["epoch"]))
+        self._rest, self._is_dealt_anew = deals.nothing(Order(**over["order"])), True
+        return {"now": self.places.take()}
+
+    def ended(self, epoch: Epoch) -> None:
+        """Note that an iterator has nothing left, though others may have where they are uneven."""
+        self.swap_back()
+        if self._deals is None or self._deals.uneven_epoch is None:
+            return
+        self.note_deal(epoch)
+        if epoch.dealt is not None:
+            self._over = {"order": asdict(epoch.dealt.order), "is_short": epoch.dealt.is_short}
+            self._is_over_restored = False
 
     def note_deal(self, epoch: Epoch) -> None:
         """Note what an iterator deals out, which the script may change for the next one."""
@@ -214,6 +256,7 @@ class Position:
             "now": self.places.take(),
             "live": False,
             "counted": self._counted,
+            "over": self._over,
         }
         if epoch is None or epoch.ended or (self._counted and epoch.is_used_up()):
             return state
@@ -246,6 +289,7 @@ class Position:
         self.drawn = self._taken_in_turn = False
         self._counted = self._counted or bool(state["counted"])
         self._resume = dict(state) if state["live"] else None
+        self._over, self._is_over_restored = state.get("over"), True
         self.places.put(state["now"])
 
     def _must_deal(self, state: Mapping[str, Any]) -> bool:
@@ -407,8 +451,9 @@ class Epoch:
                 with self.apart.used():
                     batch = next(self.inner)
         except StopIteration:
-            self.ended = True
-            self._owner.swap_back()
+            if not self.ended:
+                self.ended = True
+                self._owner.ended(self)
             raise
         except Exception:  # of the dataset: the loader goes on, so whoever catches it may too
             self.failed.append(number)

@@ -46,6 +46,7 @@ class ElasticSampler(DistributedSampler[int]):
         drop_last: Leave samples out that cannot be dealt out equally, fewer than there are ranks;
             else as many of the first ones are repeated.
         even: False repeats and leaves out none: some ranks have one sample more, perhaps one batch.
+            Several ranks then need ``set_epoch`` before each pass, with a number of its own.
 
     Raises:
         PreconditionError: there are several ranks, and no process group yet.

@@ -1,0 +1,133 @@
+"""Epochs that ranks end in unequal steps, ``even=False``: who is asked once more, gives nothing.
+
+F81: what a rank with a batch less saves while others are in their last step, and between epochs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from holdfast import ElasticSampler, ResumableLoader
+from holdfast.errors import InvalidRequestError
+from holdfast.state.capture import Capture
+from holdfast.state.positions import LoaderClock
+
+_SPEC = importlib.util.spec_from_file_location(
+    "holdfast_test_worlds", Path(__file__).with_name("worlds.py")
+)
+worlds = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(worlds)
+
+SIZE, RANKS = 7, 3  # rank 0 has three samples, the others two
+
+
+def of_rank(rank: int, ranks: int = RANKS, *, workers: int = 0, even: bool = False) -> Any:
+    sampler = ElasticSampler(range(SIZE), ranks, rank, even=even)
+    loader = ResumableLoader(DataLoader(range(SIZE), sampler=sampler, num_workers=workers))
+    loader.bind(LoaderClock((rank, ranks)))
+    return loader
+
+
+def given(loader: Any, epoch: int) -> list[int]:
+    loader.loader.sampler.set_epoch(epoch)
+    return [batch.item() for batch in loader]
+
+
+def in_the_last_step(rank: int, **more: Any) -> tuple[Any, Any]:
+    """Return a loader that was asked three times, and its iterator: two ranks in vain."""
+    loader = of_rank(rank, **more)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator, None)
+    return loader, iterator
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_rank_that_was_asked_in_vain_gives_nothing_more_of_that_epoch(rank, workers):
+    """Else it would use all of its samples once more; and the next epoch is a whole one."""
+    loader, iterator = in_the_last_step(rank, workers=workers)
+    saved = loader.state_dict()
+    del iterator
+    for _ in range(2):  # killed again before it has begun
+        again = of_rank(rank, workers=workers)
+        again.load_state_dict(saved)
+        saved = again.state_dict()
+
+    assert given(again, 0) == []
+    assert given(again, 1) == given(of_rank(rank), 1) != []
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_checkpoint_between_epochs_begins_the_next_one(rank):
+    """It looks the same to a rank that had a batch less: the number of the epoch tells."""
+    loader = of_rank(rank)
+    given(loader, 0)
+    again = of_rank(rank)
+    again.load_state_dict(loader.state_dict())
+
+    assert given(again, 1) == given(of_rank(rank), 1) != []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_on_other_ranks_nothing_is_left_of_it_whoever_was_asked_in_vain(tmp_path, ranks):
+    """All agree that seven samples are used, though two of them have no iterator any more."""
+    held = [in_the_last_step(rank) for rank in range(RANKS)]
+    captures = [
+        Capture({"loader": loader}, rank=rank, world_size=RANKS)
+        for rank, (loader, _) in enumerate(held)
+    ]
+    seen = []
+    with worlds.save_all(tmp_path, captures) as saved:
+        for rank in range(ranks):
+            loader = of_rank(rank, ranks)
+            Capture({"loader": loader}, rank=rank, world_size=ranks).load(saved, step=1)
+            assert given(loader, 0) == []
+            seen += given(loader, 1)
+
+    assert sorted(seen) == list(range(SIZE))
+
+
+def test_a_rank_in_the_next_epoch_and_one_in_the_last_step_are_named(tmp_path):
+    """What is left is of two epochs: on as many ranks each goes on where it was."""
+    (first, held), (second, _) = in_the_last_step(0), in_the_last_step(1)
+    second.loader.sampler.set_epoch(1)
+    next(iterator := iter(second))
+    captures = [
+        Capture({"loader": loader}, rank=rank, world_size=2)
+        for rank, loader in enumerate((first, second))
+    ]
+    with (
+        worlds.save_all(tmp_path, captures) as saved,
+        pytest.raises(InvalidRequestError, match=r"7 samples of epoch 0 and rank 1 3 samples of"),
+    ):
+        Capture({"loader": of_rank(0, 3)}, rank=0, world_size=3).load(saved, step=1)
+    del held, iterator
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_an_epoch_that_is_begun_twice_is_refused_where_ranks_are_uneven(rank):
+    """With one number for all a restart could not tell; told in the first run, not after a kill."""
+    loader = of_rank(rank)
+    list(loader)
+    with pytest.raises(InvalidRequestError, match=r"epoch 0 .*call sampler.set_epoch\(epoch\)"):
+        list(loader)
+    assert given(loader, 1)
+
+    for other in (of_rank(0, 1), of_rank(rank, even=True)):
+        assert list(other), list(other)
+
+
+def test_what_had_ended_for_all_is_not_begun_again_after_a_restart():
+    """Rank 0 has the most: asked in vain, it says that nobody has anything left."""
+    loader = of_rank(0)
+    given(loader, 0)
+    again = of_rank(0)
+    again.load_state_dict(loader.state_dict())
+    with pytest.raises(InvalidRequestError, match=r"epoch 0 .* has ended"):
+        given(again, 0)
