@@ -73,11 +73,11 @@ def processes(*words: str) -> list[int]:
 class Stack:
     """``holdfast up`` in a folder of its own."""
 
-    def __init__(self, home: Path, nodes: int, **settings: str) -> None:
+    def __init__(self, home: Path, nodes: int, *options: str, **settings: str) -> None:
         self.home = home
         self._settings = settings
         self._logs = itertools.count()
-        self.holdfast("up", "--nodes", str(nodes), "--dir", str(home))
+        self.holdfast("up", "--nodes", str(nodes), "--dir", str(home), *options)
         self.info = json.loads((home / "stack.json").read_text())
 
     def holdfast(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -224,12 +224,15 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def running_stack(nodes: int, **settings: str) -> Iterator[Stack]:
-    """Run a stack in a short temporary folder; stop it and remove the folder after."""
+def running_stack(nodes: int, *options: str, **settings: str) -> Iterator[Stack]:
+    """Run a stack in a short temporary folder; stop it and remove the folder after.
+
+    ``options`` are more words for ``holdfast up``.
+    """
     home = Path(tempfile.mkdtemp(prefix="hf-"))
     stack: Stack | None = None
     try:
-        stack = Stack(home, nodes, **settings)
+        stack = Stack(home, nodes, *options, **settings)
         yield stack
     finally:
         if stack is not None:

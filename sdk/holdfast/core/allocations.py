@@ -5,6 +5,7 @@ An allocation is a level: whole, and of two the one with the higher number count
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.core.ids import node_name
@@ -39,6 +40,11 @@ class Allocation:
     def share(self, node: str) -> Share | None:
         """Return what the launch has of a node."""
         return next((one for one in self.shares if one.node == node), None)
+
+    def ranks_of(self, nodes: Iterable[str]) -> int:
+        """Return how many ranks these nodes have of it."""
+        shares = (self.share(node) for node in set(nodes))
+        return sum(one.ranks for one in shares if one is not None)
 
 
 def check(allocation: Allocation) -> None:

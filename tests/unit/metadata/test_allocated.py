@@ -154,6 +154,18 @@ def test_a_lost_node_is_waited_for_where_the_others_are_not_enough(cluster):
     assert not cluster.launch.on
 
 
+def test_a_node_is_left_out_only_if_what_is_left_of_the_allocation_is_enough(cluster):
+    """Else nothing could begin for an hour; what the script does everywhere ends the launch."""
+    for _ in range(2):
+        cluster.fail("bb", "ValueError: bad batch", step=-1)
+        cluster.tick(31.0)
+        cluster.follow("aa", "bb")
+
+    assert not any(one.left_out for one in cluster.launch.launchers)
+    assert cluster.launch.ending.code == 1
+    assert not cluster.launch.ending.outside
+
+
 def test_a_new_launch_of_the_job_has_the_allocation(cluster):
     cluster.say("aa", left=True)
     cluster.say("bb", left=True)

@@ -105,9 +105,11 @@ def test_batches_that_allow_no_number_of_gpus_end_no_job():
 def test_a_job_that_says_nothing_is_taken_to_scale_as_its_bounds_say():
     fresh = running(began_at_s=NOW_S - SILENT_S + 1.0)
 
-    assert not facts_of(Knowledge(), fresh)[0].profiles
-    assert facts_of(Knowledge())[0].profiles["H100"].replicas_max == 8
-    about = subject([running()], Cluster(nodes=NODES), {}, {}, NOW_S)
+    assert not facts_of(Knowledge(step=9), fresh)[0].profiles, "it may yet say something"
+    assert not facts_of(Knowledge())[0].profiles, "it has done no step"
+    assert facts_of(Knowledge(step=9))[0].profiles["H100"].replicas_max == 8
+    known = {"gpt": Knowledge(step=9)}
+    about = subject([running()], Cluster(nodes=NODES), known, {}, NOW_S)
     made = plan(about.view, Fifo(), NOW_S)
     assert sum(gpus for _, gpus in made.allocations["gpt"]) == 8
 

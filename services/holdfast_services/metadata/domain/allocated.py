@@ -80,7 +80,7 @@ def may_begin(launch: Launch, now_s: float) -> bool:
     missing = [one.node for one in allocation.shares if one.node not in here]
     if not allocation.shares or not missing:
         return bool(allocation.shares)
-    ranks = sum(one.ranks for one in allocation.shares if one.node in here)
+    ranks = allocation.ranks_of(here)
     out = {one.node for one in launch.launchers if one.left_out}
     waited = now_s >= launch.enough_since_s + launch.terms.shrink_after_s
     enough = 0 < allocation.ranks_min <= ranks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.core.rounds import RankFailure
-from holdfast_services.metadata.domain.launch import Launch
+from holdfast_services.metadata.domain.launch import Launch, Launcher
 from holdfast_services.metadata.domain.round_news import said
 
 EARLY_S = 300.0
@@ -43,7 +43,14 @@ def is_due(launch: Launch, name: str, failure: RankFailure) -> bool:
     others = [o for o in launch.launchers if launch.available(o) and o.id != name]
     out = sum(1 for other in launch.launchers if other.left_out)
     few = out < max(1, len(launch.launchers) // LEFT_OUT_PART_MAX)
-    return few and len(others) >= launch.terms.nodes_min
+    return few and _is_enough(launch, others)
+
+
+def _is_enough(launch: Launch, others: list[Launcher]) -> bool:
+    """Tell whether a launch goes on with these; of an allocation, with what they have of it."""
+    if launch.allocation is None:
+        return len(others) >= launch.terms.nodes_min
+    return 0 < launch.allocation.ranks_min <= launch.allocation.ranks_of(o.node for o in others)
 
 
 def without(launch: Launch, name: str, failure: RankFailure, now_s: float) -> Launch:

@@ -82,12 +82,13 @@ def _knowledge(document: Mapping[str, Any], now_s: float) -> Knowledge:
     """Return what a job's document says; hints that cannot be so are refused by name."""
     try:
         costs = {str(name): float(value) for name, value in document["costs"].items()}
+        step = int(document["step"])
         said, age_s = document.get("hints"), float(document.get("hints_age_s") or 0.0)
         found = None if said is None else hints_of(said)
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
         raise UnavailableError(f"the metadata service says what makes no sense: {cause}") from cause
     sound = {n: v for n, v in costs.items() if math.isfinite(v) and v >= 0}
-    return Knowledge(hints=found, at_s=now_s - age_s, costs=sound)
+    return Knowledge(step=step, hints=found, at_s=now_s - age_s, costs=sound)
 
 
 def hints_of(said: Any) -> JobHints:

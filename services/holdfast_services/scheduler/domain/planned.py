@@ -24,9 +24,9 @@ from holdfast_services.scheduler.domain.policies.plan import Plan
 from holdfast_services.scheduler.domain.policies.refusals import refusals
 from holdfast_services.scheduler.domain.wishes import Wished
 
-SILENT_S = 30.0
-"""A job that trains and has said nothing of itself for so long is not going to: it is taken to
-scale as its bounds say."""
+SILENT_S = 10.0
+"""A job that has done steps, trains for so long and has said nothing of how it scales is not going
+to: it is taken to scale as its bounds say."""
 STALE_S = 3600.0
 RESTART_S = 5.0
 """What a start of ranks takes beside save and restore, where it was not measured."""
@@ -38,8 +38,10 @@ class Knowledge:
     """What the metadata service has of a job: what its rank 0 said, and what saves have cost.
 
     ``at_s``: when that was said, by the database's clock. ``costs``: as measured, in seconds.
+    ``step``: the last that it has done.
     """
 
+    step: int = 0
     hints: JobHints | None = None
     at_s: float = 0.0
     gpu_type: str = ""
@@ -161,7 +163,7 @@ def _job(job: Job, cluster: Cluster, known: Knowledge, notes: list[str], now_s: 
         else:
             notes.append(f"batches of {job.name} are not believed: they allow no number of GPUs")
         profiles = _profiles(hints, known.gpu_type or "gpu")
-    elif job.began_at_s and now_s - job.began_at_s > SILENT_S:
+    elif known.step and job.began_at_s and now_s - job.began_at_s > SILENT_S:
         kinds = {node.gpu_type or "gpu" for node in cluster.nodes.values()}
         profile = Profile(step_time=_LINEAR, replicas_max=spec.gpus_max)
         profiles = dict.fromkeys(sorted(kinds), profile)

@@ -200,10 +200,13 @@ def learn(
         job_id, old = before.get(name, ("", NOTHING))
         new = said.get(name, NOTHING)
         old = old if job_id == job.id else NOTHING
-        merged = new if new.hints is not None else replace(old, costs=new.costs or old.costs)
+        merged = new
+        if new.hints is None:
+            step = max(new.step, old.step)
+            merged = replace(old, costs=new.costs or old.costs, step=step)
         if merged.hints is not None:
             merged = replace(merged, gpu_type=_type_of(job, turn) or old.gpu_type)
-        if (merged.hints, merged.costs) != (old.hints, old.costs):
+        if replace(merged, step=old.step, at_s=old.at_s) != old:
             statements.save_hints(name, job.id, merged)
         known[name] = merged
     return known
