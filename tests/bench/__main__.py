@@ -40,6 +40,7 @@ MODULES = (
     "deepspeed",
     "reshard",
     "recover",
+    "rescale",
     "start",
     "launches",
     "elastic",
