@@ -19,6 +19,8 @@ from typing import Any
 from tests.bench.harness import Record
 from tests.e2e.stack import Stack, running_stack
 
+from holdfast.rpc import rest
+
 NAMES = ("rescale/live",)
 RUNS = 5
 RESCALE_S_MAX = 3.0
@@ -159,8 +161,6 @@ def _rescaled(job: Elastic, url: str, ranks: int) -> tuple[float, int]:
 
 def _planned(url: str, name: str, ranks: int) -> float:
     """Return when the newest plan was made, if it gives the job so many; else 0."""
-    from holdfast.rpc import rest
-
     plan = rest.ask("GET", f"{url}/api/v1/plan")
     wished = plan["jobs"].get(name, {"gpus": {}})["gpus"]
     return float(plan["made_at"]) if sum(wished.values()) == ranks else 0.0

@@ -1,8 +1,8 @@
 """A rank of a job whose bits do not depend on the number of ranks, if that is a power of two.
 
 Each rank computes the same gradients, of a batch that the step's number makes. Prints ``did <n>``
-after each update, before it tells of it, and ``final <sha256>`` at the end. It takes its time until
-the file ``--go`` exists.
+after each update, before it tells of it, and ``final <sha256>`` at the end. It takes its time,
+``--step-s`` for each step, until the file ``--go`` exists.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--save", default="never")
     parser.add_argument("--go", type=Path)
+    parser.add_argument("--step-s", type=float, default=STEP_S)
     options = parser.parse_args()
     torch.manual_seed(3)
     torch.set_num_threads(1)
@@ -61,7 +62,7 @@ def main() -> None:
         optimizer.step()
         print(f"did {step}", flush=True)
         if options.go and not options.go.exists():
-            time.sleep(STEP_S)
+            time.sleep(options.step_s)
         if checkpointer:
             checkpointer.step(step)
     digest = hashlib.sha256()

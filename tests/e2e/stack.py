@@ -100,10 +100,16 @@ class Stack:
         return Path(self.node(index)["arena"])
 
     def rest(self, path: str) -> Any:
-        """Return the JSON at ``/api/v1/<path>``."""
+        """Return the JSON at ``/api/v1/<path>`` of the metadata service."""
+        return self._asked(self.info["rest_url"], path)
+
+    def scheduler(self, path: str) -> Any:
+        """Return the JSON at ``/api/v1/<path>`` of the scheduler."""
+        return self._asked(self.info["scheduler_url"], path)
+
+    def _asked(self, url: str, path: str) -> Any:
         request = urllib.request.Request(
-            f"{self.info['rest_url'].rstrip('/')}/api/v1/{path}",
-            headers={"Accept": "application/json"},
+            f"{url.rstrip('/')}/api/v1/{path}", headers={"Accept": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
