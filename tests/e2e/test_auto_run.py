@@ -40,11 +40,13 @@ class Launch:
         self.job = job
         self.out = folder / f"{job}.pt"
         self.log = folder / f"{job}.log"
+        self.hurry = folder / f"{job}.hurry"
 
     def start(self):
         command = [
             sys.executable, "-m", "holdfast.cli.main", "run", "--auto", "--job", self.job,
-            "--nproc-per-node", "2", str(PACED), str(CORPUS / "ddp.py"), str(self.out),
+            "--nproc-per-node", "2", str(PACED), str(self.hurry),
+            str(CORPUS / "ddp.py"), str(self.out),
         ]  # fmt: skip
         with self.log.open("a") as log:
             return subprocess.Popen(
@@ -68,6 +70,7 @@ class Launch:
 
 def test_it_goes_on_after_a_kill_and_after_an_end_and_no_bit_is_lost(stack, tmp_path):
     calm, killed = (Launch(stack, tmp_path, job) for job in ("calm", "killed"))
+    calm.hurry.touch()
     assert calm.start().wait(END_S_MAX) == 0, calm.log.read_text()
 
     launcher = killed.start()
@@ -78,6 +81,7 @@ def test_it_goes_on_after_a_kill_and_after_an_end_and_no_bit_is_lost(stack, tmp_
     launcher.terminate()
     assert launcher.wait(END_S_MAX) == ENDED_BY_SIGTERM, killed.log.read_text()
     assert not killed.out.exists()
+    killed.hurry.touch()
     assert killed.start().wait(END_S_MAX) == 0, killed.log.read_text()
 
     begun = killed.begun()
