@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -59,6 +59,9 @@ class Followed:
 
     ``step`` is the newest that is done, ``is_loaded`` tells whether ``load`` was called.
 
+    *Movers* are the optimizers and schedulers of the trainer. Some callbacks exchange them on the
+    way, and nobody could put that back before the first batch: from there on nothing is saved.
+
     Raises:
         CheckpointError: as ``Checkpointer`` and ``decide`` do.
     """
@@ -67,6 +70,7 @@ class Followed:
         self.saving = saving
         self.state: dict[str, object] = {}
         self.is_loaded = False
+        self._movers: list[tuple[object, int]] = []
         self._checkpointer = Checkpointer(
             saving.job,
             self.state,
@@ -94,12 +98,13 @@ class Followed:
                 f"or not at all"
             )
 
-    def load(self, parts: Mapping[str, object]) -> bool:
+    def load(self, parts: Mapping[str, object], movers: Iterable[object]) -> bool:
         """Load what was decided into ``parts``; tell whether anything was.
 
         Raises:
             CheckpointError: as ``Checkpointer.restore`` does.
         """
+        self._movers = _look(movers)
         self.state.update({**parts, **self.saving.also(parts), "ranks": _ranks()})
         self.is_loaded = True
         restored = self._checkpointer.restore()
@@ -111,8 +116,8 @@ class Followed:
         """Tell whether ``step`` is one that was not done before."""
         return step > self.step
 
-    def save(self, step: int) -> None:
-        """Save ``step`` if that is due.
+    def save(self, step: int, movers: Iterable[object]) -> bool:
+        """Save ``step`` if that is due; tell whether more can be saved.
 
         Raises:
             SystemExit: as ``Checkpointer.step`` does.
@@ -120,7 +125,19 @@ class Followed:
         """
         self.step = step
         self.saving.look(self.state)
-        self._checkpointer.step(step)
+        if _look(movers) == self._movers:
+            self._checkpointer.step(step)
+            return True
+        why = (
+            f"job {self._job}: something has exchanged the trainer's schedulers or optimizers, or "
+            f"their groups of parameters, after the first batch: nothing is saved from step {step} "
+            f"on, and a restart goes on before it"
+        )
+        if self.saving.on_failure == "raise":
+            raise InvalidRequestError(why)
+        (self.saving.say or log.error)(why)
+        self.end()
+        return False
 
     def __enter__(self) -> Self:
         return self
@@ -154,6 +171,11 @@ class Followed:
                 f"start over with fresh",
                 job=self._job,
             )
+
+
+def _look(movers: Iterable[object]) -> list[tuple[object, int]]:
+    """Return which objects these are, held so that no other takes a place, and their groups."""
+    return [(one, len(getattr(one, "param_groups", ()))) for one in movers]
 
 
 def _ranks() -> int:

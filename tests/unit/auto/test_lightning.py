@@ -242,6 +242,43 @@ def test_it_is_killed_in_forwards_of_accumulation_and_validation(runs):
         assert same(runs.run(), expected)
 
 
+EXCHANGED = {
+    "a layer that is thawed and gets a group of its own": """
+class Two(Net):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(4, 4)
+    def loss(self, batch):
+        return nn.functional.mse_loss(self.root(self.backbone(batch[0])), batch[1])
+    def configure_optimizers(self):
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+thaw = pl.callbacks.BackboneFinetuning(1, verbose=False)
+trainer = trainer_of(callbacks=[thaw])
+trainer.fit(Two(), train)
+result = end(trainer)
+""",
+    "a schedule of averaging in the place of the module's": """
+average = pl.callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2)
+trainer = trainer_of(max_epochs=3, callbacks=[average])
+trainer.fit(net, train)
+result = end(trainer)
+""",
+}
+
+
+@pytest.mark.parametrize("text", EXCHANGED.values(), ids=EXCHANGED)
+def test_once_a_callback_has_exchanged_what_moves_the_weights_nothing_is_saved(runs, text):
+    """It goes back to before that: nobody could put it in its place ahead of Lightning's hooks."""
+    runs.write(text, BEGIN)
+    assert same(runs.run(), runs.plain())
+    runs.kept = {}
+    runs.run()
+    assert "nothing is saved from step 7 on" in runs.told
+    assert runs.kept[""]["step"] == 6
+    assert runs.differing(EVERY) == []
+
+
 TOLD = {
     "a count of the module's own": (
         "Net.calls: these change while it trains",

@@ -13,7 +13,7 @@ from holdfast.errors import InvalidRequestError
 from holdfast.integrations.followed import Followed, Saving
 from holdfast.integrations.lightning import progress
 from holdfast.integrations.lightning.drawing import counted
-from holdfast.integrations.lightning.parts import parts_of
+from holdfast.integrations.lightning.parts import movers_of, parts_of
 from holdfast.patches import Patches
 from holdfast.state.passes import PassedLoader
 
@@ -115,7 +115,8 @@ class FitRun:
             step = self._trainer.global_step
             if self._followed is not None and self._followed.is_new(step):
                 self._followed.state["progress"] = progress.taken(self._trainer)
-                self._followed.save(step)
+                if not self._followed.save(step, movers_of(self._trainer)):
+                    self._followed = None
             original(fetcher)
 
         return advance
@@ -127,7 +128,7 @@ class FitRun:
         parts = {**parts_of(self._trainer), "loader": self._drawn}
         with _own_signals(self._trainer):
             try:
-                restored = followed.load(parts)
+                restored = followed.load(parts, movers_of(self._trainer))
             except InvalidRequestError as error:
                 self._give_up(error)
                 return

@@ -13,13 +13,21 @@ Number = dict[str, list[Any]]
 _TABLES = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
+def movers_of(trainer: Any) -> list[object]:
+    """Return the optimizers and schedulers that ``trainer`` has now."""
+    return [*trainer.optimizers, *_schedulers(trainer)]
+
+
+def _schedulers(trainer: Any) -> list[object]:
+    return [config.scheduler for config in trainer.lr_scheduler_configs]
+
+
 def parts_of(trainer: Any) -> dict[str, object]:
     """Return by name what a checkpoint holds of ``trainer``: everything that it trains with."""
-    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     return {
         "model": trainer.strategy.model,
         **{f"optimizer_{number}": one for number, one in enumerate(trainer.optimizers, 1)},
-        **{f"scheduler_{number}": one for number, one in enumerate(schedulers, 1)},
+        **{f"scheduler_{number}": one for number, one in enumerate(_schedulers(trainer), 1)},
         "kept": Kept(trainer),
         "logged": Logged(trainer),
         "metrics": Metrics(trainer.lightning_module),

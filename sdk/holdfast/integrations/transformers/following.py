@@ -140,13 +140,13 @@ class TrainerRun:
         step = self._trainer.state.global_step
         if not self._is_off and self._followed.is_new(step):
             self._take(batches)
-            self._followed.save(step)
+            self._is_off = not self._followed.save(step, self._movers())
 
     def _begin(self, batches: Pass) -> int:
         """Load; return how many batches of its first pass were given before."""
         self._take(batches)
         try:
-            restored = self._followed.load(self._parts())
+            restored = self._followed.load(self._parts(), self._movers())
         except InvalidRequestError as error:
             self._give_up(error)
             return 0
@@ -156,6 +156,9 @@ class TrainerRun:
         saved: Any = self._followed.state["trainer"]
         trainer_state.put(self._trainer, saved, self._history.values(saved["history_bytes"][0]))
         return int(saved["given"])
+
+    def _movers(self) -> list[object]:
+        return [self._trainer.optimizer, self._trainer.lr_scheduler]
 
     def _parts(self) -> dict[str, object]:
         trainer = self._trainer
