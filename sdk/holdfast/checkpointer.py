@@ -28,8 +28,8 @@ from holdfast.policy import (
     Policy,
     Replicas,
     Retention,
+    chosen_interval,
     grace_s,
-    interval_reason,
     kept,
     persist_rule,
     protection_of,
@@ -42,10 +42,11 @@ from holdfast.training import launch
 from holdfast.training.job_terms import Terms, check_arguments
 from holdfast.training.naming import Naming, Scope
 from holdfast.training.preemption import Preemption
-from holdfast.training.progress import Progress
+from holdfast.training.progress import Progress, closed
 from holdfast.training.restore import Decided, Restored, decide, restore, timeout
 from holdfast.training.round_end import RoundEnd
 from holdfast.training.save_handle import SaveHandle
+from holdfast.training.save_pace import SavePace
 from holdfast.training.saver import Saver
 from holdfast.training.session import AgentSession
 
@@ -153,6 +154,7 @@ class Checkpointer:
         self._preemption: Preemption | None = None
         self._round_end: RoundEnd | None = None
         self._progress = Progress.of(state)
+        self._pace = SavePace(partial(chosen_interval, self._policy), self._job, self._place.rank)
         self._paused = False
         self._save_asked = False
         self._closed = False
@@ -260,6 +262,8 @@ class Checkpointer:
             raise
         self._capture.forget()
         self._loaded = True
+        took_s = restored.seconds.values() if restored else ()
+        self._pace.begin(saver.record, took_s, time.monotonic())
         if restored is not None:
             self._progress.step = restored.step
             saver.restored(restored.step, restored.attempt)
@@ -333,8 +337,7 @@ class Checkpointer:
         asked = SaveReason.USER if self._save_asked else SaveReason.UNSPECIFIED
         told = partial(
             self._progress.told,
-            interval_s=self._policy.interval_s(saver.stall_s) * saver.stretch,
-            interval_reason=interval_reason(self._policy, saver.stall_s),
+            wish=self._pace.wish(saver.stall_s, time.monotonic(), stretch=saver.stretch),
             wants_save=SaveReason.PREEMPTION if ending else asked,
             stall_s=saver.stall_s,
         )
@@ -384,11 +387,11 @@ class Checkpointer:
             CheckpointError: the newest save is not safe; the message has its step and level. A
                 whole checkpoint in memory may still be committed later.
         """
-        if error := self._close(timeout_s):
+        if error := self._close(timeout_s, in_order=True):
             raise error
 
-    def _close(self, timeout_s: float) -> CheckpointError | None:
-        """Close; return what the newest save has not reached."""
+    def _close(self, timeout_s: float, *, in_order: bool) -> CheckpointError | None:
+        """Close; return what the newest save has not reached. ``in_order``: it is no failure."""
         if self._closed or os.getpid() != self._pid:
             return None
         self._closed = True
@@ -397,6 +400,8 @@ class Checkpointer:
         if self._round_end is not None:
             self._round_end.close()
         error = self._saver.close(deadline - time.monotonic()) if self._saver else None
+        if in_order:
+            self._session.report(closed)
         self._session.close(timeout_s=max(1.0, deadline - time.monotonic()))
         self._capture.release()
         return error
@@ -418,11 +423,11 @@ class Checkpointer:
     def _at_exit(self) -> None:
         """Close; after an uncaught exception hardly wait: a launcher waits to start us again."""
         failed = getattr(sys, "last_value", None) is not None
-        self._end(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX)
+        self._end(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX, in_order=not failed)
 
-    def _end(self, timeout_s: float) -> None:
+    def _end(self, timeout_s: float, *, in_order: bool = False) -> None:
         """Close where nothing can be raised any more: what is not safe is logged."""
-        if error := self._close(timeout_s):
+        if error := self._close(timeout_s, in_order=in_order):
             log.error("job %s: %s", self._job, error)
 
     def _agent_socket(self) -> Path:
@@ -490,5 +495,5 @@ class Checkpointer:
         if not self._preemption.is_over(saved=saved):
             return
         self._preemption.await_copies(handle, self._job)
-        self._end(max(1.0, self._preemption.left_s))
+        self._end(max(1.0, self._preemption.left_s), in_order=True)
         self._preemption.finish()

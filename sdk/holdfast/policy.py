@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.core import persistence_rules, protection
@@ -19,6 +20,7 @@ from holdfast.core.attempts import PARITY_GROUP_MAX, PARITY_GROUP_MIN, PARITY_MA
 from holdfast.core.budget import checked_slots
 from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.protection import Protection
+from holdfast.core.save_interval import Observed, Wish, optimum_s, time_text
 from holdfast.errors import InvalidRequestError
 
 __all__ = [
@@ -42,13 +44,13 @@ class Policy:
         del step
         return False
 
-    def interval_s(self, stall_s: float) -> float:
+    def interval_s(self, observed: Observed) -> float:
         """Return the seconds wanted between announced saves; 0 for none.
 
         Args:
-            stall_s: What a save has cost the training thread lately.
+            observed: What saves and restores cost, and how often the job fails.
         """
-        del stall_s
+        del observed
         return 0.0
 
     def signals(self) -> frozenset[signal.Signals]:
@@ -86,35 +88,68 @@ class EverySeconds(Policy):
         if not _is_time(self.seconds):
             raise InvalidRequestError(f"EverySeconds takes seconds above 0, not {self.seconds!r}")
 
-    def interval_s(self, stall_s: float) -> float:
+    def interval_s(self, observed: Observed) -> float:
         """Return ``seconds``."""
-        del stall_s
+        del observed
         return self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Auto(Policy):
-    """Save at the interval that minimises the sum of stall and expected lost work.
+    """Save at the interval at which saves, lost work and restarts together cost least.
 
-    The interval is ``sqrt(2 x stall x mtbf)`` for the measured stall.
+    It follows from what saves stall training, what the restore took and how often attempts of this
+    job have failed; ``core.save_interval`` has the formula.
 
     Args:
-        mtbf_s: Mean time between failures of the whole job, seconds.
+        mtbf_s: Mean time between failures of the whole job, in seconds, as long as nothing better
+            is known: it counts as one failure seen in that time.
         interval_s_min: The interval is never shorter than these seconds.
-
-    Source: Young, "A first order approximation to the optimum checkpoint interval", CACM 1974.
+        interval_s_max: Nor is it longer than these.
     """
 
     mtbf_s: float = 4 * 3600.0
     interval_s_min: float = 1.0
+    interval_s_max: float = 3600.0
 
     def __post_init__(self) -> None:
-        if not (_is_time(self.mtbf_s) and _is_time(self.interval_s_min)):
-            raise InvalidRequestError("Auto takes mtbf_s and interval_s_min above 0")
+        if not all(map(_is_time, (self.mtbf_s, self.interval_s_min, self.interval_s_max))):
+            raise InvalidRequestError(
+                "Auto takes mtbf_s, interval_s_min and interval_s_max in seconds above 0"
+            )
+        if self.interval_s_max < self.interval_s_min:
+            raise InvalidRequestError(
+                f"Auto: interval_s_max={self.interval_s_max} is less than "
+                f"interval_s_min={self.interval_s_min}"
+            )
 
-    def interval_s(self, stall_s: float) -> float:
-        """Return Young's interval for this stall."""
-        return max(self.interval_s_min, math.sqrt(2 * max(stall_s, 0.0) * self.mtbf_s))
+    def interval_s(self, observed: Observed) -> float:
+        """Return the optimum for what was observed, within the bounds."""
+        return min(max(self._optimum_s(observed), self.interval_s_min), self.interval_s_max)
+
+    def why(self, observed: Observed) -> str:
+        """Return how ``interval_s`` came about, for people."""
+        interval_s, record = self.interval_s(observed), observed.record
+        best_s = self._optimum_s(observed)
+        bound = "" if best_s == interval_s else f" (best would be {time_text(best_s)}, but "
+        if bound:
+            shorter = best_s < interval_s
+            bound += f"interval_s_{'min' if shorter else 'max'}={interval_s:g})"
+        restart = f"a restore takes {time_text(observed.restore_s)}, " if observed.restore_s else ""
+        count = record.failures_count
+        failures = f"{count or 'no'} failure{'' if count == 1 else 's'}"
+        return (
+            f"every {time_text(interval_s)}{bound}: a save stalls training for "
+            f"{time_text(observed.stall_s)}, {restart}{failures} in "
+            f"{time_text(record.trained_s + observed.training_s)} of training and one assumed in "
+            f"{time_text(self.mtbf_s)} make one in {time_text(self._mtbf_s(observed))}"
+        )
+
+    def _mtbf_s(self, observed: Observed) -> float:
+        return observed.record.mtbf_s(self.mtbf_s, observed.training_s)
+
+    def _optimum_s(self, observed: Observed) -> float:
+        return optimum_s(observed.stall_s, self._mtbf_s(observed), observed.restore_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +186,9 @@ class AnyOf(Policy):
         """Tell whether one of the policies saves ``step``."""
         return any(policy.due(step) for policy in self.policies)
 
-    def interval_s(self, stall_s: float) -> float:
+    def interval_s(self, observed: Observed) -> float:
         """Return the shortest interval of the policies; 0 when none has one."""
-        wishes = (policy.interval_s(stall_s) for policy in self.policies)
+        wishes = (policy.interval_s(observed) for policy in self.policies)
         return min((wish for wish in wishes if wish > 0), default=0.0)
 
     def signals(self) -> frozenset[signal.Signals]:
@@ -163,19 +198,27 @@ class AnyOf(Policy):
 
 def grace_s(policy: Policy) -> float:
     """Return the grace period after a signal: the longest among the parts of ``policy``."""
-    parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
-    graces = [part.grace_s for part in parts if isinstance(part, OnPreemption)]
+    graces = [part.grace_s for part in _parts(policy) if isinstance(part, OnPreemption)]
     return max(graces, default=0.0)
 
 
-def interval_reason(policy: Policy, stall_s: float) -> SaveReason:
-    """Return whose interval is the shortest among the parts of ``policy``: the user's or Auto's."""
-    parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
-    wishes = [part for part in parts if part.interval_s(stall_s) > 0]
-    if not wishes:
-        return SaveReason.UNSPECIFIED
-    shortest = min(wishes, key=lambda part: part.interval_s(stall_s))
-    return SaveReason.AUTO if isinstance(shortest, Auto) else SaveReason.INTERVAL
+def chosen_interval(policy: Policy, observed: Observed) -> Wish:
+    """Return the shortest interval among the parts of ``policy``, whose it is, and why."""
+    wishes = [(part.interval_s(observed), part) for part in _parts(policy)]
+    interval_s, shortest = min(
+        ((wish_s, part) for wish_s, part in wishes if wish_s > 0),
+        key=lambda wish: wish[0],
+        default=(0.0, None),
+    )
+    if shortest is None:
+        return Wish()
+    if isinstance(shortest, Auto):
+        return Wish(interval_s, SaveReason.AUTO, shortest.why(observed))
+    return Wish(interval_s, SaveReason.INTERVAL)
+
+
+def _parts(policy: Policy) -> Sequence[Policy]:
+    return policy.policies if isinstance(policy, AnyOf) else (policy,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from holdfast.core import (
     announcements,
     attempts,
     decision,
+    failure_record,
     hints,
     ids,
     inventory,
@@ -52,6 +53,7 @@ VALUES = [
     for module in (
         ids,
         announcements,
+        failure_record,
         hints,
         reports,
         rounds,

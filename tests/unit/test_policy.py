@@ -18,9 +18,11 @@ from holdfast import (
 )
 from holdfast.core import protection
 from holdfast.core.announcements import SaveReason
+from holdfast.core.failure_record import FailureRecord
 from holdfast.core.persistence_rules import PersistRule
+from holdfast.core.save_interval import Observed
 from holdfast.errors import InvalidRequestError
-from holdfast.policy import Policy, grace_s, interval_reason, persist_rule, protection_of
+from holdfast.policy import Policy, chosen_interval, grace_s, persist_rule, protection_of
 
 
 def test_every_steps_is_due_at_multiples_only():
@@ -34,7 +36,7 @@ def test_any_of_joins_steps_intervals_and_signals():
 
     assert policy.due(8)
     assert not policy.due(9)
-    assert policy.interval_s(0.0) == 10
+    assert policy.interval_s(Observed()) == 10
     assert policy.signals() == {signal.SIGTERM, signal.SIGINT}
     assert grace_s(policy) == 7
 
@@ -43,17 +45,43 @@ def test_never_asks_for_nothing():
     policy = Never()
 
     assert not any(policy.due(step) for step in range(100))
-    assert policy.interval_s(1.0) == 0
+    assert policy.interval_s(Observed(stall_s=1.0)) == 0
     assert policy.signals() == frozenset()
     assert grace_s(policy) == 0
 
 
-def test_auto_follows_youngs_formula_and_its_floor():
-    """The interval that minimises stall plus expected lost work: sqrt(2 x stall x mtbf)."""
-    policy = Auto(mtbf_s=7200, interval_s_min=5)
+HOUR = FailureRecord(failures_count=1, trained_s=3600.0)
 
-    assert policy.interval_s(0.0) == 5
-    assert policy.interval_s(0.5) == pytest.approx(math.sqrt(7200))
+
+@pytest.mark.parametrize(
+    ("observed", "interval_s"),
+    [
+        (Observed(), 5),
+        (Observed(stall_s=0.5), math.sqrt(7200)),
+        (Observed(stall_s=0.5, restore_s=900.0), math.sqrt(8100)),
+        (Observed(stall_s=0.5, training_s=2800.0), 100),
+        (Observed(stall_s=0.5, record=HOUR), math.sqrt(5400)),
+        (Observed(stall_s=0.5, record=FailureRecord(failures_count=7)), 30),
+        (Observed(stall_s=100.0), 1000),
+        (Observed(stall_s=1e9, record=FailureRecord(failures_count=71)), 100),
+    ],
+)
+def test_auto_follows_the_formula_and_its_bounds(observed, interval_s):
+    """sqrt(2 x stall x (mtbf + restore)), by hand; one failure is assumed in ``mtbf_s``."""
+    policy = Auto(mtbf_s=7200, interval_s_min=5, interval_s_max=1000)
+
+    assert policy.interval_s(observed) == pytest.approx(interval_s)
+
+
+def test_auto_says_how_its_interval_came_about():
+    policy = Auto(mtbf_s=7200, interval_s_max=60)
+    observed = Observed(stall_s=0.5, restore_s=4.25, record=HOUR)
+
+    assert policy.why(observed) == (
+        "every 60 s (best would be 74 s, but interval_s_max=60): a save stalls training for 0.5 s, "
+        "a restore takes 4.2 s, 1 failure in 60 min of training and one assumed in 2.0 h make one "
+        "in 1.5 h"
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,6 +90,8 @@ def test_auto_follows_youngs_formula_and_its_floor():
         lambda: EverySteps(0),
         lambda: EverySeconds(0),
         lambda: Auto(mtbf_s=0),
+        lambda: Auto(interval_s_max=math.inf),
+        lambda: Auto(interval_s_min=10, interval_s_max=9),
         lambda: EverySteps("10"),
         lambda: EverySteps(2.5),
         lambda: EverySeconds("10"),
@@ -141,7 +171,7 @@ def test_the_best_steps_are_kept_by_a_metric():
     ],
 )
 def test_whose_interval_it_is(policy, reason):
-    assert reason is interval_reason(policy, 0.0)
+    assert reason is chosen_interval(policy, Observed()).reason
 
 
 @pytest.mark.parametrize(

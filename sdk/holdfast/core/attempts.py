@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.budget import checked_slots, saving_slots, slots_per_rank
 from holdfast.core.decision import Start
+from holdfast.core.failure_record import FailureRecord
 from holdfast.core.ids import (
     GENERATION_MAX,
     STEP_MAX,
@@ -87,10 +88,14 @@ class AttemptSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """What the catalogue answers: the run, and the attempt's generation in it."""
+    """What the catalogue answers: the run, and the attempt's generation in it.
+
+    ``record`` tells of the attempts before; it may have grown when a rank asks again.
+    """
 
     run: str
     generation: int
+    record: FailureRecord = field(default_factory=FailureRecord)
 
 
 def named_nonce(name: str) -> bytes:

@@ -19,7 +19,7 @@ from holdfast.core import hints as job_hints
 from holdfast.core.announcements import SaveReason
 from holdfast.core.hints import JobHints
 from holdfast.core.ids import STEP_MAX
-from holdfast.core.text import holds_nul
+from holdfast.core.text import holds_nul, tellable
 from holdfast.errors import InvalidRequestError
 
 SECONDS_MIN = 1e-9
@@ -30,6 +30,8 @@ BYTES_MAX = 1 << 42
 SAVING_COUNT_MAX = 1024
 NOTE_BYTES_MAX = 4 << 10
 """Longest text of one note."""
+WHY_LENGTH_MAX = 500
+"""Characters of a reason; one that is longer is cut."""
 NOTES_COUNT_MAX = 4
 """How many notes a rank repeats: those of saves that may not be committed yet."""
 
@@ -79,11 +81,13 @@ class RankCosts:
 class RankReport:
     """What a rank says of itself, a level: the newest counts, repeats are harmless.
 
-    ``interval_reason`` says whose ``save_interval_s`` it is. ``wants_save`` is why the rank asks
-    for a save now, UNSPECIFIED: it does not. ``saving`` are steps begun, neither sealed nor given
-    up: with ``step`` beyond one that is neither there nor among the shards, that one will never be
-    whole. Nor will it with ``sealed_step`` at or beyond it, the newest of which the rank has heard
-    that its segment is sealed. ``notes`` are those of rank 0 only, and so are ``hints``.
+    ``interval_reason`` says whose ``save_interval_s`` it is, and ``interval_why`` how it came about
+    if that was reckoned. ``closed``: the script has ended its saves in order. ``wants_save`` is
+    why the rank asks for a save now, UNSPECIFIED: it does not. ``saving`` are steps begun, neither
+    sealed nor given up: with ``step`` beyond one that is neither there nor among the shards, that
+    one will never be whole. Nor will it with ``sealed_step`` at or beyond it, the newest of which
+    the rank has heard that its segment is sealed. ``notes`` are those of rank 0 only, and so are
+    ``hints``.
     """
 
     step: int = 0
@@ -97,6 +101,8 @@ class RankReport:
     costs: RankCosts = field(default_factory=RankCosts)
     hints: JobHints | None = None
     sealed_step: int = 0
+    interval_why: str = ""
+    closed: bool = False
 
     def after(self, before: RankReport) -> RankReport:
         """Return this report as the one that follows ``before``: what is done stays done."""
@@ -136,7 +142,14 @@ def checked(report: RankReport) -> RankReport:
         )
     notes = tuple(note for note in report.notes if _keepable(note))[-NOTES_COUNT_MAX:]
     hints = report.hints and job_hints.checked(report.hints)
-    return replace(_measured(report), notes=notes, costs=_measured(report.costs), hints=hints)
+    measured = _measured(report)
+    return replace(
+        measured,
+        notes=notes,
+        costs=_measured(report.costs),
+        hints=hints,
+        interval_why=tellable(report.interval_why[:WHY_LENGTH_MAX]),
+    )
 
 
 def _keepable(note: StepNote) -> bool:

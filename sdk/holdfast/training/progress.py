@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from holdfast.core.announcements import SaveReason
 from holdfast.core.reports import RankReport
+from holdfast.core.save_interval import Wish
 from holdfast.training.hint_sources import HintSources
 
 
@@ -48,8 +49,7 @@ class Progress:
         self,
         before: RankReport,
         *,
-        interval_s: float,
-        interval_reason: SaveReason,
+        wish: Wish,
         wants_save: SaveReason,
         stall_s: float,
     ) -> RankReport:
@@ -59,8 +59,7 @@ class Progress:
 
         Args:
             before: What it said last.
-            interval_s: After what time it wishes the next save; 0: it does not.
-            interval_reason: Whose wish that is.
+            wish: After what time it wishes the next save, and why.
             wants_save: Why it asks for a save now, if so.
             stall_s: What the newest save has cost.
         """
@@ -68,9 +67,15 @@ class Progress:
             before,
             step=self.step,
             step_s=self.step_s,
-            save_interval_s=interval_s,
-            interval_reason=interval_reason,
+            save_interval_s=wish.interval_s,
+            interval_reason=wish.reason,
+            interval_why=wish.why,
             wants_save=wants_save,
             costs=replace(before.costs, stall_s=stall_s),
             hints=self.sources.hints(),
         )
+
+
+def closed(report: RankReport) -> RankReport:
+    """Return the report of a rank whose script has ended its saves in order."""
+    return replace(report, closed=True)

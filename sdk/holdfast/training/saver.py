@@ -39,7 +39,8 @@ from holdfast.training.unsaved_steps import reason_text
 class Saver:
     """Saves the state of one rank; the module says which threads call it, and under which lock.
 
-    ``stall_s`` is what the newest save has cost the training thread, ``arena`` the slots' folder.
+    ``stall_s`` is what the newest save has cost the training thread, ``arena`` the slots' folder,
+    ``record`` what became of the attempts before.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Saver:
         self.stall_s = 0.0
         self._guard = guard
         self.arena = arena
+        self.record = seat.record
         self._capture = capture
         self._session = session
         self._rank = spec.rank

@@ -308,7 +308,8 @@ class AgentSession:
         response = call(self._stub.OpenSession, request, timeout_s=CALL_S_MAX, job=job)
         seat = from_message(response.seat, Seat)
         run_id(seat.run)
-        if self._seat and self._seat != seat:
+        before = self._seat
+        if before and (before.run, before.generation) != (seat.run, seat.generation):
             raise StaleGenerationError(
                 f"the catalogue was lost and has given this attempt a new number, "
                 f"{seat.generation}: "

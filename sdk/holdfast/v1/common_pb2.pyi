@@ -549,21 +549,53 @@ class Seat(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     generation: _builtins.int
+    @_builtins.property
+    def record(self) -> Global___FailureRecord:
+        """of the attempts before"""
+
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         generation: _builtins.int = ...,
+        record: Global___FailureRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "record", b"record", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Seat: _TypeAlias = Seat  # noqa: Y015
+
+@_typing.final
+class FailureRecord(_message.Message):
+    """What became of the attempts of a run: how many had begun to train and did not end in order, and
+    for how many seconds all of them trained.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURES_COUNT_FIELD_NUMBER: _builtins.int
+    TRAINED_S_FIELD_NUMBER: _builtins.int
+    failures_count: _builtins.int
+    trained_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        failures_count: _builtins.int = ...,
+        trained_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures_count", b"failures_count", "trained_s", b"trained_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailureRecord: _TypeAlias = FailureRecord  # noqa: Y015
 
 @_typing.final
 class StepNote(_message.Message):
@@ -818,6 +850,8 @@ class RankReport(_message.Message):
     COSTS_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
     SEALED_STEP_FIELD_NUMBER: _builtins.int
+    INTERVAL_WHY_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """optimizer steps completed"""
     step_s: _builtins.float
@@ -834,6 +868,10 @@ class RankReport(_message.Message):
     """The newest step whose segment its agent has sealed. A step up to it that is neither among
     those that are saved nor among the shards was lost with the node's memory.
     """
+    interval_why: _builtins.str
+    """of rank 0 only: how an interval of AUTO came about, for people"""
+    closed: _builtins.bool
+    """the script has ended its saves: what follows is no failure"""
     @_builtins.property
     def saving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps this rank has begun to save, neither sealed nor given up. A step it has completed that
@@ -864,10 +902,12 @@ class RankReport(_message.Message):
         costs: Global___RankCosts | None = ...,
         hints: Global___JobHints | None = ...,
         sealed_step: _builtins.int = ...,
+        interval_why: _builtins.str = ...,
+        closed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "hints", b"hints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "hints", b"hints", "interval_reason", b"interval_reason", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "sealed_step", b"sealed_step", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "costs", b"costs", "hints", b"hints", "interval_reason", b"interval_reason", "interval_why", b"interval_why", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "sealed_step", b"sealed_step", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

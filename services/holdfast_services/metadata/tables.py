@@ -44,6 +44,7 @@ jobs = _table(
 # [[generation, step, generation that had made it]]. abandoned: JSON [[step, generation, reason]].
 # retention: JSON of the policy, NULL: everything is kept. persisted_*: the last checkpoint that
 # became due, when; persist_owed: one was due and could not go, so the next one does.
+# failures: JSON of the record of the attempts before, and how the newest one has ended.
 # started: JSON [name of a start that was made]. announced_*: step 0: nothing is announced.
 runs = _table(
     "runs",
@@ -61,6 +62,7 @@ runs = _table(
     Column("persisted_at_s", Float, nullable=False),
     Column("persist_owed", Boolean, nullable=False),
     Column("started", Text, nullable=False),
+    Column("failures", Text, nullable=False),
 )
 
 # spec: holdfast.v1.AttemptSpec of the rank that began it; nonce is that of the spec, for its index.

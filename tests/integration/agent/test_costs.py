@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import time
 
 import pytest
+import torch
 from tests.integration.agent.harness import Node, Trainer, open_session, until
 from tests.integration.metadata.test_process import start as start_metadata
 
+import holdfast
 from holdfast.core.announcements import SaveReason
 from holdfast.errors import InvalidRequestError
 from holdfast.v1 import agent_pb2 as pb
@@ -119,6 +122,47 @@ def test_an_announcement_says_why_to_the_rank(metadata, agent, rank):
     [told] = [event for event in events if event["kind"] == "save_announced"]
     assert "a rank was told to end (rank 0)" in told["message"]
     assert "preemption" == told["context"]["reason"]
+
+
+class CrashError(Exception):
+    """What ends an attempt otherwise than in order."""
+
+
+def test_failures_shorten_the_interval_and_the_reason_says_so(metadata, agent, monkeypatch):
+    """G7: two attempts crash, one ends in order; the next one knows, and the page too."""
+    monkeypatch.setenv("HOLDFAST_AGENT", str(agent.socket))
+
+    def job():
+        return metadata.http.get("/api/v1/jobs/auto").json()
+
+    def attempt(number, text, *, fails=True):
+        monkeypatch.setenv("HOLDFAST_ATTEMPT", f"attempt {number}")
+        auto = holdfast.Auto(mtbf_s=7200, interval_s_min=1e-3)
+        state = {"model": torch.nn.Linear(4, 4)}
+        with (
+            contextlib.suppress(CrashError),
+            holdfast.Checkpointer("auto", state, save=auto, replicas=0) as ck,
+        ):
+            ck.restore()
+            ck._saver.stall_s = 0.5  # as if a save had been that slow, on any machine
+            ck.step(1)
+            until(lambda: text in job()["saves_why"], text)
+            seen = job()
+            if fails:
+                raise CrashError
+        until(lambda: not job()["running"], "it ended")
+        return seen
+
+    first = attempt(1, "no failures in")
+    attempt(2, "1 failure in")
+    third = attempt(3, "2 failures in", fails=False)
+    fourth = attempt(4, "2 failures in")
+
+    assert first["saves_every_s"] == pytest.approx(math.sqrt(7200), rel=0.02)
+    assert third["saves_every_s"] == pytest.approx(math.sqrt(2400), rel=0.02)
+    assert (2, 2) == (third["failures"], fourth["failures"])
+    assert fourth["trained_s"] > third["trained_s"] > 0
+    assert job()["saves_every_s"] is None, "nobody trains now"
 
 
 def test_no_wait_of_a_peer_is_endless(metadata, agent, rank):

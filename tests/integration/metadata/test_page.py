@@ -36,6 +36,8 @@ JOB = {
     "newest_step": 1,
     "newest_replicated_step": 1,
     "restore": RESTORE,
+    "saves_every_s": 1.0,
+    "saves_why": EVIL,
 }
 COPY = {"node": EVIL, "tier": EVIL}
 CHECKPOINT = {
@@ -161,4 +163,5 @@ def test_names_and_texts_of_others_are_shown_and_never_executed(address, tmp_pat
         assert EVIL in page.value("document.querySelector('#store').textContent")
         assert EVIL in page.value("document.querySelector('.why').textContent")
         assert EVIL in page.value("document.querySelector('.origin').textContent")
+        assert EVIL in page.value("document.querySelector('.pace').textContent")
         assert page.value("document.querySelectorAll('[onmouseover]').length") == 0

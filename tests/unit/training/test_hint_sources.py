@@ -6,6 +6,7 @@ import math
 from holdfast.core.announcements import SaveReason
 from holdfast.core.hints import JobHints
 from holdfast.core.reports import RankReport
+from holdfast.core.save_interval import Wish
 from holdfast.training.hint_sources import HintSources
 from holdfast.training.progress import Progress
 
@@ -40,8 +41,7 @@ def test_a_state_that_is_filled_after_a_decision_is_looked_at_when_training_goes
     progress = Progress.of(state)
     state["loader"] = Knows(HINTS)
     report = progress.told(
-        RankReport(), interval_s=0.0, interval_reason=SaveReason.UNSPECIFIED,
-        wants_save=SaveReason.UNSPECIFIED, stall_s=0.0,
-    )  # fmt: skip
+        RankReport(), wish=Wish(), wants_save=SaveReason.UNSPECIFIED, stall_s=0.0
+    )
 
     assert report.hints == HINTS

@@ -16,7 +16,7 @@ from holdfast.core.inventory import RankStatus
 from holdfast.core.origin import kept
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
-from holdfast_services.metadata.domain import attempt_start, costs
+from holdfast_services.metadata.domain import attempt_start, costs, failures
 from holdfast_services.metadata.domain.model import (
     Attempt,
     Limits,
@@ -154,6 +154,8 @@ def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: L
         announced_at_s=0.0,
         retention=wish.spec.retention or run.retention,
         persisted_at_s=run.persisted_at_s or now_s,  # an interval needs a beginning
+        record=failures.recorded(run, limits),
+        ended=None,
     )
 
 
@@ -228,8 +230,14 @@ def absorb(run: Run, nodes: Mapping[str, Node], limits: Limits) -> Run:
     if not any(rank.live for rank in ranks):
         lease_until_s = 0.0
     heard = (nodes[rank.node].reported_at_s for rank in ranks if rank.rank in statuses)
-    attempt = costs.kept(attempt, statuses, max(heard, default=0.0))
-    return replace(run, ranks=ranks, attempt=replace(attempt, lease_until_s=lease_until_s))
+    heard_s = max(heard, default=0.0)
+    attempt = costs.kept(attempt, statuses, heard_s)
+    return replace(
+        run,
+        ranks=ranks,
+        attempt=replace(attempt, lease_until_s=lease_until_s),
+        ended=failures.ended(run, ranks, statuses, heard_s),
+    )
 
 
 def status_by_rank(run: Run, nodes: Mapping[str, Node]) -> Mapping[int, RankStatus]:

@@ -15,6 +15,7 @@ from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.announcements import Announcement
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.decision import Decision, DecisionState
+from holdfast.core.failure_record import FailureRecord
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.inventory import Inventory
 from holdfast.core.lines import Move
@@ -185,6 +186,14 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """That all ranks of the newest attempt have ended; ``in_order``: they closed what they had."""
+
+    at_s: float
+    in_order: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One lineage of checkpoints with its newest attempt.
 
@@ -204,7 +213,8 @@ class Run:
     ``persisted_step`` and ``persisted_at_s`` are those of the last checkpoint that became due;
     ``persist_owed``: another was due and could not go, so the next one does. ``started`` are the
     names of the starts that were made, the newest last, a bounded number. ``rules`` follow from
-    ``moves``, by ``after``.
+    ``moves``, by ``after``. ``record`` is of the attempts before the newest, and ``ended``
+    tells how that has ended.
     """
 
     id: str
@@ -228,6 +238,8 @@ class Run:
     drains: tuple[Drain, ...] = ()
     stored: tuple[Stored, ...] = ()
     started: tuple[str, ...] = ()
+    record: FailureRecord = field(default_factory=FailureRecord)
+    ended: Ended | None = None
 
     @property
     def current(self) -> Attempt | None:

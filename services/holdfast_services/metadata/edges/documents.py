@@ -62,6 +62,16 @@ class JobDoc(BaseModel):
         description="What saves and the restore of the attempt cost, as last measured: seconds "
         "of its slowest rank, bytes of all its ranks; without those that are not known"
     )
+    saves_every_s: float | None = Field(
+        description="After what time rank 0 wishes an announced save; null: it does not, or nobody "
+        "trains"
+    )
+    saves_why: str = Field(description="How an interval of `Auto()` came about; else empty")
+    failures: int = Field(
+        description="How many attempts before this one had begun to train and ended otherwise than "
+        "in order"
+    )
+    trained_s: float = Field(description="For how long the attempts before this one trained")
     hints: dict[str, Any] | None = Field(
         description="What rank 0 says of how the job scales, as the protocol's JobHints has it"
     )
@@ -225,7 +235,9 @@ def job_doc(run: Run, world: World) -> JobDoc:
         newest_durable_step=next(stored, None),
         restore=_restore_doc(run),
         costs=_costs(run, world),
-        **_hints(run, world),
+        failures=run.record.failures_count,
+        trained_s=run.record.trained_s,
+        **_said(run, world),
     )
 
 
@@ -236,14 +248,22 @@ def _costs(run: Run, world: World) -> dict[str, float]:
     return {name: value for name, value in asdict(known).items() if value}
 
 
-def _hints(run: Run, world: World) -> dict[str, Any]:
+def _said(run: Run, world: World) -> dict[str, Any]:
+    """Return what rank 0 says of its saves, and of how the job scales."""
+    said: dict[str, Any] = {"saves_every_s": None, "saves_why": ""}
+    said |= {"hints": None, "hints_age_s": None}
     for node in world.live.values():
         for status in node.inventory.ranks:
             mine = (status.run, status.generation, status.rank) == (run.id, run.generation, 0)
-            if mine and status.report.hints is not None:
+            if not mine:
+                continue
+            report = status.report
+            if status.live and report.save_interval_s:
+                said |= {"saves_every_s": report.save_interval_s, "saves_why": report.interval_why}
+            if report.hints is not None:
                 age_s = max(0.0, world.now_s - node.reported_at_s)
-                return {"hints": asdict(status.report.hints), "hints_age_s": age_s}
-    return {"hints": None, "hints_age_s": None}
+                said |= {"hints": asdict(report.hints), "hints_age_s": age_s}
+    return said
 
 
 def _restore_doc(run: Run) -> RestoreDoc | None:

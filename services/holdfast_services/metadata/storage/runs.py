@@ -16,6 +16,7 @@ from holdfast.core.abandoned_step import AbandonedStep
 from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.attempts import AttemptSpec
 from holdfast.core.decision import Decision, DecisionState
+from holdfast.core.failure_record import FailureRecord
 from holdfast.core.ids import CheckpointId
 from holdfast.core.lines import Move
 from holdfast.core.node_view import SupersedeRule
@@ -26,7 +27,7 @@ from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.kit.db import upsert
 from holdfast_services.metadata import tables as t
-from holdfast_services.metadata.domain.model import Attempt, RankFacts, Run
+from holdfast_services.metadata.domain.model import Attempt, Ended, RankFacts, Run
 from holdfast_services.metadata.storage.base import checkpoint_id, is_named, key_of
 from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
 from holdfast_services.metadata.storage.origins import OriginStatements
@@ -142,6 +143,7 @@ _NEW_RUN = {
     "persisted_at_s": 0.0,
     "persist_owed": False,
     "started": "[]",
+    "failures": "{}",
 }
 
 
@@ -223,6 +225,7 @@ class RunStatements(CheckpointStatements, OriginStatements):
             persisted_at_s=row["persisted_at_s"],
             persist_owed=row["persist_owed"],
             started=tuple(json.loads(row["started"])),
+            **_failures(row["failures"]),
         )
         return self._with_checkpoints(bare)
 
@@ -265,6 +268,9 @@ class RunStatements(CheckpointStatements, OriginStatements):
             "persisted_at_s": run.persisted_at_s,
             "persist_owed": run.persist_owed,
             "started": json.dumps(run.started),
+            "failures": json.dumps(
+                {"record": asdict(run.record), "ended": asdict(run.ended) if run.ended else None}
+            ),
         }
         which = {"of_run": run.id, "generation_max": run.generation}
         self._expect_one(self._db.execute(_SAVE_RUN, {**which, **values}).rowcount, run)
@@ -362,6 +368,16 @@ class RunStatements(CheckpointStatements, OriginStatements):
 def _begun(attempt: Attempt | None) -> object:
     """Return what tells how an attempt began."""
     return (attempt.generation, attempt.spec.origin) if attempt else None
+
+
+def _failures(text: str) -> dict[str, Any]:
+    """Return what became of attempts, as a run has it; of an old row nothing is known."""
+    said = json.loads(text)
+    ended = said.get("ended")
+    return {
+        "record": FailureRecord(**said.get("record", {})),
+        "ended": Ended(**ended) if ended else None,
+    }
 
 
 def _rule(after_step: int, below_generation: int, from_generation: int = 0) -> SupersedeRule:

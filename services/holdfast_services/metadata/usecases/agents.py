@@ -123,7 +123,7 @@ def register(
                 continue
             run = outcome.run
             events += outcome.events
-            answers[index] = Seat(run=run.id, generation=run.generation)
+            answers[index] = Seat(run=run.id, generation=run.generation, record=run.record)
             if known is None:
                 # Before the next wish: one attempt may replace another within a batch, and the
                 # nonces of both must have a row, or the older one's repeat begins a third (M1).

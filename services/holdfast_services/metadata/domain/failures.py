@@ -1,0 +1,55 @@
+"""The record of a run's failures, by which ``Auto()`` chooses how often to save (G7). Pure.
+
+An attempt has failed if it had begun to train and ended otherwise than in order: before its ranks
+closed what they had, and before a last step that all of them were told to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.core.announcements import SaveReason
+from holdfast.core.failure_record import FailureRecord
+from holdfast.core.inventory import RankStatus
+from holdfast_services.metadata.domain.model import Ended, Limits, RankFacts, Run
+
+_ENDING = (SaveReason.PREEMPTION, SaveReason.RESCALE)
+"""Who is told to save for one of these saves last of all: nothing is lost."""
+
+
+def ended(
+    run: Run, ranks: Iterable[RankFacts], statuses: Mapping[int, RankStatus], heard_s: float
+) -> Ended | None:
+    """Return how the newest attempt has ended, None: it goes on, or nobody has said it yet.
+
+    Args:
+        run: As it was before its ranks were heard.
+        ranks: What is known of them now.
+        statuses: What they said last, by rank.
+        heard_s: When.
+    """
+    attempt = run.attempt
+    if attempt is None or any(rank.live for rank in ranks):
+        return None
+    if run.ended is not None and not attempt.lease_until_s:
+        return run.ended  # told already: reports that repeat it are no news
+    all_of_them = len(statuses) == attempt.spec.world_size
+    in_order = all_of_them and all(status.report.closed for status in statuses.values())
+    return Ended(at_s=heard_s or attempt.costs_at_s, in_order=in_order)
+
+
+def recorded(run: Run, limits: Limits) -> FailureRecord:
+    """Return the record with the newest attempt, as another one is about to follow it.
+
+    Of one that fell silent the end is when its lease was renewed last.
+    """
+    attempt = run.attempt
+    if attempt is None or not any(rank.loaded for rank in run.ranks):
+        return run.record
+    last_s = run.ended.at_s if run.ended else attempt.lease_until_s - limits.node_lease_s
+    told = run.announcement is not None and run.announcement.reason in _ENDING
+    failed = not told and not (run.ended and run.ended.in_order)
+    return FailureRecord(
+        failures_count=run.record.failures_count + failed,
+        trained_s=run.record.trained_s + max(0.0, last_s - attempt.started_at_s),
+    )
