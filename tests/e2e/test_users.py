@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.stack import environment, running_stack
+from tests.e2e.stack import environment, running_stack, until
 from tests.e2e.test_bit_identity import final
 
 PAIR, START, DECIDE = (
@@ -25,6 +25,8 @@ def stack():
 
 def steps_of(stack, job):
     """Return the steps of the job's checkpoints that may be restored, newest first."""
+    if job not in {one["job"] for one in stack.rest("jobs")}:
+        return []
     return [r["step"] for r in stack.rest(f"jobs/{job}/checkpoints") if not r["superseded"]]
 
 
@@ -32,12 +34,16 @@ def test_a_save_that_one_rank_asks_for_is_made_by_all_at_one_step(stack):
     """``request_save``: announced as time triggers are; nobody else asks for one."""
     places = {"world_size": 2, "nodes": (0, 1)}
     run = ("--job", "asked", "--save", "never", "--request-at", "5", "--pause-s", "0.1")
-    outputs = stack.ranks(*run, "--steps", "60", **places).succeed()
+    ranks = stack.ranks(*run, "--steps", "60", **places)
+    until(lambda: steps_of(stack, "asked"), "a checkpoint")
+    rolled_back = stack.holdfast("rollback", f"asked@{steps_of(stack, 'asked')[0]}", check=False)
+    outputs = ranks.succeed()
 
     saved = [re.findall(r"^step (\d+) [a-z]", text, re.MULTILINE) for text in outputs]
     assert 1 == len(saved[0])
     assert saved[0] == saved[1]
     assert 5 < int(saved[0][0]) < 60
+    assert "asked is training: attempt 1, started by" in rolled_back.stderr
 
 
 def test_a_single_rank_saves_at_its_next_step_when_asked(stack):

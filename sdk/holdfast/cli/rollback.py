@@ -9,6 +9,7 @@ from holdfast.cli.catalogue import find_checkpoint
 from holdfast.cli.output import Report, confirm, counted
 from holdfast.cli.rest import Record, Rest
 from holdfast.code_version import user
+from holdfast.errors import PreconditionError
 
 STEPS_NAMED_MAX = 8
 
@@ -24,7 +25,13 @@ def rollback(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     rest = Rest.find(environ)
     found = find_checkpoint(rest, args.target)
     job = rest.job(args.target.job)
-    lost = going(rest.checkpoints(args.target.job), found)
+    if job["running"] and not args.force:  # nobody is asked about steps, and refused then
+        raise PreconditionError(
+            f"{job['job']} is training: attempt {job['attempt']}, started by {job['holder']}; stop "
+            f"its launcher first (Ctrl-C, or SIGTERM), or use --force, after which it saves nothing"
+        )
+    rows = rest.checkpoints(args.target.job)
+    lost = going(rows, found)
     if lost and not args.yes:
         what = f"{_steps(lost)} of {found['job']}, only in memory,"
         refusal = f"{what} would be lost: `holdfast pin JOB@STEP` keeps one; or say --yes as well"
@@ -37,7 +44,8 @@ def rollback(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     }
     done = rest.roll_back(found, wish)
     fenced = int(job["attempt"]) if job["running"] else None
-    return Report(data=done, text=_told(done, fenced))
+    stored = {(row["step"], row["attempt"]) for row in rows if row["durable_at"] is not None}
+    return Report(data=done, text=told(done, stored, fenced))
 
 
 def going(checkpoints: list[Record], to: Record) -> list[Record]:
@@ -58,17 +66,24 @@ def going(checkpoints: list[Record], to: Record) -> list[Record]:
     ]
 
 
-def _told(done: Record, fenced: int | None) -> list[str]:
+def told(done: Record, stored: set[tuple[int, int]], fenced: int | None) -> list[str]:
+    """Return what people are told of a rollback.
+
+    Args:
+        done: The answer.
+        stored: Steps and attempts that the object store has.
+        fenced: The attempt that trained.
+    """
     where = f"step {done['step']} of attempt {done['attempt']}"
     if done["repeated"]:
         return [f"{done['job']} is rolled back to {where} already: the next start restores it"]
     told = [f"{done['job']} is rolled back to {where}: the next start restores it"]
     if left := done["left"]:
-        told.append(
-            f"left behind, {counted(len(left), 'checkpoint')}: {_steps(left)}; `holdfast rollback "
-            f"{done['job']}@{left[0]['step']} --attempt {left[0]['attempt']}` goes forward again, "
-            f"once it is in the object store"
-        )
+        told.append(f"left behind, {counted(len(left), 'checkpoint')}: {_steps(left)}")
+    ahead = next((row for row in left if (row["step"], row["attempt"]) in stored), None)
+    if ahead:
+        again = f"holdfast rollback {done['job']}@{ahead['step']} --attempt {ahead['attempt']}"
+        told.append(f"`{again}` goes forward again, to the newest of them in the object store")
     if fenced is not None:
         told.append(f"attempt {fenced} saves nothing any more: stop it, and start the job again")
     return told

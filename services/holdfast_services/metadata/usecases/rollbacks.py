@@ -9,7 +9,6 @@ from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.format.rollback import TEXT_LENGTH_MAX
 from holdfast_services.metadata.domain import rollback as rules
 from holdfast_services.metadata.domain.believed_copies import gather, whole
-from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.rollback import Rollback
 from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.usecases.users import At, find, locked
@@ -80,8 +79,9 @@ def roll_back(catalogue: Catalogue, wish: Wish) -> RolledBack:
             f"{_what(before)}; look again, and repeat",
             job=run.job,
         )
-    copies = gather(run.id, tuple(catalogue.nodes().values()), now_s).live.get(item.id, {})
-    rules.check(run, item, now_s, in_memory=whole(copies), force=wish.force)
+    live = gather(run.id, tuple(catalogue.nodes().values()), now_s).live
+    in_memory = {key for key, copies in live.items() if whole(copies)}
+    rules.check(run, item, now_s, in_memory=item.id in in_memory, force=wish.force)
     known = catalogue.with_rows(run, [item.id])
     outcome = rules.rolled_back(known, item.row)
     after = outcome.run
@@ -96,14 +96,10 @@ def roll_back(catalogue: Catalogue, wish: Wish) -> RolledBack:
     catalogue.put_rollback(made)
     events = rules.news(known, after, item.id, wish.holder, wish.reason)
     catalogue.add_events([*events, *outcome.events], "", now_s)
-    left = _left(catalogue, run, after, now_s)
+    there = [row.id for row in catalogue.listed(run.id, now_s)
+             if row.row.stored or row.id in in_memory]  # fmt: skip
+    left = tuple(key for key in there if run.usable(key) and not after.usable(key))
     return RolledBack(run=run.id, rollback=made, left=left)
-
-
-def _left(catalogue: Catalogue, before: Run, after: Run, now_s: float) -> tuple[CheckpointId, ...]:
-    """Return all that could be restored before, and is left behind by now."""
-    keys = (item.id for item in catalogue.listed(after.id, now_s))
-    return tuple(key for key in keys if before.usable(key) and not after.usable(key))
 
 
 def _what(before: Rollback | None) -> str:
