@@ -75,8 +75,8 @@ class Checkpointer:
         save: When to save to memory.
         persist: Which saved steps also go to the object store: ``EverySteps(n)`` takes the first
             one committed at or after each multiple, ``EverySeconds(s)`` the first one so long
-            after the last; ``AnyOf`` both. It costs a third slot of memory, never time,
-            unless ``slots`` is 2.
+            after the last, ``Auto()`` when it pays; ``AnyOf`` all of them. It costs a third
+            slot of memory, never time, unless ``slots`` is 2.
         keep: Which checkpoints of the job the object store keeps; None leaves its policy unchanged.
         replicas: Number of copies on other nodes, or ``Replicas``, or ``Parity`` in place of them.
         on_failure: ``degrade`` refuses to start if the configuration cannot work, and later only

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.core import persistence_rules, protection
 from holdfast.core.announcements import SaveReason
@@ -282,19 +282,28 @@ def persist_rule(policy: Policy | None) -> PersistRule:
         InvalidRequestError: a policy that means nothing there; names those that do.
     """
     parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+    autos = [part for part in parts if isinstance(part, Auto)]
     steps = [part.steps for part in parts if isinstance(part, EverySteps)]
     seconds = [part.seconds for part in parts if isinstance(part, EverySeconds)]
-    others = [part for part in parts if not isinstance(part, EverySteps | EverySeconds)]
+    others = [part for part in parts if not isinstance(part, EverySteps | EverySeconds | Auto)]
     if any(part is not None and not isinstance(part, Never) for part in others):
         raise InvalidRequestError(
-            f"persist={policy!r} is not supported: use EverySteps, EverySeconds, AnyOf of "
+            f"persist={policy!r} is not supported: use EverySteps, EverySeconds, Auto, AnyOf of "
             f"these, or Never"
         )
-    if len(steps) > 1 or len(seconds) > 1:
+    if max(len(steps), len(seconds), len(autos)) > 1:
         raise InvalidRequestError(
-            f"persist={policy!r}: use at most one EverySteps and one EverySeconds"
+            f"persist={policy!r}: use at most one EverySteps, one EverySeconds and one Auto"
         )
-    return PersistRule(steps=sum(steps), seconds=sum(seconds))
+    rule = PersistRule(steps=sum(steps), seconds=sum(seconds))
+    for auto in autos:
+        rule = replace(
+            rule,
+            mtbf_s=auto.mtbf_s,
+            interval_s_min=auto.interval_s_min,
+            interval_s_max=auto.interval_s_max,
+        )
+    return rule
 
 
 @dataclass(frozen=True, slots=True)

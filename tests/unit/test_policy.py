@@ -130,6 +130,10 @@ def test_values_that_mean_nothing_are_refused(make):
         (EverySeconds(60), PersistRule(seconds=60)),
         (AnyOf(EverySteps(100), EverySeconds(60), Never()), PersistRule(steps=100, seconds=60)),
         (AnyOf(), PersistRule()),
+        (
+            AnyOf(Auto(mtbf_s=60.0, interval_s_min=2.0, interval_s_max=9.0), EverySteps(100)),
+            PersistRule(steps=100, mtbf_s=60.0, interval_s_min=2.0, interval_s_max=9.0),
+        ),
     ],
 )
 def test_a_policy_says_what_goes_to_the_object_store(policy, rule):
@@ -140,9 +144,9 @@ def test_a_policy_says_what_goes_to_the_object_store(policy, rule):
 @pytest.mark.parametrize(
     ("policy", "match"),
     [
-        (Auto(), "use EverySteps, EverySeconds"),
         (OnPreemption(), "use EverySteps, EverySeconds"),
-        (AnyOf(EverySteps(5), Auto()), "use EverySteps, EverySeconds"),
+        (AnyOf(EverySteps(5), OnPreemption()), "use EverySteps, EverySeconds"),
+        (AnyOf(Auto(), Auto()), "one Auto"),
         (Policy(), "use EverySteps, EverySeconds"),
         (100, "use EverySteps, EverySeconds"),
         (AnyOf(EverySteps(5), EverySteps(7)), "at most one EverySteps"),

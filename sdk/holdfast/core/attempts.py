@@ -129,7 +129,8 @@ def check(spec: AttemptSpec) -> None:
         )
     _check_parity(spec)
     rule = spec.persist
-    if not (0 <= rule.steps <= STEP_MAX and 0 <= rule.seconds < math.inf):
+    times = (rule.seconds, rule.mtbf_s, rule.interval_s_min, rule.interval_s_max)
+    if not (0 <= rule.steps <= STEP_MAX and all(0 <= seconds < math.inf for seconds in times)):
         raise InvalidRequestError(f"persist rule {rule} must not be negative", job=spec.job)
     checked_slots(spec.slots)
     _check_begun(spec)

@@ -217,4 +217,6 @@ def rule_text(rule: PersistRule) -> str:
         texts.append(f"at or after each {rule.steps}")
     if rule.seconds:
         texts.append(f"{rule.seconds:g} s after the last upload began")
+    if rule.mtbf_s:
+        texts.append("once Auto() finds that it pays")
     return f"persist= takes the first step committed {', or '.join(texts)}" if texts else ""

@@ -243,19 +243,31 @@ class PersistRule(_message.Message):
 
     STEPS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    MTBF_S_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_MIN_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_MAX_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """0: no such rule"""
     seconds: _builtins.float
     """the first step committed so long after the last one that went; 0: none"""
+    mtbf_s: _builtins.float
+    """As often as pays off: the mean time between failures that is assumed, 0: no such rule; and the
+    bounds of the interval.
+    """
+    interval_s_min: _builtins.float
+    interval_s_max: _builtins.float
     def __init__(
         self,
         *,
         steps: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        mtbf_s: _builtins.float = ...,
+        interval_s_min: _builtins.float = ...,
+        interval_s_max: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_s_max", b"interval_s_max", "interval_s_min", b"interval_s_min", "mtbf_s", b"mtbf_s", "seconds", b"seconds", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -205,7 +205,7 @@ def test_ctrl_c_while_a_restore_waits_ends_the_session(node, catalogue, monkeypa
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"persist": holdfast.Auto()}, "use EverySteps, EverySeconds"),
+        ({"persist": holdfast.OnPreemption()}, "use EverySteps, EverySeconds"),
         ({"keep": 5}, r"pass one, such as holdfast.Retention\(last=5\)"),
     ],
 )

@@ -13,6 +13,7 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.persistence_rules import PersistRule
 from holdfast.core.shard import Shard
 from holdfast.core.user_events import Event
+from holdfast_services.metadata.domain import drain_interval
 from holdfast_services.metadata.domain.believed_copies import (
     Evidence,
     ShardCopies,
@@ -110,10 +111,11 @@ def drained(run: Run, evidence: Evidence) -> Drained:
 def due(rule: PersistRule, run: Run, step: int, now_s: float) -> bool:
     """Tell whether ``step``, just committed, is one that goes to the object store.
 
-    It is the first at or after a multiple of ``steps``, or ``seconds`` have gone by.
+    It is the first at or after a multiple of ``steps``, ``seconds`` have gone by, or it pays off.
     """
     by_step = rule.steps > 0 and run.persisted_step // rule.steps < step // rule.steps
-    return by_step or 0 < rule.seconds <= now_s - run.persisted_at_s
+    by_time = 0 < rule.seconds <= now_s - run.persisted_at_s
+    return by_step or by_time or drain_interval.due(rule, run, now_s)
 
 
 def begin(run: Run, row: Checkpoint, shards: Sequence[Shard], now_s: float) -> Run:

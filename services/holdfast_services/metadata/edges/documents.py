@@ -17,7 +17,7 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.origin import Tree
 from holdfast.core.shard import Shard
 from holdfast.format.keys import folder
-from holdfast_services.metadata.domain import costs
+from holdfast_services.metadata.domain import costs, drain_interval
 from holdfast_services.metadata.domain.ancestry import Ancestor
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.believed_copies import ShardCopies
@@ -67,6 +67,10 @@ class JobDoc(BaseModel):
         "trains"
     )
     saves_why: str = Field(description="How an interval of `Auto()` came about; else empty")
+    persists_every_s: float | None = Field(
+        description="The interval of `persist=Auto()`; null: that is not the job's rule"
+    )
+    persists_why: str = Field(description="How that came about; else empty")
     failures: int = Field(
         description="How many attempts before this one had begun to train and ended otherwise than "
         "in order"
@@ -237,6 +241,7 @@ def job_doc(run: Run, world: World) -> JobDoc:
         costs=_costs(run, world),
         failures=run.record.failures_count,
         trained_s=run.record.trained_s,
+        **_drains(run, world),
         **_said(run, world),
     )
 
@@ -246,6 +251,16 @@ def _costs(run: Run, world: World) -> dict[str, float]:
         return {}
     known = costs.shown(run.attempt, status_by_rank(run, world.nodes))
     return {name: value for name, value in asdict(known).items() if value}
+
+
+def _drains(run: Run, world: World) -> dict[str, Any]:
+    rule = run.attempt.spec.persist if run.attempt else None
+    if rule is None or not rule.mtbf_s or not world.limits.object_tier:
+        return {"persists_every_s": None, "persists_why": ""}
+    return {
+        "persists_every_s": drain_interval.interval_s(rule, run, world.now_s),
+        "persists_why": drain_interval.why(rule, run, world.now_s),
+    }
 
 
 def _said(run: Run, world: World) -> dict[str, Any]:
