@@ -15,6 +15,7 @@ from dataclasses import replace
 from tests.bench.harness import Record
 
 from holdfast.goodput.batches import BatchLimits
+from holdfast.goodput.curves import curve
 from holdfast.goodput.efficiency import GradientNoise
 from holdfast.goodput.profile import Profile
 from holdfast.goodput.step_time import StepTime
@@ -110,7 +111,11 @@ def _carried_out(view: View, found: Plan, number: int, drawn: random.Random) -> 
 
 def _job(name: str, drawn: random.Random) -> Job:
     seen = drawn.choice((0, 1, 2, 4, 8, 16, 32))
-    profile = Profile(step_time=_model(drawn), replicas_max=max(seen, 1))
+    places = [(1, gpus) for gpus in (1, 2, 4) if gpus <= seen]
+    off = curve((local, drawn.uniform(0.9, 1.1)) for local in (32, 64, 128, 256))
+    profile = Profile(
+        step_time=_model(drawn), replicas_max=max(seen, 1), curves=dict.fromkeys(places, off)
+    )
     return Job(
         name=name,
         submitted_s=0.0,

@@ -259,6 +259,18 @@ def test_who_waits_longest_of_those_that_starve_comes_first(policy):
     assert "keeps its 1 GPUs: it had starved before" == after.reasons["l0"]
 
 
+def test_who_starves_displaces_the_fewest_gpus():
+    """The wide job, on three nodes of four, goes on where it is."""
+    wide = job("wide", allocation=tuple((f"gpu00{at}", 4) for at in range(3)), replicas_max=12)
+    small = job("small", allocation=(("gpu003", 4),), replicas_max=4)
+    starved = job("starved", seconds=1e7, since_s=-4000.0, replicas_max=1)
+
+    found = plan(view([wide, small, starved], nodes(4)), Price(), 0.0)
+
+    assert (("gpu003", 1),) == found.allocations["starved"]
+    assert wide.allocation == found.allocations["wide"]
+
+
 def test_undeclared_work_is_taken_from_the_family():
     """Price: what jobs of the family took in all."""
     unknown, declared = job("a", seconds=None, family="long"), job("b")

@@ -8,6 +8,7 @@ since what is free lies apart, gives way to the best one that does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +55,13 @@ class Room:
         nodes = self._of_pool.get(pool, [])
         return sum(self.free[node.name] for node in nodes if spot or not node.spot)
 
-    def find(self, job: Job, shape: Shape) -> Allocation:
-        """Return where ``job`` would have ``shape``; empty if nowhere, or its quota forbids it."""
+    def find(
+        self, job: Job, shape: Shape, cost: Mapping[str, int] = MappingProxyType({})
+    ) -> Allocation:
+        """Return where ``job`` would have ``shape``; empty if nowhere, or its quota forbids it.
+
+        Nodes of less ``cost`` come first, of those without spot nodes, of these the nearest.
+        """
         if shape.gpus > self.quota_left.get(job.owner, shape.gpus):
             return ()
         nodes = [
@@ -63,38 +69,47 @@ class Room:
         ]
         near = job.held_by | {name for name, _ in job.allocation}
         if shape.nodes == 1:
-            return self._on_one(nodes, near, shape.gpus)
+            return self._on_one(nodes, near, shape.gpus, cost)
         per_node = shape.pool.gpus_per_node
         whole, rest = divmod(shape.gpus, per_node)
         empty = [node for node in nodes if self.free[node.name] == per_node]
         if len(empty) < whole:
             return ()
-        empty.sort(key=lambda node: (node.spot, node.name not in near, node.name))
+        empty.sort(key=lambda n: (cost.get(n.name, 0), n.spot, n.name not in near, n.name))
         chosen = [(node.name, per_node) for node in empty[:whole]]
         if not rest:
             return tuple(sorted(chosen))
         taken = {name for name, _ in chosen} | self._shared
-        last = self._on_one([node for node in nodes if node.name not in taken], near, rest)
+        others = [node for node in nodes if node.name not in taken]
+        last = self._on_one(others, near, rest, cost)
         return (*sorted(chosen), *last) if last else ()
 
-    def find_quiet(self, job: Job, shape: Shape, others: Sequence[Job]) -> Allocation:
-        """Return where ``job`` would have ``shape``, if it can be where ``others`` are not now."""
-        free = dict(self.free)
-        for name, gpus in (place for other in others for place in other.allocation):
-            if name in self.free:
-                self.free[name] = max(self.free[name] - gpus, 0)
-        quiet = self.find(job, shape)
-        self.free = free
-        return quiet or self.find(job, shape)
+    def find_displacing(self, job: Job, shape: Shape, others: Sequence[Job]) -> Allocation:
+        """Return where ``job`` would have ``shape`` in place of the fewest GPUs of ``others``.
 
-    def _on_one(self, nodes: Sequence[Node], near: frozenset[str], gpus: int) -> Allocation:
+        These have GPUs that are free here; who loses one has to move with all of them.
+        """
+        moved: dict[str, int] = dict.fromkeys(self.free, 0)
+        unused = dict(self.free)
+        for other in others:
+            for name, gpus in other.allocation:
+                if name in unused:
+                    unused[name] -= gpus
+                    moved[name] += other.gpus
+        needed = min(shape.gpus, shape.pool.gpus_per_node)
+        quiet = {name for name, left in unused.items() if left >= needed}
+        cost = {name: 0 if name in quiet else moved[name] for name in self.free}
+        return self.find(job, shape, cost)
+
+    def _on_one(
+        self, nodes: Sequence[Node], near: frozenset[str], gpus: int, cost: Mapping[str, int]
+    ) -> Allocation:
+        def rank(node: Node) -> tuple[int, bool, int, bool, str]:
+            left = self.free[node.name] - gpus
+            return cost.get(node.name, 0), node.spot, left, node.name not in near, node.name
+
         fits = [node for node in nodes if self.free[node.name] >= gpus]
-        if not fits:
-            return ()
-        best = min(
-            fits, key=lambda n: (n.spot, self.free[n.name] - gpus, n.name not in near, n.name)
-        )
-        return ((best.name, gpus),)
+        return ((min(fits, key=rank).name, gpus),) if fits else ()
 
 
 def place(

@@ -64,7 +64,7 @@ def serve(
             if shape.gpus == job.replicas_min
             and (job.gpu_types is None or shape.pool.gpu_type in job.gpu_types)
         ]
-        options = [room.find_quiet(job, shape, stays) for shape in least]
+        options = [room.find_displacing(job, shape, stays) for shape in least]
         allocation = next((option for option in options if option), ())
         if allocation:
             found[job.name] = allocation
