@@ -141,6 +141,15 @@ def test_two_types_of_gpus_are_shared_out(policy):
     assert {"big000", "big001"} == set(dict(found.allocations["a"]))
 
 
+def test_a_job_moves_to_as_many_gpus_of_another_type():
+    """G25: what it may have now lies in another pool."""
+    has = job("a", gpu_types=frozenset({"big"}), replicas_max=4, allocation=(("gpu000", 4),))
+
+    found = plan(view([has], (*nodes(1, gpu_type="big"), *nodes(1))), Price(), 0.0)
+
+    assert (("big000", 4),) == found.allocations["a"]
+
+
 @each_policy
 def test_a_job_that_can_never_run_is_refused_with_the_sum(policy):
     """F107."""
@@ -198,7 +207,7 @@ def test_a_short_job_comes_before_a_long_one():
 
     assert {"short": 1} == gpus(found)
     assert "waits: 1 GPUs are worth" in found.reasons["long"]
-    assert "(1 of 2 by time left)" in found.reasons["long"]
+    assert "(1 of 2 from the longest)" in found.reasons["long"]
 
 
 def test_equal_jobs_do_not_take_turns():

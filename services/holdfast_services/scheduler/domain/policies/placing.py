@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast_services.scheduler.domain.policies.facts import Allocation, Job, Node, NodeState
-from holdfast_services.scheduler.domain.policies.shapes import Pool, Shape, pool_of
+from holdfast_services.scheduler.domain.policies.shapes import Pool, Shape, pool_of, shape_of
 
 Array = npt.NDArray[np.float64]
 
@@ -50,10 +50,13 @@ class Room:
             if len(allocation) > 1:
                 self._shared.add(name)
 
-    def capacity(self, pool: Pool, *, spot: bool = True) -> int:
-        """Return the free GPUs of a pool, with or without those of spot nodes."""
-        nodes = self._of_pool.get(pool, [])
-        return sum(self.free[node.name] for node in nodes if spot or not node.spot)
+    def capacity(self, pool: Pool) -> int:
+        """Return the free GPUs of a pool."""
+        return sum(self.free[node.name] for node in self._of_pool.get(pool, ()))
+
+    def shape(self, job: Job) -> Shape | None:
+        """Return the shape of what a job has; None if it has nothing, or not all of it is there."""
+        return shape_of(job, self._nodes)
 
     def find(
         self, job: Job, shape: Shape, cost: Mapping[str, int] = MappingProxyType({})
@@ -132,7 +135,7 @@ def place(
     found: dict[str, Allocation] = {}
     moving = []
     for row, (job, column) in enumerate(zip(jobs, chosen, strict=True)):
-        if column >= 0 and _keeps(job, shapes[column]) and room.has(job.allocation):
+        if column >= 0 and room.shape(job) == shapes[column] and room.has(job.allocation):
             found[job.name] = job.allocation
             room.take(job, job.allocation)
         elif column >= 0:
@@ -146,10 +149,6 @@ def place(
             best = _by_value(values[row], below=most + 1, shapes=shapes)
             _first_that_fits(room, job, [shapes[at] for at in best], found)
     return found
-
-
-def _keeps(job: Job, shape: Shape) -> bool:
-    return job.gpus == shape.gpus and len(job.allocation) == shape.nodes
 
 
 def _by_value(values: Array, *, below: int, shapes: Sequence[Shape]) -> list[int]:
@@ -167,8 +166,3 @@ def _first_that_fits(
             found[job.name] = allocation
             room.take(job, allocation)
             return
-
-
-def total_gpus(allocations: Mapping[str, Allocation]) -> int:
-    """Return the GPUs of all allocations together."""
-    return sum(gpus for allocation in allocations.values() for _, gpus in allocation)

@@ -8,7 +8,7 @@ are told.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from holdfast_services.scheduler.domain.policies.facts import Allocation, Job, View
@@ -126,17 +126,15 @@ def _plan(
     choice = policy.choose(facts)
     shapes = facts.table.shapes
     placed = place(room, moving, shapes, choice.columns, choice.values)
-    columns = {
-        (shape.gpus, shape.nodes, shape.pool.gpu_type): at for at, shape in enumerate(shapes)
-    }
-    kinds = {node.name: node.gpu_type for node in view.nodes}
+    columns = {shape: at for at, shape in enumerate(shapes)}
     for row, job in enumerate(moving):
-        found = placed.get(job.name, ())
         column = -1
-        if found:
-            allocations[job.name] = found
-            gpus = sum(count for _, count in found)
-            column = columns[gpus, len(found), kinds[found[0][0]]]
+        if job.name in placed:
+            has = replace(job, allocation=placed[job.name])
+            allocations[job.name] = has.allocation
+            shape = room.shape(has)
+            assert shape is not None
+            column = columns[shape]
         reasons[job.name] = choice.why(row, column)
     return Plan(
         allocations=allocations, reasons=reasons, refused=refused, prices=dict(choice.prices)

@@ -72,7 +72,7 @@ class Bought:
         """Return the numbers of the bargain."""
         market, table = self.market, self.market.table
         jobs = len(table.jobs)
-        rank = f"{market.rank[row]:.0f} of {jobs} by time left"
+        rank = f"{market.rank[row]:.0f} of {jobs} from the longest"
         if column < 0:
             best = int(np.argmax(self.values[row]))
             value = float(self.values[row, best])

@@ -3,7 +3,7 @@
 In the order in which they began to wait, each gets the least that it runs on, and keeps that for a
 while, on up to half of the GPUs together, or the first of them on whatever it needs. So with ``A``
 the least GPUs of those who have waited longer, ``m`` the most that one of these and the job itself
-need, and ``K`` the GPUs of the pools that it may have, a job whose least is there waits at most
+need, and ``K`` the GPUs that are up, of which a job may have any, it waits at most
 ``starves_s + (2 + A / max(1, K/2 - m + 1)) * (keeps_s + a round)``: in each such span all that were
 served before are free again. Pinned jobs take their GPUs out of ``K``.
 """
@@ -13,7 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast_services.scheduler.domain.policies.facts import Allocation, Job, View
+from holdfast_services.scheduler.domain.policies.facts import (
+    Allocation,
+    Job,
+    NodeState,
+    View,
+)
 from holdfast_services.scheduler.domain.policies.placing import Room
 from holdfast_services.scheduler.domain.policies.shapes import pools, shapes
 
@@ -50,7 +55,8 @@ def serve(
         key=lambda job: (job.since_s, job.name),
     )
     kept = sum(job.gpus for job in view.jobs if keeps(job, rule, now_s))
-    left = sum(node.gpus for node in view.nodes) // 2 - kept
+    up = sum(node.gpus for node in view.nodes if node.state is NodeState.UP)
+    left = up // 2 - kept
     columns = shapes(view.nodes, waiting) if pools(view.nodes) else ()
     stays = [job for job in jobs if job.allocation]
     found: dict[str, Allocation] = {}
