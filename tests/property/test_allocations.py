@@ -84,9 +84,9 @@ class Allocations(Rounds):
             return
         dead = {p.report.launcher for p in self.processes.values() if not p.alive}
         self.feed(Gone(frozenset(dead)))
-        for _ in range(6):
+        for _ in range(8):
             self.now_s += PAUSE_S_MAX
-            self.feed(Tick(saved=True))
+            self.feed(Tick(saved=True))  # so late that nobody need be warm any more
             for process in list(self.processes.values()):
                 if process.alive:
                     self.say(process)

@@ -74,7 +74,8 @@ class LauncherReport:
     one each time. ``round``: nonce of the round whose ranks it runs or ran, empty: none.
     ``finished``: all of these have ended well; ``failure``: one has not. ``stopping``: it was told
     to end; ``left``: it has ended all ranks, and ends. ``address``: host at which other nodes reach
-    its ranks, empty: the same as its agent's.
+    its ranks, empty: the same as its agent's. ``warm``: they would begin at once, as its standbys
+    have imported what they are to.
     """
 
     launcher: str
@@ -90,6 +91,7 @@ class LauncherReport:
     stopping: bool = False
     left: bool = False
     address: str = ""
+    warm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

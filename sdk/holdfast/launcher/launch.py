@@ -73,6 +73,7 @@ class Launcher:
         self._ranks: dict[int, RankProcess] = {}
         self._standbys: dict[int, RankProcess] = {}
         self._standbys_from_s = 0.0
+        self._warm: set[RankProcess] = set()
         self._failed = False
         self._finished = False
         self._stopped_by = 0
@@ -123,6 +124,7 @@ class Launcher:
             terms=self._options.terms,
             ranks=self._ranks_count,
             port=self._port.number,
+            warm=not self._preload,
             address=self._options.address,
         )
 
@@ -153,8 +155,10 @@ class Launcher:
                     os.read(self._woken, 4096)
             elif key.data is self._keeper:
                 self._renew_keeper()
-            else:
+            elif key.fd == key.data.pidfd:
                 ended.append(key.data)
+            else:
+                self._note_warm(key.data)
         self._note_ended(ended)
         while self._news and self._last_word is None:
             news = self._news.popleft()
@@ -233,7 +237,7 @@ class Launcher:
         if process is None:
             process = self._started(local_rank, preload=())
         else:
-            self._selector.unregister(process.pidfd)
+            self._forget(process)
         self._ranks[local_rank] = process
         self._selector.register(process.pidfd, selectors.EVENT_READ, process)
         told = environment.of_round(
@@ -280,7 +284,7 @@ class Launcher:
         found: list[RankFailure] = []
         place = self._place
         for process in ended:
-            self._selector.unregister(process.pidfd)
+            self._forget(process)
         for process, code in zip(ended, end(ended), strict=True):
             if self._standbys.get(process.local_rank) is process:
                 self._note_lost_standby(process, code)
@@ -317,9 +321,16 @@ class Launcher:
 
     def _end(self, processes: dict[int, RankProcess]) -> None:
         for process in processes.values():
-            self._selector.unregister(process.pidfd)
+            self._forget(process)
         end(list(processes.values()))
         processes.clear()
+
+    def _forget(self, process: RankProcess) -> None:
+        """Wait for nothing of a process any more."""
+        self._selector.unregister(process.pidfd)
+        if process.channel in self._selector.get_map():
+            self._selector.unregister(process.channel)
+        self._warm.discard(process)
 
     def _renew_keeper(self) -> None:
         self._selector.unregister(self._keeper.pidfd)
@@ -351,6 +362,16 @@ class Launcher:
                 return
             self._standbys[local_rank] = process
             self._selector.register(process.pidfd, selectors.EVENT_READ, process)
+            self._selector.register(process.channel, selectors.EVENT_READ, process)
+
+    def _note_warm(self, process: RankProcess) -> None:
+        """Tell that ranks would begin at once, when all standbys have imported what they are to."""
+        self._selector.unregister(process.channel)
+        if not process.is_warm():
+            return
+        self._warm.add(process)
+        if all(self._standbys.get(number) in self._warm for number in range(self._ranks_count)):
+            self._conversation.say(lambda report: replace(report, warm=True))
 
     # ----------------------------------------------------------------------- ends and people
 

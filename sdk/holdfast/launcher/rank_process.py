@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> None:
     order: dict[str, Any] = json.loads(argv[0])
     _die_with(order["parent"])
     _prepare(order)
+    _say_warm(order["descriptor"])
     line = _next_line(order["descriptor"])
     if not line:
         sys.exit(0)
@@ -74,6 +75,12 @@ def _prepare(order: dict[str, Any]) -> None:
             traceback.print_exc()  # a rank by now: its script may do without
     if order.get("warm_cuda") and not _is_told(order["descriptor"]):
         _warm_cuda()
+
+
+def _say_warm(descriptor: int) -> None:
+    """Tell the launcher that a rank of this process would begin at once."""
+    with contextlib.suppress(OSError):  # it was told what to be, and nobody listens any more
+        os.write(descriptor, b"w")
 
 
 def _is_told(descriptor: int) -> bool:

@@ -163,6 +163,18 @@ class RankProcess:
             self._channel.sendall(json.dumps(told).encode() + b"\n")
         self._channel.close()
 
+    @property
+    def channel(self) -> int:
+        """Readable once a standby is warm: all is imported; -1: it is a rank by now."""
+        return self._channel.fileno()
+
+    def is_warm(self) -> bool:
+        """Tell what it says on its channel: that it is warm; False: it has ended."""
+        try:
+            return self._channel.recv(1) != b""
+        except OSError:
+            return False
+
     def signal(self, number: int) -> None:
         """Send the rank itself a signal."""
         with contextlib.suppress(ProcessLookupError):

@@ -163,6 +163,7 @@ class LauncherReport(_message.Message):
     STOPPING_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
     launcher: _builtins.str
     """32 hex digits; the launcher holds a record lock on <arena>/sessions/<launcher>"""
     sequence: _builtins.int
@@ -183,6 +184,8 @@ class LauncherReport(_message.Message):
     """it has ended its ranks, and ends"""
     address: _builtins.str
     """host at which other nodes reach its ranks; empty: its agent's"""
+    warm: _builtins.bool
+    """its ranks would begin at once: its standbys have imported"""
     @_builtins.property
     def terms(self) -> Global___Terms: ...
     @_builtins.property
@@ -205,10 +208,11 @@ class LauncherReport(_message.Message):
         stopping: _builtins.bool = ...,
         left: _builtins.bool = ...,
         address: _builtins.str = ...,
+        warm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "terms", b"terms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "failure", b"failure", "finished", b"finished", "holder", b"holder", "job", b"job", "launcher", b"launcher", "left", b"left", "port", b"port", "ranks", b"ranks", "round", b"round", "sequence", b"sequence", "stopping", b"stopping", "terms", b"terms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "failure", b"failure", "finished", b"finished", "holder", b"holder", "job", b"job", "launcher", b"launcher", "left", b"left", "port", b"port", "ranks", b"ranks", "round", b"round", "sequence", b"sequence", "stopping", b"stopping", "terms", b"terms", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

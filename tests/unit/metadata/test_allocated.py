@@ -70,11 +70,22 @@ def test_growth_ends_the_round_after_a_save_once_the_newcomer_is_here(cluster):
     assert cluster.launch.number == 1, "training goes on while it starts"
 
     cluster.say("cc")
+    cluster.tick(saved=True)
+    assert cluster.launch.end is None, "and while it imports what its ranks need"
+    cluster.say("cc", warm=True)
     assert cluster.launch.end.reason is EndReason.RESCALE
     assert cluster.launch.number == 1
     cluster.tick(saved=True)
     assert {"aa": 2, "bb": 2, "cc": 1} == members(cluster)
     assert 2 == cluster.launch.allocated
+
+
+def test_a_newcomer_that_never_gets_warm_is_not_waited_for_for_ever(cluster):
+    cluster.feed(Allocated(allocation(2, aa=2, bb=2, cc=1)))
+    cluster.say("cc")
+    cluster.tick(allocated.WARM_S_MAX)
+
+    assert cluster.launch.end.reason is EndReason.RESCALE
 
 
 def test_who_is_left_out_trains_until_the_step_is_saved_and_is_released_then(cluster):
@@ -98,7 +109,8 @@ def test_the_same_nodes_under_another_number_change_no_round(cluster):
 
 def test_the_wish_is_taken_back_if_the_newcomer_goes_again(cluster):
     cluster.feed(Allocated(allocation(2, aa=2, bb=2, cc=1)))
-    cluster.say("cc")
+    cluster.say("cc", warm=True)
+    assert rounds.end_wanted(cluster.launch)
     cluster.feed(Gone(frozenset({"cc" * 16})))
 
     assert not rounds.end_wanted(cluster.launch)
@@ -140,7 +152,7 @@ def test_a_lost_node_ends_the_round_and_enough_others_go_on_after_a_while(cluste
     cluster.tick(31.0)
     assert {"aa": 2} == members(cluster)
     cluster.follow("aa")
-    cluster.say("bb", port=9001)
+    cluster.say("bb", port=9001, warm=True)
     assert cluster.launch.end.reason is EndReason.RESCALE
     cluster.tick(saved=True)
     assert {"aa": 2, "bb": 2} == members(cluster)

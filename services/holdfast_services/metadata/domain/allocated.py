@@ -20,6 +20,8 @@ from holdfast_services.metadata.domain.launch import (
     RoundEnd,
 )
 
+WARM_S_MAX = 120.0
+"""Longer is not waited for a newcomer to import what its ranks need."""
 RELEASED = Ending(code=0, reason="this node takes no part any more", released=True)
 
 
@@ -113,10 +115,16 @@ def rescaling(launch: Launch, now_s: float) -> Launch:
         launch = replace(launch, allocated=launch.allocation.number)
     if launch.end is not None and launch.end.reason is EndReason.RESCALE:
         return launch
-    if may_rescale(launch):
+    if may_rescale(launch) and _is_warm(launch, now_s):
         end = RoundEnd(reason=EndReason.RESCALE, asked_at_s=now_s)
         return replace(launch, end=end)
     return launch
+
+
+def _is_warm(launch: Launch, now_s: float) -> bool:
+    """Tell whether newcomers would begin at once: until then training goes on without them."""
+    newcomers = [one for one in ready(launch) if not launch.takes_part(one.id)]
+    return all(one.warm or now_s >= one.joined_at_s + WARM_S_MAX for one in newcomers)
 
 
 def is_released(launch: Launch, launcher: Launcher) -> bool:

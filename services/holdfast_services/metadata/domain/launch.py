@@ -17,7 +17,8 @@ from holdfast.core.rounds import Ending, Place, RankFailure, Terms
 class Launcher:
     """One launcher as it last reported itself, and how others reach its node.
 
-    ``round``: the nonce of the round whose ranks it runs or ran.
+    ``round``: the nonce of the round whose ranks it runs or ran. ``warm``: those of the next would
+    begin at once.
 
     ``early_count``: rounds in a row that its ranks have ended before their first step.
     ``left_out``: why no round begins with it until ``back_at_s``, if so.
@@ -34,6 +35,7 @@ class Launcher:
     finished: bool = False
     stopping: bool = False
     round: str = ""
+    warm: bool = False
     early_count: int = 0
     left_out: str = ""
     back_at_s: float = 0.0

@@ -187,6 +187,7 @@ def _reported(launch: Launch, event: Reported, now_s: float, lease_s: float) -> 
         finished=report.finished and report.round == launch.nonce,
         stopping=report.stopping,
         round=report.round,
+        warm=report.warm,
     )
     launch = launch.having(told)
     if report.stopping and not known.stopping:
@@ -236,6 +237,7 @@ def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> La
         port=report.port,
         joined_at_s=now_s,
         stopping=report.stopping,
+        warm=report.warm,
     )
     return replace(launch, launchers=(*launch.launchers, joined))
 
