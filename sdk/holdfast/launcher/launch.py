@@ -328,7 +328,7 @@ class Launcher:
     def _forget(self, process: RankProcess) -> None:
         """Wait for nothing of a process any more."""
         self._selector.unregister(process.pidfd)
-        if process.channel in self._selector.get_map():
+        if process.channel >= 0 and process.channel in self._selector.get_map():
             self._selector.unregister(process.channel)
         self._warm.discard(process)
 

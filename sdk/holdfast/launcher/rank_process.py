@@ -111,7 +111,10 @@ def _preload(name: str) -> None:
 def _next_line(descriptor: int) -> bytes:
     """Return what the launcher sends, empty: it wants no rank any more."""
     with os.fdopen(descriptor, "rb") as channel:
-        return channel.readline()
+        try:
+            return channel.readline()
+        except ConnectionResetError:  # it has closed, and not heard that this process is warm
+            return b""
 
 
 def _redirect(number: int, path: str) -> None:
