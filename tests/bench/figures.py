@@ -1,7 +1,8 @@
 """``python -m tests.bench.figures``: write the tables of the page of figures from one run.
 
-``--take build/bench.json`` makes that run the one that the page quotes. The records are kept
-beside the page, so that nobody has to copy numbers, and a test can tell that nobody did.
+``--take build/bench.json`` makes that run the one that the page quotes; with ``--only sched/`` its
+records of these names, and of others what was quoted before. The records are kept beside the page,
+so that nobody has to copy numbers, and a test can tell that nobody did.
 """
 
 from __future__ import annotations
@@ -36,6 +37,16 @@ def rendered(page: str, records: Sequence[Record]) -> str:
     return BLOCK.sub(table, page)
 
 
+def taken(run: Sequence[Record], before: Sequence[Record], only: str) -> list[Record]:
+    """Return what is quoted from now on: of ``run`` the names that begin with ``only``.
+
+    >>> taken([{"name": "a/1"}, {"name": "b/1"}], [{"name": "a/0"}, {"name": "b/0"}], "b/")
+    [{'name': 'a/0'}, {'name': 'b/1'}]
+    """
+    kept = [record for record in before if only and not record["name"].startswith(only)]
+    return kept + [record for record in run if record["name"].startswith(only)]
+
+
 def row(record: Record) -> str:
     """Return a record as a row. The ratio is its own: times better, or part of the limit."""
     unit, value, peer_value = record["unit"], record["value"], record["peer_value"]
@@ -61,9 +72,14 @@ def main() -> int:
     """Take a run, if asked to, and write the tables; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.figures", description=__doc__)
     parser.add_argument("--take", type=Path, metavar="FILE", help="quote this run from now on")
+    parser.add_argument("--only", default="", metavar="NAME", help="take records that start so")
     arguments = parser.parse_args()
     if arguments.take:
-        records = json.loads(arguments.take.read_text(encoding="utf-8"))
+        records = taken(
+            json.loads(arguments.take.read_text(encoding="utf-8")),
+            json.loads(RUN.read_text(encoding="utf-8")),
+            arguments.only,
+        )
         RUN.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     records = json.loads(RUN.read_text(encoding="utf-8"))
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), records), encoding="utf-8")

@@ -25,3 +25,11 @@ def test_no_record_of_the_run_is_left_out():
 def test_a_table_without_records_is_refused():
     with pytest.raises(AssertionError, match="no record begins with"):
         figures.rendered("<!-- records: none/ -->\n<!-- end of records -->", [])
+
+
+def test_records_of_some_names_replace_those_that_were_quoted():
+    before = [{"name": "a/0"}, {"name": "b/0"}]
+    run = [{"name": "a/1"}, {"name": "b/1"}]
+
+    assert figures.taken(run, before, "") == run
+    assert figures.taken(run, before, "b/") == [{"name": "a/0"}, {"name": "b/1"}]
