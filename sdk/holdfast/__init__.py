@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.oneshot import Loaded, load, save
     from holdfast.policy import (
         AnyOf,
+        AtExit,
         Auto,
         EverySeconds,
         EverySteps,
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AnyOf",
+    "AtExit",
     "Auto",
     "Checkpointer",
     "Decided",

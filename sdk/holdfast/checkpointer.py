@@ -399,7 +399,8 @@ class Checkpointer:
         deadline = time.monotonic() + timeout_s
         if self._round_end is not None:
             self._round_end.close()
-        error = self._saver.close(deadline - time.monotonic()) if self._saver else None
+        last = in_order and self._policy.at_exit and not self._paused
+        error = self._saver.close(timeout_s, save_last=last) if self._saver else None
         if in_order:
             self._session.report(closed)
         self._session.close(timeout_s=max(1.0, deadline - time.monotonic()))

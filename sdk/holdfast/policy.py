@@ -1,8 +1,9 @@
 """When a step is saved, and how many copies of it are kept.
 
-Small values that users combine. A policy answers three questions and decides nothing by itself:
+Small values that users combine. A policy answers four questions and decides nothing by itself:
 ``due`` is a function of the step alone, so all ranks agree without a word; ``interval_s`` and
-``signals`` are wishes that become a step number which metadata announces to all ranks.
+``signals`` are wishes that become a step number which metadata announces to all ranks; ``at_exit``
+needs no agreement, as all ranks have done the same last step.
 
 Knows nothing of ranks, clocks or torch. Units: seconds, optimizer steps.
 """
@@ -25,6 +26,7 @@ from holdfast.errors import InvalidRequestError
 
 __all__ = [
     "AnyOf",
+    "AtExit",
     "Auto",
     "EverySeconds",
     "EverySteps",
@@ -37,7 +39,12 @@ __all__ = [
 
 
 class Policy:
-    """When to save; the base answers "never" to all three questions."""
+    """When to save; the base answers "never" to all questions."""
+
+    @property
+    def at_exit(self) -> bool:
+        """Whether the last step is saved as training ends in order."""
+        return False
 
     def due(self, step: int) -> bool:
         """Tell whether ``step`` is saved, on every rank alike."""
@@ -61,6 +68,20 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Never(Policy):
     """Save only when ``Checkpointer.save`` is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtExit(Policy):
+    """Save the last step once, when the script calls ``close`` or runs to its end.
+
+    Until then nothing is copied. After an exception nothing is saved: what the state is then, no
+    step has been. A crash loses what was done since the checkpoint before.
+    """
+
+    @property
+    def at_exit(self) -> bool:
+        """Whether the last step is saved: it is."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +202,11 @@ class AnyOf(Policy):
 
     def __init__(self, *policies: Policy) -> None:
         object.__setattr__(self, "policies", policies)
+
+    @property
+    def at_exit(self) -> bool:
+        """Whether one of the policies saves the last step."""
+        return any(policy.at_exit for policy in self.policies)
 
     def due(self, step: int) -> bool:
         """Tell whether one of the policies saves ``step``."""

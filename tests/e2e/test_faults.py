@@ -407,6 +407,20 @@ def test_every_saved_step_of_a_time_trigger_is_whole_on_ranks_of_different_speed
     assert all(row["local_at"] for row in rows.values()), rows
 
 
+def test_a_policy_at_exit_saves_the_last_step_and_no_other(stack):
+    """F24, G7: on all ranks as they end, and not after an exception: that is no end of a step."""
+    places = {"world_size": 2, "nodes": (0, 1)}
+    common = ("--job", "j", "--save", "exit")
+    stack.ranks(*common, "--steps", "5", **places).succeed()
+    until(lambda: levels(stack, "j"), "it is committed")
+    failing = stack.ranks(*common, "--steps", "9", "--fail-at", "7", **places)
+    assert failing.wait() == [1, 1], failing.outputs
+    outputs = stack.ranks(*common, "--steps", "6", **places).succeed()
+
+    assert {5} == {restored(text) for text in outputs}
+    until(lambda: {5, 6} == levels(stack, "j").keys(), "nothing of step 7, and the one after")
+
+
 def test_sigterm_saves_once_more_on_all_ranks_and_ends_with_143(stack):
     """F24, F27: both ranks save the same step, then end as they would have."""
     places = {"world_size": 2, "nodes": (0, 1)}

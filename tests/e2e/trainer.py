@@ -283,6 +283,8 @@ def policy(text: str) -> holdfast.policy.Policy:
         return holdfast.EverySeconds(0.3)
     if text == "preemption":
         return holdfast.OnPreemption(grace_s=20)
+    if text == "exit":
+        return holdfast.AtExit()
     if text == "never":
         return holdfast.Never()
     return holdfast.EverySteps(int(text))

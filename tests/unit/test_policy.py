@@ -7,6 +7,7 @@ import pytest
 
 from holdfast import (
     AnyOf,
+    AtExit,
     Auto,
     EverySeconds,
     EverySteps,
@@ -39,6 +40,13 @@ def test_any_of_joins_steps_intervals_and_signals():
     assert policy.interval_s(Observed()) == 10
     assert policy.signals() == {signal.SIGTERM, signal.SIGINT}
     assert grace_s(policy) == 7
+
+
+def test_only_at_exit_asks_for_the_last_step():
+    assert AtExit().at_exit
+    assert AnyOf(EverySteps(4), AtExit()).at_exit
+    assert not AnyOf(EverySteps(4), OnPreemption(), Auto(), EverySeconds(3), Never()).at_exit
+    assert not any(AtExit().due(step) for step in range(100))
 
 
 def test_never_asks_for_nothing():

@@ -75,6 +75,7 @@ class Saver:
             guard=guard,
         )
         self._doubts = _doubts(spec, session) if spec.rank == 0 else None
+        self._done: tuple[int, int] | None = None
         self._waited_s = 0.0
         self._steps_seen = 0
         self._warned_idle = self._warned_behind = False
@@ -228,6 +229,7 @@ class Saver:
         gate = self._performer.gate
         idle = self._performer.latest is not None and gate.steps_count == self._steps_seen
         self._steps_seen = gate.steps_count
+        self._done = (step, gate.updates_count)
         if idle and self._capture.optimizers and not self._warned_idle:
             self._warned_idle = True
             warnings.warn(
@@ -265,11 +267,14 @@ class Saver:
         if self._doubts is not None:
             self._doubts.hear(view)
 
-    def close(self, timeout_s: float) -> CheckpointError | None:
+    def close(self, timeout_s: float, *, save_last: bool = False) -> CheckpointError | None:
         """Wait, bounded, until the newest save is as safe as it can be; return why it is not.
 
-        A step that found no slot is saved now, unless something has been updated since.
+        A step that found no slot is saved now, unless something has been updated since. So is, with
+        ``save_last``, the last step that was done; that takes the time of any first save.
         """
+        if save_last:
+            self._save_last()
         deadline = time.monotonic() + max(timeout_s, 0.0)
 
         def left_s() -> float:
@@ -296,6 +301,21 @@ class Saver:
         performer.pool.close()
         performer.twins.close()
         return error
+
+    def _save_last(self) -> None:
+        """Save the step that was done last, unless it is saved or another one has begun."""
+        step, updates = self._done or (-1, 0)
+        if step <= self._state.newest:
+            return
+        if updates != self._performer.gate.updates_count:
+            warnings.warn(
+                f"step {step} is not saved at exit, as an optimizer has stepped since "
+                f"step({step}): the state is another one; call step() before you end",
+                stacklevel=4,
+            )
+            return
+        self._doubts = None  # a look at other ranks would take a thread, and none starts at exit
+        self.save(step)
 
     def _hangs(self) -> bool:
         """Tell whether a copy was given up that may never end: it has been waited for enough."""
