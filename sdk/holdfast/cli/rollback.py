@@ -92,4 +92,4 @@ def told(done: Record, stored: set[tuple[int, int]], fenced: int | None) -> list
 def _steps(rows: list[Record]) -> str:
     named = ", ".join(str(row["step"]) for row in rows[:STEPS_NAMED_MAX])
     more = len(rows) - STEPS_NAMED_MAX
-    return f"steps {named}" + (f" and {more} more" if more > 0 else "")
+    return f"step{'s' if len(rows) > 1 else ''} {named}" + (f" and {more} more" if more > 0 else "")

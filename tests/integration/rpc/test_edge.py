@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import os
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -252,3 +255,26 @@ async def test_the_same_refusal_is_logged_once_however_often_it_is_asked(address
                 await ask_async(address, "stale")
 
     assert 1 == caplog.text.count("refused: replaced by generation 4")
+
+
+FORKS = """
+import os
+from holdfast.rpc.channel import sync_channel
+method = sync_channel("unix:/nowhere").unary_unary("/x/y")
+call = method.future(b"", wait_for_ready=True, timeout=20)
+for _ in range(3):
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+call.cancel()
+"""
+
+
+def test_a_process_that_forks_while_it_calls_is_told_nothing():
+    """As a script does whose data loaders have workers: for each of them gRPC had two lines."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], env=env, capture_output=True, text=True, check=True
+    )
+
+    assert not done.stderr

@@ -388,7 +388,9 @@ average = torch.optim.swa_utils.AveragedModel(model)
 class Average(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         average.update_parameters(model)
-ours = HoldfastCallback("job", also={"average": average})
+class Ours(HoldfastCallback):
+    pass
+ours = Ours("job", also={"average": average})
 trainer = Trainer(model, arguments(), train_dataset=Rows(26), callbacks=[Average(), ours])
 trainer.train()
 result = [end(trainer), average.state_dict()]

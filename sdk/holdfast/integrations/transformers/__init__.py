@@ -72,7 +72,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
 
 def callback_of(trainer: Any) -> HoldfastCallback | None:
     """Return the callback of a Trainer that has one."""
-    found = (one for one in trainer.callback_handler.callbacks if type(one) is HoldfastCallback)
+    found = (one for one in trainer.callback_handler.callbacks if isinstance(one, HoldfastCallback))
     return next(found, None)
 
 
