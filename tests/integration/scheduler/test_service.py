@@ -19,6 +19,7 @@ from holdfast.errors import (
 )
 from holdfast_services.scheduler.domain.job import State
 from holdfast_services.scheduler.domain.orders import allocation
+from holdfast_services.scheduler.planning import Planner
 from holdfast_services.scheduler.usecases import deciding
 from holdfast_services.scheduler.usecases.deciding import Heard
 
@@ -104,6 +105,34 @@ async def test_of_two_schedulers_one_plans_and_the_other_goes_on_when_it_is_kill
         lease = await second.lease()
         assert (lease.holder, lease.fence) == ("s2", 2)
         assert (await second.job("next")).state is State.RUNNING
+
+
+class SlowPlanner(Planner):
+    """Has no plan before another scheduler could have taken a lease that is not renewed."""
+
+    def __init__(self, scheduler):
+        super().__init__("fifo", {})
+        self._scheduler = scheduler
+
+    async def __call__(self, turn, known, *, arrivals):
+        enough_s = (await self._scheduler.lease()).until_s + 2.0
+        while await self._scheduler.transactions.read(lambda s: s.now_s()) <= enough_s:  # noqa: ASYNC110 - the database says nothing by itself
+            await asyncio.sleep(0.05)
+        return await super().__call__(turn, known, arrivals=arrivals)
+
+
+async def test_a_plan_that_takes_longer_than_a_lease_counts_though_another_waits_for_it(
+    database_url, tmp_path, monkeypatch
+):
+    """Else the two would take the lease from each other for ever, and no plan would be kept."""
+    monkeypatch.setattr(deciding, "LEASE_S", 2.0)
+    monkeypatch.setattr(deciding, "RENEW_S", 1.5)
+    async with Cluster(database_url, tmp_path, a=1) as cluster:
+        for name in ("s1", "s2"):
+            scheduler = cluster.scheduler(name, starts=False)
+            scheduler.leader._planner = SlowPlanner(scheduler)
+            scheduler.leader.start()
+        await cluster.train(scheduler, "gpt")
 
 
 async def test_one_that_was_stopped_and_wakes_up_changes_nothing(database_url, tmp_path):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.core.retry import worth_telling
-from holdfast.errors import CheckpointError, StaleGenerationError
+from holdfast.errors import CheckpointError, StaleGenerationError, UnavailableError
 from holdfast_services.kit.transactions import Transactions
 from holdfast_services.scheduler.calls.metadata import Metadata
 from holdfast_services.scheduler.domain.cluster import Round
@@ -32,6 +32,8 @@ TICK_S = 0.5
 METADATA_POLL_S = 0.5
 ROUND_S = 60.0
 """So often a plan is made even if nothing has happened: jobs have made progress."""
+PLAN_S_MAX = 300.0
+"""A plan that takes longer is given up, and so may be the lease."""
 PLAN_PAUSE_S = 0.2
 """Between two plans, so that a thousand jobs that come at once are not a thousand plans."""
 
@@ -198,7 +200,7 @@ class Leader:
     async def _plan(self, holding: Holding, turn: Turn) -> None:
         of_all = self._is_all_due(turn)
         known = await self._learned(turn)
-        plan = await self._planner(turn, known, arrivals=not of_all)
+        plan = await self._made(holding, turn, known, arrivals=not of_all)
         await self._transactions.write(lambda s: deciding.keep_plan(s, holding, plan))
         now_s = time.monotonic()
         self._planned = _Planned(
@@ -208,6 +210,22 @@ class Leader:
             nodes=_nodes(turn),
         )
         self._urgent = False
+
+    async def _made(
+        self, holding: Holding, turn: Turn, known: Mapping[str, Knowledge], *, arrivals: bool
+    ) -> Wishes:
+        """Return a plan. The lease is kept meanwhile: nobody's would count if all were too slow."""
+        making = asyncio.ensure_future(self._planner(turn, known, arrivals=arrivals))
+        ends_s = time.monotonic() + PLAN_S_MAX
+        try:
+            while not (await asyncio.wait({making}, timeout=TICK_S))[0]:
+                if time.monotonic() > ends_s:
+                    raise UnavailableError(f"no plan was made within {PLAN_S_MAX:.0f} s")
+                if await self._transactions.write(lambda s: deciding.hold(s, self._me)) != holding:
+                    raise StaleGenerationError("another scheduler took the lease during a plan")
+            return making.result()
+        finally:
+            making.cancel()
 
     async def _learned(self, turn: Turn) -> Mapping[str, Knowledge]:
         """Return what is known of jobs; of what metadata does not say now, what it said before."""
