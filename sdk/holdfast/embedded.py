@@ -175,10 +175,13 @@ def live_trainers(stack: Stack) -> int:
     return sum(locks.holder_of(file) is not None for file in files)
 
 
-def ensure_stack(home: Path, request: StackRequest) -> tuple[Stack, bool]:
+def ensure_stack(
+    home: Path, request: StackRequest, *, environ: Mapping[str, str] | None = None
+) -> tuple[Stack, bool]:
     """Return the stack of ``home``, started as ``request`` says if none runs, and whether it was.
 
-    Safe to call from many processes at once: one starts it, the others wait for it.
+    Safe to call from many processes at once: one starts it, the others wait for it. Its services
+    have ``environ``, by default that of this process.
 
     Raises:
         InvalidRequestError: the services are not installed.
@@ -192,7 +195,7 @@ def ensure_stack(home: Path, request: StackRequest) -> tuple[Stack, bool]:
             stack = running_stack(home)
             if stack is not None:
                 return stack, started
-            started = supervisor_pid(home) is None and _start(home, request)
+            started = supervisor_pid(home) is None and _start(home, request, environ)
             if not started:
                 time.sleep(POLL_S)  # one is just starting or just ending
     raise UnavailableError(
@@ -292,19 +295,29 @@ def _asked(home: Path, what: str) -> dict[str, Any]:
     return answer
 
 
-def _start(home: Path, request: StackRequest) -> bool:
+def _start(home: Path, request: StackRequest, environ: Mapping[str, str] | None) -> bool:
     """Start it and wait until it is ready; False if another supervisor was faster."""
     require_services()
-    done = _run_supervisor(request.command(home, "--detach"), home, also_ok=_EXIT_RUNNING)
+    command = request.command(home, "--detach")
+    done = _run_supervisor(command, home, also_ok=_EXIT_RUNNING, environ=environ)
     return done.returncode == 0
 
 
 def _run_supervisor(
-    command: list[str], home: Path, *, also_ok: int = 0
+    command: list[str],
+    home: Path,
+    *,
+    also_ok: int = 0,
+    environ: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
-            command, capture_output=True, text=True, timeout=START_S_MAX, check=False
+            command,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=START_S_MAX,
+            check=False,
         )
     except subprocess.TimeoutExpired as cause:
         raise UnavailableError(
