@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.state import State
     from holdfast.state.dataloaders import ResumableLoader
     from holdfast.state.frozen import frozen
+    from holdfast.state.iterables import ElasticIterable
     from holdfast.state.kinds import register_handler
     from holdfast.state.samplers import ElasticSampler
     from holdfast.state.sections import Section
@@ -41,6 +42,7 @@ __all__ = [
     "Auto",
     "Checkpointer",
     "Decided",
+    "ElasticIterable",
     "ElasticSampler",
     "EverySeconds",
     "EverySteps",
@@ -68,6 +70,7 @@ _HOME = {
     "Decided": "holdfast.checkpointer",
     "Restored": "holdfast.checkpointer",
     "SaveHandle": "holdfast.checkpointer",
+    "ElasticIterable": "holdfast.state.iterables",
     "ElasticSampler": "holdfast.state.samplers",
     "RefuseNonFinite": "holdfast.guards",
     "ResumableLoader": "holdfast.state.dataloaders",

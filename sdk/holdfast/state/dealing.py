@@ -99,9 +99,9 @@ class Dealt:
         """Return it as plain data of a state."""
         return asdict(self) | {"tail": self.tail.value}
 
-    def used_after(self, batches: int) -> int:
-        """Return how much is used once each rank was given so many batches."""
-        return self.deal().used(batches, self.batch_size, drop_last=self.drop_last)
+    def after(self, batches: int) -> dict[str, object]:
+        """Return what of the value is another one once each rank was given so many batches."""
+        return {"used": self.deal().used(batches, self.batch_size, drop_last=self.drop_last)}
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Dealt:

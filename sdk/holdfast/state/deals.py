@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch.utils.data import (
@@ -23,8 +23,61 @@ from torch.utils.data import (
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state import rng
 from holdfast.state.dealing import Dealt, Order, Tail
+from holdfast.state.iterables import ElasticIterable, is_elastic
+from holdfast.state.lane_deals import DealtLanes, LaneDeals
 from holdfast.state.loader_makes import is_torchdatas
 from holdfast.state.samplers import ElasticSampler, check_order, order_of, rest_of, tail_of
+
+Dealing: TypeAlias = Dealt | DealtLanes
+"""What an iterator deals out."""
+
+
+class Swap(Protocol):
+    """Something that stands in the place of a loader's own, until its next iterator has it."""
+
+    def is_taken_by(self, iterator: object) -> bool:
+        """Tell whether an iterator has it, so that it need not stay."""
+
+    def back(self) -> None:
+        """Put the loader's own back."""
+
+
+class Deals(Protocol):
+    """How the epochs of a loader are dealt out."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks share the order."""
+
+    @property
+    def begins_at_once(self) -> bool:
+        """Whether its iterator asks for samples when it is made, not with the first batch."""
+
+    @property
+    def uneven_epoch(self) -> int | None:
+        """The epoch of the next pass, if ranks may have unequally many batches in it; else None."""
+
+    def begun(self, *, alone: bool, made: rng.Stream, first: rng.Stream | None) -> Dealing | None:
+        """Return what the newest iterator deals out; None: its order is not known."""
+
+    def read(self, saved: Mapping[str, Any]) -> Dealing:
+        """Return what was saved."""
+
+    def rest(self, saved: Mapping[str, Any], *, alone: bool) -> Dealing:
+        """Return what is to be dealt out here of what was saved."""
+
+    def nothing(self, order: Order) -> Dealing:
+        """Return what is to be dealt out of an epoch that other ranks are about to end."""
+
+    def is_dealt_anew(self, saved: Mapping[str, Any], here: Any) -> bool:
+        """Tell whether what was saved cannot just be gone on with."""
+
+    def prepare(self) -> None:
+        """Make ready for a pass over a whole epoch; to be called before its iterator is made."""
+
+    def swap(self, dealt: Any) -> Swap:
+        """Let the next iterator of the loader deal out ``dealt``, not what its own parts say."""
+
 
 ALONE = "one rank"
 """Of an order: that of torch's own samplers on a single rank, with the seed that was drawn."""
@@ -89,12 +142,24 @@ class SamplerDeals:
             _draw(generator)
         return _draw(generator)
 
-    def rest(self, saved: Dealt, *, alone: bool) -> Dealt:
+    @property
+    def begins_at_once(self) -> bool:
+        """Whether its iterator asks for indices when it is made, not with the first batch."""
+        return bool(self._loader.num_workers)
+
+    def read(self, saved: Mapping[str, Any]) -> Dealt:
+        """Return what was saved."""
+        return Dealt.of(saved)
+
+    def rest(self, value: Mapping[str, Any], *, alone: bool) -> Dealt:
         """Return what is to be dealt out here of what was saved.
 
         Raises:
             InvalidRequestError: the order here is another one, or not known.
         """
+        if "lanes" in value:
+            raise InvalidRequestError(not_shared(self._loader, value["ranks"]))
+        saved = Dealt.of(value)
         by_torch = saved.order.of in ("", ALONE)
         if self._shared is not None and saved.order.of == ALONE:
             here = replace(saved.order, length=order_of(self._shared).length)
@@ -117,16 +182,24 @@ class SamplerDeals:
         check_order(order, order_of(self._shared))
         return self._dealt(order, order.length)
 
-    def swap(self, dealt: Dealt) -> Swap:
+    def is_dealt_anew(self, saved: Mapping[str, Any], here: Dealt) -> bool:
+        """Tell whether what was saved cannot just be gone on with."""
+        value = here.value()
+        return any(saved[name] != value[name] for name in _MAKE)
+
+    def prepare(self) -> None:
+        """Do nothing: a sampler is of one loader."""
+
+    def swap(self, dealt: Dealt) -> SamplerSwap:
         """Let the next iterator of the loader deal out ``dealt``, and not what its sampler says.
 
         It is to be swapped back when its first batch is there: some ask for it that late.
         """
         rest = self._rest(dealt)
         if self._batches is None:
-            return Swap(self._loader, "sampler", rest, rest)
+            return SamplerSwap(self._loader, "sampler", rest, rest)
         batches = type(self._batches)(rest, dealt.batch_size, dealt.drop_last)
-        return Swap(self._loader, "batch_sampler", batches, rest)
+        return SamplerSwap(self._loader, "batch_sampler", batches, rest)
 
     def _rest(self, dealt: Dealt) -> ElasticSampler:
         order, shared = dealt.order, self._shared
@@ -154,7 +227,7 @@ class SamplerDeals:
         )
 
 
-class Swap:
+class SamplerSwap:
     """A part of a loader that stands in the place of its own."""
 
     def __init__(
@@ -184,17 +257,14 @@ class Swap:
             )
 
 
-def deals_of(loader: DataLoader[Any]) -> SamplerDeals | None:
+def deals_of(loader: DataLoader[Any]) -> Deals | None:
     """Return how the epochs of a loader are dealt out; None: only its own code knows."""
+    if is_elastic(loader.dataset):
+        return LaneDeals(loader, loader.dataset)
     if isinstance(loader.dataset, IterableDataset):
         return None
     sampler, _ = _samplers(loader)
     return SamplerDeals(loader) if _is_shared(sampler) or _is_whole(sampler) else None
-
-
-def is_dealt_anew(saved: Mapping[str, Any], here: Dealt) -> bool:
-    """Tell whether what was saved cannot just be gone on with."""
-    return any(saved[name] != value for name, value in here.value().items() if name in _MAKE)
 
 
 def check_agreed(path: str, trees: Mapping[int, Any]) -> None:
@@ -232,9 +302,10 @@ def _used(tree: Mapping[str, Any]) -> str:
 def not_named(epoch: int) -> str:
     """Say that an epoch has ended that is begun once more, where ranks end it one by one."""
     return (
-        f"epoch {epoch} of an ElasticSampler with even=False has ended, and is begun once more: "
-        f"call sampler.set_epoch(epoch) before each pass, with another number; ranks may end an "
-        f"epoch in unequal steps, and only its number tells a restart whether they all have"
+        f"epoch {epoch} of a data loader with even=False has ended, and is begun once more: call "
+        f"set_epoch(epoch), of its sampler or data set, before each pass, with another number; "
+        f"ranks may end an epoch in unequal steps, and only its number tells a restart whether "
+        f"they all have"
     )
 
 
@@ -273,6 +344,8 @@ def _named(loader: DataLoader[Any]) -> str:
 
 def _advice(loader: DataLoader[Any]) -> str:
     if isinstance(loader.dataset, IterableDataset):
+        if isinstance(loader.dataset, ElasticIterable):
+            return "leave its __iter__ to holdfast.ElasticIterable"
         return "make it a holdfast.ElasticIterable"
     return (
         "deal it out with\n    sampler = holdfast.ElasticSampler(dataset)\n"

@@ -25,12 +25,13 @@ from torch.utils.data import DataLoader
 
 from holdfast.errors import InvalidRequestError, PreconditionError
 from holdfast.state import rng
-from holdfast.state.dealing import Dealt, Order
+from holdfast.state.dealing import Order
 from holdfast.state.deals import (
     ALONE,
+    Dealing,
+    Deals,
     Swap,
     deals_of,
-    is_dealt_anew,
     not_known,
     not_named,
     not_shared,
@@ -129,8 +130,8 @@ class Position:
         self._current: weakref.ref[Epoch] | None = None
         self._resume: dict[str, Any] | None = None
         self._may_deal = deals
-        self._deals = None if beside or not deals else deals_of(loader)
-        self._rest: Dealt | None = None
+        self._deals: Deals | None = None if beside or not deals else deals_of(loader)
+        self._rest: Dealing | None = None
         self._is_dealt_anew = False
         self._swap: Swap | None = None
         self._over: dict[str, Any] | None = None
@@ -155,7 +156,7 @@ class Position:
         self._over = None
         if resume is None:
             epoch = Epoch(self, made=self.places.take(), stream=rng.take())
-            epoch.inner = self._make()
+            epoch.inner = self._made()
         else:
             before = rng.take()
             epoch = self._anew(resume) if self._is_dealt_anew else self._again(resume)
@@ -164,8 +165,8 @@ class Position:
             else:
                 rng.put(before)
         self._current = weakref.ref(epoch)
-        if self._loader.num_workers:
-            self.note_deal(epoch)  # they have asked for their first indices
+        if self._deals is not None and self._deals.begins_at_once:
+            self.note_deal(epoch)
         return epoch
 
     def _what_others_end(self) -> dict[str, Any] | None:
@@ -302,8 +303,8 @@ class Position:
         if saved is not None and (alone or shared or not own):
             if self._deals is None:
                 raise InvalidRequestError(not_shared(self._loader, saved["ranks"]))
-            self._rest = self._deals.rest(Dealt.of(saved), alone=alone)
-            alike = alike and not is_dealt_anew(saved, self._rest)
+            self._rest = self._deals.rest(saved, alone=alone)
+            alike = alike and not self._deals.is_dealt_anew(saved, self._rest)
             return not (alike and is_made_alike(self._loader, *state["make"]))
         if shared and "dealt" in state:
             if state["count"]:
@@ -323,9 +324,14 @@ class Position:
         epoch.inner = self._made_of(epoch)
         return epoch
 
+    def _made(self) -> Any:
+        if self._deals is not None:
+            self._deals.prepare()
+        return self._make()
+
     def _made_of(self, epoch: Epoch) -> Any:
         if not epoch.anew:
-            return self._make()
+            return self._made()
         assert self._deals is not None
         assert epoch.dealt is not None
         self._swap = swap = self._deals.swap(epoch.dealt)
@@ -350,8 +356,8 @@ class Position:
         rng.put(resume["stream"])
         epoch = Epoch(self, made=resume["made"], stream=resume["stream"])
         epoch.anew = resume.get("anew", False)
-        if resume.get("dealt"):
-            epoch.dealt = Dealt.of(resume["dealt"])
+        if resume.get("dealt") and self._deals is not None:
+            epoch.dealt = self._deals.read(resume["dealt"])
         if own is None:
             epoch.inner = self._made_of(epoch)
             first = resume["first"] if resume["count"] else None
@@ -359,7 +365,7 @@ class Position:
             self.places.put(resume["now"])
         else:
             cast("Any", self._loader).load_state_dict(own)
-            epoch.inner = self._make()
+            epoch.inner = self._made()
             epoch.count = resume["count"]
             epoch.first = resume["first"] if epoch.count else None
             # Values are left alone: parts keep there what they were told until they begin.
@@ -389,7 +395,7 @@ class Epoch:
         self.count = 0
         self.failed: list[int] = []
         self.ended = False
-        self.dealt: Dealt | None = None
+        self.dealt: Dealing | None = None
         self._dealt_value: dict[str, object] | None = None
         self.anew = False
         self._owner = owner
@@ -414,14 +420,15 @@ class Epoch:
             return None
         if self._dealt_value is None:
             self._dealt_value = self.dealt.value()
-        return {**self._dealt_value, "used": self.dealt.used_after(self.count)}
+        return {**self._dealt_value, **self.dealt.after(self.count)}
 
     def is_used_up(self) -> bool:
         """Tell whether as many batches were drawn as the loader says that it has."""
         try:
-            return self.count >= len(self.inner) > 0
+            whole = self.dealt.batches if self.dealt is not None else len(self.inner)
         except (AttributeError, TypeError):
             return False  # an iterable dataset need not know
+        return self.count >= whole > 0
 
     def skip(self, count: int, first: rng.Stream | None, failed: Collection[int]) -> None:
         """Draw and drop ``count`` batches, of which ``failed`` may fail again.

@@ -64,7 +64,7 @@ class ElasticSampler(DistributedSampler[int]):
         *,
         even: bool = True,
     ) -> None:
-        ranks, own = _ranks(num_replicas, rank)
+        ranks, own = ranks_here(num_replicas, rank)
         super().__init__(cast("Any", dataset), ranks, own, shuffle, seed, drop_last)
         if drop_last and not even:
             raise InvalidRequestError(
@@ -229,14 +229,20 @@ def _picked(order: Sequence[int] | torch.Tensor, places: range, length: int) -> 
     return picked + [int(order[at % length]) for at in places[len(picked) :]]
 
 
-def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+def ranks_here(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Return how many ranks share an epoch, and which this is; None: as the process group says.
+
+    Raises:
+        PreconditionError: there are several ranks, and no process group yet.
+        InvalidRequestError: ``rank`` is none of ``num_replicas``.
+    """
     if num_replicas is None or rank is None:
         if dist.is_available() and dist.is_initialized():
             num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
             rank = dist.get_rank() if rank is None else rank
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise PreconditionError(
-                "there are several ranks and no process group yet: make the sampler after "
+                "there are several ranks and no process group yet: make it after "
                 "init_process_group(), or pass num_replicas= and rank="
             )
     ranks, own = num_replicas or 1, rank or 0

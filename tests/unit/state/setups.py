@@ -30,6 +30,8 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
+from holdfast import ElasticIterable, ElasticSampler
+
 SIZE, BATCH, BATCHES = 10, 3, 4
 DATA = torch.arange(float(SIZE))
 
@@ -210,6 +212,16 @@ class TellingStream(Stream):
         self.at = state["at"]
 
 
+class Lanes(ElasticIterable):
+    """A rank's share of three lanes, with draws."""
+
+    def __init__(self) -> None:
+        super().__init__((7, 4, 9), 2, 1, shuffle=True)
+
+    def lane(self, number: int, start: int, stop: int) -> Iterator[float]:
+        yield from (100 * number + at + torch.rand(1).item() for at in range(start, stop))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """One row: what it is, how it is made, what becomes of it."""
@@ -272,6 +284,8 @@ SETUPS = [
         sampler=new(lambda: DistributedSampler(range(2 * SIZE), 2, 1)), data=range(2 * SIZE)),
     row("torchdata's `StatefulDistributedSampler`", stateful="own", data=range(2 * SIZE),
         sampler=new(lambda: StatefulDistributedSampler(range(2 * SIZE), 2, 1))),
+    row("`holdfast.ElasticSampler`", stateful="own", data=range(2 * SIZE),
+        sampler=new(lambda: ElasticSampler(range(2 * SIZE), 2, 1))),
     row("`batch_sampler=`", batch_sampler=new(
         lambda: BatchSampler(SubsetRandomSampler(range(SIZE)), BATCH, drop_last=False))),
     row("`Subset`, `ConcatDataset`", stateful="own", shuffle=True,
@@ -294,6 +308,7 @@ SETUPS = [
     row("iterable: shuffle buffer, draws", data=Buffered),
     row("iterable: counter and generator in attributes", data=Counting),
     row("iterable with `state_dict`", stateful="own", data=TellingStream),
+    row("`holdfast.ElasticIterable`, draws", data=Lanes),
     row("2 workers", shuffle=True, num_workers=2),
     row("2 workers, `generator=`", shuffle=True, num_workers=2, generator=new(generator)),
     row("2 workers, draws in the dataset", shuffle=True, num_workers=2, data=Noisy),
@@ -302,6 +317,7 @@ SETUPS = [
     row("2 workers, own sampler: draws each index late", num_workers=2, sampler=new(Lazy)),
     row("2 workers, iterable: shuffle buffer, draws", num_workers=2, data=Buffered),
     row("2 workers, iterable with `state_dict`", stateful="own", num_workers=2, data=TellingStream),
+    row("2 workers, `holdfast.ElasticIterable`, draws", num_workers=2, data=Lanes),
     row("2 workers, `persistent_workers=True`, draws in the dataset", shuffle=True, data=Noisy,
         num_workers=2, persistent_workers=True),
     row("`in_order=False`", plain="in_order=False cannot be saved",

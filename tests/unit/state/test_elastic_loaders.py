@@ -5,13 +5,11 @@ F81: which samples, with real captures, segments, workers; the property is ``tes
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.state.attempts import SIZE, Make, inside, of_world, shared, train, worlds
 from tests.unit.state.setups import Lazy, Stream
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -19,22 +17,12 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from holdfast import ElasticSampler, ResumableLoader
 from holdfast.errors import InvalidRequestError, PreconditionError
-from holdfast.reading.files import open_files
 from holdfast.state.capture import Capture
-from holdfast.state.positions import LoaderClock
-
-_SPEC = importlib.util.spec_from_file_location(
-    "holdfast_test_worlds", Path(__file__).with_name("worlds.py")
-)
-worlds = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(worlds)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11
     pytest.mark.filterwarnings("ignore:The 'repr' parameter"),
 ]
-SIZE = 37
-Make = Callable[[int, int, int], Any]
 
 
 class Noisy(Dataset):
@@ -69,40 +57,6 @@ def shuffled_alone(rank: int, ranks: int, batch_size: int, workers: int = 0) -> 
     shuffle = sampler is None
     loader = DataLoader(Noisy(), batch_size, shuffle, sampler, num_workers=workers)
     return ResumableLoader(loader)
-
-
-def train(
-    folder: Path, make: Make, saved: Any, *, ranks: int, batch_size: int = 2, steps: int = 99
-) -> tuple[list[tuple[int, float]], Any]:
-    """Return the samples of at most ``steps`` steps in the order of ranks, and what was saved."""
-    captures, taken = [], []
-    for rank in range(ranks):
-        torch.manual_seed(11)
-        loader = make(rank, ranks, batch_size)
-        capture = Capture({"loader": loader}, rank=rank, world_size=ranks)
-        if saved is not None:
-            with open_files(saved) as held:
-                capture.load(held, step=1)
-        iterator, batches = iter(loader), []
-        while len(batches) < steps and (batch := next(iterator, None)) is not None:
-            batches.append(list(zip(*(part.tolist() for part in batch), strict=True)))
-        captures.append((capture, iterator))
-        taken.append(batches)
-    assert len(set(map(len, taken))) == 1, "a collective would wait for ever"
-    seen = [
-        batches[step][at]
-        for step in range(len(taken[0]))
-        for at in range(batch_size)
-        for batches in taken
-        if at < len(batches[step])
-    ]
-    folder.mkdir()
-    saver = worlds.Saver(folder)
-    files = [saver.save(capture) for capture, _ in captures]
-    assert saver.engine.close(worlds.WAIT_S)
-    for capture, _ in captures:
-        capture.release()
-    return seen, files
 
 
 def order() -> list[int]:
@@ -211,24 +165,6 @@ def test_ranks_that_had_used_unequally_much_are_named(tmp_path):
         ),
     ):
         Capture({"loader": make(0, 3, 2)}, rank=0, world_size=3).load(segments, step=1)
-
-
-def of_world(loader: Any, world: tuple[int, int]) -> ResumableLoader:
-    wrapped = ResumableLoader(loader)
-    wrapped.bind(LoaderClock(world))
-    return wrapped
-
-
-def inside(loader: ResumableLoader) -> Any:
-    """Return what is saved after one batch."""
-    iterator = iter(loader)
-    next(iterator)
-    return loader.state_dict()
-
-
-def shared(ranks: int, **more: Any) -> ResumableLoader:
-    sampler = DistributedSampler(range(more.pop("size", SIZE)), ranks, 0, **more)
-    return of_world(DataLoader(range(SIZE), sampler=sampler), (0, ranks))
 
 
 class Weighted(ElasticSampler):

@@ -5,36 +5,41 @@ F81: what a rank with a batch less saves while others are in their last step, an
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.unit.state.attempts import worlds
 from torch.utils.data import DataLoader
 
-from holdfast import ElasticSampler, ResumableLoader
+from holdfast import ElasticIterable, ElasticSampler, ResumableLoader
 from holdfast.errors import InvalidRequestError
 from holdfast.state.capture import Capture
 from holdfast.state.positions import LoaderClock
 
-_SPEC = importlib.util.spec_from_file_location(
-    "holdfast_test_worlds", Path(__file__).with_name("worlds.py")
-)
-worlds = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(worlds)
-
 SIZE, RANKS = 7, 3  # rank 0 has three samples, the others two
 
 
-def of_rank(rank: int, ranks: int = RANKS, *, workers: int = 0, even: bool = False) -> Any:
-    sampler = ElasticSampler(range(SIZE), ranks, rank, even=even)
-    loader = ResumableLoader(DataLoader(range(SIZE), sampler=sampler, num_workers=workers))
+class Lines(ElasticIterable):
+    """Two files; the numbers in them are those of the samples."""
+
+    def lane(self, number: int, start: int, stop: int) -> Iterator[int]:
+        yield from range(4 * number + start, 4 * number + stop)
+
+
+def of_rank(
+    rank: int, ranks: int = RANKS, *, workers: int = 0, even: bool = False, lanes: bool = False
+) -> Any:
+    data: Any = Lines((4, 3), ranks, rank, even=even) if lanes else range(SIZE)
+    sampler = None if lanes else ElasticSampler(data, ranks, rank, even=even)
+    loader = ResumableLoader(DataLoader(data, sampler=sampler, num_workers=workers))
     loader.bind(LoaderClock((rank, ranks)))
     return loader
 
 
 def given(loader: Any, epoch: int) -> list[int]:
-    loader.loader.sampler.set_epoch(epoch)
+    named = loader.loader.sampler if hasattr(loader.loader.sampler, "set_epoch") else None
+    (named or loader.loader.dataset).set_epoch(epoch)
     return [batch.item() for batch in loader]
 
 
@@ -47,37 +52,42 @@ def in_the_last_step(rank: int, **more: Any) -> tuple[Any, Any]:
     return loader, iterator
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+HOW = pytest.mark.parametrize("how", [{}, {"workers": 2}, {"lanes": True}], ids=str)
+
+
+@HOW
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_a_rank_that_was_asked_in_vain_gives_nothing_more_of_that_epoch(rank, workers):
+def test_a_rank_that_was_asked_in_vain_gives_nothing_more_of_that_epoch(rank, how):
     """Else it would use all of its samples once more; and the next epoch is a whole one."""
-    loader, iterator = in_the_last_step(rank, workers=workers)
+    loader, iterator = in_the_last_step(rank, **how)
     saved = loader.state_dict()
     del iterator
     for _ in range(2):  # killed again before it has begun
-        again = of_rank(rank, workers=workers)
+        again = of_rank(rank, **how)
         again.load_state_dict(saved)
         saved = again.state_dict()
 
     assert given(again, 0) == []
-    assert given(again, 1) == given(of_rank(rank), 1) != []
+    assert given(again, 1) == given(of_rank(rank, **how), 1) != []
 
 
+@HOW
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_a_checkpoint_between_epochs_begins_the_next_one(rank):
+def test_a_checkpoint_between_epochs_begins_the_next_one(rank, how):
     """It looks the same to a rank that had a batch less: the number of the epoch tells."""
-    loader = of_rank(rank)
+    loader = of_rank(rank, **how)
     given(loader, 0)
-    again = of_rank(rank)
+    again = of_rank(rank, **how)
     again.load_state_dict(loader.state_dict())
 
-    assert given(again, 1) == given(of_rank(rank), 1) != []
+    assert given(again, 1) == given(of_rank(rank, **how), 1) != []
 
 
+@pytest.mark.parametrize("lanes", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_on_other_ranks_nothing_is_left_of_it_whoever_was_asked_in_vain(tmp_path, ranks):
+def test_on_other_ranks_nothing_is_left_of_it_whoever_was_asked_in_vain(tmp_path, ranks, lanes):
     """All agree that seven samples are used, though two of them have no iterator any more."""
-    held = [in_the_last_step(rank) for rank in range(RANKS)]
+    held = [in_the_last_step(rank, lanes=lanes) for rank in range(RANKS)]
     captures = [
         Capture({"loader": loader}, rank=rank, world_size=RANKS)
         for rank, (loader, _) in enumerate(held)
@@ -85,7 +95,7 @@ def test_on_other_ranks_nothing_is_left_of_it_whoever_was_asked_in_vain(tmp_path
     seen = []
     with worlds.save_all(tmp_path, captures) as saved:
         for rank in range(ranks):
-            loader = of_rank(rank, ranks)
+            loader = of_rank(rank, ranks, lanes=lanes)
             Capture({"loader": loader}, rank=rank, world_size=ranks).load(saved, step=1)
             assert given(loader, 0) == []
             seen += given(loader, 1)
@@ -110,16 +120,17 @@ def test_a_rank_in_the_next_epoch_and_one_in_the_last_step_are_named(tmp_path):
     del held, iterator
 
 
+@pytest.mark.parametrize("lanes", [False, True])
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_an_epoch_that_is_begun_twice_is_refused_where_ranks_are_uneven(rank):
+def test_an_epoch_that_is_begun_twice_is_refused_where_ranks_are_uneven(rank, lanes):
     """With one number for all a restart could not tell; told in the first run, not after a kill."""
-    loader = of_rank(rank)
+    loader = of_rank(rank, lanes=lanes)
     list(loader)
-    with pytest.raises(InvalidRequestError, match=r"epoch 0 .*call sampler.set_epoch\(epoch\)"):
+    with pytest.raises(InvalidRequestError, match=r"epoch 0 .*call set_epoch\(epoch\)"):
         list(loader)
     assert given(loader, 1)
 
-    for other in (of_rank(0, 1), of_rank(rank, even=True)):
+    for other in (of_rank(0, 1, lanes=lanes), of_rank(rank, even=True, lanes=lanes)):
         assert list(other), list(other)
 
 
