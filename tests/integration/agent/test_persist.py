@@ -14,7 +14,7 @@ from holdfast.core.decision import Decision, DecisionState
 from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.node_view import Committed
 from holdfast.core.reports import StepNote
-from holdfast.errors import ExhaustedError, InvalidRequestError, PreconditionError
+from holdfast.errors import ExhaustedError, InvalidRequestError, NonFiniteError, PreconditionError
 from holdfast.training.session import AgentSession
 
 from .harness import RUN, reported, until
@@ -114,6 +114,30 @@ def test_what_is_asked_of_the_object_tier_is_registered_and_notes_are_reported(
     commit(catalogue, ck.step(1, notes={"loss": 0.5}))
     expected = (StepNote(step=1, json='{"loss":0.5}'),)
     until(lambda: catalogue.inventories["a"].ranks[0].report.notes == expected, "notes")
+
+
+def test_a_step_that_is_not_finite_is_no_checkpoint_and_the_one_before_stays(
+    node, catalogue, begin
+):
+    """G21: all hear of it, and the next finite step is saved as ever."""
+    ck = begin(node("a"), guard=holdfast.RefuseNonFinite())
+    weight = ck.state["model"].weight
+    commit(catalogue, ck.step(1))
+    whole = weight[0, 0].item()
+    with torch.no_grad():
+        weight[0, 0] = torch.nan
+    refused = ck.step(2)
+    until(lambda: refused.error is not None, "it is refused")
+    until(lambda: catalogue.said("save_refused"), "people are told")
+    until(lambda: catalogue.inventories["a"].abandoned, "the catalogue is told")
+
+    assert isinstance(refused.error, NonFiniteError)
+    assert [2] == [item.step for item in catalogue.inventories["a"].abandoned]
+    assert {1} == {s.step for s in catalogue.held("a")}
+    assert "NaN or infinity in model.weight" in catalogue.said("save_refused")[0]
+    with torch.no_grad():
+        weight[0, 0] = whole
+    commit(catalogue, ck.step(3))
 
 
 def test_a_job_without_a_rule_asks_for_nothing_and_two_slots(node, catalogue, begin):
