@@ -7,6 +7,8 @@ by more than measurements do. Times are the caller's; seconds.
 from __future__ import annotations
 
 import logging
+import statistics
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from holdfast.core.failure_record import FailureRecord
@@ -14,8 +16,9 @@ from holdfast.core.save_interval import Observed, Wish
 
 NEWS_SHARE_MIN = 0.1
 """An interval that differs by less stays as it is."""
-STALL_WEIGHT = 0.3
-"""Of the newest save in the moving average."""
+STALLS_COUNT_MAX = 5
+"""So many of the newest saves are looked at. The first of a process copies all at once and stalls
+much longer than others; a mean would remember it for an hour."""
 LOOK_S = 60.0
 """Training without a failure lengthens the interval: so often it is reckoned again."""
 
@@ -32,7 +35,7 @@ class SavePace:
         self._record = FailureRecord()
         self._restore_s = 0.0
         self._began_s = 0.0
-        self._stall_s = 0.0
+        self._stalls_s: deque[float] = deque(maxlen=STALLS_COUNT_MAX)
         self._newest_s = 0.0
         self._looked_s = -LOOK_S
         self._wish = Wish()
@@ -53,7 +56,7 @@ class SavePace:
         measured = stall_s != self._newest_s
         if measured:
             self._newest_s = stall_s
-            self._stall_s = _average(self._stall_s, stall_s)
+            self._stalls_s.append(stall_s)
         if measured or now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._reckon(now_s)
@@ -62,7 +65,7 @@ class SavePace:
 
     def _reckon(self, now_s: float) -> None:
         observed = Observed(
-            stall_s=self._stall_s,
+            stall_s=statistics.median_low(self._stalls_s or (0.0,)),
             restore_s=self._restore_s,
             training_s=now_s - self._began_s,
             record=self._record,
@@ -73,7 +76,3 @@ class SavePace:
         self._wish = wish if self._tells else wish._replace(why="")
         if self._wish.why:
             log.info("job %s saves %s", self._job, wish.why)
-
-
-def _average(before_s: float, newest_s: float) -> float:
-    return before_s + STALL_WEIGHT * (newest_s - before_s) if before_s else newest_s

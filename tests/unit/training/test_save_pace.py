@@ -53,11 +53,19 @@ def test_noise_of_measurements_is_no_news(caplog):
     assert not caplog.records
 
 
-def test_one_save_that_stalled_long_moves_it_by_a_part():
+def test_the_first_save_which_copies_all_at_once_is_soon_forgotten():
     pace = pace_of(AUTO)
-    pace.wish(0.5, 0.0)
+    assert pace.wish(8.0, 0.0).interval_s == 240.0
 
-    assert 60 < pace.wish(50.0, 0.0).interval_s < 600
+    assert pace.wish(0.5, 0.0).interval_s == 60.0
+
+
+def test_one_save_that_stalled_long_moves_nothing_and_three_do():
+    pace = pace_of(AUTO)
+    for stall_s in (0.5, 0.51, 0.5, 0.51):
+        pace.wish(stall_s, 0.0)
+
+    assert [60, 60, 240] == [pace.wish(s, 0.0).interval_s for s in (8.0, 9.0, 8.0)]
 
 
 def test_training_without_a_failure_makes_it_longer():
