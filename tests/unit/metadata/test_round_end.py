@@ -13,6 +13,7 @@ from holdfast_services.metadata.domain.round_end import PATIENCE_S, is_safe
 from holdfast_services.metadata.domain.rounds import EndAsked, Gone
 from holdfast_services.metadata.domain.save_announcement import (
     LAST_AGAIN_S,
+    PACE_S_MAX,
     STEPS_AHEAD_MIN,
     announce_last,
     take_back,
@@ -170,7 +171,8 @@ def trains(cluster):
 def at(cluster, *steps, **what):
     """Have ranks say that they have done these steps."""
     for rank, step in enumerate(steps):
-        cluster.status(f"n{rank}", rank, step=step, step_s=0.5, loaded=True, **what)
+        said = {"step_s": 0.5, "loaded": True, **what}
+        cluster.status(f"n{rank}", rank, step=step, **said)
     cluster.report(*(f"n{rank}" for rank in range(len(steps))))
 
 
@@ -201,6 +203,46 @@ def test_a_last_step_is_announced_ahead_and_ends_the_round_once_it_is_committed(
 
     assert safe(trains)
     assert announce(trains) == last
+
+
+def test_ranks_that_have_just_restored_are_told_of_a_step_that_is_still_to_come(cluster):
+    """Until their first one is done they say that they have done none."""
+    cluster.join("n0", "n1")
+    cluster.commit(40, cluster.launch(b"first", "n0", "n1"), "n0", "n1")
+    cluster.launch(b"second", "n0", "n1")
+    cluster.ready(("n0", 0), ("n1", 1))
+    for rank in (0, 1):
+        cluster.status(f"n{rank}", rank, loaded=True)
+    cluster.report("n0", "n1")
+    cluster.end = RoundEnd(reason=EndReason.GROWTH, asked_at_s=cluster.now_s)
+    assert cluster.run.decision.checkpoint.step == 40
+    assert announce(cluster) is None, "nobody knows how long a step takes"
+
+    at(cluster, 41, 41, step_s=0.0)
+    cluster.later(PACE_S_MAX)
+    assert announce(cluster) is None
+    at(cluster, 42, 42)
+
+    assert announce(cluster).step == 42 + STEPS_AHEAD_MIN + 2
+
+
+def test_where_one_step_takes_very_long_the_next_but_one_is_the_last(cluster):
+    """A node comes back while the first one is done: it waits for two of them, not for twelve."""
+    cluster.join("n0", "n1")
+    cluster.commit(40, cluster.launch(b"first", "n0", "n1"), "n0", "n1")
+    cluster.launch(b"second", "n0", "n1")
+    cluster.ready(("n0", 0), ("n1", 1))
+    for rank in (0, 1):
+        cluster.status(f"n{rank}", rank, loaded=True)
+    cluster.report("n0", "n1")
+    cluster.end = RoundEnd(reason=EndReason.GROWTH, asked_at_s=cluster.now_s)
+    cluster.later(PACE_S_MAX)
+
+    assert announce(cluster).step == 40 + STEPS_AHEAD_MIN
+    at(cluster, 41, 41, step_s=0.0)
+    cluster.commit(41, cluster.run.generation, "n0", "n1")
+
+    assert not safe(cluster), "it is not the one that all ranks end with"
 
 
 def test_one_rank_alone_makes_no_step_safe(trains):
@@ -301,6 +343,7 @@ def test_a_script_that_saves_by_itself_is_ended_after_its_next_save(cluster):
     cluster.commit(2, generation, "n0", "n1")
     cluster.later(1.0)
     cluster.end = RoundEnd(reason=EndReason.GROWTH, asked_at_s=cluster.now_s)
+    cluster.later(PACE_S_MAX)
     assert announce(cluster).step > 3
     assert not safe(cluster), "it is older than the wish"
 

@@ -36,7 +36,7 @@ def _has_saved(run: Run, nodes: Mapping[str, Node], end: RoundEnd) -> bool:
     statuses, announced = training(run, nodes), run.announcement
     if statuses is None or announced is None or not announced.reason.ends_round:
         return False
-    newest = newest_step(statuses)
+    newest = newest_step(run, statuses)
     rows = [r for r in run.checkpoints if r.id.generation == run.generation and run.usable(r.id)]
     safe = [r for r in rows if not end.copied or r.copied_at_s is not None]
     return any(

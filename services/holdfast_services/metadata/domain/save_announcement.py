@@ -22,6 +22,8 @@ NEWS_TRAVEL_S = 1.0
 LATE_NEWS_TRAVEL_S = 0.4
 """For another reason of a step that ranks know of; less than what a tick leaves of a second."""
 STEP_S_UNKNOWN = 0.1
+PACE_S_MAX = 10.0
+"""From the attempt's start on: whoever has done no step by then does few, or calls ``save()``."""
 LAST_AGAIN_S = 120.0
 """Much more than a rank waits for its round to end: where no save succeeds, training goes on."""
 
@@ -57,7 +59,7 @@ def announce(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
     if reason is None:
         return Outcome(run=run)
     asking = next(rank for rank, why in reasons.items() if why is reason)
-    return _announced(run, _ahead(statuses), reason, now_s, rank=asking)
+    return _announced(run, _ahead(run, statuses), reason, now_s, rank=asking)
 
 
 def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
@@ -65,20 +67,26 @@ def announce_last(run: Run, nodes: Mapping[str, Node], now_s: float) -> Outcome:
 
     A step that is announced already, and that no rank is about to do, becomes that one: else where
     time brings one after the other there might never be room for this one. While that step may
-    still be committed, another is not announced before ``LAST_AGAIN_S``.
+    still be committed, another is not announced before ``LAST_AGAIN_S``. Nobody guesses how long a
+    step takes: a guess too low would lose steps, and one too high would be waited for.
     """
     statuses = training(run, nodes)
-    if statuses is None:
+    if statuses is None or run.attempt is None:
+        return Outcome(run=run)
+    paced = any(status.report.step_s > 0 for status in statuses.values())
+    begun = any(status.report.step > 0 for status in statuses.values())
+    if not paced and (begun or now_s < run.attempt.started_at_s + PACE_S_MAX):
         return Outcome(run=run)
     was = run.announcement
     if was and _open(run, statuses):
-        if was.reason in _ENDING or was.step < _ahead(statuses, LATE_NEWS_TRAVEL_S):
+        if was.reason in _ENDING or was.step < _ahead(run, statuses, LATE_NEWS_TRAVEL_S):
             return Outcome(run=run)
         last = replace(was, reason=SaveReason.RESCALE)
         return Outcome(run=replace(run, announcement=last, announced_at_s=now_s))
     if was and was.reason.ends_round and now_s < run.announced_at_s + LAST_AGAIN_S:
         return Outcome(run=run)
-    return _announced(run, _ahead(statuses), SaveReason.RESCALE, now_s, rank=None)
+    step = _ahead(run, statuses, NEWS_TRAVEL_S if paced else 0.0)
+    return _announced(run, step, SaveReason.RESCALE, now_s, rank=None)
 
 
 def take_back(run: Run) -> Run:
@@ -99,9 +107,11 @@ def training(run: Run, nodes: Mapping[str, Node]) -> Mapping[int, RankStatus] | 
     return statuses if whole and all(s.live for s in statuses.values()) else None
 
 
-def newest_step(statuses: Mapping[int, RankStatus]) -> int:
-    """Return the last step that a rank says it has done."""
-    return max(status.report.step for status in statuses.values())
+def newest_step(run: Run, statuses: Mapping[int, RankStatus]) -> int:
+    """Return the last step that a rank has done: as it says, or as it has restored."""
+    restored = run.decision.checkpoint if run.decision else None
+    said = max(status.report.step for status in statuses.values())
+    return max(said, restored.step if restored else 0)
 
 
 def _open(run: Run, statuses: Mapping[int, RankStatus]) -> bool:
@@ -123,14 +133,15 @@ def _due(status: RankStatus, since_s: float) -> SaveReason | None:
     return None
 
 
-def _ahead(statuses: Mapping[int, RankStatus], travel_s: float = NEWS_TRAVEL_S) -> int:
+def _ahead(run: Run, statuses: Mapping[int, RankStatus], travel_s: float = NEWS_TRAVEL_S) -> int:
     """Return the step by which the news will have reached every rank."""
     known = [s.report.step_s for s in statuses.values() if s.report.step_s > 0]
     step_s = min(known, default=STEP_S_UNKNOWN)
     # Compared, not divided: nothing that a rank says can overflow here.
     short = step_s * STEPS_AHEAD_MAX <= travel_s
     steps = STEPS_AHEAD_MAX if short else math.ceil(travel_s / step_s)
-    return newest_step(statuses) + STEPS_AHEAD_MIN + steps
+    done = [row.id.step for row in run.checkpoints if row.id.generation == run.generation]
+    return max([newest_step(run, statuses), *done]) + STEPS_AHEAD_MIN + steps
 
 
 def _announced(
