@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.bench import figures
+from tests.bench import figures, sched_page
 
 
 def test_the_tables_are_those_of_the_run_that_is_quoted():
@@ -33,3 +33,10 @@ def test_records_of_some_names_replace_those_that_were_quoted():
 
     assert figures.taken(run, before, "") == run
     assert figures.taken(run, before, "b/") == [{"name": "a/0"}, {"name": "b/1"}]
+
+
+def test_the_table_of_policies_is_what_was_found():
+    page = sched_page.PAGE.read_text()
+    rows = json.loads(sched_page.FOUND.read_text())
+
+    assert page == sched_page.rendered(page, rows), "run `python -m tests.bench.sched_page`"
