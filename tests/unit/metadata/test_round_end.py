@@ -13,6 +13,7 @@ from holdfast_services.metadata.domain.round_end import PATIENCE_S, is_safe
 from holdfast_services.metadata.domain.rounds import EndAsked, Gone
 from holdfast_services.metadata.domain.save_announcement import (
     LAST_AGAIN_S,
+    NEWS_TRAVEL_S,
     PACE_S_MAX,
     STEPS_AHEAD_MIN,
     announce_last,
@@ -245,6 +246,17 @@ def test_where_one_step_takes_very_long_the_next_but_one_is_the_last(cluster):
     assert not safe(cluster), "it is not the one that all ranks end with"
 
 
+def test_a_commit_that_is_known_before_its_ranks_have_said_the_step_ends_no_round(trains):
+    """An agent finds what a rank has saved by itself, and may hear of the step later."""
+    last = announce(trains)
+    trains.later(1.0)
+    trains.commit(104, trains.run.generation, "n0", "n1")
+    trains.later(2.0)
+
+    assert last.step > 104
+    assert not safe(trains)
+
+
 def test_one_rank_alone_makes_no_step_safe(trains):
     last = announce(trains)
     trains.hold("n0", last.step, trains.run.generation, 0)
@@ -349,6 +361,8 @@ def test_a_script_that_saves_by_itself_is_ended_after_its_next_save(cluster):
 
     cluster.later(1.0)
     cluster.commit(3, generation, "n0", "n1")
+    assert not safe(cluster), "its ranks may be about to say that they did it"
+    cluster.later(NEWS_TRAVEL_S + 0.1)
 
     assert safe(cluster)
 

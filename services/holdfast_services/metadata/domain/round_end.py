@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast_services.metadata.domain.launch import Launch, RoundEnd
 from holdfast_services.metadata.domain.model import Node, Run
-from holdfast_services.metadata.domain.save_announcement import newest_step, training
+from holdfast_services.metadata.domain.save_announcement import NEWS_TRAVEL_S, training
 
 PATIENCE_S = 300.0
 """So long a run that trains beside others may take to save: then those decide that have."""
@@ -17,7 +17,9 @@ def is_safe(runs: Sequence[Run], nodes: Mapping[str, Node], end: RoundEnd, now_s
 
     Of a run whose ranks have all closed nothing is awaited. Without a run there is no such step.
     """
-    safe = [_has_saved(run, nodes, end) for run in runs if any(rank.live for rank in run.ranks)]
+    safe = [
+        _has_saved(run, nodes, end, now_s) for run in runs if any(rank.live for rank in run.ranks)
+    ]
     late = now_s > end.asked_at_s + PATIENCE_S
     return any(safe) and (late or all(safe))
 
@@ -27,19 +29,21 @@ def is_recent(launch: Launch, now_s: float) -> bool:
     return launch.end is not None and now_s <= launch.end.asked_at_s + PATIENCE_S
 
 
-def _has_saved(run: Run, nodes: Mapping[str, Node], end: RoundEnd) -> bool:
+def _has_saved(run: Run, nodes: Mapping[str, Node], end: RoundEnd, now_s: float) -> bool:
     """Tell whether the step is committed that was announced as the last one.
 
-    So may be a later one, which ranks reach if that took too long; or one of a script that calls
-    ``save`` by itself, and hears of no announcement: it has not said that it did such a step.
+    So may be a later one, which ranks reach if that took too long; or any of a script that calls
+    ``save`` by itself, and hears of no announcement. Its ranks say no step at all; those of
+    others may say it a moment after an agent has found what they saved.
     """
     statuses, announced = training(run, nodes), run.announcement
     if statuses is None or announced is None or not announced.reason.ends_round:
         return False
-    newest = newest_step(run, statuses)
+    silent = all(status.report.step == 0 for status in statuses.values())
     rows = [r for r in run.checkpoints if r.id.generation == run.generation and run.usable(r.id)]
     safe = [r for r in rows if not end.copied or r.copied_at_s is not None]
     return any(
-        r.id.step >= announced.step or (r.id.step > newest and r.local_at_s > end.asked_at_s)
+        r.id.step >= announced.step
+        or (silent and end.asked_at_s < r.local_at_s < now_s - NEWS_TRAVEL_S)
         for r in safe
     )

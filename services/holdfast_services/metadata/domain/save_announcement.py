@@ -107,7 +107,7 @@ def training(run: Run, nodes: Mapping[str, Node]) -> Mapping[int, RankStatus] | 
     return statuses if whole and all(s.live for s in statuses.values()) else None
 
 
-def newest_step(run: Run, statuses: Mapping[int, RankStatus]) -> int:
+def _newest_step(run: Run, statuses: Mapping[int, RankStatus]) -> int:
     """Return the last step that a rank has done: as it says, or as it has restored."""
     restored = run.decision.checkpoint if run.decision else None
     said = max(status.report.step for status in statuses.values())
@@ -141,7 +141,7 @@ def _ahead(run: Run, statuses: Mapping[int, RankStatus], travel_s: float = NEWS_
     short = step_s * STEPS_AHEAD_MAX <= travel_s
     steps = STEPS_AHEAD_MAX if short else math.ceil(travel_s / step_s)
     done = [row.id.step for row in run.checkpoints if row.id.generation == run.generation]
-    return max([newest_step(run, statuses), *done]) + STEPS_AHEAD_MIN + steps
+    return max([_newest_step(run, statuses), *done]) + STEPS_AHEAD_MIN + steps
 
 
 def _announced(
