@@ -268,6 +268,24 @@ def test_who_waits_longest_of_those_that_starve_comes_first(policy):
     assert "keeps its 1 GPUs: it had starved before" == after.reasons["l0"]
 
 
+def test_a_neighbour_moves_where_what_is_free_lies_apart():
+    """Not a larger one, and not one whose move takes longer than it is worth."""
+    here, there = (("gpu000", 1),), (("gpu001", 3),)
+    grows = job("grows", allocation=here, replicas_max=2)
+    small = job("small", allocation=here, replicas_max=1)
+    rest = [job("two", allocation=(("gpu000", 2),), replicas_min=2, replicas_max=2),
+            job("three", allocation=there, replicas_min=3, replicas_max=3)]  # fmt: skip
+
+    found = plan(view([grows, small, *rest], nodes(2)), Price(), 0.0).allocations
+
+    assert {"grows": (("gpu000", 2),), "small": (("gpu001", 1),)}.items() <= found.items()
+    assert (rest[0].allocation, rest[1].allocation) == (found["two"], found["three"])
+
+    slow = replace(small, cost=MoveCost(restart_s=3600.0))
+    found = plan(view([grows, slow, *rest], nodes(2)), Price(), 0.0).allocations
+    assert slow.allocation == found["small"]
+
+
 def test_who_starves_displaces_the_fewest_gpus():
     """The wide job, on three nodes of four, goes on where it is."""
     wide = job("wide", allocation=tuple((f"gpu00{at}", 4) for at in range(3)), replicas_max=12)

@@ -2,7 +2,8 @@
 
 Large jobs are placed first, on nodes that are free, small ones where least is left over. Nodes that
 hold a job's checkpoint come first among equal ones, spot nodes last. A shape that does not fit,
-since what is free lies apart, gives way to the best one that does.
+since what is free lies apart, has one smaller neighbour move, if that is worth its restart; else it
+gives way to the best one that fits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from holdfast_services.scheduler.domain.policies.facts import Allocation, Job, N
 from holdfast_services.scheduler.domain.policies.shapes import Pool, Shape, pool_of, shape_of
 
 Array = npt.NDArray[np.float64]
+HORIZON_S = 600.0
+"""A neighbour that moves loses what it is worth by the part of this time that its move takes."""
 
 
 class Room:
@@ -49,6 +52,13 @@ class Room:
             self.free[name] -= gpus
             if len(allocation) > 1:
                 self._shared.add(name)
+
+    def give_back(self, job: Job, allocation: Allocation) -> None:
+        """Have what a job had on one node be free again."""
+        if job.owner in self.quota_left:
+            self.quota_left[job.owner] += sum(gpus for _, gpus in allocation)
+        for name, gpus in allocation:
+            self.free[name] += gpus
 
     def capacity(self, pool: Pool) -> int:
         """Return the free GPUs of a pool."""
@@ -132,37 +142,92 @@ def place(
         values: Shape ``(jobs, shapes)``: what a shape is worth where the chosen one does not fit,
             and where GPUs are left over; not above 0: it may not have it.
     """
-    found: dict[str, Allocation] = {}
+    placing = _Placing(room, jobs, shapes, chosen, values)
     moving = []
     for row, (job, column) in enumerate(zip(jobs, chosen, strict=True)):
         if column >= 0 and room.shape(job) == shapes[column] and room.has(job.allocation):
-            found[job.name] = job.allocation
-            room.take(job, job.allocation)
+            placing.put(job, job.allocation)
         elif column >= 0:
             moving.append((-shapes[column].gpus, row))
     for _, row in sorted(moving):
-        best = [chosen[row], *_by_value(values[row], below=shapes[chosen[row]].gpus, shapes=shapes)]
-        _first_that_fits(room, jobs[row], [shapes[at] for at in best], found)
+        below = shapes[chosen[row]].gpus
+        if not placing.is_put(row, [chosen[row]]) and not placing.is_put_beside(row):
+            placing.is_put(row, placing.by_value(row, below))
     for row, job in enumerate(jobs):
-        if job.name not in found:
+        if job.name not in placing.found:
             most = max(room.free.values(), default=0)
-            best = _by_value(values[row], below=most + 1, shapes=shapes)
-            _first_that_fits(room, job, [shapes[at] for at in best], found)
-    return found
+            placing.is_put(row, placing.by_value(row, most + 1))
+    return placing.found
 
 
-def _by_value(values: Array, *, below: int, shapes: Sequence[Shape]) -> list[int]:
-    """Return the columns of smaller shapes that are worth something, the best first."""
-    worth = [at for at, value in enumerate(values) if value > 0 and shapes[at].gpus < below]
-    return sorted(worth, key=lambda at: -values[at])
+class _Placing:
+    """What ``place`` has found so far."""
 
+    def __init__(
+        self,
+        room: Room,
+        jobs: Sequence[Job],
+        shapes: Sequence[Shape],
+        chosen: Sequence[int],
+        values: Array,
+    ) -> None:
+        self._room, self._jobs, self._shapes = room, jobs, shapes
+        self._chosen, self._values = chosen, values
+        self.found: dict[str, Allocation] = {}
 
-def _first_that_fits(
-    room: Room, job: Job, shapes: Sequence[Shape], found: dict[str, Allocation]
-) -> None:
-    for shape in shapes:
-        allocation = room.find(job, shape)
-        if allocation:
-            found[job.name] = allocation
-            room.take(job, allocation)
-            return
+    def put(self, job: Job, allocation: Allocation) -> None:
+        """Give a job what is free."""
+        self.found[job.name] = allocation
+        self._room.take(job, allocation)
+
+    def is_put(self, row: int, columns: Sequence[int]) -> bool:
+        """Give a job the first of these shapes that fits; tell whether any does."""
+        job = self._jobs[row]
+        for at in columns:
+            if allocation := self._room.find(job, self._shapes[at]):
+                self.put(job, allocation)
+                return True
+        return False
+
+    def by_value(self, row: int, below: int) -> list[int]:
+        """Return the columns of smaller shapes that are worth something, the best first."""
+        values = self._values[row]
+        worth = [at for at, one in enumerate(values) if one > 0 and self._shapes[at].gpus < below]
+        return sorted(worth, key=lambda at: -values[at])
+
+    def is_put_beside(self, row: int) -> bool:
+        """Give a job its shape on a node that one smaller job leaves for it; tell whether so."""
+        job, shape = self._jobs[row], self._shapes[self._chosen[row]]
+        if shape.nodes > 1 or self._room.capacity(shape.pool) < shape.gpus:
+            return False
+        values, less = self._values[row], self.by_value(row, shape.gpus)
+        fits = (values[at] for at in less if self._room.find(job, self._shapes[at]))
+        gain = values[self._chosen[row]] - next(fits, 0.0)
+        return any(self._has_moved(at, row) for at in self._neighbours(shape, gain))
+
+    def _neighbours(self, shape: Shape, gain: float) -> list[int]:
+        """Return who could make room for a shape and loses less than ``gain``, the smallest first.
+
+        All of them have kept what they had on one node.
+        """
+        found = []
+        for at, one in enumerate(self._jobs):
+            if not 0 < one.gpus < shape.gpus or self.found.get(one.name) != one.allocation:
+                continue
+            (node, gpus), *others = one.allocation
+            if not others and self._room.free[node] + gpus >= shape.gpus:
+                part = min(1.0, one.cost.seconds(local=False) / HORIZON_S)
+                if self._values[at, self._chosen[at]] * part < gain:
+                    found.append(at)
+        return sorted(found, key=lambda at: self._jobs[at].gpus)
+
+    def _has_moved(self, at: int, row: int) -> bool:
+        """Have a neighbour move, if that makes room and it finds some; tell whether so."""
+        other, job, room = self._jobs[at], self._jobs[row], self._room
+        room.give_back(other, other.allocation)
+        if self.is_put(row, [self._chosen[row]]):
+            if self.is_put(at, [self._chosen[at]]):
+                return True
+            room.give_back(job, self.found.pop(job.name))
+        self.put(other, other.allocation)
+        return False
