@@ -81,6 +81,7 @@ def test_what_is_left_is_read_as_it_would_have_been_by_as_many_readers(
     batching = replace(made.batching, drop_last=drop_last)
     deal = replace(made, ranges=whole(lengths), batching=batching, tail=tail)
     rest = replace(deal, ranges=deal.rest(given_))
+    assert len(set(samples(rest.ranges))) == rest.length, "what is repeated is not left"
     for rank in range(deal.ranks):
         expected = batches(deal, rank)
         assert tail is Tail.UNEVEN or len(expected) == deal.batches()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast import ElasticIterable, ResumableLoader
-from holdfast.errors import InvalidRequestError, PreconditionError
+from holdfast.errors import InvalidRequestError, ManifestError, PreconditionError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11
@@ -117,6 +117,11 @@ def test_lanes_of_other_lengths_are_refused_and_so_is_a_lane_that_ends_early():
         loader.load_state_dict(inside(shared(2)))
     with pytest.raises(InvalidRequestError, match="has its iterable data set, Stream, now"):
         of_world(DataLoader(Stream()), (0, 2)).load_state_dict(saved)
+    with pytest.raises(InvalidRequestError, match="has a DistributedSampler now, which does not"):
+        shared(3).load_state_dict(saved)
+    broken = {**saved, "dealt": {**saved["dealt"], "tail": "torn"}}
+    with pytest.raises(ManifestError, match="does not say how samples were dealt out"):
+        loader.load_state_dict(broken)
     for length in (-1, 2.5):
         with pytest.raises(InvalidRequestError, match=f"lengths= has {length}"):
             Lines([3, length])
@@ -128,21 +133,30 @@ def test_lanes_of_other_lengths_are_refused_and_so_is_a_lane_that_ends_early():
     with pytest.raises(InvalidRequestError, match=r"lane\(0, 0, 5\) of Short gave 4 samples"):
         list(Short([5]))
 
+    class Long(Lines):
+        def lane(self, number: int, start: int, stop: int) -> Iterator[tuple[int, float]]:
+            return super().lane(number, start, stop + 1)
+
+    given = iter(Long([5]))
+    assert len([next(given) for _ in range(5)]) == 5
+    with pytest.raises(InvalidRequestError, match=r"lane\(0, 0, 5\) of Long gave more samples"):
+        next(given)
+
 
 def test_two_loaders_of_one_data_set_each_read_in_their_own_batches():
     """What one was told is nothing to the other: the rest of the first is the rest of the first."""
 
-    def make() -> tuple[ResumableLoader, ResumableLoader]:
+    def make(workers: int) -> tuple[ResumableLoader, ResumableLoader]:
         data = Lines(LENGTHS, 1, 0)
-        first = DataLoader(data, 2, num_workers=2, collate_fn=list)
+        first = DataLoader(data, 4, num_workers=workers, collate_fn=list)
         return of_world(first, (0, 1)), of_world(DataLoader(data, 5), (0, 1))
 
-    first, second = make()
+    first, second = make(2)
     iterator = iter(first)
     seen = next(iterator)
     list(second)
     seen += next(iterator)
-    again, _ = make()
+    again, _ = make(0)
     again.load_state_dict(first.state_dict())
     del iterator
     samples = [sample for batch in [seen, *again] for sample, _ in batch]
