@@ -20,6 +20,7 @@ from holdfast import locks
 PACED = Path(__file__).with_name("paced.py")
 ENDED_BY_SIGTERM = 143
 END_S_MAX = 120.0
+STEP_S = "0.5"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ class Launch:
     def start(self):
         command = [
             sys.executable, "-m", "holdfast.cli.main", "run", "--auto", "--job", self.job,
-            "--nproc-per-node", "2", str(PACED), str(self.hurry),
+            "--nproc-per-node", "2", str(PACED), STEP_S, str(self.hurry),
             str(CORPUS / "ddp.py"), str(self.out),
         ]  # fmt: skip
         with self.log.open("a") as log:

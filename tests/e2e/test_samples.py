@@ -40,7 +40,8 @@ class Launch:
         command = [
             sys.executable, "-m", "holdfast.cli.main", "run", *options, "--job", job,
             "--no-standby", "--max-restarts", "0", "--nproc-per-node", str(ranks),
-            str(HERE / "paced.py"), str(HERE / "sampling_rank.py"), str(folder), *words,
+            str(HERE / "paced.py"), "0.1", str(folder / "hurry"),
+            str(HERE / "sampling_rank.py"), str(folder), *words,
         ]  # fmt: skip
         env = environment(HOLDFAST_AGENT=stack.node(0)["agent"], LAUNCH=self.name)
         with self._log.open("w") as log:

@@ -11,7 +11,7 @@ from typing import Any
 
 import holdfast
 from holdfast.cli import argument_types as types
-from holdfast.cli import catalogue, doctor, export, importing, keep, plan, rollback, verify
+from holdfast.cli import catalogue, doctor, export, importing, keep, plan, rollback, top, verify
 from holdfast.cli.output import Report
 from holdfast.cli.plan_arguments import add_plan_arguments
 from holdfast.cli.retain_arguments import add_retain_arguments
@@ -96,6 +96,20 @@ def _add_catalogue(commands: Commands) -> None:
         catalogue.show,
     )
     _add_target(show)
+    watch = _add(
+        commands,
+        "top",
+        "This command shows jobs, nodes and the newest events on one screen until Ctrl-C.",
+        top.top,
+    )
+    watch.add_argument(
+        "--every",
+        type=types.span_s,
+        default=1.0,
+        metavar="SPAN",
+        help="The command asks again after this time, such as 5s (default: 1s).",
+    )
+    watch.add_argument("--once", action="store_true", help="The command prints once and ends.")
     check = _add(
         commands,
         "verify gpt@1200 --tier all",

@@ -87,19 +87,29 @@ def plain(table: Table) -> str:
     )
 
 
+def drawn(table: Table) -> Any:
+    """Return ``table`` as one of rich's.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    from rich import box  # noqa: PLC0415 - only for a terminal
+    from rich.table import Table as RichTable  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    made = RichTable(*table.columns, box=box.SIMPLE_HEAD)
+    for row in table.rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
 def _draw(table: Table, out: TextIO) -> bool:
     """Draw with rich; False when it is not installed."""
     try:
-        from rich import box  # noqa: PLC0415 - only for a terminal
-        from rich.console import Console  # noqa: PLC0415
-        from rich.table import Table as RichTable  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
+        from rich.console import Console  # noqa: PLC0415 - only for a terminal
     except ImportError:
         return False
-    drawn = RichTable(*table.columns, box=box.SIMPLE_HEAD)
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    Console(file=out).print(drawn)
+    Console(file=out).print(drawn(table))
     return True
 
 

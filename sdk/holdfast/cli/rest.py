@@ -80,6 +80,10 @@ class Rest:
         """Return the object store that the service uses: ``url``, ``ok``, ``error``."""
         return dict(self._get("/store"))
 
+    def events(self, count: int) -> list[Record]:
+        """Return the newest ``count`` events, the newest first."""
+        return list(self._get(f"/events?limit={count}"))
+
     def of_checkpoint(
         self,
         method: str,

@@ -280,7 +280,8 @@ class AgentService:
 
         self.begin_hold(shard, source, ended)
         try:
-            reason = await asyncio.wait_for(future, deadline_s(shard.length_bytes))
+            async with asyncio.timeout(deadline_s(shard.length_bytes)):
+                reason = await future
         except TimeoutError as cause:
             if self._comes(shard.id):
                 return False

@@ -88,7 +88,9 @@ class Transactions(Generic[StatementsT]):
     async def woken(self, wait_s: float, heard: asyncio.Event | None = None) -> bool:
         """Wait at most ``wait_s`` until something may have changed since ``heard`` was given."""
         try:
-            await asyncio.wait_for((heard or self._changed).wait(), wait_s)
+            # wait_for of Python 3.11 loses a cancellation that comes together with the news
+            async with asyncio.timeout(wait_s):
+                await (heard or self._changed).wait()
         except TimeoutError:
             return False
         return True

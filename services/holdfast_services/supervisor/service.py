@@ -84,7 +84,8 @@ class Supervisor:
         if stop.is_set() and not stopping:
             return restarts.StopAsked("asked to")
         try:
-            return await asyncio.wait_for(self._events.get(), TICK_S)
+            async with asyncio.timeout(TICK_S):
+                return await self._events.get()
         except TimeoutError:
             return restarts.Tick(await asyncio.to_thread(self._needs) if self._idle_exit_s else 0)
 

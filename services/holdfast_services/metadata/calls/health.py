@@ -69,6 +69,7 @@ async def waiting_count(queue: Queue | None) -> int | None:
     if queue is None:
         return None
     try:
-        return await asyncio.wait_for(asyncio.to_thread(queue.waiting_count), QUEUE_S_MAX)
+        async with asyncio.timeout(QUEUE_S_MAX):
+            return await asyncio.to_thread(queue.waiting_count)
     except (CheckpointError, TimeoutError):
         return None

@@ -56,7 +56,8 @@ class Executors:
             if orders.version != request.version or left_s <= 0:
                 return orders
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(heard.wait(), min(left_s, WATCH_POLL_S))
+                async with asyncio.timeout(min(left_s, WATCH_POLL_S)):
+                    await heard.wait()
             heard = self._changed
 
     async def leave(self, node: str, executor: str) -> None:
