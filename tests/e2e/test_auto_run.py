@@ -2,94 +2,67 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tests.e2e.stack import environment, processes, running_stack, until
+from tests.e2e.stack import environment
 from tests.e2e.test_corpus import CORPUS
-from tests.e2e.test_docs import newest_step
 
-from holdfast import locks
+from holdfast.testing import Cluster
 
 PACED = Path(__file__).with_name("paced.py")
 ENDED_BY_SIGTERM = 143
-END_S_MAX = 120.0
 STEP_S = "0.5"
 
 
 @pytest.fixture(scope="module")
-def stack():
-    with running_stack(nodes=1) as running:
+def cluster():
+    with Cluster(settings=environment()) as running:
         yield running
 
 
-class Launch:
-    """``holdfast run --auto`` of the two ranks of the corpus's ``ddp.py``."""
+class Training:
+    """Launches of the corpus's ``ddp.py`` on two ranks, as one job."""
 
-    def __init__(self, stack, folder, job):
-        self.mark = f"LAUNCH={job}-{os.getpid()}"
-        """In the environment of its processes, and of no other test run's on this machine."""
-        name, value = self.mark.split("=")
-        self._env = environment(HOLDFAST_AGENT=stack.node(0)["agent"], **{name: value})
-        self._stack = stack
+    def __init__(self, cluster, folder, job):
+        self._cluster = cluster
         self.job = job
         self.out = folder / f"{job}.pt"
-        self.log = folder / f"{job}.log"
         self.hurry = folder / f"{job}.hurry"
 
-    def start(self):
-        command = [
-            sys.executable, "-m", "holdfast.cli.main", "run", "--auto", "--job", self.job,
-            "--nproc-per-node", "2", str(PACED), STEP_S, str(self.hurry),
-            str(CORPUS / "ddp.py"), str(self.out),
-        ]  # fmt: skip
-        with self.log.open("a") as log:
-            return subprocess.Popen(
-                command, env=self._env, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
-
-    def until_safe(self, step):
-        """Wait for a checkpoint of ``step`` or a later one; return which it is."""
-        until(lambda: (newest_step(self._stack, self.job) or 0) >= step, f"step {step} to be safe")
-        return newest_step(self._stack, self.job)
-
-    def kill_rank(self):
-        """Kill one of the ranks that train; standbys look the same but have no session."""
-        held = [locks.holder_of(path) for path in self._stack.arena(0).glob("sessions/*")]
-        ranks = processes(self.mark, "rank_process")
-        os.kill(next(pid for pid in ranks if pid in held), signal.SIGKILL)
-
-    def begun(self):
-        return [int(n) for n in re.findall(r"goes on after step (\d+),", self.log.read_text())]
+    def launch(self):
+        words = (STEP_S, self.hurry, CORPUS / "ddp.py", self.out)
+        return self._cluster.launch(PACED, *words, job=self.job, ranks_per_node=2, auto=True)
 
 
-def test_it_goes_on_after_a_kill_and_after_an_end_and_no_bit_is_lost(stack, tmp_path):
-    calm, killed = (Launch(stack, tmp_path, job) for job in ("calm", "killed"))
+def begun(launch):
+    """Return after which step each round of a launch went on."""
+    return [int(n) for n in re.findall(r"goes on after step (\d+),", launch.output)]
+
+
+def test_it_goes_on_after_a_kill_and_after_an_end_and_no_bit_is_lost(cluster, tmp_path):
+    calm, killed = (Training(cluster, tmp_path, job) for job in ("calm", "killed"))
     calm.hurry.touch()
-    assert calm.start().wait(END_S_MAX) == 0, calm.log.read_text()
+    calm.launch().succeed()
 
-    launcher = killed.start()
-    first = killed.until_safe(3)
-    killed.kill_rank()
-    until(killed.begun, "a second round")
-    second = killed.until_safe(killed.begun()[0] + 3)
-    launcher.terminate()
-    assert launcher.wait(END_S_MAX) == ENDED_BY_SIGTERM, killed.log.read_text()
+    launch = killed.launch()
+    first = cluster.until_safe("killed", 3)
+    launch.kill_rank(0)
+    launch.until_printed("goes on after step")
+    second = cluster.until_safe("killed", begun(launch)[0] + 3)
+    assert launch.end() == [ENDED_BY_SIGTERM], launch.output
     assert not killed.out.exists()
     killed.hurry.touch()
-    assert killed.start().wait(END_S_MAX) == 0, killed.log.read_text()
+    last = killed.launch()
+    last.succeed()
 
-    begun = killed.begun()
-    assert begun[0] >= first
-    assert begun[1] >= second
-    until(lambda: not processes(killed.mark), "no process is left")
-    expected, found = (torch.load(launch.out, weights_only=True) for launch in (calm, killed))
+    assert begun(launch)[0] >= first
+    assert begun(last)[0] >= second
+    expected, found = (torch.load(one.out, weights_only=True) for one in (calm, killed))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
@@ -106,8 +79,8 @@ def test_its_options_are_refused_without_it(option):
     assert "--fresh and --auto-steps-by are for --auto: add it" in ended.stderr
 
 
-def test_a_wrong_name_of_an_optimizer_is_told_with_the_right_ones(stack, tmp_path):
-    env = environment(HOLDFAST_AGENT=stack.node(0)["agent"], HOLDFAST_AUTO="1")
+def test_a_wrong_name_of_an_optimizer_is_told_with_the_right_ones(cluster, tmp_path):
+    env = environment(HOLDFAST_AGENT=str(cluster.stack.nodes[0].agent), HOLDFAST_AUTO="1")
     command = ["run", "--auto-steps-by", "Adam", "--job", "wrong", "--no-standby"]
     ended = subprocess.run(
         [sys.executable, "-m", "holdfast.cli.main", *command, str(CORPUS / "cnn.py"), "x.pt"],

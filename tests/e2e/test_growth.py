@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from tests.e2e.stack import environment, running_stack, until
+from tests.e2e.in_peace import SCRIPT, bits_in_peace
+from tests.e2e.stack import running_stack, until
 from tests.e2e.test_run import END_S_MAX, Launch
 
-SCRIPT = Path(__file__).with_name("elastic_trainer.py")
 STEPS = 400
 SEEDS = [int(seed) for seed in os.environ.get("HOLDFAST_TEST_SEEDS", "3").split(",")]
 TURNS = 1
@@ -30,11 +27,7 @@ STRIKE_S_MAX = 3.0
 @pytest.fixture(scope="module")
 def calm():
     """The bits at the end without Holdfast."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--steps", str(STEPS)],
-        env=environment(), capture_output=True, text=True, check=True, timeout=END_S_MAX,
-    )  # fmt: skip
-    return re.findall(r"^final (\w+)$", done.stdout, re.MULTILINE)
+    return bits_in_peace(STEPS)
 
 
 class Elastic(Launch):

@@ -11,33 +11,25 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
-from pathlib import Path
 
 import pytest
-from tests.e2e.stack import environment, processes, running_stack, until
+from tests.e2e.in_peace import SCRIPT, bits_in_peace
+from tests.e2e.stack import processes, running_stack, until
 
-SCRIPT = Path(__file__).with_name("elastic_trainer.py")
 STEPS = 150
 STEP_S = "0.5"
 """So slow that no job ends before it is told to: each rescale takes a few seconds."""
 END_S_MAX = 200.0
 STRIKE_S_MAX = 3.0
-SEEDS = [int(seed) for seed in os.environ.get("HOLDFAST_TEST_SEEDS", "").split(",") if seed]
-"""None unless asked for: two minutes each."""
+SEEDS = [int(seed) for seed in os.environ.get("HOLDFAST_TEST_SEEDS", "5").split(",")]
 
 
 @pytest.fixture(scope="module")
 def calm():
     """The bits at the end without Holdfast."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--steps", str(STEPS)],
-        env=environment(), capture_output=True, text=True, check=True, timeout=END_S_MAX,
-    )  # fmt: skip
-    return re.findall(r"^final (\w+)$", done.stdout, re.MULTILINE)
+    return bits_in_peace(STEPS)
 
 
 @pytest.fixture(scope="module")

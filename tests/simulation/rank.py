@@ -228,7 +228,7 @@ class Process:
         update = session_update(
             session=self.session, step=self.step, step_s=self.attempt.step_s, loaded=self.begun,
             save_interval_s=self.attempt.step_s, saving=saves.state.steps_saving,
-            sealed_step=saves.sealed_step,
+            sealed_before=saves.sealed_before,
             wants_slot=saves.wants_slot, abandoned=tuple(saves.abandoned), closed_slots=closed,
             notes=tuple(saves.notes), needs=self.needs,
         )  # fmt: skip

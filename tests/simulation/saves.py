@@ -35,7 +35,7 @@ class Saves:
         self.abandoned: list[AbandonedStep] = []
         self.notes: list[StepNote] = []
         self.wants_slot = 0
-        self.sealed_step = 0
+        self.sealed_before = 0
         self._process = process
         self._closed: tuple[str, ...] = ()
         self._waiting: int | None = None
@@ -93,7 +93,7 @@ class Saves:
             self.notes = [*self.notes, action.note][-NOTES_TOLD_MAX:]
         if action.wants_slot is not None:
             self.wants_slot = action.wants_slot
-        self.sealed_step = max(self.sealed_step, action.sealed_step or 0)
+        self.sealed_before = max(self.sealed_before, action.sealed_before or 0)
         if action.closed_slot is not None:
             self._closed = (*self._closed, action.closed_slot)
 

@@ -85,9 +85,9 @@ class RankReport:
     if that was reckoned. ``closed``: the script has ended its saves in order. ``wants_save`` is
     why the rank asks for a save now, UNSPECIFIED: it does not. ``saving`` are steps begun, neither
     sealed nor given up: with ``step`` beyond one that is neither there nor among the shards, that
-    one will never be whole. Nor will it with ``sealed_step`` at or beyond it, the newest of which
-    the rank has heard that its segment is sealed. ``notes`` are those of rank 0 only, and so are
-    ``hints``.
+    one will never be whole. Nor will it with ``sealed_before`` beyond it: one more than the newest
+    step of which the rank has heard that its segment is sealed, 0: of none. ``notes`` are those of
+    rank 0 only, and so are ``hints``.
     """
 
     step: int = 0
@@ -100,7 +100,7 @@ class RankReport:
     notes: tuple[StepNote, ...] = ()
     costs: RankCosts = field(default_factory=RankCosts)
     hints: JobHints | None = None
-    sealed_step: int = 0
+    sealed_before: int = 0
     interval_why: str = ""
     closed: bool = False
 
@@ -109,7 +109,7 @@ class RankReport:
         return replace(
             self,
             step=max(self.step, before.step),
-            sealed_step=max(self.sealed_step, before.sealed_step),
+            sealed_before=max(self.sealed_before, before.sealed_before),
             loaded=self.loaded or before.loaded,
         )
 
@@ -118,7 +118,7 @@ class RankReport:
         return _lasting(self)
 
 
-_PASSING = frozenset({"step", "step_s", "saving", "notes", "costs", "hints", "sealed_step"})
+_PASSING = frozenset({"step", "step_s", "saving", "notes", "costs", "hints", "sealed_before"})
 _lasting = attrgetter(*(spec.name for spec in fields(RankReport) if spec.name not in _PASSING))
 
 
@@ -133,9 +133,11 @@ def checked(report: RankReport) -> RankReport:
     Raises:
         InvalidRequestError: a step that is none, or more steps than a rank can have begun.
     """
-    for step in (report.step, report.sealed_step, *report.saving):
+    for step in (report.step, *report.saving):
         if not 0 <= step <= STEP_MAX:
             raise InvalidRequestError(f"report: step {step} is not within 0..{STEP_MAX}")
+    if not 0 <= report.sealed_before <= STEP_MAX + 1:
+        raise InvalidRequestError(f"report: no step is before {report.sealed_before}")
     if len(report.saving) > SAVING_COUNT_MAX:
         raise InvalidRequestError(
             f"report: {len(report.saving)} steps begun to save, at most {SAVING_COUNT_MAX}"

@@ -21,7 +21,7 @@ HINTS_COUNT_MAX = 64
 class Outbox:
     """What the agent has not been told yet; levels are repeated, lists are sent once.
 
-    Saves change ``saving``, ``sealed_step`` and notes; the report has them once it is sent.
+    Saves change ``saving``, ``sealed_before`` and notes; the report has them once it is sent.
 
     Lists are bounded: of what could not be told for long, the oldest is dropped. That costs
     nothing but news: which steps are lost follows from the report's ``step`` and ``saving``.
@@ -29,7 +29,7 @@ class Outbox:
 
     report: RankReport = field(default_factory=RankReport)
     saving: tuple[int, ...] = ()
-    sealed_step: int = 0
+    sealed_before: int = 0
     wants_slot: int = 0
     needs: Needs | None = None
     notes: deque[StepNote] = field(default_factory=lambda: deque(maxlen=NOTES_COUNT_MAX))
@@ -44,7 +44,7 @@ class Outbox:
             report=replace(
                 self.report,
                 saving=self.saving,
-                sealed_step=self.sealed_step,
+                sealed_before=self.sealed_before,
                 notes=tuple(self.notes),
             ),
             wants_slot=self.wants_slot,

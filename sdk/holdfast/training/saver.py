@@ -127,7 +127,7 @@ class Saver:
     def _post(self, action: ev.Post) -> None:
         self._session.post(
             saving=action.saving,
-            sealed_step=action.sealed_step,
+            sealed_before=action.sealed_before,
             note=action.note,
             wants_slot=action.wants_slot,
             abandoned=action.abandoned,

@@ -173,7 +173,7 @@ class AgentSession:
         *,
         wants_slot: int | None = None,
         saving: tuple[int, ...] | None = None,
-        sealed_step: int | None = None,
+        sealed_before: int | None = None,
         note: StepNote | None = None,
         abandoned: AbandonedStep | None = None,
         closed_slot: str | None = None,
@@ -185,7 +185,7 @@ class AgentSession:
             box.wants_slot = box.wants_slot if wants_slot is None else wants_slot
             if saving is not None:
                 box.saving = saving
-            box.sealed_step = max(box.sealed_step, sealed_step or 0)
+            box.sealed_before = max(box.sealed_before, sealed_before or 0)
             if note is not None:
                 box.notes.append(note)
             if abandoned is not None:

@@ -861,7 +861,7 @@ class RankReport(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
-    SEALED_STEP_FIELD_NUMBER: _builtins.int
+    SEALED_BEFORE_FIELD_NUMBER: _builtins.int
     INTERVAL_WHY_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
@@ -876,9 +876,9 @@ class RankReport(_message.Message):
     """why it asks for a save now; unset: it does not"""
     loaded: _builtins.bool
     """the rank has loaded what was confirmed"""
-    sealed_step: _builtins.int
-    """The newest step whose segment its agent has sealed. A step up to it that is neither among
-    those that are saved nor among the shards was lost with the node's memory.
+    sealed_before: _builtins.int
+    """One more than the newest step whose segment its agent has sealed, 0: none. A step before it
+    that is neither among those that are saved nor among the shards was lost with the node's memory.
     """
     interval_why: _builtins.str
     """of rank 0 only: how an interval of AUTO came about, for people"""
@@ -913,13 +913,13 @@ class RankReport(_message.Message):
         notes: _abc.Iterable[Global___StepNote] | None = ...,
         costs: Global___RankCosts | None = ...,
         hints: Global___JobHints | None = ...,
-        sealed_step: _builtins.int = ...,
+        sealed_before: _builtins.int = ...,
         interval_why: _builtins.str = ...,
         closed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "hints", b"hints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "costs", b"costs", "hints", b"hints", "interval_reason", b"interval_reason", "interval_why", b"interval_why", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "sealed_step", b"sealed_step", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "costs", b"costs", "hints", b"hints", "interval_reason", b"interval_reason", "interval_why", b"interval_why", "loaded", b"loaded", "notes", b"notes", "save_interval_s", b"save_interval_s", "saving", b"saving", "sealed_before", b"sealed_before", "step", b"step", "step_s", b"step_s", "wants_save", b"wants_save"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -339,12 +339,12 @@ def test_a_heartbeat_that_says_nothing_new_leaves_the_view_alone(cluster):
     assert replace(cluster.view("a"), taken_sequence=before.taken_sequence) == before
 
 
-def half(cluster, *, saving=(), passed=6, sealed=0):
-    """Rank 0 holds step 5, rank 1 does not."""
+def half(cluster, *, step=5, saving=(), passed=6, sealed=0):
+    """Rank 0 holds ``step``, rank 1 does not."""
     generation = start(cluster, "a", "b")
-    cluster.status("a", 0, step=5)
-    cluster.hold("a", 5, generation, 0)
-    cluster.status("b", 1, step=passed, saving=saving, sealed_step=sealed)
+    cluster.status("a", 0, step=step)
+    cluster.hold("a", step, generation, 0)
+    cluster.status("b", 1, step=passed, saving=saving, sealed_before=sealed)
     cluster.report("a", "b")
     return [item.step for item in cluster.run.abandoned]
 
@@ -364,9 +364,15 @@ def test_a_step_that_a_rank_is_just_completing_is_waited_for(cluster):
 
 def test_a_segment_that_was_lost_with_its_nodes_memory_is_waited_for_by_nobody(cluster):
     """4.7: training may wait for that very step, and pass no other meanwhile."""
-    assert half(cluster, passed=5, sealed=4) == []
-    assert half(cluster, passed=5, sealed=5, saving=(5,)) == []
-    assert half(cluster, passed=5, sealed=5) == [5]
+    assert half(cluster, passed=5, sealed=5) == []
+    assert half(cluster, passed=5, sealed=6, saving=(5,)) == []
+    assert half(cluster, passed=5, sealed=6) == [5]
+
+
+def test_step_0_is_waited_for_by_who_has_sealed_nothing(cluster):
+    """A rank that is later than others with its first save had lost it, as long as 0 was none."""
+    assert half(cluster, step=0, passed=0) == []
+    assert half(cluster, step=0, passed=0, sealed=1) == [0]
 
 
 def test_a_committed_step_whose_part_was_lost_is_abandoned_unless_it_is_safe(cluster):
@@ -378,7 +384,7 @@ def test_a_committed_step_whose_part_was_lost_is_abandoned_unless_it_is_safe(clu
     assert list(cluster.levels()) == [(5, generation)]
 
     cluster.machine("b").shards.clear()
-    cluster.status("b", 1, step=5, sealed_step=5)
+    cluster.status("b", 1, step=5, sealed_before=6)
     cluster.report("b")
 
     [given_up] = cluster.run.abandoned

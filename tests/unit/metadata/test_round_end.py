@@ -206,16 +206,21 @@ def test_a_last_step_is_announced_ahead_and_ends_the_round_once_it_is_committed(
     assert announce(trains) == last
 
 
-def test_ranks_that_have_just_restored_are_told_of_a_step_that_is_still_to_come(cluster):
-    """Until their first one is done they say that they have done none."""
+def restore(cluster, step):
+    """Have two ranks begin with a step of an attempt before, as the round is to end for a node."""
     cluster.join("n0", "n1")
-    cluster.commit(40, cluster.launch(b"first", "n0", "n1"), "n0", "n1")
+    cluster.commit(step, cluster.launch(b"first", "n0", "n1"), "n0", "n1")
     cluster.launch(b"second", "n0", "n1")
     cluster.ready(("n0", 0), ("n1", 1))
     for rank in (0, 1):
         cluster.status(f"n{rank}", rank, loaded=True)
     cluster.report("n0", "n1")
     cluster.end = RoundEnd(reason=EndReason.GROWTH, asked_at_s=cluster.now_s)
+
+
+def test_ranks_that_have_just_restored_are_told_of_a_step_that_is_still_to_come(cluster):
+    """Until their first one is done they say that they have done none."""
+    restore(cluster, step=40)
     assert cluster.run.decision.checkpoint.step == 40
     assert announce(cluster) is None, "nobody knows how long a step takes"
 
@@ -229,14 +234,7 @@ def test_ranks_that_have_just_restored_are_told_of_a_step_that_is_still_to_come(
 
 def test_where_one_step_takes_very_long_the_next_but_one_is_the_last(cluster):
     """A node comes back while the first one is done: it waits for two of them, not for twelve."""
-    cluster.join("n0", "n1")
-    cluster.commit(40, cluster.launch(b"first", "n0", "n1"), "n0", "n1")
-    cluster.launch(b"second", "n0", "n1")
-    cluster.ready(("n0", 0), ("n1", 1))
-    for rank in (0, 1):
-        cluster.status(f"n{rank}", rank, loaded=True)
-    cluster.report("n0", "n1")
-    cluster.end = RoundEnd(reason=EndReason.GROWTH, asked_at_s=cluster.now_s)
+    restore(cluster, step=40)
     cluster.later(PACE_S_MAX)
 
     assert announce(cluster).step == 40 + STEPS_AHEAD_MIN

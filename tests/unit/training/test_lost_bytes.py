@@ -35,9 +35,9 @@ def test_the_rank_says_which_step_it_knows_to_be_sealed(leased):
     leased.on_view(SessionView(version="1", leases=(leased.lease(),)))
     leased.save(2).wait("staged", timeout_s=20)
     told = leased.session._outbox.message("s").report
-    assert (told.saving, told.sealed_step) == ((2,), 0)
+    assert (told.saving, told.sealed_before) == ((2,), 0)
 
     leased.on_view(SessionView(version="2", steps=(StepLevels(step=2, sealed=True),)))
 
     told = leased.session._outbox.message("s").report
-    assert (told.saving, told.sealed_step) == ((), 2)
+    assert (told.saving, told.sealed_before) == ((), 3)

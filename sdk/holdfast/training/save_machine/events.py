@@ -199,7 +199,7 @@ class Post(NamedTuple):
     abandoned: AbandonedStep | None = None
     closed_slot: str | None = None
     event: Event | None = None
-    sealed_step: int | None = None
+    sealed_before: int | None = None
 
 
 class Stage(NamedTuple):

@@ -310,7 +310,7 @@ def _view(state: SaveState, event: ev.View, _now_s: float) -> Handled:
         done.append(ev.Warn(_outage_text(view.degraded)))
     lapse, over = state.lapse, set[int]()
     local_step, copied_step = state.local_step, state.copied_step
-    sealed_step = max((levels.step for levels in view.steps if levels.sealed), default=0)
+    sealed_before = max((levels.step + 1 for levels in view.steps if levels.sealed), default=0)
     for levels in view.steps:
         if levels.local:
             local_step = max(local_step, levels.step)
@@ -329,7 +329,7 @@ def _view(state: SaveState, event: ev.View, _now_s: float) -> Handled:
     )
     state, saving = _release(state, over)
     if saving is not None:
-        told.append(ev.Post(saving=saving, sealed_step=sealed_step))
+        told.append(ev.Post(saving=saving, sealed_before=sealed_before))
     state, more = _learn_end(state, event)
     told += [action for action in more if isinstance(action, ev.Tell)]
     done += [action for action in more if isinstance(action, ev.Do)]

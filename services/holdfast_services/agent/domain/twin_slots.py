@@ -196,7 +196,7 @@ def _is_asked(state: State, of: ShardId) -> bool:
 
 def _has_passed(session: Session, step: int) -> bool:
     """Tell whether a rank has saved a step: what it has not filled in by then it will not."""
-    return max(session.sealed_steps, default=0) >= step
+    return max(session.sealed_steps, default=-1) >= step
 
 
 def _rank(shard: ShardId) -> tuple[str, int, int]:

@@ -87,7 +87,7 @@ def _lost(run: Run, nodes: Mapping[str, Node], evidence: Evidence) -> Iterable[A
         missing = sorted(statuses.keys() - ranks_of(copies))
         for rank in missing:
             said = statuses[rank].report
-            had = said.sealed_step >= key.step
+            had = said.sealed_before > key.step
             if (had or said.step > key.step) and key.step not in said.saving:
                 reason = f"rank {rank} went on without saving it"
                 if had:
