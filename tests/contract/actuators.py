@@ -2,7 +2,7 @@
 
 An actuator says an ``ExecutorReport`` and is told ``Orders``. A *rig* drives one: ``order`` says
 what should run, ``report`` what it last said, ``begin`` and ``kill`` start and kill the actuator
-itself, ``marks`` what the scripts of launches have left behind.
+itself, ``marks`` what the scripts of launches have left behind; ``job`` is whose launches they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def states(rig):
 
 
 def outcome(rig, start):
-    state = states(rig).get(("job", start))
+    state = states(rig).get((rig.job, start))
     return state.outcome if state else None
 
 
@@ -59,15 +59,15 @@ class ActuatorSuite:
         rig.order(1, start=1)
         rig.until(lambda: outcome(rig, 1) is Outcome.FAILED, "its failure is told")
 
-        assert "ValueError: bad batch" in states(rig)["job", 1].reason
-        assert states(rig)["job", 1].code == 1
+        assert "ValueError: bad batch" in states(rig)[rig.job, 1].reason
+        assert states(rig)[rig.job, 1].code == 1
 
     def test_what_cannot_begin_is_refused_with_the_reason(self, rig):
         rig.begin()
         rig.order(1, start=1, folder="/nowhere/at/all")
         rig.until(lambda: outcome(rig, 1) is Outcome.REFUSED, "it is refused")
 
-        assert "/nowhere/at/all" in states(rig)["job", 1].reason
+        assert "/nowhere/at/all" in states(rig)[rig.job, 1].reason
 
     def test_what_is_not_ordered_any_more_saves_and_ends(self, rig):
         rig.script(
@@ -102,7 +102,7 @@ class ActuatorSuite:
 
         rig.order(3, start=9, leaving=True)
         rig.until(lambda: rig.report.applied == 3 and not is_running(rig, 1), "the first is ended")
-        assert ("job", 9) not in states(rig)
+        assert (rig.job, 9) not in states(rig)
 
     def test_a_killed_actuator_ends_nothing_and_the_next_one_goes_on(self, rig):
         rig.script(FOREVER)

@@ -44,9 +44,11 @@ mark(os.getpid())
 class Rig:
     """One node with its executor, and who orders."""
 
+    job = "job"
+
     def __init__(self, folder):
         self.folder = folder
-        self.decision = Decision()
+        self.decision = Decision(self.job)
         self.agent = Agent(self.decision, "n", folder)
         self.orders = Orders(version="0", poll_s=1.0)
         self.report = ExecutorReport(executor="0" * 32, sequence=0, gpus=0)
@@ -64,8 +66,9 @@ class Rig:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 request = from_record(ExecutorRequest, body)
                 with rig.news:
-                    if request.report.sequence > rig.report.sequence:
-                        rig.report = request.report
+                    known, said = rig.report, request.report
+                    if said.executor != known.executor or said.sequence > known.sequence:
+                        rig.report = said
                     rig.reports_since_begin += 1
                     rig.news.notify_all()
                     rig.news.wait_for(lambda: rig.orders.version != request.version, 1.0)
@@ -112,7 +115,7 @@ class Rig:
         orders = ()
         if start:
             order = Order(
-                job="job", start=start, gpus=1, nodes_max=1,
+                job=self.job, start=start, gpus=1, nodes_max=1,
                 command=("--no-standby", "train.py"),
                 **{"folder": str(self.folder), "grace_s": 5.0, **what},
             )  # fmt: skip

@@ -12,11 +12,10 @@ from typing import Any
 
 from holdfast.cli import argument_types as types
 from holdfast.cli.output import Report
-from holdfast.core.executions import Outcome
+from holdfast.core.executions import LastWord, Outcome
 from holdfast.embedded import agent_socket
 from holdfast.errors import CheckpointError, InvalidRequestError
 from holdfast.launcher import ending
-from holdfast.launcher.ending import LastWord
 from holdfast.launcher.notices import Source, source
 from holdfast.launcher.options import (
     Options,

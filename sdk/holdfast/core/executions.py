@@ -35,6 +35,15 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastWord:
+    """How a launcher has ended: its exit code, and why, for people."""
+
+    outcome: Outcome
+    code: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchState:
     """A launcher of this node, or what became of it; ``code`` is of its exit.
 

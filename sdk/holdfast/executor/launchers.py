@@ -24,10 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.core.executions import LaunchState, Order, Outcome
+from holdfast.core.executions import LastWord, LaunchState, Order, Outcome
 from holdfast.executor.decision import Key, Known
 from holdfast.launcher import ending
-from holdfast.launcher.ending import LastWord
 
 LOGS_KEPT_COUNT = 200
 LOG_TAIL_BYTES = 2_000

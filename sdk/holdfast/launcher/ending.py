@@ -1,28 +1,23 @@
 """The last word of a launcher to whoever has started it: a file, written by rename.
 
-A launcher outlives the process that has started it, so an exit code may reach nobody.
+A launcher outlives the process that has started it, so an exit code may reach nobody. In a pod the
+file is there from the start, mounted, and is read when the container has ended: it is written in
+place, and short.
 """
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core.executions import REASON_LENGTH_MAX, Outcome
+from holdfast.core.executions import REASON_LENGTH_MAX, LastWord, Outcome
 from holdfast.core.records import from_record, to_record
 from holdfast.core.rounds import Ending
 from holdfast.errors import CheckpointError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastWord:
-    """How a launcher has ended: its exit code, and why, for people."""
-
-    outcome: Outcome
-    code: int = 0
-    reason: str = ""
+TERMINATION_BYTES_MAX = 4_096
+"""Kubernetes keeps no more of a container's termination message."""
 
 
 def of_launch(ending: Ending) -> LastWord:
@@ -40,12 +35,25 @@ def write(path: Path | None, word: LastWord) -> None:
     """Leave word; with no path nobody wants one, and a folder that has gone has no reader."""
     if path is None:
         return
-    draft = path.with_suffix(".tmp")
-    record = to_record(word)
-    record["reason"] = word.reason.replace("\0", "")[-REASON_LENGTH_MAX:]
+    reason = word.reason.replace("\0", "")[-REASON_LENGTH_MAX:]
     with suppress(OSError):
-        draft.write_text(json.dumps(record), encoding="utf-8")
+        if path.exists():
+            path.write_bytes(_short(word, reason))
+            return
+        draft = path.with_suffix(".tmp")
+        draft.write_text(_text(word, reason), encoding="utf-8")
         draft.replace(path)
+
+
+def _text(word: LastWord, reason: str) -> str:
+    return json.dumps({**to_record(word), "reason": reason})
+
+
+def _short(word: LastWord, reason: str) -> bytes:
+    """Return as much of a word as Kubernetes keeps: of the reason the end."""
+    while len(text := _text(word, reason).encode()) > TERMINATION_BYTES_MAX:
+        reason = reason[len(reason) // 8 + 1 :]
+    return text
 
 
 def read(path: Path) -> LastWord | None:

@@ -19,12 +19,12 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.core.executions import Outcome
+from holdfast.core.executions import LastWord, Outcome
 from holdfast.core.rounds import LauncherReport, LaunchView, Place, RankFailure
 from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast.launcher import environment, failures
 from holdfast.launcher.conversation import Conversation, new_launcher_id
-from holdfast.launcher.ending import LastWord, of_launch
+from holdfast.launcher.ending import of_launch
 from holdfast.launcher.notices import NoticeWatch
 from holdfast.launcher.options import AUTO_PRELOADED, PRELOADED, Options
 from holdfast.launcher.ports import HeldPort

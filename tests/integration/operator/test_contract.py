@@ -1,0 +1,83 @@
+"""The operator as an actuator: it passes the suite that executors pass, with pods for launchers.
+
+Its launchers are real, its API server is kmock; the scheduler only says orders (ADR 0069).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.contract.actuators import ActuatorSuite
+from tests.contract.test_actuator import Rig
+from tests.integration.launcher.harness import PACKAGES, ROOT, kill, until
+from tests.integration.operator.cluster import ApiServer, Kubelet
+
+
+class KubernetesRig(Rig):
+    """One node of Kubernetes with the operator, and who orders."""
+
+    job = "default.job"
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.agent.others[self.job] = self.decision
+        self.api = ApiServer()
+        self.api.add_node("n")
+        self.api.add_job("job")
+        environ = {"FOLDER": str(folder), "PYTHONPATH": f"{ROOT / 'sdk'}:{PACKAGES}"}
+        self.kubelet = Kubelet(self.api, folder, self.agent.socket, environ)
+
+    def begin(self):
+        """Start an operator."""
+        self.reports_since_begin = 0
+        with (self.folder / "executor.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast_services.operator"],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                env={**os.environ, "HOLDFAST_KUBERNETES": self.api.url,
+                     "HOLDFAST_SCHEDULER": f"http://127.0.0.1:{self.server.server_port}",
+                     "PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT / 'services'}:{PACKAGES}"},
+            )  # fmt: skip
+
+    def said(self):
+        logs = (self.folder / "executor.log", *self.folder.glob("*.log"))
+        return "\n".join(path.read_text(errors="replace") for path in logs if path.exists())
+
+    def kill_launch(self, start):
+        (process,) = (p for name, p in self.kubelet.processes.items() if f"-{start}-" in name)
+        kill(process.pid)
+
+    def close(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            assert self.process.wait(60) == 0, self.said()
+        self.kubelet.close()
+        self.agent.stop()
+        self.server.shutdown()
+        self.server.server_close()
+        self.api.close()
+
+
+@pytest.fixture
+def rig():
+    folder = Path(tempfile.mkdtemp(prefix="hf-"))
+    made = KubernetesRig(folder)
+    try:
+        yield made
+        made.close()
+        until(lambda: not made.left(), ("no process is left", made.left(), made.said()))
+    finally:
+        if made.process is not None:
+            made.process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class TestOperator(ActuatorSuite):
+    """The suite."""
