@@ -15,7 +15,6 @@ import time
 from collections.abc import Collection, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from holdfast.core.announcements import SaveReason
@@ -283,6 +282,7 @@ class Checkpointer:
             seat=seat,
             arena=self._arena,
             guard=self._guard,
+            at_exit=self._policy.at_exit,
         )
         self._session.start(saver.on_view)
         return saver
@@ -317,7 +317,7 @@ class Checkpointer:
         self._progress.advance(step, time.monotonic())
         announcement = self._session.view.announcement
         announced = announcement.step if announcement else 0
-        saver.note_step(step, announcement)
+        saver.note_step(step, announcement, notes)
         alone = self._place.world_size == 1
         ending = self._preemption is not None and self._preemption.asked
         due = self._policy.due(step) or step == announced
@@ -410,20 +410,16 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         else:
-            self._end(FAILED_CLOSE_S_MAX)
+            self._at_exit(error)
 
-    def _at_exit(self) -> None:
+    def _at_exit(self, error: BaseException | None = None) -> None:
         """Close; after an uncaught exception hardly wait: a launcher waits to start us again."""
-        failed = getattr(sys, "last_value", None) is not None
+        error = error or getattr(sys, "last_value", None)
+        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         self._end(FAILED_CLOSE_S_MAX if failed else CLOSE_S_MAX, in_order=not failed)
 
     def _end(self, timeout_s: float, *, in_order: bool = False) -> None:

@@ -10,8 +10,8 @@ Knows nothing of ranks, clocks or torch. Units: seconds, optimizer steps.
 
 from __future__ import annotations
 
-import math
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -196,12 +196,18 @@ class OnPreemption(Policy):
 
 @dataclass(frozen=True, slots=True, init=False)
 class AnyOf(Policy):
-    """Save when at least one of ``policies`` does."""
+    """Save when at least one of ``policies`` does; one that is an ``AnyOf`` stands for its own."""
 
     policies: tuple[Policy, ...]
 
     def __init__(self, *policies: Policy) -> None:
-        object.__setattr__(self, "policies", policies)
+        for policy in policies:
+            if not isinstance(policy, Policy):
+                raise InvalidRequestError(
+                    f"AnyOf takes policies, such as holdfast.EverySteps(10), not {policy!r}"
+                )
+        flat = tuple(part for policy in policies for part in _parts(policy))
+        object.__setattr__(self, "policies", flat)
 
     @property
     def at_exit(self) -> bool:
@@ -307,12 +313,12 @@ def persist_rule(policy: Policy | None) -> PersistRule:
     Raises:
         InvalidRequestError: a policy that means nothing there; names those that do.
     """
-    parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+    parts = () if policy is None else _parts(policy)
     autos = [part for part in parts if isinstance(part, Auto)]
     steps = [part.steps for part in parts if isinstance(part, EverySteps)]
     seconds = [part.seconds for part in parts if isinstance(part, EverySeconds)]
     others = [part for part in parts if not isinstance(part, EverySteps | EverySeconds | Auto)]
-    if any(part is not None and not isinstance(part, Never) for part in others):
+    if any(not isinstance(part, Never) for part in others):
         raise InvalidRequestError(
             f"persist={policy!r} is not supported: use EverySteps, EverySeconds, Auto, AnyOf of "
             f"these, or Never"
@@ -416,4 +422,4 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and 0 < value < math.inf
+    return isinstance(value, int | float) and 0 < value <= sys.float_info.max

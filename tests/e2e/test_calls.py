@@ -218,3 +218,16 @@ def test_a_repeated_step_is_not_warned_of(make):
     torch.optim.SGD([weight], lr=0.1).step()
 
     assert ck.step(1) is None
+
+
+@pytest.mark.parametrize(("code", "saved"), [(None, 2), (0, 2), (1, None), ("error", None)])
+def test_an_exit_without_error_in_a_block_is_in_order(make, code, saved):
+    """G7: ``AtExit`` saves the step that was done last, as it does without the block."""
+    options = {"save": holdfast.AtExit()}
+    with pytest.raises(SystemExit), make(**options) as first:
+        first.step(2)
+        raise SystemExit(code)
+
+    restored = make(restored=False).restore()
+
+    assert (restored and restored.step) == saved

@@ -42,6 +42,29 @@ def test_any_of_joins_steps_intervals_and_signals():
     assert grace_s(policy) == 7
 
 
+def test_any_of_within_any_of_is_as_if_all_were_in_one():
+    """F22, F24: a grace period that was lost ended the process before its last save."""
+    inner = AnyOf(Auto(), OnPreemption(grace_s=7))
+    policy = AnyOf(inner, EverySteps(4))
+
+    assert policy == AnyOf(Auto(), OnPreemption(grace_s=7), EverySteps(4))
+    assert grace_s(policy) == 7
+    assert chosen_interval(policy, Observed()).reason is SaveReason.AUTO
+    assert persist_rule(AnyOf(AnyOf(EverySteps(5)), EverySeconds(9))).steps == 5
+
+
+@pytest.mark.parametrize("part", [Auto, 5, None, [EverySteps(1)], "Auto()"])
+def test_any_of_refuses_what_is_no_policy(part):
+    """Else training finds out at its first step."""
+    with pytest.raises(InvalidRequestError, match="AnyOf takes policies.*, not "):
+        AnyOf(EverySteps(4), part)
+
+
+def test_a_time_that_no_float_can_hold_is_refused():
+    with pytest.raises(InvalidRequestError, match="mtbf_s"):
+        Auto(mtbf_s=10**400)
+
+
 def test_only_at_exit_asks_for_the_last_step():
     assert AtExit().at_exit
     assert AnyOf(EverySteps(4), AtExit()).at_exit

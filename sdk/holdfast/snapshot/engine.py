@@ -242,7 +242,7 @@ class CopyEngine:
         Ctrl-C may come between any two of these lines: the slot is the copy thread's in any case.
         With a ``reason`` that thread waits for what is under way, no more.
         """
-        self._start()
+        self.start()
         try:
             snapshot.buffer.in_copy = True
             if reason:
@@ -304,7 +304,8 @@ class CopyEngine:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Have the copy thread run, if it does not: the first copy else starts it."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
             self._thread.start()

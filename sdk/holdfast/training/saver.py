@@ -53,6 +53,7 @@ class Saver:
         arena: Path,
         devices: Devices = CUDA,
         guard: RefuseNonFinite | None = None,
+        at_exit: bool = False,
     ) -> None:
         self.stall_s = 0.0
         self._guard = guard
@@ -75,7 +76,9 @@ class Saver:
             guard=guard,
         )
         self._doubts = _doubts(spec, session) if spec.rank == 0 else None
-        self._done: tuple[int, int] | None = None
+        self._done = (-1, 0)
+        self._at_exit = at_exit
+        self._last_notes: Mapping[str, object] | None = None
         self._waited_s = 0.0
         self._steps_seen = 0
         self._warned_idle = self._warned_behind = False
@@ -87,6 +90,8 @@ class Saver:
             ev.Learn: lambda action: self._handles.learn(action.steps),
             ev.LackCopies: lambda action: self._handles.lack_copies(action.reason),
         }
+        if at_exit:
+            self._performer.engine.start()  # while a thread can: from 3.12 on none does at exit
 
     @property
     def stretch(self) -> float:
@@ -216,8 +221,15 @@ class Saver:
         """Wait until nothing is being copied; the explicit gate."""
         self._performer.gate.before_update()
 
-    def note_step(self, step: int, announced: Announcement | None = None) -> None:
+    def note_step(
+        self,
+        step: int,
+        announced: Announcement | None = None,
+        notes: Mapping[str, object] | None = None,
+    ) -> None:
         """Record that ``step`` is done, and that ``announced`` was to be saved on all ranks.
+
+        ``notes`` are what is said of it, should it be the last one, to be saved at exit.
 
         Warns, once, when steps are counted and no optimizer moves.
         """
@@ -230,6 +242,8 @@ class Saver:
         idle = self._performer.latest is not None and gate.steps_count == self._steps_seen
         self._steps_seen = gate.steps_count
         self._done = (step, gate.updates_count)
+        if self._at_exit:
+            self._last_notes = dict(notes) if isinstance(notes, dict) else notes
         if idle and self._capture.optimizers and not self._warned_idle:
             self._warned_idle = True
             warnings.warn(
@@ -304,7 +318,7 @@ class Saver:
 
     def _save_last(self) -> None:
         """Save the step that was done last, unless it is saved or another one has begun."""
-        step, updates = self._done or (-1, 0)
+        step, updates = self._done
         if step <= self._state.newest:
             return
         if updates != self._performer.gate.updates_count:
@@ -315,7 +329,7 @@ class Saver:
             )
             return
         self._doubts = None  # a look at other ranks would take a thread, and none starts at exit
-        self.save(step)
+        self.save(step, self._last_notes)
 
     def _hangs(self) -> bool:
         """Tell whether a copy was given up that may never end: it has been waited for enough."""

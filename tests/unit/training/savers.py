@@ -35,7 +35,7 @@ class Fails:
 
 
 @contextmanager
-def saver_of(folder, state, world_size=1, devices=CUDA, guard=None):
+def saver_of(folder, state, world_size=1, devices=CUDA, guard=None, at_exit=False):
     """A saver with slots of its plan to lease; nobody answers on the agent's socket."""
     session = AgentSession(folder / "nobody.sock")
     capture = Capture(state, rank=0, world_size=world_size)
@@ -48,6 +48,7 @@ def saver_of(folder, state, world_size=1, devices=CUDA, guard=None):
         arena=folder,
         devices=devices,
         guard=guard,
+        at_exit=at_exit,
     )
     saver.save(1)  # makes the plan; there is no agent to reserve its slots
     plan = saver._performer.plan
