@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -223,10 +224,14 @@ def test_a_repeated_step_is_not_warned_of(make):
 @pytest.mark.parametrize(("code", "saved"), [(None, 2), (0, 2), (1, None), ("error", None)])
 def test_an_exit_without_error_in_a_block_is_in_order(make, code, saved):
     """G7: ``AtExit`` saves the step that was done last, as it does without the block."""
-    options = {"save": holdfast.AtExit()}
-    with pytest.raises(SystemExit), make(**options) as first:
-        first.step(2)
-        raise SystemExit(code)
+
+    def script():
+        with make(save=holdfast.AtExit()) as first:
+            first.step(2)
+            sys.exit(code)
+
+    with pytest.raises(SystemExit):
+        script()
 
     restored = make(restored=False).restore()
 

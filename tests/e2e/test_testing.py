@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,13 +112,35 @@ def test_what_does_not_come_is_said_with_the_log(cluster, tmp_path):
         cluster.until_safe("says", 1, timeout_s=0)
 
 
+def test_a_launch_outlives_the_thread_that_has_started_it(cluster, tmp_path):
+    """The kernel ends a child with its thread; a fixture may start launches side by side."""
+    script = tmp_path / "waits.py"
+    script.write_text("print('I am here', flush=True); import sys; open(sys.argv[1]).read()")
+    os.mkfifo(tmp_path / "go")
+    launched = []
+
+    def start():
+        arguments = {"job": "threads", "nodes": [0], "options": ("--max-restarts", "0")}
+        launched.append(cluster.launch(script, tmp_path / "go", **arguments))
+        launched[0].until_printed("I am here")
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    (tmp_path / "go").write_text("on")
+
+    launched[0].succeed()
+
+
 @pytest.mark.parametrize(
     ("call", "match"),
     [
         (lambda c: c.launch("missing.py", job="x"), "there is no script missing.py"),
         (lambda c: c.launch(SCRIPT, job="x", nodes=[2]), "there is no node 2"),
+        (lambda c: c.launch(SCRIPT, job="x", nodes=[]), "nothing would run"),
         (lambda c: c.lose_node(-1), "there is no node -1"),
         (lambda _: Cluster(nodes=0), "from 1, not 0"),
+        (lambda _: Cluster(nodes="2"), "from 1, not '2'"),
         (lambda _: Cluster().launch(SCRIPT, job="x"), "use it in a with block"),
     ],
 )

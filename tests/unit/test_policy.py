@@ -56,7 +56,7 @@ def test_any_of_within_any_of_is_as_if_all_were_in_one():
 @pytest.mark.parametrize("part", [Auto, 5, None, [EverySteps(1)], "Auto()"])
 def test_any_of_refuses_what_is_no_policy(part):
     """Else training finds out at its first step."""
-    with pytest.raises(InvalidRequestError, match="AnyOf takes policies.*, not "):
+    with pytest.raises(InvalidRequestError, match="AnyOf takes policies"):
         AnyOf(EverySteps(4), part)
 
 

@@ -170,8 +170,14 @@ def _checked(lengths: Sequence[int]) -> tuple[int, ...]:
     Raises:
         InvalidRequestError: one is no number of samples.
     """
-    held = tuple(lengths)
-    for length in held:
-        if length < 0 or length != int(length):
-            raise InvalidRequestError(f"lengths= has {length}: a lane has 0 samples or more")
+    try:
+        held = tuple(lengths)
+        wrong = [length for length in held if not 0 <= length == int(length)]
+    except (TypeError, ValueError, OverflowError) as cause:
+        raise InvalidRequestError(
+            f"lengths= has the number of samples of each lane, such as [1000, 850]; this has "
+            f"something else: {cause}"
+        ) from cause
+    if wrong:
+        raise InvalidRequestError(f"lengths= has {wrong[0]}: a lane has 0 samples or more")
     return tuple(map(int, held))

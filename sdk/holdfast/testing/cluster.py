@@ -11,6 +11,7 @@ import sys
 import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -47,14 +48,15 @@ class Cluster:
     """
 
     def __init__(self, nodes: int = 1, *, settings: Mapping[str, str] | None = None) -> None:
-        if nodes < 1:
-            raise InvalidRequestError(f"Cluster takes a number of nodes from 1, not {nodes}")
+        if type(nodes) is not int or nodes < 1:
+            raise InvalidRequestError(f"Cluster takes a number of nodes from 1, not {nodes!r}")
         clean = {key: text for key, text in os.environ.items() if not key.startswith("HOLDFAST_")}
         self._environ = {**clean, **(settings or {})}
         self._nodes_count = nodes
         self._launches: list[Launch] = []
         self._numbers = itertools.count(1)
         self._running: Stack | None = None
+        self._starter = ThreadPoolExecutor(1, "holdfast-launches")  # its end would end launchers
 
     def __enter__(self) -> Self:
         require_services()
@@ -70,6 +72,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for launch in self._launches:
             launch.kill()
+        self._starter.shutdown()
         self._clean()
 
     @property
@@ -108,12 +111,14 @@ class Cluster:
             environ: More environment variables of the script.
 
         Raises:
-            InvalidRequestError: there is no such script, or no such node.
+            InvalidRequestError: there is no such script, no such node, or none at all.
         """
         if not Path(script).is_file():
             raise InvalidRequestError(f"launch: there is no script {os.fspath(script)}")
         numbers = range(len(self.stack.nodes)) if nodes is None else list(nodes)
         chosen = {number: self.stack.nodes[self._checked(number)] for number in numbers}
+        if not chosen:
+            raise InvalidRequestError("launch: nodes= names none, so nothing would run")
         folder = self._home / f"launch-{next(self._numbers)}"
         folder.mkdir()
         command = [
@@ -122,7 +127,9 @@ class Cluster:
             *("--job", job, *(["--auto"] if auto else []), *options),
             *(os.fspath(script), *map(str, arguments)),
         ]
-        launch = Launch(chosen, command, {**self._environ, **(environ or {})}, folder)
+        launch = Launch(
+            chosen, command, {**self._environ, **(environ or {})}, folder, starter=self._starter
+        )
         self._launches.append(launch)
         return launch
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from holdfast.embedded import StackNode
@@ -19,7 +20,10 @@ _LEASH = Path(__file__).with_name("leash.py")
 
 
 class Launch:
-    """A script that runs, or has run, under ``holdfast run``. Made by ``Cluster.launch``."""
+    """A script that runs, or has run, under ``holdfast run``. Made by ``Cluster.launch``.
+
+    ``starter`` starts launchers: Linux ends them with the thread that did, not with its process.
+    """
 
     def __init__(
         self,
@@ -27,10 +31,13 @@ class Launch:
         command: Sequence[str],
         environ: Mapping[str, str],
         folder: Path,
+        *,
+        starter: Executor,
     ) -> None:
         self._nodes = nodes
         self._command = command
         self._environ = environ
+        self._starter = starter
         self._logs = {number: folder / f"{node.name}.log" for number, node in nodes.items()}
         self._processes = {number: self._started(number) for number in nodes}
 
@@ -153,6 +160,9 @@ class Launch:
         return tails(self._all_logs())
 
     def _started(self, number: int) -> subprocess.Popen[bytes]:
+        return self._starter.submit(self._start, number).result()
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
         with self._logs[number].open("ab") as out:
             return subprocess.Popen(  # noqa: S603 - our interpreter, and the script under test
                 [sys.executable, str(_LEASH), str(os.getpid()), *self._command],

@@ -122,9 +122,12 @@ def test_lanes_of_other_lengths_are_refused_and_so_is_a_lane_that_ends_early():
     broken = {**saved, "dealt": {**saved["dealt"], "tail": "torn"}}
     with pytest.raises(ManifestError, match="does not say how samples were dealt out"):
         loader.load_state_dict(broken)
-    for length in (-1, 2.5):
+    for length in (-1, 2.5, float("nan")):
         with pytest.raises(InvalidRequestError, match=f"lengths= has {length}"):
             Lines([3, length])
+    for lengths in (5, ["3"], [float("inf")], [None]):
+        with pytest.raises(InvalidRequestError, match="lengths= has the number of samples of each"):
+            Lines(lengths)
 
     class Short(Lines):
         def lane(self, number: int, start: int, stop: int) -> Iterator[tuple[int, float]]:
