@@ -51,11 +51,12 @@ class DealtLanes:
         }
 
     def after(self, batches: int) -> dict[str, object]:
-        """Return what to say beside once each rank was given so many batches."""
+        """Return what to say beside once each rank was given so many batches.
+
+        What is left out at the end of an epoch never counts as used; on all ranks alike.
+        """
         deal = self.deal
         left = deal.length - min(deal.length, batches * deal.batching.batch_size * deal.ranks)
-        if batches >= deal.batches():
-            left = 0
         return {"given": batches, "used": self.order.length - left}
 
 

@@ -458,9 +458,8 @@ class Epoch:
                 with self.apart.used():
                     batch = next(self.inner)
         except StopIteration:
-            if not self.ended:
-                self.ended = True
-                self._owner.ended(self)
+            self.ended = True
+            self._owner.ended(self)
             raise
         except Exception:  # of the dataset: the loader goes on, so whoever catches it may too
             self.failed.append(number)

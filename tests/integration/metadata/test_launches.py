@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.attempts import named_nonce
+from holdfast.core.decision import Start
 from holdfast.core.rounds import LauncherReport, LaunchRequest, RankFailure, Terms
 from holdfast.errors import AlreadyExistsError, InvalidRequestError
 from holdfast_services.metadata.domain import rounds
 from holdfast_services.metadata.domain.launch import EndReason
+from holdfast_services.metadata.storage import Catalogue
 from holdfast_services.metadata.usecases import launches
 
 TERMS = Terms(command="c", nodes_min=2, nodes_max=2)
@@ -210,6 +212,28 @@ async def test_a_last_step_is_taken_back_when_who_came_has_left(database_url, ki
         assert ticked.told
         assert (after.step, after.reason.ends_round) == (last.step, False)
         assert not (await tick(service)).told, "once"
+
+
+async def test_a_round_ends_nothing_of_an_attempt_that_has_just_followed(
+    database_url, kit, agents, monkeypatch
+):
+    """Between the look at what a launch trains and the lock of that job, another may take it."""
+    async with kit.running(database_url) as service:
+        seat = await trained(service, kit, agents[0], step=5)
+        seen = [(await service.read(lambda c: c.load_run(seat.run))).job]
+        over = kit.wish(0, agents[1].name, b"another", launcher="M", world=1, replicas=0)
+        spec = replace(over.spec, start=Start(name="over", fresh=True), takeover=True)
+        other = await service.register(replace(over, spec=spec))
+        agents[1].serve(other, 0)
+        for agent in agents:
+            await service.report(agent.inventory())
+        number = (await service.read(lambda c: c.load_run(seat.run))).decision.number
+        agents[1].serve(other, 0, ready_decision=number, step=9, step_s=1.0, loaded=True)
+        await service.report(agents[1].inventory())
+        monkeypatch.setattr(Catalogue, "jobs_of_attempt", lambda *_: seen)
+        await tick(service)
+
+        assert await announced(service, other) is None
 
 
 async def test_a_round_is_ended_on_request_once_all_copies_are_made(database_url, kit, agents):

@@ -168,6 +168,18 @@ def test_two_loaders_of_one_data_set_each_read_in_their_own_batches():
     assert sorted(samples) == every_line()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_reads_the_data_set_beside_its_loader_has_a_whole_epoch(workers):
+    """What is left is dealt out by the next iterator of the loader alone."""
+    saved = inside(of_world(DataLoader(Lines(LENGTHS, 1, 0), 4), (0, 1)))
+    data = Lines(LENGTHS, 1, 0)
+    loader = of_world(DataLoader(data, 5, num_workers=workers), (0, 1))
+    loader.load_state_dict(saved)
+    left = sum(len(numbers) for numbers, _ in loader)
+
+    assert (left, len(list(data))) == (SIZE - 4, SIZE)
+
+
 def test_lanes_that_are_mixed_by_an_iter_of_their_own_are_told(caplog):
     """What such a data set has given is no part from the beginning of what was dealt out."""
 

@@ -127,6 +127,16 @@ def test_a_signal_that_came_before_leaves_nothing_to_wait_for(tmp_path, waits):
     rank.close()
 
 
+def test_the_wait_for_the_end_begins_with_the_end_of_the_copy(rank, monkeypatch):
+    """A large state takes longer than a launcher needs: else the steps behind would be lost."""
+    awaited = []
+    monkeypatch.setattr(SaveHandle, "wait", lambda _, level, __: awaited.append(level))
+    monkeypatch.setattr(round_end, "END_S_MAX", 0.0)
+
+    assert rank.save().goes_on() is False
+    assert awaited == ["staged"]
+
+
 @pytest.mark.parametrize("limit", ["COPY_S_MAX", "END_S_MAX"])
 def test_whatever_happens_training_goes_on(tmp_path, monkeypatch, limit):
     """A copy that does not end; a round that nobody ends."""
