@@ -17,6 +17,11 @@ from holdfast_services.operator.settings import Settings
 from holdfast_services.operator.turns import Turns
 from holdfast_services.operator.watching import watch
 
+NODES_S = 5.0
+"""So often nodes and pods are looked at if nothing is heard of them: news may be lost."""
+JOBS_S = 2.0
+"""So often the scheduler is asked what has become of jobs, which it tells nobody."""
+
 log = logging.getLogger("holdfast_services.operator")
 
 
@@ -24,8 +29,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve until ``stop``."""
     kubernetes = Kubernetes(lambda: log_in(settings.kubernetes))
     scheduler = Scheduler(settings.scheduler)
-    of_nodes, of_jobs = Turns("nodes"), Turns("jobs")
-    nodes = Nodes(kubernetes, scheduler, of_nodes.wake)
+    of_nodes, of_jobs = Turns("nodes", NODES_S), Turns("jobs", JOBS_S)
+
+    def on_orders() -> None:
+        of_nodes.wake()
+        of_jobs.wake()
+
+    nodes = Nodes(kubernetes, scheduler, on_orders)
     jobs = Jobs(kubernetes, scheduler)
     watching = watch(lambda: log_in(settings.kubernetes), of_nodes.wake, of_jobs.wake)
     running = (stop.wait(), watching, of_nodes.run(nodes.turn), of_jobs.run(jobs.turn))

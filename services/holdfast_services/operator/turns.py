@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 
 from holdfast.errors import CheckpointError
 
-TURN_S_MAX = 5.0
-"""So often a turn comes at least: news may be lost, and the scheduler tells none of jobs."""
 BETWEEN_S = 0.05
 """Between two turns: news come in flocks."""
 RETRY_S = 1.0
@@ -19,10 +17,11 @@ log = logging.getLogger(__name__)
 
 
 class Turns:
-    """Runs turns again and again; ``wake`` when there is news."""
+    """Runs turns again and again, one every ``every_s`` at least; ``wake`` when there is news."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, every_s: float) -> None:
         self._name = name
+        self._every_s = every_s
         self._news = asyncio.Event()
         self._said = ""
         self.well = asyncio.Event()
@@ -36,7 +35,7 @@ class Turns:
         """Run until cancelled; what a turn raises is logged, and the next one comes sooner."""
         while True:
             self._news.clear()
-            wait_s = TURN_S_MAX if await self._once(turn) else RETRY_S
+            wait_s = self._every_s if await self._once(turn) else RETRY_S
             await asyncio.sleep(BETWEEN_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

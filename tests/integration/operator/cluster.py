@@ -1,4 +1,4 @@
-"""A cluster of Kubernetes with one node: kmock for its API server, and a kubelet.
+"""A cluster of Kubernetes: kmock for its API server, and a kubelet for all its nodes.
 
 The kubelet runs what pods say as processes, in the place of containers: it puts the folders of the
 host where the pod wants them, keeps termination messages, and ends what is deleted.
@@ -100,19 +100,20 @@ class ApiServer:
 
 
 class Kubelet:
-    """Runs the pods of a node as processes.
+    """Runs pods as processes, on the node that they ask for.
 
     Args:
         api: Where they are.
         folder: Where termination messages go.
-        socket: The agent's, in the place of the one that pods are told.
+        sockets: Those of agents by node, in the place of the one that pods are told.
         environ: What containers have besides.
     """
 
-    def __init__(self, api, folder, socket, environ):
-        self.api, self.folder, self.socket, self.environ = api, folder, socket, environ
+    def __init__(self, api, folder, sockets, environ):
+        self.api, self.folder, self.sockets, self.environ = api, folder, sockets, environ
         self.processes = {}
         self.grace = {}
+        self.evicted = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -124,6 +125,11 @@ class Kubelet:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+    def evict(self, name):
+        """End a pod as a node does that is short of memory."""
+        self.evicted.add(name)
+        self.processes[name].kill()
 
     def _run(self):
         while not self._stop.wait(0.03):
@@ -158,6 +164,7 @@ class Kubelet:
         words = [str(message) if word == LAST_WORD else word for word in ranks["command"][1:]]
         mounted = {"HOLDFAST_AGENT": f"{AGENT_FOLDER}/agent.sock"}
         variables = {one["name"]: one["value"] for one in ranks["env"]}
+        ours = {"HOLDFAST_AGENT": str(self.sockets[node_of(pod)]), **self.environ}
         assert variables.items() >= mounted.items()
         try:
             with (self.folder / f"{pod['metadata']['name']}.log").open("ab") as log:
@@ -165,8 +172,7 @@ class Kubelet:
                     [sys.executable, "-m", "holdfast.cli.main", *words],
                     cwd=ranks["workingDir"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     start_new_session=True,
-                    env={**os.environ, **variables, "HOLDFAST_AGENT": str(self.socket),
-                         **self.environ},
+                    env={**os.environ, **variables, **ours},
                 )  # fmt: skip
         except OSError as error:
             ended = {"exitCode": 128, "reason": "StartError", "message": f"chdir: {error.filename}"}
@@ -179,14 +185,26 @@ class Kubelet:
         code = 128 - code if code < 0 else code
         said = self.message(pod).read_text()
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "message": said}
-        self._say(pod, "Failed" if code else "Succeeded", {"terminated": ended})
+        evicted = pod["metadata"]["name"] in self.evicted
+        why = {"reason": "Evicted", "message": "low on memory"} if evicted else {}
+        self._say(pod, "Failed" if code else "Succeeded", {"terminated": ended}, **why)
 
     def message(self, pod):
         return self.folder / f"{pod['metadata']['name']}.message"
 
-    def _say(self, pod, phase, state):
+    def _say(self, pod, phase, state, **why):
         metadata = pod["metadata"]
         path = f"{CORE}/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-        status = {"phase": phase, "containerStatuses": [{"name": "ranks", "state": state}]}
-        change = {"spec": {"nodeName": "n"}, "status": status}
+        containers = [{"name": "ranks", "state": state}]
+        status = {"phase": phase, "containerStatuses": containers, **why}
+        change = {"spec": {"nodeName": node_of(pod)}, "status": status}
         self.api.ask("PATCH", path, change)
+
+
+def node_of(pod):
+    """Return the node that a pod asks for."""
+    required = pod["spec"]["affinity"]["nodeAffinity"]
+    (term,) = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (field,) = term["matchFields"]
+    (node,) = field["values"]
+    return node

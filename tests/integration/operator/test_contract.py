@@ -32,7 +32,7 @@ class KubernetesRig(Rig):
         self.api.add_node("n")
         self.api.add_job("job")
         environ = {"FOLDER": str(folder), "PYTHONPATH": f"{ROOT / 'sdk'}:{PACKAGES}"}
-        self.kubelet = Kubelet(self.api, folder, self.agent.socket, environ)
+        self.kubelet = Kubelet(self.api, folder, {"n": self.agent.socket}, environ)
 
     def begin(self):
         """Start an operator."""
