@@ -10,7 +10,7 @@ import tomllib
 import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from holdfast.cli.output import Json, Report, Table, counted
 from holdfast.core.job_spec import JobSpec, check
@@ -209,7 +209,9 @@ def cancel(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
 
 
 def execute(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
-    """Run launchers on this node as the scheduler orders; ends the process with its code.
+    """Run launchers as the scheduler orders, on this node or on those of a Ray cluster.
+
+    Ends the process with its code.
 
     Raises:
         SystemExit: with 130 or 143.
@@ -218,7 +220,13 @@ def execute(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
     from holdfast.cli.node import agent_node  # noqa: PLC0415 - grpc, which others do not need
     from holdfast.executor import gpus  # noqa: PLC0415
     from holdfast.executor.execute import Executor, Options  # noqa: PLC0415
+    from holdfast.executor.holder import HolderGone  # noqa: PLC0415
+    from holdfast.launcher.notices import source  # noqa: PLC0415
 
+    if args.ray:
+        _execute_on_ray(args, environ)
+    if args.nodes is not None:
+        raise InvalidRequestError("--nodes goes with --ray: without it there is this node")
     agent = agent_socket(environ, world_size=1, local_world_size=1)
     node = agent_node(agent)
     options = Options(
@@ -228,9 +236,31 @@ def execute(args: argparse.Namespace, environ: Mapping[str, str]) -> Report:
         gpus=gpus.offered(args.offered, environ),
         gpu_type=args.type if args.type is not None else gpus.kind(),
         spot=args.spot,
-        notices=tuple(args.notices),
+        notices=tuple(source(notice) for notice in args.notices),
+        holder=HolderGone(args.while_held, args.hold_s) if args.while_held else None,
     )
     sys.exit(Executor(options, {**environ, "HOLDFAST_AGENT": str(agent)}).run())
+
+
+def _execute_on_ray(args: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
+    from holdfast.executor import gpus  # noqa: PLC0415
+    from holdfast.executor.ray_cluster import RayCluster, RayOptions  # noqa: PLC0415
+
+    words = ["--scheduler", args.scheduler or find_scheduler(environ)]
+    words += [word for notice in args.notices for word in ("--notice", notice)]
+    words += ["--type", args.type] if args.type is not None else []
+    words += ["--spot"] if args.spot else []
+    ours = {k: v for k, v in environ.items() if k.startswith("HOLDFAST_")}
+    options = RayOptions(
+        address=args.ray,
+        gpus=None if args.offered == "auto" else gpus.count(args.offered),
+        nodes=args.nodes,
+        words=tuple(words),
+        environ=ours,
+        folder=str(args.folder or ""),
+        hold_s=args.hold_s,
+    )
+    sys.exit(RayCluster(options).run())
 
 
 def _shares(shares: Mapping[str, int]) -> str:

@@ -176,7 +176,7 @@ def _add_execute(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--notice",
         dest="notices",
-        type=notice,
+        type=_notice,
         action="append",
         default=[],
         metavar="file:PATH|http://URL|aws|gcp",
@@ -190,6 +190,32 @@ def _add_execute(command: argparse.ArgumentParser) -> None:
         help="The executor keeps logs, and what the next one must know, in this folder (default: "
         "in HOLDFAST_HOME).",
     )
+    command.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="The nodes of this Ray cluster run jobs, in place of this one: auto, or HOST:PORT.",
+    )
+    command.add_argument(
+        "--nodes",
+        type=types.nodes,
+        metavar="N",
+        help="Ray reserves so many nodes, all or none (default: all that have so many GPUs).",
+    )
+    command.add_argument(
+        "--hold",
+        dest="hold_s",
+        type=types.span_s,
+        default=60.0,
+        metavar="SPAN",
+        help="With --ray: jobs of a node end when Ray has let go of it for so long (default 60s).",
+    )
+    command.add_argument("--while-held", type=Path, help=argparse.SUPPRESS)
+
+
+def _notice(text: str) -> str:
+    """Return the name of a source of notices as it came: it goes on to other nodes."""
+    notice(text)
+    return text
 
 
 def _gpus(text: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from holdfast.errors import AlreadyExistsError, CheckpointError
 from holdfast.executor import identity
 from holdfast.executor.conversation import Conversation
 from holdfast.executor.decision import Forget, Kill, Start, Stop, decide, kill_at_s
+from holdfast.executor.holder import HolderGone
 from holdfast.executor.launchers import Launchers
 from holdfast.launcher.notices import NoticeWatch, Source
 
@@ -31,7 +32,10 @@ READY_FILE = "HOLDFAST_READY_FILE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What an executor is asked for: ``gpus`` of its node, of which type, in which folder."""
+    """What an executor is asked for: ``gpus`` of its node, of which type, in which folder.
+
+    ``holder``: its jobs end when it gives notice.
+    """
 
     scheduler: str
     node: str
@@ -40,6 +44,14 @@ class Options:
     gpu_type: str = ""
     spot: bool = False
     notices: tuple[Source, ...] = ()
+    holder: HolderGone | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _LetGo:
+    """Nobody has this executor run any more."""
+
+    reason: str
 
 
 class Executor:
@@ -54,7 +66,7 @@ class Executor:
         self._options = options
         self._environ = environ
         self._orders: Orders | None = None
-        self._news: deque[Orders | CheckpointError | int | str] = deque()
+        self._news: deque[Orders | CheckpointError | int | str | _LetGo] = deque()
         self._code: int | None = None
         self._ending = False
         self._said = ""
@@ -88,6 +100,8 @@ class Executor:
             self._conversation.start()
             stack.callback(self._conversation.leave)
             stack.callback(NoticeWatch(options.notices, self._hear, self._tell).close)
+            held = () if options.holder is None else (options.holder,)
+            stack.callback(NoticeWatch(held, self._let_go, self._tell).close)
             adopted = sum(known.alive for known in self._launchers.known.values())
             self._tell(f"node {options.node}: {options.gpus} GPUs, {adopted} launchers adopted")
             while self._code is None:
@@ -106,7 +120,10 @@ class Executor:
             stack.callback(signal.signal, number, before)
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._waker))
 
-    def _hear(self, news: Orders | CheckpointError | str) -> None:
+    def _let_go(self, reason: str) -> None:
+        self._hear(_LetGo(reason))
+
+    def _hear(self, news: Orders | CheckpointError | str | _LetGo) -> None:
         self._news.append(news)
         with suppress(OSError):  # it is awake already, or has ended
             os.write(self._waker, b"\0")
@@ -129,9 +146,12 @@ class Executor:
         waits = [kill_at_s(one) for one in known if one.alive and one.stopped_at_s]
         return max(0.0, min(waits) - time.monotonic()) if waits else None
 
-    def _take_in(self, news: Orders | CheckpointError | int | str) -> None:
+    def _take_in(self, news: Orders | CheckpointError | int | str | _LetGo) -> None:
         if isinstance(news, int):
             self._signalled(news)
+        elif isinstance(news, _LetGo):
+            self._leaving = news.reason
+            self._end_launchers(news.reason)
         elif isinstance(news, str):
             self._leaving = news
             self._tell(f"this node will be taken away: {news}")
@@ -154,8 +174,11 @@ class Executor:
         if number == signal.SIGTERM or self._ending:
             self._code = EXIT_SIGNAL + number
             return
+        self._end_launchers("once more ends without them")
+
+    def _end_launchers(self, more: str) -> None:
         self._ending = True
-        self._tell("launchers are told to save and to end; once more ends without them")
+        self._tell(f"launchers are told to save and to end; {more}")
 
     def _carry_out(self) -> None:
         if self._ending:

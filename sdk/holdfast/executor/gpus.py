@@ -27,12 +27,22 @@ def offered(asked: str, environ: Mapping[str, str]) -> int:
         if not here:
             raise InvalidRequestError("--gpus auto: no GPU is here; --gpus N offers N places")
         return here
+    wanted = count(asked)
+    if here and wanted > here:
+        raise InvalidRequestError(f"--gpus {asked}: this node has {here}")
+    return wanted
+
+
+def count(asked: str) -> int:
+    """Return the number of GPUs of a node that ``asked`` says.
+
+    Raises:
+        InvalidRequestError: it is no number, or no node has so many.
+    """
     if not re.fullmatch("[0-9]{1,4}", asked) or not 1 <= int(asked) <= GPUS_PER_NODE_MAX:
         raise InvalidRequestError(
             f"--gpus {asked[:40]}: pass auto, or a number from 1 to {GPUS_PER_NODE_MAX}"
         )
-    if here and int(asked) > here:
-        raise InvalidRequestError(f"--gpus {asked}: this node has {here}")
     return int(asked)
 
 

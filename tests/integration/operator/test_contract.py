@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.actuators import ActuatorSuite
-from tests.contract.test_actuator import Rig
+from tests.contract.executor_rig import Rig
 from tests.integration.launcher.harness import PACKAGES, ROOT, kill, until
 from tests.integration.operator.cluster import ApiServer, Kubelet
 
