@@ -149,29 +149,34 @@ class RayCluster:
             if number not in self._asked:
                 self._asked[number] = actor.say.remote(ending=ending)
         asked = {ref: number for number, ref in self._asked.items()}
-        answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=TURN_S)
+        answered, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=TURN_S)
         for ref in answered:
             self._take_in(asked[ref], ref)
+        for ref in silent:
+            self._miss(asked[ref])
+        if len(self._states) < len(self._actors) and self._is_removed():
+            self.remove()
+            raise PreconditionError("somebody has removed the reservation from Ray")
 
     def _take_in(self, number: int, ref: Any) -> None:
         del self._asked[number]
         errors = self._ray.exceptions
-        self._states.pop(number, None)
         try:
             state: NodeState = self._ray.get(ref, timeout=ANSWER_S_MAX)
-        except errors.ActorDiedError as error:
-            if self._removed():
-                raise PreconditionError("somebody has removed the reservation from Ray") from error
-            self._tell(str(number), f"node {number}: its Ray actor is gone, another one starts")
-            self._actors[number] = self._actor(number)
-        except (errors.RayActorError, errors.GetTimeoutError):
-            self._tell(str(number), f"node {number}: Ray starts its actor again")
-        else:
-            self._states[number] = state
-            runs = f"executor {state['executor']}" if state["executor"] else "no executor"
-            self._tell(str(number), f"node {number}, {state['host']}: {runs}: {state['said']}")
+        except (errors.RayActorError, errors.GetTimeoutError) as error:
+            self._miss(number)
+            if isinstance(error, errors.ActorDiedError):
+                self._actors[number] = self._actor(number)
+            return
+        self._states[number] = state
+        runs = f"executor {state['executor']}" if state["executor"] else "no executor"
+        self._tell(str(number), f"node {number}, {state['host']}: {runs}: {state['said']}")
 
-    def _removed(self) -> bool:
+    def _miss(self, number: int) -> None:
+        self._states.pop(number, None)
+        self._tell(str(number), f"node {number}: waiting for its Ray actor")
+
+    def _is_removed(self) -> bool:
         return bool(self._ray.util.placement_group_table(self._group)["state"] == "REMOVED")
 
     def is_over(self) -> bool:
@@ -182,6 +187,8 @@ class RayCluster:
 
     def remove(self) -> None:
         """Give the nodes back to Ray. Executors that run there notice, and end their jobs."""
+        for actor in self._actors:  # else Ray waits for a place where it can start it again
+            self._ray.kill(actor)
         self._ray.util.remove_placement_group(self._group)
 
     def _actor(self, number: int) -> Any:
@@ -191,7 +198,7 @@ class RayCluster:
             self._group, placement_group_bundle_index=number
         )
         made = self._ray.remote(RayNode).options(
-            name=f"holdfast-{number}",
+            name=f"{self._group.id.hex()}-{number}",
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,

@@ -39,7 +39,7 @@ def bundles(
     found = [size for size in sizes if size >= 1]
     if count and count > len(found):
         raise InvalidRequestError(
-            f"--nodes {count}: the Ray cluster has {len(found)} nodes with GPUs; "
+            f"--nodes {count}: of the Ray cluster's nodes {len(found)} have GPUs; "
             "--gpus N waits for others"
         )
     return [{GPU: size} for size in found[: count or len(found)]]
