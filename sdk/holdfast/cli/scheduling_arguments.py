@@ -197,9 +197,9 @@ def _add_execute(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--nodes",
-        type=types.nodes,
+        type=types.nodes_planned,
         metavar="N",
-        help="Ray reserves so many nodes, all or none (default: all that have so many GPUs).",
+        help="With --ray so many nodes are reserved, all or none (default: all with so many GPUs).",
     )
     command.add_argument(
         "--hold",
@@ -207,7 +207,7 @@ def _add_execute(command: argparse.ArgumentParser) -> None:
         type=types.span_s,
         default=60.0,
         metavar="SPAN",
-        help="With --ray: jobs of a node end when Ray has let go of it for so long (default 60s).",
+        help="With --ray jobs of a node end when Ray has let go of it for so long (default 60s).",
     )
     command.add_argument("--while-held", type=Path, help=argparse.SUPPRESS)
 
