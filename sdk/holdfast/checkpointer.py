@@ -290,9 +290,10 @@ class Checkpointer:
     def step(self, step: int, *, notes: Mapping[str, object] | None = None) -> SaveHandle | None:
         """Tell that ``step`` optimizer steps are done, and save if a save is due.
 
-        Call it last in the iteration. A repeated or lower ``step`` does nothing; if it shows that
-        steps are counted wrong, it warns once. ``notes`` of rank 0 are stored with a save: plain
-        values such as ``{"loss": 0.3}``, at most 4 KiB as JSON.
+        Call it last in the iteration, on all ranks with the same numbers, if not with each of them.
+        A repeated or lower ``step`` does nothing; if it shows a wrong count, it warns once.
+        ``notes`` of rank 0 are stored with a save: plain values such as ``{"loss": 0.3}``, at most
+        4 KiB as JSON.
 
         Returns the handle of the save, or None if no save was due.
 
@@ -316,20 +317,19 @@ class Checkpointer:
         saver.check_refusals()
         self._progress.advance(step, time.monotonic())
         announcement = self._session.view.announcement
-        announced = announcement.step if announcement else 0
-        saver.note_step(step, announcement, notes)
+        announced = saver.note_step(step, announcement, notes)
         alone = self._place.world_size == 1
         ending = self._preemption is not None and self._preemption.asked
-        due = self._policy.due(step) or step == announced
+        due = self._policy.due(step) or announced
         due = not self._paused and (due or (alone and (ending or self._save_asked)))
         if due:
             self._save_asked = False  # before the save: what is asked from here on is another one
         self._report(saver, ending=ending)
         handle = self.save(step, notes=notes) if due else None
-        if handle and announcement and step == announced and self._round_end:
+        if handle and announcement and announced and self._round_end:
             ending = self._round_end.saved(announcement, handle) or ending
         if ending:
-            self._end_after(handle, saved=step == announced or alone)
+            self._end_after(handle, saved=announced or alone)
         return handle
 
     def _report(self, saver: Saver, *, ending: bool) -> None:

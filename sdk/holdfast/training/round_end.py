@@ -58,7 +58,7 @@ class RoundEnd:
         self._saved = announced.step
         spec, reason = self._session.spec, announced.reason
         if spec.rank == 0:
-            log.info("job %s: all ranks save step %d: %s", spec.job, announced.step, reason.text)
+            log.info("job %s: all ranks save step %d: %s", spec.job, handle.step, reason.text)
         if not reason.ends_round:
             return False
         if not self._others_are_open() and self._is_copied(handle):
@@ -88,7 +88,7 @@ class RoundEnd:
             if handle.abandoned:
                 break
         waited_s = time.monotonic() - began_s
-        log.info("step %d was not the last one: this rank waited %.1f s", announced.step, waited_s)
+        log.info("step %d was not the last one: this rank waited %.1f s", handle.step, waited_s)
 
     def _others_are_open(self) -> bool:
         """Tell whether another one's last step is still to be saved, or is not known yet."""

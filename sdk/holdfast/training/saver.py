@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,9 @@ from holdfast.training.save_machine.state import Author, SaveState
 from holdfast.training.save_performer import SavePerformer
 from holdfast.training.session import AgentSession
 from holdfast.training.unsaved_steps import reason_text
+
+PASSED_COUNT_MAX = 1024
+"""Steps that are remembered, for news of them that comes too late."""
 
 
 class Saver:
@@ -77,6 +81,7 @@ class Saver:
         )
         self._doubts = _doubts(spec, session) if spec.rank == 0 else None
         self._done = (-1, 0)
+        self._passed: deque[int] = deque(maxlen=PASSED_COUNT_MAX)
         self._at_exit = at_exit
         self._last_notes: Mapping[str, object] | None = None
         self._waited_s = 0.0
@@ -142,6 +147,7 @@ class Saver:
 
     def restored(self, step: int, generation: int) -> None:
         """Record that training begins with this checkpoint: the parent of all later ones."""
+        self._passed.append(step)
         self._handle(ev.Loaded(step, generation))
 
     def save(self, step: int, notes: Mapping[str, object] | None = None) -> SaveHandle:
@@ -152,6 +158,8 @@ class Saver:
         known = self._handles.get(step)
         if known is not None:
             return known
+        if not self._passed or self._passed[-1] < step:
+            self._passed.append(step)
         self._settle_stall()
         self._look_around()
         started_s = time.perf_counter()
@@ -226,18 +234,24 @@ class Saver:
         step: int,
         announced: Announcement | None = None,
         notes: Mapping[str, object] | None = None,
-    ) -> None:
-        """Record that ``step`` is done, and that ``announced`` was to be saved on all ranks.
+    ) -> bool:
+        """Record that ``step`` is done; tell whether it is the one to save for ``announced``.
 
-        ``notes`` are what is said of it, should it be the last one, to be saved at exit.
+        That is the first one at or after the step announced to all ranks: they count alike, but not
+        by ones if a script tells of each tenth step only. ``notes`` are what is said of ``step``,
+        should it be the last one, to be saved at exit.
 
         Warns, once, when steps are counted and no optimizer moves.
         """
         state = self._state
         newest = announced.step if announced else 0
+        is_asked = False
         if state.owed is not None or newest > state.answered:  # else there is nothing to settle
-            lost, known = bool(self._session.lost_agent), newest in self._handles
-            self._handle(ev.Stepped(step, announced, known=known, agent_lost=lost))
+            reached = self._reached(newest, step)
+            lost, known = bool(self._session.lost_agent), reached in self._handles
+            is_asked = state.answered < newest and reached == step
+            self._handle(ev.Stepped(step, announced, reached, known=known, agent_lost=lost))
+        self._passed.append(step)
         gate = self._performer.gate
         idle = self._performer.latest is not None and gate.steps_count == self._steps_seen
         self._steps_seen = gate.steps_count
@@ -251,6 +265,17 @@ class Saver:
                 f"optimizer steps, not micro-batches",
                 stacklevel=3,
             )
+        return is_asked
+
+    def _reached(self, announced: int, step: int) -> int:
+        """Return the first step at or after ``announced`` that training has told of.
+
+        ``announced`` itself if it is still to come, or was passed too long ago to know.
+        """
+        forgotten = len(self._passed) == PASSED_COUNT_MAX and self._passed[0] >= announced
+        if announced > step or forgotten:
+            return announced
+        return next((one for one in self._passed if one >= announced), step)
 
     def note_behind(self, step: int, newest: int) -> None:
         """Warn, once, if an optimizer has stepped and ``step`` is counted as before ``newest``."""

@@ -33,11 +33,13 @@ class Loaded(NamedTuple):
 class Stepped(NamedTuple):
     """Training has gone on to ``step``. ``announced`` is what the agent had announced by then.
 
-    ``known``: this rank has begun to save the announced step.
+    ``reached`` is the step at which training came to it, or went beyond; 0: at that very step.
+    ``known``: this rank has begun to save that one.
     """
 
     step: int
     announced: Announcement | None = None
+    reached: int = 0
     known: bool = False
     agent_lost: bool = False
 

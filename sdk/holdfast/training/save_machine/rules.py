@@ -41,6 +41,8 @@ AWAY = "the node's agent does not answer (see `holdfast doctor`)"
 BEHIND = "earlier steps are not committed yet (save less often, or see `holdfast doctor`)"
 LOST = "the agent lost its bytes before they were safe"
 LATE = "this rank heard too late that the step should be saved"
+LARGE = "; step() counts optimizer steps, not samples or tokens: news come at most 1000 steps ahead"
+STEPS_LATE_MAX = 1000
 EAGER = "no optimizer step was seen between two saves, so saves copy everything before returning"
 
 Actions = list[ev.SaveAction]
@@ -69,9 +71,11 @@ def _stepped(state: SaveState, event: ev.Stepped, now_s: float) -> Handled:
     if announced is None or not state.answered < announced.step <= event.step:
         return state, actions
     state = state._replace(answered=announced.step)
-    if announced.step < event.step and not event.known:
-        late = f"{LATE} ({announced.reason.text})"
-        state, more = _abandon(state, announced.step, now_s, late)
+    reached = event.reached or announced.step
+    if reached < event.step and not event.known:
+        hint = LARGE if event.step - announced.step > STEPS_LATE_MAX else ""
+        late = f"{LATE} ({announced.reason.text}){hint}"
+        state, more = _abandon(state, reached, now_s, late)
         actions += more
     return state, actions
 
