@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation import checks
 from tests.simulation.checks import Broken, age, name
 from tests.simulation.left_behind import LeftBehind
-from tests.simulation.losses import is_safe
+from tests.simulation.losses import is_safe, steps_given_up
 from tests.simulation.plan import NODE_LEASE_S
 from tests.simulation.segments import JOB, moment_of, root
 
@@ -278,7 +278,7 @@ class Ghosts:
                     # Nobody knows that it is not what it was: older ones go for it.
                     self.floor = self.hope = None
                     self.survey()
-        given_up = {(step.step, step.generation) for step in after.abandoned}
+        given_up = steps_given_up(self, after)
         if self.hope and (self.hope.step, self.hope.generation) in given_up:
             self.hope = self.floor
 

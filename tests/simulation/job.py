@@ -29,7 +29,7 @@ class Attempt:
         self.refused = False
         self._nodes = nodes
         job.ghosts.living.add(self.nonce)
-        self._stepping = False
+        self._stepping = self._saved_first = False
         self._from: tuple[int, int] | None = None
         self._stuck_s = 0.0
         job.world.say(f"attempt {number} begins on {', '.join(n.name for n in nodes)}")
@@ -65,10 +65,16 @@ class Attempt:
         self._stepping = False
         if not self._can_step():
             return  # the gate: the copy that ends, or who watches, tries again
-        step = max(rank.step for rank in self.ranks) + 1
+        step = 0 if self._saves_first() else max(rank.step for rank in self.ranks) + 1
         for rank in self.ranks:
             rank.stepped(step, save=step % self.job.plan.save_every == 0)
         self.try_step()
+
+    def _saves_first(self) -> bool:
+        """Tell whether step 0 is saved next: once, by who has restored nothing."""
+        fresh = self.job.plan.saves_first and all(rank.restored is None for rank in self.ranks)
+        first, self._saved_first = fresh and not self._saved_first, True
+        return first
 
     def _watch(self) -> None:
         """What a collective's timeout does: end an attempt of which a rank does not move."""

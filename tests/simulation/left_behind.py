@@ -41,10 +41,10 @@ class LeftBehind:
         self.rules[:0], self._raised = self._raised, []
 
     def restore(self, key: CheckpointId | None, generation: int) -> None:
-        """An attempt has begun with ``key``, None: at step 0."""
+        """An attempt has begun with ``key``, None: without any."""
         if key is not None and _covered(self._recorded, key):
             self._recorded.clear()  # it could not ask the bucket, and trains now
-        step = key.step if key else 0
+        step = key.step if key else -1
         self._add(SupersedeRule(after_step=step, below_generation=generation))
 
     def roll_back(self, key: CheckpointId, generation: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -13,7 +14,7 @@ from tests.simulation.checks import Broken, age, name
 from holdfast.core.ids import CheckpointId
 from holdfast.core.shard import Shard
 from holdfast.core.stripes import Element, Stripe
-from holdfast_services.metadata.domain.model import Checkpoint
+from holdfast_services.metadata.domain.model import Checkpoint, Run
 
 if TYPE_CHECKING:
     from tests.simulation.ghosts import Ghosts
@@ -37,6 +38,16 @@ def is_safe(ghosts: Ghosts, row: Checkpoint) -> bool:
     """
     there = not ghosts.destroyed_count or _outlives(ghosts, row.id)
     return row.replicated_at_s is not None and there
+
+
+def steps_given_up(ghosts: Ghosts, run: Run) -> set[tuple[int, int]]:
+    """Return step and generation of each that is given up; 4.7: what is lost was there."""
+    for step in run.abandoned:
+        lost = re.fullmatch(r"the segment of rank (\d+) was lost", step.reason)
+        key = CheckpointId(run.id, step.step, step.generation)  # type: ignore[arg-type]
+        if lost and (key, int(lost[1])) not in ghosts.sealed_on:
+            raise Broken(f"4.7: {step.reason} of {name(key)}, and it had sealed none")
+    return {(step.step, step.generation) for step in run.abandoned}
 
 
 def _outlives(ghosts: Ghosts, key: CheckpointId) -> bool:

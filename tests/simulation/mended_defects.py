@@ -69,6 +69,11 @@ DEFECTS = (
         ),
     ),
     mutant(
+        "C29",
+        "who has sealed nothing has not lost step 0",
+        ("metadata/domain/abandoned_steps.py", "had = said.sealed_before > key.step", "had = said.sealed_before >= key.step"),
+    ),
+    mutant(
         "Q1",
         "claims and delays of the queue come back to now when its clock steps back",
         ("kit/queue/sqlite.py", " OR due_s > {_NOW} + {FAR_S})", ")"),

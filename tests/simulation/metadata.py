@@ -154,11 +154,12 @@ class Metadata:
                 raise UnavailableError("nobody knows whether the job is new") from error
             return newest
 
-    def roll_back(self, wish: rollbacks.Wish) -> None:
-        """What ``calls.rollbacks.roll_back`` does, in one turn."""
+    def roll_back(self, wish: rollbacks.Wish, going_back: Callable[[], None]) -> None:
+        """What ``calls.rollbacks.roll_back`` does, in one turn; the bucket may tell of others."""
         if self._store:
             reading = catalogue_from_bucket.read(self._store, wish.at.job, threading.Event())
             self.write(lambda c: catalogue_from_bucket.write(c, wish.at.job, reading))
+        going_back()
         self.write(lambda c: rollbacks.roll_back(c, wish))
         self._fleet.changed(self)
         if self._store:

@@ -20,6 +20,7 @@ MOMENTS_COUNT = 3
 MOMENT_S = 0.4
 GAPS_S = (1.5, 4.0, 8.0)
 SCENES_PART = 0.6
+FIRST_PART = 0.3
 SHARDED_PART = 0.3
 RANGED_PART = 0.5
 PARITY_PART = 0.4
@@ -61,6 +62,7 @@ class Plan:
     ``parity`` elements for the shards of each two nodes take the place of copies if there are any.
     ``sharded``: each rank has a part of the state, and names what it needs of a checkpoint;
     ``ranged``: and of that not all bytes. ``slots`` of each rank; 0: as many as it needs.
+    ``saves_first``: step 0 is saved, before any training.
     ``twins``: ranks have the same tensors, and fill slots for copies of each other's.
     ``seed`` draws what the plan leaves open: how long each message and each copy takes. ``lost``,
     ``doubled``, ``answer_lost`` and ``slow`` are chances of one message. ``peace_s`` is when all
@@ -77,6 +79,7 @@ class Plan:
     spare_slots: int = 0
     step_s: float = 0.5
     save_every: int = 1
+    saves_first: bool = False
     persist_steps: int = 0
     keep_last: int = 0
     slots: int = 0
@@ -138,7 +141,8 @@ def draw(seed: int) -> Plan:
     sized = random.Random(f"slots {seed}")
     slots = sized.choice([2, 4] if plan.persist_steps else [3, 4])
     slots = slots if sized.random() < SLOTS_PART else 0
-    plan = replace(plan, sharded=sharded, ranged=ranged, slots=slots)
+    first = random.Random(f"first {seed}").random() < FIRST_PART
+    plan = replace(plan, sharded=sharded, ranged=ranged, slots=slots, saves_first=first)
     parity = random.Random(f"parity {seed}")
     if nodes > PARITY_GROUP and parity.random() < PARITY_PART:
         plan = replace(plan, replicas=0, parity=parity.randint(1, nodes - PARITY_GROUP))

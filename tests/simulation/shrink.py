@@ -134,7 +134,7 @@ def _smaller(plan: Plan) -> Iterable[Plan]:
 
 def _plainer(plan: Plan) -> Iterable[Plan]:
     """Yield the plan with a plainer job, and with all its trouble earlier."""
-    for name in ("save_every", "step_s", "keep_last"):
+    for name in ("save_every", "saves_first", "step_s", "keep_last"):
         yield replace(plan, **{name: getattr(_DEFAULT, name)})
     yield replace(plan, persist_steps=min(plan.persist_steps, 1))
     first_s = min((one.at_s for one in plan.troubles), default=0.0)

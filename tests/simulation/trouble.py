@@ -287,9 +287,9 @@ def _command_rollback(history: History, trouble: Trouble) -> None:
             return
         to = keys[min(int(trouble.amount), len(keys) - 1)]
         at = At(JOB, int(to.step), int(to.generation))
-        ghosts.going_back = to
+        wish = Wish(at=at, force=trouble.other == "force", holder="the user")
         try:
-            service.roll_back(Wish(at=at, force=trouble.other == "force", holder="the user"))
+            service.roll_back(wish, lambda: setattr(ghosts, "going_back", to))
             history.world.say(f"the user rolls back to {name(to)}")
         except CheckpointError as error:
             history.world.say(f"the user rolls back to {name(to)}: {error.message[:100]}")
