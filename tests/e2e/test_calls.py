@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 
 import pytest
 import torch
@@ -208,6 +209,25 @@ def test_steps_counted_anew_are_warned_of_once(make, counted):
     ck.step(counted)
 
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["own", "other"])
+def test_who_never_calls_step_is_warned_at_the_end(make, trains):
+    """Else all is lost, and nobody has said a word; who only restores has nothing to save."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    ck = make(state={"optimizer": optimizer} if trains else None)
+    weight.grad = torch.ones(4)
+    optimizer.step()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        ck.close()
+
+    said = [str(one.message) for one in warned]
+    assert [text.startswith("nothing was saved: step() was never") for text in said] == [
+        True
+    ] * trains
 
 
 def test_a_repeated_step_is_not_warned_of(make):

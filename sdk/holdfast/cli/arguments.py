@@ -31,7 +31,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         SystemExit: the command line is wrong; argparse has said how.
     """
     top = parser()
-    args = top.parse_args(argv)
+    args, unknown = top.parse_known_args(argv)
+    if unknown:
+        ours = "; what the script takes comes after its name" if args.command is run else ""
+        top.error(f"unrecognized arguments: {' '.join(unknown)}{ours}")
     attempt = getattr(args, "attempt", None)
     if attempt is None:
         return args

@@ -405,7 +405,8 @@ class Launcher:
     def _refused(self, error: CheckpointError) -> None:
         if error.retryable:
             if not self._unheard:
-                self._tell(f"nobody hears this launcher; what runs, runs on: {error.message}")
+                runs = "what runs, runs on" if self._place else "waiting (see `holdfast doctor`)"
+                self._tell(f"nobody hears this launcher; {runs}: {error.message}")
             self._unheard = True
             return
         if not isinstance(error, AlreadyExistsError):

@@ -312,6 +312,14 @@ class Saver:
         A step that found no slot is saved now, unless something has been updated since. So is, with
         ``save_last``, the last step that was done; that takes the time of any first save.
         """
+        state = self._state
+        idle = self._done[0] < 0 and not state.saves_count and state.parent is None
+        if idle and self._performer.gate.steps_count and self._capture.optimizers:
+            warnings.warn(
+                "nothing was saved: step() was never called, and optimizers have stepped; call "
+                "step(n) after the n-th optimizer step",
+                stacklevel=4,
+            )
         if save_last:
             self._save_last()
         deadline = time.monotonic() + max(timeout_s, 0.0)

@@ -52,6 +52,13 @@ def test_a_wrong_command_line_is_usage(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: holdfast")
 
 
+def test_an_option_of_the_script_before_its_name_is_told_where_it_belongs(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--lr", "3e-4", "train.py"])
+
+    assert "arguments: --lr; what the script takes comes after its name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("rule", ["--last", "--every", "--spaced", "--best"])
 def test_a_rule_of_0_is_refused_with_what_to_say_instead(rule, capsys):
     """It would be no rule, and without one the store keeps everything: the opposite of none."""
