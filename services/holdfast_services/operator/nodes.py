@@ -199,11 +199,12 @@ class Nodes:
 
     async def _forget(self, one: Launcher) -> None:
         """Let Kubernetes remove a pod; others may keep it for reasons of their own."""
-        pod = await self._kubernetes.get(_path(one))
-        kept = [f for f in pod["metadata"].get("finalizers") or () if f != FINALIZER]
-        if not pod["metadata"].get("deletionTimestamp"):
+        metadata = (await self._kubernetes.get(_path(one)))["metadata"]
+        kept = [f for f in metadata.get("finalizers") or () if f != FINALIZER]
+        change = {"finalizers": kept, "resourceVersion": metadata.get("resourceVersion")}
+        await self._kubernetes.patch(_path(one), {"metadata": change})
+        if not metadata.get("deletionTimestamp"):
             await self._kubernetes.delete(_path(one))
-        await self._kubernetes.patch(_path(one), {"metadata": {"finalizers": kept}})
 
 
 def _path(one: Launcher) -> str:

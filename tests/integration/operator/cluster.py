@@ -1,4 +1,4 @@
-"""A cluster of Kubernetes: kmock for its API server, and a kubelet for all its nodes.
+"""A cluster of Kubernetes: kmock or a real one for its API server, a kubelet for all its nodes.
 
 The kubelet runs what pods say as processes, in the place of containers: it puts the folders of the
 host where the pod wants them, keeps termination messages, and ends what is deleted.
@@ -7,7 +7,6 @@ host where the pod wants them, keeps termination messages, and ends what is dele
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -33,11 +32,41 @@ KINDS = {
     "apiextensions.k8s.io/v1/customresourcedefinitions": ("CRD", False, "crd"),
     f"holdfast.dev/v1alpha1/{PLURAL}": ("HoldfastJob", True, "holdfastjob"),
 }
+NOWHERE = "nowhere"
+"""An image that cannot be pulled."""
 CORE, OURS = "/api/v1", "/apis/holdfast.dev/v1alpha1"
 
 
-class ApiServer:
-    """kmock on a thread; ``ask`` it over HTTP as everybody does."""
+class Objects:
+    """The objects of an API server, over HTTP; ``_open`` opens a request."""
+
+    def ask(self, method, path, body=None):
+        """Return the answer; None: nothing is there."""
+        try:
+            with self._open(method, path, body) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != 404:
+                    raise AssertionError(f"{method} {path}: {error.read().decode()}") from error
+            return None
+
+    def pods(self):
+        return self.ask("GET", f"{CORE}/pods")["items"]
+
+    def add_node(self, name="n", **what):
+        self.ask("POST", f"{CORE}/nodes", node(name, **what))
+
+    def add_job(self, name="job", **spec):
+        job = example(**spec)
+        job["metadata"] = {"name": name, "namespace": "default", "generation": 1}
+        path = f"{OURS}/namespaces/default/{PLURAL}"
+        self.ask("POST", path, job)
+        return f"{path}/{name}"
+
+
+class ApiServer(Objects):
+    """kmock on a thread."""
 
     def __init__(self):
         self.url = ""
@@ -64,39 +93,36 @@ class ApiServer:
             self._up.set()
             await self._stop.wait()
 
-    def close(self):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+    @property
+    def environment(self):
+        """What an operator needs to reach it."""
+        return {"HOLDFAST_KUBERNETES": self.url}
 
-    def ask(self, method, path, body=None):
-        """Return the answer; None: nothing is there."""
+    def _open(self, method, path, body):
         kind = "merge-patch+json" if method == "PATCH" else "json"
         request = urllib.request.Request(
             self.url + path, method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": f"application/{kind}"},
         )  # fmt: skip
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code != 404:
-                    raise
-            return None
+        return urllib.request.urlopen(request, timeout=30)
 
-    def pods(self):
-        return self.ask("GET", f"{CORE}/pods")["items"]
+    def bind(self, pod, node):
+        self.ask("PATCH", path_of(pod), {"spec": {"nodeName": node}})
 
-    def add_node(self, name="n", **what):
-        self.ask("POST", f"{CORE}/nodes", node(name, **what))
+    def close(self):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
 
-    def add_job(self, name="job", **spec):
-        job = example(**spec)
-        job["metadata"] = {"name": name, "namespace": "default", "generation": 1}
-        path = f"{OURS}/namespaces/default/{PLURAL}"
-        self.ask("POST", path, job)
-        return f"{path}/{name}"
+
+def api_server():
+    """Return kmock, or a real one where there is one."""
+    program = os.environ.get("HOLDFAST_TEST_KUBERNETES")
+    if not program:
+        return ApiServer()
+    from tests.integration.operator.real_server import RealServer
+
+    return RealServer(program)
 
 
 class Kubelet:
@@ -134,16 +160,21 @@ class Kubelet:
     def _run(self):
         while not self._stop.wait(0.03):
             for pod in self.api.pods():
-                with contextlib.suppress(urllib.error.HTTPError):  # it has gone meanwhile
-                    self._sync(pod)
+                self._sync(pod)
 
     def _sync(self, pod):
         name = pod["metadata"]["name"]
-        if pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):
-            return
         deleted = pod["metadata"].get("deletionTimestamp")
+        if pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):
+            if deleted and pod["metadata"].get("deletionGracePeriodSeconds"):
+                self.api.ask("DELETE", path_of(pod), {"gracePeriodSeconds": 0})
+            return
+        if pod["spec"]["containers"][0]["image"] == NOWHERE:
+            self._pull_in_vain(pod, deleted)
+            return
         if name not in self.processes:
             if not deleted:
+                self.api.bind(pod, node_of(pod))
                 self._start(pod)
             return
         process = self.processes[name]
@@ -155,6 +186,14 @@ class Kubelet:
             process.send_signal(signal.SIGTERM)
         elif deleted and time.monotonic() > self.grace[name]:
             process.kill()
+
+    def _pull_in_vain(self, pod, deleted):
+        if deleted:
+            self._say(pod, "Failed", {"terminated": {"exitCode": 137}})
+        elif "status" not in pod or not pod["spec"].get("nodeName"):
+            self.api.bind(pod, node_of(pod))
+            waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+            self._say(pod, "Pending", {"waiting": waiting})
 
     def _start(self, pod):
         (ranks,) = pod["spec"]["containers"]
@@ -193,12 +232,18 @@ class Kubelet:
         return self.folder / f"{pod['metadata']['name']}.message"
 
     def _say(self, pod, phase, state, **why):
-        metadata = pod["metadata"]
-        path = f"{CORE}/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-        containers = [{"name": "ranks", "state": state}]
+        containers = [
+            {"name": "ranks", "state": state, "image": "x", "imageID": "x", "ready": True,
+             "restartCount": 0}
+        ]  # fmt: skip
         status = {"phase": phase, "containerStatuses": containers, **why}
-        change = {"spec": {"nodeName": node_of(pod)}, "status": status}
-        self.api.ask("PATCH", path, change)
+        self.api.ask("PATCH", f"{path_of(pod)}/status", {"status": status})
+
+
+def path_of(pod):
+    """Return where a pod is."""
+    metadata = pod["metadata"]
+    return f"{CORE}/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
 
 
 def node_of(pod):

@@ -1,6 +1,7 @@
 """The operator as an actuator: it passes the suite that executors pass, with pods for launchers.
 
-Its launchers are real, its API server is kmock; the scheduler only says orders (ADR 0069).
+Its launchers are real, its API server is kmock, or a real one in ``make test-kubernetes``; the
+scheduler only says orders (ADR 0069).
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import pytest
 from tests.contract.actuators import ActuatorSuite
 from tests.contract.executor_rig import Rig
 from tests.integration.launcher.harness import PACKAGES, ROOT, kill, until
-from tests.integration.operator.cluster import ApiServer, Kubelet
+from tests.integration.operator.cluster import NOWHERE, Kubelet, api_server
+from tests.unit.operator.objects import example
+
+from holdfast.core.executions import Order, Orders, Outcome
 
 
 class KubernetesRig(Rig):
@@ -28,7 +32,7 @@ class KubernetesRig(Rig):
     def __init__(self, folder):
         super().__init__(folder)
         self.agent.others[self.job] = self.decision
-        self.api = ApiServer()
+        self.api = api_server()
         self.api.add_node("n")
         self.api.add_job("job")
         environ = {"FOLDER": str(folder), "PYTHONPATH": f"{ROOT / 'sdk'}:{PACKAGES}"}
@@ -41,7 +45,7 @@ class KubernetesRig(Rig):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast_services.operator"],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                env={**os.environ, "HOLDFAST_KUBERNETES": self.api.url,
+                env={**os.environ, **self.api.environment,
                      "HOLDFAST_SCHEDULER": f"http://127.0.0.1:{self.server.server_port}",
                      "PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT / 'services'}:{PACKAGES}"},
             )  # fmt: skip
@@ -81,3 +85,36 @@ def rig():
 
 class TestOperator(ActuatorSuite):
     """The suite."""
+
+
+def test_what_can_never_begin_is_refused_with_the_reason_and_leaves_nothing(rig):
+    """A template that Kubernetes refuses would else be a job that starts for ever (F105)."""
+    nowhere = example()["spec"]["template"]
+    nowhere["spec"]["containers"][0]["image"] = NOWHERE
+    rig.api.add_job("nowhere", template=nowhere)
+    rig.api.add_job("empty", template={"spec": {}})
+    reasons = {
+        "default.nowhere": "container ranks: ImagePullBackOff: no such image",
+        "default.empty": "containers is empty: name an image",
+        "default.unknown": "no pod can be made",
+        "elsewhere": "is of no HoldfastJob",
+    }
+    rig.begin()
+    orders = (
+        Order(job=job, start=3, gpus=1, nodes_max=1, command=("train.py",), folder=str(rig.folder))
+        for job in reasons
+    )
+    with rig.news:
+        rig.orders = Orders(version="3", number=3, orders=tuple(orders), poll_s=1.0)
+        rig.news.notify_all()
+
+    def refused():
+        return {one.job: one for one in rig.report.launches if one.outcome is Outcome.REFUSED}
+
+    rig.until(lambda: refused().keys() == reasons.keys(), "all are refused")
+    for job, reason in reasons.items():
+        assert reason in refused()[job].reason, refused()[job]
+    assert rig.report.applied == 3
+    rig.order(4)
+    rig.until(lambda: not rig.report.launches and not rig.api.pods(), "nobody asks any more")
+    assert not rig.kubelet.processes

@@ -1,6 +1,7 @@
 """HoldfastJobs from their creation to their end: real scheduler, metadata, agents and launchers.
 
-The API server is kmock, the kubelet one of ours (F95, F105, F107, ADR 0069).
+The API server is kmock, or a real one in ``make test-kubernetes``; the kubelet is one of ours (F95,
+F105, F107, ADR 0069).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 
 import pytest
 from tests.e2e.stack import environment, free_port, running_stack, until
-from tests.integration.operator.cluster import CORE, ApiServer, Kubelet, node_of
+from tests.integration.operator.cluster import CORE, Kubelet, api_server, node_of
 
 from holdfast_services.operator.domain.names import FINALIZER
 
@@ -34,7 +35,7 @@ class Cluster:
 
     def __init__(self, stack):
         self.stack, self.folder = stack, stack.home
-        self.api = ApiServer()
+        self.api = api_server()
         sockets = {one["name"]: one["agent"] for one in stack.info["nodes"]}
         for name in sockets:
             self.api.add_node(name, gpus=4)
@@ -48,7 +49,7 @@ class Cluster:
             HOLDFAST_PLAN_S="1", HOLDFAST_POLICY="fifo",
         )  # fmt: skip
         operator = self._start(
-            "operator", HOLDFAST_SCHEDULER=f"http://{listen}", HOLDFAST_KUBERNETES=self.api.url
+            "operator", HOLDFAST_SCHEDULER=f"http://{listen}", **self.api.environment
         )
         self.services = (operator, scheduler)
 
