@@ -45,7 +45,7 @@ class RefuseNonFinite:
 
     def excludes(self, name: str) -> bool:
         """Tell whether the tensor of this name may hold anything."""
-        return any(fnmatchcase(name, pattern) for pattern in self.exclude)
+        return any(name == one or fnmatchcase(name, one) for one in self.exclude)
 
     def bad_notes(self, notes: Mapping[str, object] | None) -> tuple[str, ...]:
         """Return which of the numbers that must be finite are not."""

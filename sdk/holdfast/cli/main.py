@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from holdfast.cli.arguments import parse
 from holdfast.cli.output import Report, print_report
 from holdfast.cli.stopping import EXIT_SIGNAL
+from holdfast.core.text import shown
 from holdfast.errors import CheckpointError, StoppedError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
@@ -63,7 +64,7 @@ def _print_error(error: CheckpointError, *, as_json: bool) -> None:
         }
         print(json.dumps({"error": record}), file=sys.stderr)
     else:
-        print(f"holdfast: {line}; see {error.docs}", file=sys.stderr)
+        print(f"holdfast: {shown(line)}; see {error.docs}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from holdfast.core.text import shown
 from holdfast.errors import InvalidRequestError
 
 SHOW_PROGRESS_AFTER_S = 1.0
@@ -67,7 +68,7 @@ def print_report(report: Report, *, as_json: bool, out: TextIO) -> None:
         return
     for block in report.text:
         if isinstance(block, str):
-            print(block, file=out)
+            print(shown(block, keeps="\n\t"), file=out)
         elif not (out.isatty() and _draw(block, out)):
             print(plain(block), file=out)
 
@@ -79,7 +80,7 @@ def plain(table: Table) -> str:
     job  step
     gpt  12
     """
-    lines = (table.columns, *table.rows)
+    lines = (table.columns, *(tuple(map(shown, row)) for row in table.rows))
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -99,7 +100,7 @@ def drawn(table: Table) -> Any:
 
     made = RichTable(*table.columns, box=box.SIMPLE_HEAD)
     for row in table.rows:
-        made.add_row(*map(Text, row))
+        made.add_row(*(Text(shown(cell)) for cell in row))
     return made
 
 

@@ -18,6 +18,7 @@ from holdfast.cli.output import Report, Table, counted, drawn
 from holdfast.cli.rest import Record, Rest
 from holdfast.core.byte_sizes import format_bytes
 from holdfast.core.save_interval import time_text
+from holdfast.core.text import shown
 from holdfast.errors import CheckpointError
 
 EVENTS_COUNT = 6
@@ -83,7 +84,7 @@ def _watch(rest: Rest, cluster: Cluster, every_s: float) -> bool:
             while True:
                 lines = shutil.get_terminal_size().lines - bool(trouble)
                 blocks = [trouble, *screen(cluster, lines)] if trouble else screen(cluster, lines)
-                parts = [Text(b) if isinstance(b, str) else drawn(b) for b in blocks]
+                parts = [Text(shown(b)) if isinstance(b, str) else drawn(b) for b in blocks]
                 live.update(Group(*parts), refresh=True)
                 time.sleep(max(every_s, EVERY_S_MIN))
                 try:

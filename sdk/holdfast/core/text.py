@@ -18,3 +18,15 @@ def tellable(text: str) -> str:
 def holds_nul(text: str) -> bool:
     """Tell whether ``text`` holds a NUL, which Postgres takes in no text."""
     return "\0" in text
+
+
+def shown(text: str, *, keeps: str = "") -> str:
+    r"""Return ``text`` as a terminal may show it: what would steer the terminal is written out.
+
+    >>> print(shown("a\x1b[31m\nb"), shown("a\nb", keeps="\n"), sep="|")
+    a\x1b[31m\nb|a
+    b
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keeps else repr(c)[1:-1] for c in text)

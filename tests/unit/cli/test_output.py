@@ -8,6 +8,8 @@ import os
 import sys
 from contextlib import contextmanager
 
+import pytest
+
 from holdfast.cli import output
 from holdfast.cli.output import Report, Table, plain, print_report, progress
 
@@ -44,6 +46,18 @@ def test_people_get_words_and_tables_in_order():
     report = Report(data=None, text=["words", TABLE])
 
     assert printed(report, as_json=False) == f"words\n{plain(TABLE)}\n"
+
+
+@pytest.mark.parametrize("out", [io.StringIO, Terminal])
+def test_what_others_have_said_never_steers_the_terminal(out):
+    """Events quote what scripts raise; lines of ours stay lines."""
+    said = "\x1b]0;title\x07red"
+    report = Report(data=None, text=[f"first\n{said}", Table(("event",), ((said,),))])
+    text = printed(report, as_json=False, out=out())
+
+    assert not {"\x1b]", "\x07"} & {text[at : at + n] for at in range(len(text)) for n in (1, 2)}
+    assert "first\n" in text
+    assert 2 == text.count(r"\x1b]0;title\x07red")
 
 
 def test_a_terminal_gets_all_cells_too_and_markup_is_not_interpreted():

@@ -119,6 +119,12 @@ def test_what_is_excluded_may_hold_anything(tmp_path):
     assert isinstance(saved(tmp_path / "again", state), NonFiniteError)
 
 
+def test_a_name_as_events_tell_it_excludes_that_tensor_whatever_is_in_it():
+    """Names of the user's may have what patterns give a meaning."""
+    assert RefuseNonFinite(exclude=("table[0].*",)).excludes("table[0].*")
+    assert not RefuseNonFinite(exclude=("table[0]",)).excludes("table[1]")
+
+
 @pytest.mark.parametrize(
     ("notes", "named"),
     [

@@ -219,7 +219,8 @@ def _joined(launch: Launch, event: Reported, now_s: float, lease_s: float) -> La
     for other in launch.launchers:
         if other.node == event.node:
             raise AlreadyExistsError(
-                f"node {event.node} has a launcher of {launch.job} already: {other.holder}",
+                f"node {event.node} has a launcher of {launch.job} already: {other.holder}; with "
+                f"another --job it runs beside that one",
                 job=launch.job,
                 node=event.node,
                 holder=other.holder,
