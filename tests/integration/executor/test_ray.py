@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -43,6 +44,8 @@ def cluster_address():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", HERE)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray makes one in the home
         patch.setenv("RAY_worker_niceness", "0")  # 15, which beside other tests is minutes
         patch.delenv("RAY_ADDRESS", raising=False)
         context = ray.init(
