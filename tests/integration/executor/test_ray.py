@@ -44,7 +44,6 @@ def cluster_address():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", HERE)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray makes one in the home
         patch.setenv("RAY_worker_niceness", "0")  # 15, which beside other tests is minutes
         patch.delenv("RAY_ADDRESS", raising=False)
@@ -57,6 +56,7 @@ def cluster_address():
             yield context.address_info["address"]
         finally:
             ray.shutdown()
+            os.environ.pop("RAY_AUTH_MODE", None)  # which it has set
             shutil.rmtree(folder, ignore_errors=True)
 
 
