@@ -21,6 +21,7 @@ define NO_GPU
 endef
 # Version 2, else 1.29.
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+KUBERNETES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast/kubernetes
 PROTOS := $(sort $(wildcard proto/holdfast/v1/*.proto))
 PYTEST := $(BIN)/python -m pytest
 # A file stays with one worker; files go in order, those with long tests come first. Three for two
@@ -47,7 +48,7 @@ PINS_TORCH_TESTS := tests/unit/snapshot $(NEED_TORCH) \
 export NO_GPU
 .DEFAULT_GOAL := help
 .PHONY: help setup proto format check lint types imports test test-unit test-integration test-e2e test-pins \
-	test-pins-torch test-rdma gpu simulate simulate-mutants demo bench up down docs clean
+	test-pins-torch test-rdma test-kubernetes gpu simulate simulate-mutants demo bench up down docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -128,6 +129,10 @@ test-pins-torch: $(OLDEST_TORCH_STAMP) ## The oldest torch that pyproject.toml a
 test-rdma: $(STAMP) ## RDMA between two nodes of a virtual machine with Soft-RoCE
 	$(BIN)/python -m tests.rdma.machine bash tests/rdma/two_nodes.sh \
 		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider -m rdma tests/rdma tests/contract/test_transport.py
+
+test-kubernetes: $(STAMP) ## The operator against a real API server of Kubernetes, built from Debian's sources once
+	tests/servers/kube_apiserver.sh $(KUBERNETES)
+	HOLDFAST_TEST_KUBERNETES=$(KUBERNETES)/kube-apiserver $(PYTEST) -q tests/integration/operator
 
 gpu: $(STAMP) ## Test and measure on this machine's GPU, at most 8 minutes; writes build/gpu.json
 	$(BIN)/python -m tests.gpu
