@@ -56,8 +56,9 @@ def test_the_crd_has_the_fields_of_the_status():
     """What a schema lacks Kubernetes throws away, and the operator would write it for ever."""
     properties = schema()["properties"]["status"]["properties"]
     statuses = [
-        status_of(example(), document(), NOW), refused_status(example(), "why", NOW, final=True),
-    ]  # fmt: skip
+        status_of(example(), document(message="m"), NOW),
+        refused_status(example(), "why", NOW, final=True),
+    ]
 
     assert properties.keys() == {key for status in statuses for key in status}
     for status in statuses:

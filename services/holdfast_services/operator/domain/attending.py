@@ -90,20 +90,19 @@ def _deleted(document: Document | None, *, pods: bool) -> Iterable[Attention]:
 def status_of(job: Document, document: Document, now: str) -> dict[str, Any]:
     """Return the status of an object whose job the scheduler has taken on."""
     before = job.get("status") or {}
-    state, why = document["state"], str(document["why"])
+    state, why, message = document["state"], str(document["why"]), str(document["message"])
     over = state in OVER
+    end = (message if over else "") or state
     conditions = [
-        _condition("Accepted", True, "Submitted", ""),
-        _condition("Running", state in TRAINING, state.capitalize(), why),
-        _condition(
-            "Finished", over, OVER.get(state, "NotYet"), document["message"] if over else ""
-        ),
+        _condition("Accepted", True, "Submitted", "the scheduler has taken it on"),
+        _condition("Running", state in TRAINING, state.capitalize(), why or state),
+        _condition("Finished", over, OVER.get(state, "NotYet"), end),
     ]
+    texts = {"message": message, "why": why}
     return {
         "id": document["id"],
         "state": state,
-        "message": document["message"],
-        "why": why,
+        **{key: text for key, text in texts.items() if text},
         "gpus": document["gpus"],
         "nodes": dict(document["nodes"]),
         "allocation": document["allocation"],
