@@ -191,6 +191,12 @@ def test_a_copy_waits_a_moment_for_the_rank_that_fills_its_slot():
     assert [LENT] == [action.name for action in kinds(actions, ev.ReclaimSlot)]
 
 
+def test_a_copy_of_step_0_waits_too_for_who_has_saved_nothing_yet():
+    _, actions = hold(lent(), 0, now_s=100.0)
+
+    assert [] == kinds(actions, ev.ReclaimSlot)
+
+
 def test_a_slot_that_was_taken_back_gets_the_copy():
     now, _ = hold(lent(), 3, now_s=100.0)
     now, actions = seal(now, 3)
