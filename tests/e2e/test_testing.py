@@ -52,6 +52,7 @@ def test_the_test_of_the_page_holds(tmp_path, monkeypatch):
     block = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
     shutil.copy(SCRIPT, tmp_path / "train.py")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KILLED", "killed")
     names: dict = {}
     exec(block, names)
 
@@ -82,9 +83,7 @@ def test_services_die_ranks_hang_and_others_go_on(cluster, tmp_path):
 
 
 def test_a_node_is_lost_with_its_memory_and_another_comes(cluster, tmp_path):
-    training = cluster.launch(
-        SCRIPT, tmp_path / "out", job="lost", environ={"STEPS": "60", "PAUSE": "0.1"}
-    )
+    training = cluster.launch(SCRIPT, tmp_path / "out", job="lost", environ={"KILLED": "lost"})
     safe = cluster.until_safe("lost", 3)
     cluster.lose_node(1)
     with pytest.raises(InvalidRequestError, match="launcher of node 0 runs"):
