@@ -14,7 +14,7 @@ from holdfast.cli.top import Cluster, screen, summary
 
 GIB = 1 << 30
 ON_A_TERMINAL = """
-import sys
+import signal, sys
 from holdfast.cli import main, top
 from tests.unit.cli.test_top import cluster, job
 
@@ -34,6 +34,7 @@ def ask(rest):
     raise UnavailableError("it sleeps")
 
 top.Rest, top.Cluster.ask = Service, ask
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell has begun with & ignores it
 sys.exit(main.main(["top", "--every", "0s"]))
 """
 
