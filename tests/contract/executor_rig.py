@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.integration.launcher.harness import PACKAGES, ROOT, Agent, Decision, kill
+from tests.integration.launcher.harness import PACKAGES, ROOT, Agent, Decision, kill, until
 
 from holdfast.core.allocations import Allocation, Share
 from holdfast.core.executions import ExecutorReport, ExecutorRequest, Order, Orders
@@ -173,3 +175,18 @@ class Rig:
         self.agent.stop()
         self.server.shutdown()
         self.server.server_close()
+
+
+@contextlib.contextmanager
+def standing(kind):
+    """A rig of a kind in a folder of its own; nothing of it may be left in the end."""
+    folder = Path(tempfile.mkdtemp(prefix="hf-"))
+    made = kind(folder)
+    try:
+        yield made
+        made.close()
+        until(lambda: not made.left(), ("no process is left", made.left(), made.said()))
+    finally:
+        if made.process is not None:
+            made.process.kill()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -4,29 +4,17 @@ says orders.
 
 from __future__ import annotations
 
-import shutil
 import signal
-import tempfile
-from pathlib import Path
 
 import pytest
 from tests.contract.actuators import ActuatorSuite
-from tests.contract.executor_rig import Rig
-from tests.integration.launcher.harness import until
+from tests.contract.executor_rig import Rig, standing
 
 
 @pytest.fixture
 def rig():
-    folder = Path(tempfile.mkdtemp(prefix="hf-"))
-    made = Rig(folder)
-    try:
+    with standing(Rig) as made:
         yield made
-        made.close()
-        until(lambda: not made.left(), ("no process is left", made.left(), made.said()))
-    finally:
-        if made.process is not None:
-            made.process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class TestExecutor(ActuatorSuite):

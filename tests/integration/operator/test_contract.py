@@ -7,17 +7,14 @@ scheduler only says orders (ADR 0069).
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 from tests.contract.actuators import ActuatorSuite
-from tests.contract.executor_rig import Rig
-from tests.integration.launcher.harness import PACKAGES, ROOT, kill, until
+from tests.contract.executor_rig import Rig, standing
+from tests.integration.launcher.harness import PACKAGES, ROOT, kill
 from tests.integration.operator.cluster import NOWHERE, Kubelet, api_server
 from tests.unit.operator.objects import example
 
@@ -71,16 +68,8 @@ class KubernetesRig(Rig):
 
 @pytest.fixture
 def rig():
-    folder = Path(tempfile.mkdtemp(prefix="hf-"))
-    made = KubernetesRig(folder)
-    try:
+    with standing(KubernetesRig) as made:
         yield made
-        made.close()
-        until(lambda: not made.left(), ("no process is left", made.left(), made.said()))
-    finally:
-        if made.process is not None:
-            made.process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class TestOperator(ActuatorSuite):
