@@ -90,7 +90,11 @@ def test_setting_up_says_what_it_fetches_for_no_gpu(gpu, said):
     assert said is ("NO_GPU" in planned.stdout)
 
 
-IMPORTED_AS = {"grpcio": "grpc", "protobuf": "google.protobuf"}
+IMPORTED_AS = {
+    "grpcio": "grpc",
+    "prometheus-client": "prometheus_client",
+    "protobuf": "google.protobuf",
+}
 NOT_IMPORTED = {"psycopg", "pyeclib", "torchdata"}
 """SQLAlchemy imports the first by the URL of the database; the second brings a library that is
 called by its path; the user makes objects of the last."""

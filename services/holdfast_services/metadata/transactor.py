@@ -15,6 +15,7 @@ from holdfast_services.kit.db import Engine
 from holdfast_services.kit.transactions import Transactions
 from holdfast_services.metadata.domain.model import Limits, Run
 from holdfast_services.metadata.domain.node_view import World
+from holdfast_services.metadata.histograms import Histograms
 from holdfast_services.metadata.storage import Catalogue, DecodeCache
 from holdfast_services.metadata.usecases.agents import snapshot
 
@@ -38,6 +39,7 @@ class Transactor(Transactions[Catalogue]):
             engine, lambda c: Catalogue(c, cache), threads=THREADS, name="holdfast-catalogue"
         )
         self.limits = limits
+        self.histograms = Histograms()
         self._told_s = 0.0
         self._world: asyncio.Task[World] | None = None
         self._world_s = 0.0
@@ -45,6 +47,13 @@ class Transactor(Transactions[Catalogue]):
         self._loading = asyncio.Lock()
         self._ended: dict[str, Run] = {}
         self._ended_s = 0.0
+
+    async def write(self, use_case: Callable[[Catalogue], T]) -> T:
+        """Run a use case as ``Transactions.write`` does; what it has changed is counted after."""
+        answer, changes = await super().write(lambda c: (use_case(c), c.changes))
+        for before, after in changes:
+            self.histograms.saved(before, after)
+        return answer
 
     async def change(self, use_case: Callable[[Catalogue], T]) -> T:
         """Run a use case as ``write`` does, then wake all calls that wait for a change."""

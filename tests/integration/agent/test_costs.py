@@ -69,7 +69,7 @@ def test_what_a_rank_measures_is_shown_by_rest_and_metrics(metadata, agent, rank
     until(lambda: shown() == COSTS, "costs are shown")
     text = metadata.http.get("/metrics").text
     assert 'holdfast_attempt_stall_seconds{job="job"} 0.25\n' in text
-    assert 'holdfast_attempt_restored_bytes{job="job"} 2097152\n' in text
+    assert 'holdfast_attempt_restored_bytes{job="job"} 2.097152e+06\n' in text
     assert "# HELP holdfast_attempt_load_seconds Time of the restore to load the tensors, " in text
     assert "# TYPE holdfast_attempt_load_seconds gauge\n" in text
 

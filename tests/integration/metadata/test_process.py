@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.decision import DecisionState
 from holdfast.core.inventory import Endpoint
@@ -209,13 +210,19 @@ def test_events_are_listed_and_streamed_from_where_the_reader_was(service, saved
     assert seen == [event["id"] for event in reversed(everything)][1:]
 
 
+def figures_of(service):
+    """What the library that reads it makes of the text."""
+    text = service.http.get("/metrics").text
+    return {one.name: one for one in text_string_to_metric_families(text)}
+
+
 def test_metrics_are_prometheus_text(service, saved):
     """F110."""
-    lines = service.http.get("/metrics").text.splitlines()
-    figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    families = figures_of(service)
 
-    assert figures["holdfast_nodes_live"] == "2"
-    assert float(figures["holdfast_report_seconds_count"]) >= 4
+    assert families["holdfast_nodes_live"].samples[0].value == 2
+    assert families["holdfast_report_seconds"].samples[0].value >= 4
+    assert all(one.documentation and one.type != "unknown" for one in families.values())
 
 
 def test_metrics_count_nodes_with_rdma_and_fetches_that_went_another_way(service, saved, kit):
@@ -229,11 +236,10 @@ def test_metrics_count_nodes_with_rdma_and_fetches_that_went_another_way(service
         for kind in ("transport_left", "fetch_failed", "transport_left")
     ]
     service.call("Record", pb.RecordRequest(node="c", events=events))
-    lines = service.http.get("/metrics").text.splitlines()
-    figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    families = figures_of(service)
 
-    assert figures["holdfast_nodes_serving_rdma"] == "1"
-    assert figures["holdfast_transports_left"] == "2"
+    assert families["holdfast_nodes_serving_rdma"].samples[0].value == 1
+    assert families["holdfast_transports_left"].samples[0].value == 2
     agent.leaving = True
     service.report(agent.inventory())
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import Field, fields
 
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+
 from holdfast.core.reports import RankCosts
+from holdfast_services.kit.exposition import gauge
 from holdfast_services.metadata.domain import costs
 from holdfast_services.metadata.domain.attempts import status_by_rank
 from holdfast_services.metadata.domain.node_view import World
@@ -16,8 +20,8 @@ JOBS_COUNT_MAX = 200
 _UNITS = {"s": "seconds", "bytes": "bytes"}
 
 
-def cost_lines(world: World) -> Iterator[str]:
-    """Return the lines of all cost families; a figure that is not known has no line."""
+def cost_families(world: World) -> Iterator[Metric]:
+    """Yield all cost families; a figure that is not known has no line."""
     known = {
         run.job: costs.shown(run.current, status_by_rank(run, world.nodes))
         for run in sorted(world.runs, key=lambda run: run.job)
@@ -25,14 +29,16 @@ def cost_lines(world: World) -> Iterator[str]:
     }
     listed = dict(list(known.items())[:JOBS_COUNT_MAX])
     for spec in fields(RankCosts):
-        name = family(spec)
-        yield f"# HELP {name} {_help(spec)}\n# TYPE {name} gauge\n"
+        found = GaugeMetricFamily(family(spec), _help(spec), labels=["job"])
         for job, cost in listed.items():
             if value := getattr(cost, spec.name):
-                yield f'{name}{{job="{job}"}} {value:.15g}\n'
-    name = "holdfast_attempt_jobs_not_listed"
-    yield f"# HELP {name} Jobs beyond the first {JOBS_COUNT_MAX}, without lines of their own.\n"
-    yield f"# TYPE {name} gauge\n{name} {len(known) - len(listed)}\n"
+                found.add_metric([job], value)
+        yield found
+    yield gauge(
+        "holdfast_attempt_jobs_not_listed",
+        f"Jobs beyond the first {JOBS_COUNT_MAX}, without lines of their own.",
+        len(known) - len(listed),
+    )
 
 
 def family(spec: Field[object]) -> str:

@@ -61,6 +61,8 @@ class Statements:
     def __init__(self, connection: Connection, cache: DecodeCache) -> None:
         self._db = connection
         self._cache = cache
+        self.changes: list[tuple[Run, Run]] = []
+        """The runs that were saved, as they were before and as they are after."""
 
     def now_s(self) -> float:
         """Return the database's clock: the only one that leases and decisions know."""

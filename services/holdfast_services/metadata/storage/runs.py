@@ -252,6 +252,7 @@ class RunStatements(CheckpointStatements, OriginStatements):
             self._save_rejected(after, after.decision)
         self._save_pins(before, after)
         self._save_checkpoints(before, after)
+        self.changes.append((before, after))
 
     def _save_run_row(self, run: Run) -> None:
         """Replace the row unless its generation is higher by now."""

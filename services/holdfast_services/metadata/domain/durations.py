@@ -1,0 +1,45 @@
+"""How long saves, copies, uploads and restores took, by what one transaction has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from holdfast_services.metadata.domain.model import Run
+
+
+class Span(Enum):
+    """What took its time; the value is what it is."""
+
+    STALL = "Time that training waited for a save: the newest one's, every 10 s at most"
+    COPY = "Time to copy the state of a save into shared memory: as for the stall"
+    REPLICATE = "Time from a checkpoint's commit until all its copies lay on other nodes"
+    PERSIST = "Time from when a checkpoint became due until the object store had all of it"
+    RESTORE = "Time of a restore until its tensors were loaded: decide, fetch, load"
+
+
+def took(before: Run, after: Run) -> Iterator[tuple[Span, float]]:
+    """Yield what has ended between two states of a run, and how long it took, seconds."""
+    known = {row.id: row for row in before.checkpoints}
+    for row in after.checkpoints:
+        old = known.get(row.id)
+        if row.replicated_at_s is not None and (old is None or old.replicated_at_s is None):
+            yield Span.REPLICATE, max(0.0, row.replicated_at_s - row.local_at_s)
+        due_s = old.drain_at_s if old is not None and old.durable_at_s is None else None
+        if due_s is not None and row.durable_at_s is not None:
+            yield Span.PERSIST, max(0.0, row.durable_at_s - due_s)
+    yield from _costs(before, after)
+
+
+def _costs(before: Run, after: Run) -> Iterator[tuple[Span, float]]:
+    old, new = before.attempt, after.attempt
+    if old is None or new is None or old.generation != new.generation or old.costs == new.costs:
+        return
+    for span, was_s, is_s in (
+        (Span.STALL, old.costs.stall_s, new.costs.stall_s),
+        (Span.COPY, old.costs.copy_s, new.costs.copy_s),
+    ):
+        if is_s and is_s != was_s:
+            yield span, is_s
+    if new.costs.load_s and not old.costs.load_s:
+        yield Span.RESTORE, new.costs.decide_s + new.costs.fetch_s + new.costs.load_s
