@@ -62,7 +62,7 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/pip || python3 -m venv --clear $(VENV)
 	$(if $(GPU),,@test -d $(BIN)/../lib/python3*/site-packages/torch || echo "$$NO_GPU")
 	$(PIP) install "$(TORCH)" "numpy>=1.26,<3"
-	$(PIP) install -e ".[torch,loader,cli,services,elastic,kubernetes,ray,dev]"
+	$(PIP) install -e ".[torch,loader,cli,services,elastic,kubernetes,ray,tune,dev]"
 	@# DeepSpeed's build needs these and the torch that is here; it compiles nothing.
 	$(PIP) install "setuptools>=77,<90" "wheel>=0.45,<1" "ninja>=1.11,<2"
 	DS_BUILD_OPS=0 $(PIP) install --no-build-isolation "$(TORCH)" "deepspeed>=0.19.8,<0.20"

@@ -13,11 +13,18 @@ import re
 import signal
 import time
 import uuid
+from pathlib import Path
 
+import optuna
 import pytest
 from tests.e2e.in_peace import SCRIPT, bits_in_peace
 from tests.e2e.stack import processes, running_stack, until
 
+from holdfast.core.job_spec import JobSpec
+from holdfast.errors import PreconditionError
+from holdfast.integrations.optuna import JobObjective
+
+TRIAL = Path(__file__).with_name("trial.py")
 STEPS = 150
 STEP_S = "0.5"
 """So slow that no job ends before it is told to: each rescale takes a few seconds."""
@@ -169,6 +176,42 @@ def test_people_are_told_what_is_wrong(stack, tmp_path):
     gone = stack.holdfast("explain", "dry", check=False)
     assert "no job dry was submitted" in gone.stderr
     assert "place  job" in stack.holdfast("queue").stdout
+
+
+def test_trials_of_a_tuner_are_jobs_that_are_pruned_and_resumed(stack, tmp_path):
+    """F109: the first and the last have the same parameters, and so are one job."""
+    objective = JobObjective(
+        JobSpec(name="study", command=(), folder=str(tmp_path)),
+        lambda trial: [
+            "--no-standby", "--max-restarts", "0",
+            str(TRIAL), str(trial.suggest_float("rate", 0.0, 10.0)),
+        ],
+        metric="loss",
+        scheduler=stack.info["scheduler_url"],
+        metadata=stack.info["rest_url"],
+    )  # fmt: skip
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=5.0))
+    for rate in (0.5, 9.0, 0.0, 0.5):
+        study.enqueue_trial({"rate": rate})
+
+    study.optimize(objective, n_trials=4, catch=(PreconditionError,))
+
+    assert [trial.state.name for trial in study.trials] == [
+        "COMPLETE",
+        "PRUNED",
+        "FAIL",
+        "COMPLETE",
+    ]
+    assert study.best_value == 0.5
+    first, pruned, *_ = study.trials
+    assert first.intermediate_values[4] == 0.5
+    assert min(pruned.intermediate_values) >= 1
+    jobs = {job["job"]: job for job in stack.scheduler("jobs") if job["job"].startswith("study-")}
+    assert sorted(job["state"] for job in jobs.values()) == ["cancelled", "ended", "failed"]
+    [ended] = [name for name, job in jobs.items() if job["state"] == "ended"]
+    logs = sorted((stack.home / "execute").glob(f"*/logs/{ended}.*.log"))
+    said = "".join(path.read_text() for path in logs)
+    assert sorted(re.findall(r"began at (\d+)", said)) == ["0", "4"]
 
 
 def victims(stack, job, index):
