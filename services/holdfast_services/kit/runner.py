@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 
 from holdfast.errors import CheckpointError, InvalidRequestError, OutcomeUnknownError
+from holdfast_services.kit.json_lines import JsonLines
 
 SHUTDOWN_S_MAX = 10.0
 
@@ -28,19 +29,32 @@ def log_level(environ: Mapping[str, str]) -> str:
     return level
 
 
+def log_format(environ: Mapping[str, str], service: str) -> logging.Formatter:
+    """Return how ``HOLDFAST_LOG_FORMAT`` wants lines: ``text``, which is the default, or ``json``.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    match environ.get("HOLDFAST_LOG_FORMAT") or "text":
+        case "text":
+            line = f"%(asctime)s.%(msecs)03d %(levelname)-7s {service} %(name)s: %(message)s"
+            return logging.Formatter(line, "%Y-%m-%dT%H:%M:%S")
+        case "json":
+            return JsonLines(service)
+        case other:
+            raise InvalidRequestError(f"HOLDFAST_LOG_FORMAT={other} is neither text nor json")
+
+
 def configure_logging(service: str) -> None:
     """Log to standard error, one line each; ``HOLDFAST_LOG`` sets the level (default INFO).
 
     Raises:
-        InvalidRequestError: there is no such level.
+        InvalidRequestError: there is no such level, or format.
     """
     level = log_level(os.environ)
-    logging.basicConfig(
-        level=level,
-        stream=sys.stderr,
-        format=f"%(asctime)s.%(msecs)03d %(levelname)-7s {service} %(name)s: %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(log_format(os.environ, service))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def run(
@@ -64,6 +78,9 @@ def run(
         asyncio.run(_supervise(main, shutdown_s_max))
     except CheckpointError as error:
         log.error("%s", error)  # noqa: TRY400 - an operating error: its traceback says nothing
+        return 1
+    except Exception:
+        log.exception("ended by a bug")
         return 1
     return 0
 

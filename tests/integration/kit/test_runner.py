@@ -1,5 +1,7 @@
 """A service process from start to stop: signals, exit codes, operating errors in one line (P4)."""
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +70,38 @@ def test_a_bug_shows_its_traceback():
 
     assert 1 == code
     assert "ZeroDivisionError" in log
+
+
+def test_lines_for_machines_say_what_they_are_about():
+    """F110."""
+    code, log = outcome("full", HOLDFAST_LOG_FORMAT="json")
+    [line] = map(json.loads, log.splitlines())
+
+    assert 1 == code
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("at"))
+    assert line == {
+        "level": "ERROR",
+        "service": "demo",
+        "logger": "holdfast_services.kit.runner",
+        "message": "no room (node=n1)",
+        "kind": "exhausted",
+        "node": "n1",
+    }
+
+
+def test_a_bug_is_one_line_for_machines():
+    code, log = outcome("bug", HOLDFAST_LOG_FORMAT="json")
+    [line] = map(json.loads, log.splitlines())
+
+    assert 1 == code
+    assert line["traceback"].endswith("ZeroDivisionError")
+
+
+def test_a_format_that_is_none_is_refused():
+    code, log = outcome("fine", HOLDFAST_LOG_FORMAT="xml")
+
+    assert 1 == code
+    assert "HOLDFAST_LOG_FORMAT=xml is neither text nor json" in log
 
 
 def test_a_log_level_that_is_none_is_refused():
