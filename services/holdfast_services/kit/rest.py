@@ -11,11 +11,13 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 import holdfast
@@ -34,6 +36,43 @@ PROBLEM = "application/problem+json"
 GRACE_S = 2.0
 
 
+class Problem(BaseModel):
+    """What is answered where something is wrong, after RFC 9457."""
+
+    type: str = Field(description="`urn:holdfast:error:` and the kind")
+    title: str
+    status: int
+    detail: str = Field(description="What is wrong, with the values that matter")
+    kind: str = Field(description="Stable: see the page of errors")
+    instance: str = Field(description="The path that was asked for")
+    context: dict[str, str] = Field(default={}, description="What it is about: job, run, step …")
+
+
+class _App(FastAPI):
+    """Describes what is answered here: no request is refused with FastAPI's own 422."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description."""
+        fresh = self.openapi_schema is None
+        described = super().openapi()
+        if fresh:
+            for operations in described["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+            schemas = described.get("components", {}).get("schemas", {})
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+        return described
+
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "It was not done, or nobody knows: `kind` says which",
+        "content": {PROBLEM: {"schema": Problem.model_json_schema()}},
+    }
+}
+
+
 def make_app(title: str, names: Collection[str]) -> FastAPI:
     """Return an application without paths.
 
@@ -50,11 +89,12 @@ def make_app(title: str, names: Collection[str]) -> FastAPI:
         if reason:
             raise AccessError(reason)
 
-    app = FastAPI(
+    app = _App(
         title=title,
         version=holdfast.__version__,
         redoc_url=None,
         dependencies=[Depends(known)],
+        responses=_PROBLEMS,
     )
     app.add_exception_handler(CheckpointError, _problem)
     app.add_exception_handler(RequestValidationError, _malformed)
