@@ -298,6 +298,7 @@ class AgentService:
     def begin_hold(self, shard: Shard, source: Peer, hear: Callable[[str], None]) -> None:
         """See ``hold``; ``hear`` is called with "" once the copy is here, else with why not."""
         if self._state.held(shard.id) is not None:
+            self._shell.dispatch(ev.HoldAsked(shard, source))
             hear("")
             return
         making_room.check_holdable(self._state, shard)

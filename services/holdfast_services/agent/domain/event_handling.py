@@ -20,8 +20,8 @@ from holdfast.core.retry import Waits
 from holdfast.core.session import SessionUpdate
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast.core.sources import Memory, Source
+from holdfast_services.agent.domain import copy_tiers, slot_rules, twin_slots
 from holdfast_services.agent.domain import events as ev
-from holdfast_services.agent.domain import slot_rules, twin_slots
 from holdfast_services.agent.domain.falling_behind import say_behind
 from holdfast_services.agent.domain.next_actions import decide, say, tell
 from holdfast_services.agent.domain.state import (
@@ -350,6 +350,10 @@ def _work_blocked(state: State, event: ev.WorkBlocked) -> list[ev.Action]:
 
 def _hold_asked(state: State, event: ev.HoldAsked) -> list[ev.Action]:
     shard = event.shard.id
+    held = state.held(shard)
+    if held is not None and held.content is not None:
+        state.slots[held.name.slot] = replace(held, content=copy_tiers.asked(state, held.content))
+        return []
     known = state.holds.get(shard)
     asked_s = known.asked_s if known else state.now_s
     state.holds[shard] = HoldWish(shard=event.shard, source=event.source, asked_s=asked_s)
@@ -360,13 +364,13 @@ def _hold_asked(state: State, event: ev.HoldAsked) -> list[ev.Action]:
 
 
 def _fetch_done(state: State, event: ev.FetchDone) -> list[ev.Action]:
-    shard = event.content.shard.id
-    if event.name.state is not SlotState.PARTIAL:
-        state.holds.pop(shard, None)
+    shard, content = event.content.shard.id, event.content
+    if event.name.state is not SlotState.PARTIAL and state.holds.pop(shard, None) is not None:
+        content = copy_tiers.asked(state, content)
     state.fetches.pop(shard, None)
     slot = _current(state, event.name)
     if slot is not None:
-        _fill(state, slot, event.content)
+        _fill(state, slot, content)
     if event.alike_bytes is not None:
         twin_slots.learn(state, event.content.shard, event.alike_bytes)
     return _blame(state, shard, event.bad)

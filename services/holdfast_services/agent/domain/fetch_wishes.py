@@ -88,12 +88,12 @@ def _listed(state: State, want: Want, wanted: WantedParts) -> Wish | None:
         shard=want.shard,
         sources=_givers(state, want),
         owner=want.owner,
-        restore=restore or _is_restoring(state, want.shard.id.run),
+        restore=restore or is_restoring(state, want.shard.id.run),
         parts=parts or frozenset(),
     )
 
 
-def _is_restoring(state: State, run: str) -> bool:
+def is_restoring(state: State, run: str) -> bool:
     """Tell whether a restore goes on: is proposed, or ranks here have yet to load it.
 
     A repair makes room for it then, on another node too, or makes safe what is restored.
