@@ -193,7 +193,7 @@ class Watched(Catalogue):
     loaded: dict[tuple[int, str], tuple[int, Run | None]]
     listed_nodes: dict[int, tuple[int, Mapping[str, Node]]]
     runs: dict[str, tuple[int, str | None]]
-    changes: Changes
+    writes: Changes
 
     def now_s(self) -> float:
         """Return the simulated database's time."""
@@ -203,7 +203,7 @@ class Watched(Catalogue):
         """Return a run; it is not read again while nothing of it was written."""
         key = (id(self._cache), run)
         known = self.loaded.get(key)
-        now = self.changes.made(*_OF_A_RUN)
+        now = self.writes.made(*_OF_A_RUN)
         if known is None or known[0] != now:
             known = self.loaded[key] = (now, super().load_run(run))
         return known[1]
@@ -214,14 +214,14 @@ class Watched(Catalogue):
 
     def run_of(self, job: str) -> str | None:
         """Return the job's run; it is not read again while no job was written."""
-        known, now = self.runs.get(job), self.changes.made("jobs")
+        known, now = self.runs.get(job), self.writes.made("jobs")
         if known is None or known[0] != now:
             known = self.runs[job] = (now, super().run_of(job))
         return known[1]
 
     def nodes(self) -> Mapping[str, Node]:
         """Return all nodes; they are not read again while none was written."""
-        known, now = self.listed_nodes.get(id(self._cache)), self.changes.made("nodes")
+        known, now = self.listed_nodes.get(id(self._cache)), self.writes.made("nodes")
         if known is None or known[0] != now:
             known = self.listed_nodes[id(self._cache)] = (now, super().nodes())
         return known[1]
@@ -315,7 +315,7 @@ class Database:
         made.ghosts = self._ghosts
         made.loaded = self._loaded
         made.listed_nodes, made.runs = self._nodes, self._runs
-        made.changes = self._changes
+        made.writes = self._changes
         return made
 
     def _place(self, content: bytes) -> None:
