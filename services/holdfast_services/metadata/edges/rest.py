@@ -1,15 +1,13 @@
-"""The REST edge and the status page: for people and scripts; agents speak gRPC."""
+"""The REST edge and the dashboard: for people and scripts; agents speak gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
-from importlib.resources import files
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Query
 from fastapi.responses import (
-    HTMLResponse,
     JSONResponse,
     PlainTextResponse,
     Response,
@@ -24,6 +22,7 @@ from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges import documents, metrics
+from holdfast_services.metadata.edges.dashboard.routes import dashboard_router
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest_launches import launches_router
 from holdfast_services.metadata.edges.rest_users import OneOf, Step, users_router
@@ -72,14 +71,11 @@ def make_app(
     _add_checkpoints(app, transactor)
     _add_jobs(app, transactor)
     _add_events(app, transactor, stopping)
+    app.include_router(dashboard_router(transactor, objects))
     return app
 
 
 def _add_health(app: FastAPI, transactor: Transactor) -> None:
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> str:
-        return (files(__package__) / "page" / "index.html").read_text(encoding="utf-8")
-
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Answer while the process runs."""

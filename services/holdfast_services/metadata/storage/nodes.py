@@ -203,6 +203,41 @@ class NodeStatements(Statements):
         sql = select(t.events).order_by(t.events.c.id.desc()).limit(limit)
         return self._db.execute(sql).mappings().all()
 
+    def events_like(
+        self,
+        limit: int,
+        *,
+        before: int | None = None,
+        severities: Sequence[str] = (),
+        job: str = "",
+        node: str = "",
+        kind: str = "",
+        exactly: bool = False,
+    ) -> Sequence[RowMapping]:
+        """Return the newest events that fit, newest first; a plain read of a bounded table.
+
+        Args:
+            limit: At most so many.
+            before: Only those with a lower number.
+            severities: Only of these; empty: of any.
+            job: What the job's name has in it, or is ``exactly``; empty: any, and so are the next.
+            node: What the node's name has in it.
+            kind: What the kind has in it.
+            exactly: See ``job``.
+        """
+        e = t.events.c
+        sql = select(t.events).order_by(e.id.desc()).limit(limit)
+        if before is not None:
+            sql = sql.where(e.id < before)
+        if severities:
+            sql = sql.where(e.severity.in_(severities))
+        if job and exactly:
+            sql = sql.where(e.job == job)
+        for column, text in ((e.job, "" if exactly else job), (e.node, node), (e.kind, kind)):
+            if text:
+                sql = sql.where(column.icontains(text, autoescape=True))
+        return self._db.execute(sql).mappings().all()
+
     def forget_events(self) -> None:
         """Delete all but the newest ``EVENTS_MAX``; harmless to repeat."""
         self._db.execute(_FORGET_EVENTS)
