@@ -24,7 +24,7 @@ from holdfast_services.metadata.edges.dashboard.texts import (
     lasted,
 )
 
-MARKS = {"reached": "✓", "gone": "–", "ahead": "○", "going": "↑", "bad": "✗"}
+MARKS = {"reached": "✓", "gone": "-", "ahead": "○", "going": "↑", "bad": "✗"}
 """The sign of each state, beside its colour."""
 SAID = {
     "reached": "reached",
@@ -162,12 +162,12 @@ def _uncommitted(facts: Facts, known: set[CheckpointId], lowest: int) -> Iterabl
     rows = known | {row.id for row in run.checkpoints}
     dropped = {(one.step, one.generation) for one in run.abandoned}
     begun = Counter(step for status in facts.statuses.values() for step in status.report.saving)
-    sealed = {
+    sealed: dict[int, int] = {
         key.step: len(ranks_of(copies))
         for key, copies in facts.copies.items()
         if key not in rows and key.generation == run.generation
     }
-    committed = {key.step for key in rows if key.generation == run.generation}
+    committed: set[int] = {key.step for key in rows if key.generation == run.generation}
     for step in sorted((begun.keys() | sealed.keys()) - committed):
         if step >= lowest and (step, run.generation) not in dropped:
             yield _under_way(step, run.generation, begun[step], sealed.get(step, 0), size)

@@ -133,7 +133,7 @@ def job_row(facts: Facts) -> JobRow:
         job=run.job,
         path=job_path(run.job),
         state=facts.state,
-        ranks=f"{facts.world_size:,}" if facts.world_size else "–",
+        ranks=f"{facts.world_size:,}" if facts.world_size else "-",
         step=f"{facts.step:,}",
         newest=f"{newest.id.step:,}" if newest else "none",
         level=level(newest.durable_at_s, newest.replicated_at_s) if newest else "",
