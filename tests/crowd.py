@@ -1,4 +1,4 @@
-"""A catalogue that is full: thousands of checkpoints, nodes and ranks, written in a second or two."""
+"""A catalogue that is full: thousands of checkpoints, nodes and ranks, written in seconds."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
 import subprocess
 import time
+from pathlib import Path
 from typing import Any, Self
 
 ANSWER_S_MAX = 60.0
@@ -50,12 +52,53 @@ class Browser:
         """Go to ``url``."""
         self._call("Page.navigate", self._page, url=url)
 
+    def before(self, script: str) -> None:
+        """Run ``script`` at the beginning of each page from here on."""
+        self._call("Page.enable", self._page)
+        self._call("Page.addScriptToEvaluateOnNewDocument", self._page, source=script)
+
     def value(self, expression: str) -> Any:
-        """Return what the expression gives in the page."""
+        """Return what the expression gives in the page; of a promise, what becomes of it."""
         answer = self._call(
-            "Runtime.evaluate", self._page, expression=expression, returnByValue=True
+            "Runtime.evaluate",
+            self._page,
+            expression=expression,
+            returnByValue=True,
+            awaitPromise=True,
         )
         return answer["result"].get("value")
+
+    def wait(self, expression: str) -> None:
+        """Return once the expression is true in the page."""
+        ends = time.monotonic() + ANSWER_S_MAX
+        while not self.value(expression):
+            assert time.monotonic() < ends, (expression, self.value("document.body?.innerText"))
+            time.sleep(0.05)
+
+    def press(self, key: str) -> None:
+        """Press and release a key that writes nothing, by its name."""
+        for kind in ("rawKeyDown", "keyUp"):
+            code = {"Tab": 9}[key]
+            self._call(
+                "Input.dispatchKeyEvent", self._page,
+                type=kind, key=key, code=key, windowsVirtualKeyCode=code,
+            )  # fmt: skip
+
+    def look(self, *, width: int, height: int, dark: bool) -> None:
+        """Have a screen of that size, and of these colours, from here on."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride", self._page,
+            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
+        )  # fmt: skip
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", self._page, features=[feature])
+
+    def photograph(self, path: Path) -> None:
+        """Write the whole page as a PNG."""
+        shot = self._call(
+            "Page.captureScreenshot", self._page, format="png", captureBeyondViewport=True
+        )
+        path.write_bytes(base64.b64decode(shot["data"]))
 
     def _call(self, method: str, page: str = "", **params: object) -> dict[str, Any]:
         self._number += 1
@@ -72,4 +115,5 @@ class Browser:
             one, self._seen = self._seen.split(b"\0", 1)
             answer = json.loads(one)
             if answer.get("id") == self._number:
+                assert "result" in answer, f"the browser refuses {method}: {answer}"
                 return dict(answer["result"])

@@ -58,8 +58,7 @@ def run(main):
 
 async def post(http, path, **form):
     """Post a form as the page itself does."""
-    answer = await http.post(path, data=form, headers={"Origin": "http://localhost"})
-    return answer
+    return await http.post(path, data=form, headers={"Origin": "http://localhost"})
 
 
 def test_each_page_is_html_that_lets_nothing_else_in(kit, tmp_path, agents):
