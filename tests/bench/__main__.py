@@ -33,6 +33,7 @@ MODULES = (
     "persist",
     "draining",
     "catalogue",
+    "page",
     "needs",
     "parity",
     "planner",

@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -30,6 +30,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.rpc.status import http_code
+from holdfast_services.kit.api_page import POLICY, api_page
 from holdfast_services.kit.visitors import refusal
 
 PROBLEM = "application/problem+json"
@@ -74,7 +75,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(title: str, names: Collection[str]) -> FastAPI:
-    """Return an application without paths.
+    """Return an application that describes itself at ``/docs``, and has no other path.
 
     ``names`` are what browsers know it by besides this machine's own; see ``visitors``.
     """
@@ -92,6 +93,7 @@ def make_app(title: str, names: Collection[str]) -> FastAPI:
     app = _App(
         title=title,
         version=holdfast.__version__,
+        docs_url=None,
         redoc_url=None,
         dependencies=[Depends(known)],
         responses=_PROBLEMS,
@@ -100,6 +102,12 @@ def make_app(title: str, names: Collection[str]) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _unrouted)
     app.add_exception_handler(Exception, _failed)
+
+    @app.get("/docs", include_in_schema=False)
+    async def described() -> Response:
+        policy = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(api_page(app.openapi()), headers=policy)
+
     return app
 
 

@@ -163,7 +163,11 @@ def test_openapi_describes_every_route(service):
     paths = service.http.get("/openapi.json").json()["paths"]
 
     assert {"/api/v1/jobs", "/api/v1/nodes", "/api/v1/events", "/readyz"} <= paths.keys()
-    assert service.http.get("/docs").status_code == 200
+    page = service.http.get("/docs")
+    assert page.status_code == 200
+    assert "/api/v1/jobs" in page.text
+    assert "http://" not in page.text
+    assert "https://" not in page.text
 
 
 def test_sigterm_ends_it_cleanly_though_streams_and_watches_are_open(tmp_path):
