@@ -16,7 +16,8 @@ from jinja2 import Environment, StrictUndefined, Template
 
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 24px auto; max-width: 1000px; padding: 0 14px; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 24px auto; max-width: 1000px; }
+main { padding: 0 14px; }
 h2 { margin: 34px 0 4px; font-size: 17px; overflow-wrap: anywhere; }
 h2 b { display: inline-block; min-width: 4.2em; }
 p { margin: 4px 0; } table { border-collapse: collapse; margin: 8px 0; }
@@ -31,7 +32,8 @@ POLICY = (
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}: REST</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{{ style }}</style></head>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{{ style }}</style></head>
 <body><main><h1>{{ title }}: REST</h1>
 <p>The same for programs: <a href="openapi.json">openapi.json</a>.</p>
 {% for one in calls %}

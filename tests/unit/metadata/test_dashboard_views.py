@@ -61,11 +61,12 @@ def test_what_would_be_lost_grows_with_what_is_lost(trained):
 
 
 def test_a_step_with_one_copy_does_not_outlive_its_node(trained):
-    for node, rank in (("a", 0), ("b", 1)):
-        trained.hold(node, 12, 1, rank)
+    for rank, node in enumerate(("a", "b")):
+        trained.hold(node, 16, 1, rank)
+        trained.status(node, rank, step=18)
     trained.report("a", "b")
 
-    assert [(12, 2), (10, 4), (None, None)] == points(trained)
+    assert [(16, 2), (10, 8), (None, None)] == points(trained)
 
 
 def test_what_is_durable_outlives_all_nodes(trained):
