@@ -84,20 +84,21 @@ def _calls(openapi: Document) -> Iterable[Part]:
     for path, methods in openapi["paths"].items():
         for method, call in methods.items():
             body = _content(call.get("requestBody", {}))
-            answer = next((r for c, r in call["responses"].items() if c.startswith("2")), {})
+            good = [one for code, one in call["responses"].items() if code.startswith("2")]
             yield Part(
                 path=path,
                 method=method.upper(),
                 about=call.get("description", call.get("summary", "")),
                 fields=tuple(map(_parameter, call.get("parameters", ()))),
                 takes=_kind(body) if body else "",
-                answers=_kind(_content(answer)),
+                answers=_kind(_content(good[0])) if good else "",
             )
 
 
 def _content(answer: Document) -> Document:
     """Return the schema of a body in its first media type; empty: there is none."""
-    found: Document = next(iter(answer.get("content", {}).values()), {}).get("schema", {})
+    kinds: list[Document] = list(answer.get("content", {}).values())
+    found: Document = kinds[0].get("schema", {}) if kinds else {}
     return found
 
 

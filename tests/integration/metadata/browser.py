@@ -71,7 +71,7 @@ class Browser:
     def wait(self, expression: str) -> None:
         """Return once the expression is true in the page."""
         ends = time.monotonic() + ANSWER_S_MAX
-        while not self.value(expression):
+        while not self.value(f"Boolean({expression})"):
             assert time.monotonic() < ends, (expression, self.value("document.body?.innerText"))
             time.sleep(0.05)
 

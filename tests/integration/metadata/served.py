@@ -42,9 +42,9 @@ class Served:
             await server.ended()
 
     def tell(self, node, event):
-        """Have something happen on a node."""
-        done = asyncio.run_coroutine_threadsafe(self.service.record(node, [event]), self.loop)
-        done.result(STARTS_S_MAX)
+        """Have an event of a node, whatever its name, in the catalogue."""
+        added = self.service.change(lambda c: c.add_events([event], node, c.now_s()))
+        asyncio.run_coroutine_threadsafe(added, self.loop).result(STARTS_S_MAX)
 
 
 @contextmanager
