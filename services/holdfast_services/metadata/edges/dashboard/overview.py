@@ -15,6 +15,7 @@ from holdfast_services.metadata.edges.dashboard.safety import (
     RecoveryPoint,
     recovery_points,
     recovery_time,
+    restore_s,
 )
 from holdfast_services.metadata.edges.dashboard.texts import counted, job_path, lasted
 
@@ -50,6 +51,7 @@ class JobRow:
     newest: str
     level: str
     points: tuple[RecoveryPoint, ...]
+    recovery: str
     recovery_time: str
     stall: str
     pace: str
@@ -138,6 +140,7 @@ def job_row(facts: Facts) -> JobRow:
         newest=f"{newest.id.step:,}" if newest else "none",
         level=level(newest.durable_at_s, newest.replicated_at_s) if newest else "",
         points=recovery_points(facts),
+        recovery=lasted(restore_s(facts)) if restore_s(facts) else "not measured",
         recovery_time=recovery_time(facts),
         stall=lasted(facts.costs.stall_s) if facts.costs.stall_s else "not measured",
         pace=pace(facts),

@@ -24,6 +24,15 @@ class RecoveryPoint:
     lost_s: float | None = None
 
     @property
+    def brief(self) -> str:
+        """The same in a cell of a list."""
+        if self.step is None:
+            return "everything"
+        if self.lost_steps is None or self.lost_s is None:
+            return "nothing"
+        return self.lost
+
+    @property
     def lost(self) -> str:
         """What would be lost, in words."""
         if self.step is None:
@@ -52,12 +61,17 @@ def outlives_a_node(copies: CheckpointCopies) -> bool:
 def recovery_time(facts: Facts) -> str:
     """Return how long a restore takes, as the last one did; says so if none was measured."""
     cost = facts.costs
-    took_s = cost.decide_s + cost.fetch_s + cost.load_s
+    took_s = restore_s(facts)
     if not took_s:
         return "not measured: this attempt has restored nothing"
     parts = (("choose", cost.decide_s), ("fetch", cost.fetch_s), ("load", cost.load_s))
     said = ", ".join(f"{name} {lasted(value)}" for name, value in parts if value)
     return f"{lasted(took_s)}, as the last restore took ({said}), and the start of the script"
+
+
+def restore_s(facts: Facts) -> float:
+    """Return how long the last restore took, in seconds; 0: none was measured."""
+    return facts.costs.decide_s + facts.costs.fetch_s + facts.costs.load_s
 
 
 def _of(facts: Facts, row: Checkpoint) -> CheckpointCopies:
