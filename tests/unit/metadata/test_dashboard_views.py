@@ -117,6 +117,16 @@ def test_what_is_under_way_stands_on_the_first_page_alone(trained):
     assert [10] == [step for step, _ in ladder_of(trained, first=False)]
 
 
+def test_what_an_attempt_left_half_saved_is_not_under_way(trained):
+    trained.hold("b", 16, 1, 1)
+    trained.report("a", "b")
+    trained.now_s += 3.0
+    ended = replace(trained.run.attempt, lease_until_s=trained.now_s)
+    trained.run = replace(trained.run, attempt=ended)
+
+    assert [("local 1 of 2", "bad")] == dict(ladder_of(trained))[16]
+
+
 def test_a_level_without_a_copy_now_says_so(trained):
     for node in ("a", "b"):
         for rank in (0, 1):

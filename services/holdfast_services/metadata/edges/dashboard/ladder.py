@@ -170,7 +170,8 @@ def _uncommitted(facts: Facts, known: set[CheckpointId], lowest: int) -> Iterabl
     committed: set[int] = {key.step for key in rows if key.generation == run.generation}
     for step in sorted((begun.keys() | sealed.keys()) - committed):
         if step >= lowest and (step, run.generation) not in dropped:
-            yield _under_way(step, run.generation, begun[step], sealed.get(step, 0), size)
+            found = (begun[step], sealed.get(step, 0), size)
+            yield _under_way(step, run.generation, *found, training=facts.training)
     for one in run.abandoned:
         if one.step >= lowest:
             lost = Rung(name="abandoned", state="bad", about="it will never be whole")
@@ -178,8 +179,13 @@ def _uncommitted(facts: Facts, known: set[CheckpointId], lowest: int) -> Iterabl
             yield Entry(step=one.step, attempt=one.generation, rungs=(lost,), tags=why, dim=True)
 
 
-def _under_way(step: int, attempt: int, begun: int, sealed: int, size: int) -> Entry:
-    saving = Rung(name=f"saving on {begun:,} of {size:,} ranks", state="going" if begun else "gone")
+def _under_way(
+    step: int, attempt: int, begun: int, sealed: int, size: int, *, training: bool
+) -> Entry:
     local = Rung(name=f"local {sealed:,} of {size:,}", state="going" if sealed else "ahead")
+    if not training:
+        local = Rung(name=local.name, state="bad", about="not whole, and nobody trains")
+        return Entry(step=step, attempt=attempt, rungs=(local,), dim=True)
+    saving = (Rung(name=f"saving on {begun:,} of {size:,} ranks", state="going"),) if begun else ()
     ahead = (Rung(name="replicated", state="ahead"), Rung(name="durable", state="ahead"))
-    return Entry(step=step, attempt=attempt, rungs=(saving, local, *ahead))
+    return Entry(step=step, attempt=attempt, rungs=(*saving, local, *ahead))

@@ -29,7 +29,7 @@ from holdfast_services.metadata.transactor import Transactor
 from holdfast_services.metadata.usecases import users
 from holdfast_services.metadata.usecases.users import At
 
-SNAPSHOT_S_MAX = 1.0
+SNAPSHOT_S_MAX = 2.0
 """How old a snapshot may be: so many people look at one."""
 TEXT_LENGTH_MAX = 200
 PAGES_MAX = 1_000_000
