@@ -11,10 +11,11 @@ from holdfast.core.inventory import HeldShard, HeldState, Inventory, Peer
 from holdfast.core.reports import BYTES_MAX, RankCosts
 from holdfast.core.shard import Shard
 from holdfast.errors import InvalidRequestError
+from holdfast_services.kit.exposition import exposition
 from holdfast_services.metadata.domain.costs import COSTS_REST_S
 from holdfast_services.metadata.domain.inventory_limits import received
 from holdfast_services.metadata.domain.node_view import World
-from holdfast_services.metadata.edges.cost_figures import JOBS_COUNT_MAX, cost_lines
+from holdfast_services.metadata.edges.cost_figures import JOBS_COUNT_MAX, cost_families
 
 ONE = RankCosts(stall_s=0.25, save_bytes=10)
 OTHER = RankCosts(stall_s=0.5, save_bytes=20)
@@ -74,7 +75,7 @@ def test_a_new_attempt_has_cost_nothing_yet(training):
 def test_every_cost_is_a_family_with_help_and_unit(training):
     say(training, ONE, OTHER)
     world = World(now_s=training.now_s, nodes=training.nodes, runs=(training.run,))
-    text = "".join(cost_lines(world))
+    text = exposition(cost_families(world))
 
     assert 'holdfast_attempt_stall_seconds{job="job"} 0.5\n' in text.replace(
         training.run.job, "job"
@@ -90,10 +91,10 @@ def test_the_jobs_with_lines_of_their_own_are_bounded(training):
         replace(training.run, job=f"job{number:04}", attempt=replace(training.run.attempt))
         for number in range(JOBS_COUNT_MAX + 3)
     )
-    text = "".join(cost_lines(World(now_s=training.now_s, nodes=training.nodes, runs=runs)))
+    text = exposition(cost_families(World(now_s=training.now_s, nodes=training.nodes, runs=runs)))
 
     assert JOBS_COUNT_MAX == text.count("holdfast_attempt_stall_seconds{")
-    assert "holdfast_attempt_jobs_not_listed 3\n" in text
+    assert "holdfast_attempt_jobs_not_listed 3.0\n" in text
 
 
 # -- what agents send --------------------------------------------------------------------------
