@@ -340,6 +340,7 @@ class Checkpointer:
             wish=self._pace.wish(saver.stall_s, time.monotonic(), stretch=saver.stretch),
             wants_save=SaveReason.PREEMPTION if ending else asked,
             stall_s=saver.stall_s,
+            stalled_s=saver.stalled_s,
         )
         self._session.report(told)
 

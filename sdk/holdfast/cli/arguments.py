@@ -11,7 +11,18 @@ from typing import Any
 
 import holdfast
 from holdfast.cli import argument_types as types
-from holdfast.cli import catalogue, doctor, export, importing, keep, plan, rollback, top, verify
+from holdfast.cli import (
+    catalogue,
+    doctor,
+    export,
+    importing,
+    keep,
+    ledger,
+    plan,
+    rollback,
+    top,
+    verify,
+)
 from holdfast.cli.output import Report
 from holdfast.cli.plan_arguments import add_plan_arguments
 from holdfast.cli.retain_arguments import add_retain_arguments
@@ -92,6 +103,13 @@ def _add_catalogue(commands: Commands) -> None:
         metavar="JOB",
         help="The command lists the checkpoints of this job (default: all jobs).",
     )
+    spent = _add(
+        commands,
+        "ledger gpt",
+        "This command shows where a job's time went, by month: trained, stalled, lost, down.",
+        ledger.ledger,
+    )
+    _add_job(spent)
     show = _add(
         commands,
         "show gpt@1200",

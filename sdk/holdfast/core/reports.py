@@ -75,6 +75,7 @@ class RankCosts:
     fetch_s: float = _slowest_s("Time of the restore to fetch and verify all bytes")
     load_s: float = _slowest_s("Time of the restore to load the tensors")
     restored_bytes: int = _all_bytes("Size of the segments that the restore loaded")
+    stalled_s: float = _slowest_s("Time that training waited for all saves")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

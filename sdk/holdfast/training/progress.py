@@ -52,6 +52,7 @@ class Progress:
         wish: Wish,
         wants_save: SaveReason,
         stall_s: float,
+        stalled_s: float,
     ) -> RankReport:
         """Return a rank's report with where it is, what saves cost it, and what it asks for.
 
@@ -62,6 +63,7 @@ class Progress:
             wish: After what time it wishes the next save, and why.
             wants_save: Why it asks for a save now, if so.
             stall_s: What the newest save has cost.
+            stalled_s: What all of them have cost.
         """
         return replace(
             before,
@@ -71,7 +73,7 @@ class Progress:
             interval_reason=wish.reason,
             interval_why=wish.why,
             wants_save=wants_save,
-            costs=replace(before.costs, stall_s=stall_s),
+            costs=replace(before.costs, stall_s=stall_s, stalled_s=stalled_s),
             hints=self.sources.hints(),
         )
 

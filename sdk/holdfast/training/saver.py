@@ -43,8 +43,8 @@ PASSED_COUNT_MAX = 1024
 class Saver:
     """Saves the state of one rank; the module says which threads call it, and under which lock.
 
-    ``stall_s`` is what the newest save has cost the training thread, ``arena`` the slots' folder,
-    ``record`` what became of the attempts before.
+    ``stall_s`` is what the newest save has cost the training thread, ``stalled_s`` what all have;
+    ``arena`` is the slots' folder, ``record`` what became of the attempts before.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Saver:
         at_exit: bool = False,
     ) -> None:
         self.stall_s = 0.0
+        self.stalled_s = 0.0
         self._guard = guard
         self.arena = arena
         self.record = seat.record
@@ -173,7 +174,7 @@ class Saver:
         self._try(step, ev.Due(step, note, agent_lost=bool(self._session.lost_agent)))
         if self._doubts is not None:
             self._doubts.begun(step, self._state.author.run, self._state.author.generation)
-        made.stall_s += time.perf_counter() - started_s
+        self._cost(made, time.perf_counter() - started_s)
         return made
 
     def _try(self, step: int, event: ev.SaveEvent) -> None:
@@ -388,8 +389,12 @@ class Saver:
         waited_s, self._waited_s = gate.waited_s - self._waited_s, gate.waited_s
         newest = self._handles.latest
         if newest is not None:
-            newest.stall_s += waited_s
+            self._cost(newest, waited_s)
             self.stall_s = newest.stall_s
+
+    def _cost(self, save: SaveHandle, waited_s: float) -> None:
+        save.stall_s += waited_s
+        self.stalled_s += waited_s
 
 
 def _doubts(spec: AttemptSpec, session: AgentSession) -> PlanDoubts:

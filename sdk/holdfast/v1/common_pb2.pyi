@@ -709,6 +709,7 @@ class RankCosts(_message.Message):
     FETCH_S_FIELD_NUMBER: _builtins.int
     LOAD_S_FIELD_NUMBER: _builtins.int
     RESTORED_BYTES_FIELD_NUMBER: _builtins.int
+    STALLED_S_FIELD_NUMBER: _builtins.int
     stall_s: _builtins.float
     """training waited for the last save, its gate included"""
     copy_s: _builtins.float
@@ -723,6 +724,8 @@ class RankCosts(_message.Message):
     """restore: into the tensors"""
     restored_bytes: _builtins.int
     """of the segments that were loaded"""
+    stalled_s: _builtins.float
+    """training waited for saves since the attempt began"""
     def __init__(
         self,
         *,
@@ -733,10 +736,11 @@ class RankCosts(_message.Message):
         fetch_s: _builtins.float = ...,
         load_s: _builtins.float = ...,
         restored_bytes: _builtins.int = ...,
+        stalled_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_s", b"copy_s", "decide_s", b"decide_s", "fetch_s", b"fetch_s", "load_s", b"load_s", "restored_bytes", b"restored_bytes", "save_bytes", b"save_bytes", "stall_s", b"stall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_s", b"copy_s", "decide_s", b"decide_s", "fetch_s", b"fetch_s", "load_s", b"load_s", "restored_bytes", b"restored_bytes", "save_bytes", b"save_bytes", "stall_s", b"stall_s", "stalled_s", b"stalled_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

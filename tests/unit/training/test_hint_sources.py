@@ -41,7 +41,7 @@ def test_a_state_that_is_filled_after_a_decision_is_looked_at_when_training_goes
     progress = Progress.of(state)
     state["loader"] = Knows(HINTS)
     report = progress.told(
-        RankReport(), wish=Wish(), wants_save=SaveReason.UNSPECIFIED, stall_s=0.0
+        RankReport(), wish=Wish(), wants_save=SaveReason.UNSPECIFIED, stall_s=0.0, stalled_s=0.0
     )
 
     assert report.hints == HINTS

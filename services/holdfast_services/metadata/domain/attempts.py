@@ -16,7 +16,7 @@ from holdfast.core.inventory import RankStatus
 from holdfast.core.origin import kept
 from holdfast.core.user_events import Event
 from holdfast.errors import AlreadyExistsError, InvalidRequestError, StaleGenerationError
-from holdfast_services.metadata.domain import attempt_start, costs, failures
+from holdfast_services.metadata.domain import accounting, attempt_start, costs, failures
 from holdfast_services.metadata.domain.model import (
     Attempt,
     Limits,
@@ -155,6 +155,7 @@ def begin(run: Run, wish: Registration, generation: int, now_s: float, limits: L
         retention=wish.spec.retention or run.retention,
         persisted_at_s=run.persisted_at_s or now_s,  # an interval needs a beginning
         record=failures.recorded(run, limits),
+        ledger=accounting.followed(run, limits),
         ended=None,
     )
 
@@ -237,6 +238,7 @@ def absorb(run: Run, nodes: Mapping[str, Node], limits: Limits) -> Run:
         ranks=ranks,
         attempt=replace(attempt, lease_until_s=lease_until_s),
         ended=failures.ended(run, ranks, statuses, heard_s),
+        ledger=accounting.heard(run, attempt, ranks, heard_s),
     )
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from holdfast.core.announcements import SaveReason
 from holdfast.core.failure_record import FailureRecord
 from holdfast.core.inventory import RankStatus
+from holdfast_services.metadata.domain import accounting
+from holdfast_services.metadata.domain.ledger import Cause
 from holdfast_services.metadata.domain.model import Ended, Limits, RankFacts, Run
-
-_ENDING = (SaveReason.PREEMPTION, SaveReason.RESCALE)
-"""Who is told to save for one of these saves last of all: nothing is lost."""
 
 
 def ended(
@@ -46,9 +44,8 @@ def recorded(run: Run, limits: Limits) -> FailureRecord:
     attempt = run.attempt
     if attempt is None or not any(rank.loaded for rank in run.ranks):
         return run.record
-    last_s = run.ended.at_s if run.ended else attempt.lease_until_s - limits.node_lease_s
-    told = run.announcement is not None and run.announcement.reason in _ENDING
-    failed = not told and not (run.ended and run.ended.in_order)
+    last_s = accounting.last_s(run, attempt, limits)
+    failed = accounting.why_ended(run) in (Cause.NODE, Cause.PROCESS)
     return FailureRecord(
         failures_count=run.record.failures_count + failed,
         trained_s=run.record.trained_s + max(0.0, last_s - attempt.started_at_s),

@@ -25,6 +25,7 @@ from holdfast.core.protection import NO_COPIES, Protection
 from holdfast.core.reports import RankCosts
 from holdfast.core.shard import Shard
 from holdfast.core.user_events import Event
+from holdfast_services.metadata.domain.ledger import Ledger
 
 MEMORY_ROWS_PER_RUN_MAX = 64
 ABANDONED_PER_RUN_MAX = 64
@@ -214,7 +215,7 @@ class Run:
     ``persist_owed``: another was due and could not go, so the next one does. ``started`` are the
     names of the starts that were made, the newest last, a bounded number. ``rules`` follow from
     ``moves``, by ``after``. ``record`` is of the attempts before the newest, and ``ended``
-    tells how that has ended.
+    tells how that has ended; ``ledger`` of all of them.
     """
 
     id: str
@@ -239,6 +240,7 @@ class Run:
     stored: tuple[Stored, ...] = ()
     started: tuple[str, ...] = ()
     record: FailureRecord = field(default_factory=FailureRecord)
+    ledger: Ledger = field(default_factory=Ledger)
     ended: Ended | None = None
 
     @property

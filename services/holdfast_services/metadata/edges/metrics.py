@@ -13,6 +13,7 @@ from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Node
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges.cost_figures import cost_families
+from holdfast_services.metadata.edges.ledgers import ledger_family
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.transactor import Transactor
 
@@ -24,7 +25,8 @@ async def text(transactor: Transactor, reports: Reports, objects: ObjectTier) ->
     """Return the figures in the text format; each name has its unit last."""
     world = await transactor.world()
     families = [*_memory(world), *await _objects(transactor, objects), *_process(reports)]
-    return exposition((*families, *cost_families(world), *transactor.histograms.families()))
+    of_jobs = (*cost_families(world), *ledger_family(world), *transactor.histograms.families())
+    return exposition((*families, *of_jobs))
 
 
 def _memory(world: World) -> Iterator[Metric]:

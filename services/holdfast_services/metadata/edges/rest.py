@@ -21,7 +21,7 @@ from holdfast_services.metadata.calls.launches import Launches
 from holdfast_services.metadata.calls.reports import Reports
 from holdfast_services.metadata.domain.model import Run
 from holdfast_services.metadata.domain.node_view import World
-from holdfast_services.metadata.edges import documents, metrics
+from holdfast_services.metadata.edges import documents, ledgers, metrics
 from holdfast_services.metadata.edges.dashboard.routes import dashboard_router
 from holdfast_services.metadata.edges.object_tier import ObjectTier
 from holdfast_services.metadata.edges.rest_launches import launches_router
@@ -141,6 +141,12 @@ def _add_jobs(app: FastAPI, transactor: Transactor) -> None:
         names = await transactor.read(lambda c: [row["name"] for row in c.job_rows()])
         runs = [await _known(transactor, name, world) for name in names]
         return [documents.job_doc(run, world) for run in runs if run and not run.removed]
+
+    @app.get("/api/v1/jobs/{job:path}/ledger")
+    async def ledger(job: str) -> ledgers.LedgerDoc:
+        """Show where a job's time went: trained, stalled, lost, down; month by month."""
+        world = await transactor.world()
+        return ledgers.ledger_doc(await _run(transactor, job, world), world)
 
     @app.get("/api/v1/jobs/{job:path}")
     async def one_job(job: str) -> documents.JobDoc:

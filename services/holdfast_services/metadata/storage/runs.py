@@ -27,6 +27,7 @@ from holdfast.v1 import common_pb2 as common
 from holdfast.v1 import metadata_pb2 as pb
 from holdfast_services.kit.db import upsert
 from holdfast_services.metadata import tables as t
+from holdfast_services.metadata.domain.ledger import Cause, Ledger, Left, Month
 from holdfast_services.metadata.domain.model import Attempt, Ended, RankFacts, Run
 from holdfast_services.metadata.storage.base import checkpoint_id, is_named, key_of
 from holdfast_services.metadata.storage.checkpoints import CheckpointStatements
@@ -270,7 +271,11 @@ class RunStatements(CheckpointStatements, OriginStatements):
             "persist_owed": run.persist_owed,
             "started": json.dumps(run.started),
             "failures": json.dumps(
-                {"record": asdict(run.record), "ended": asdict(run.ended) if run.ended else None}
+                {
+                    "record": asdict(run.record),
+                    "ended": asdict(run.ended) if run.ended else None,
+                    "ledger": asdict(run.ledger),
+                }
             ),
         }
         which = {"of_run": run.id, "generation_max": run.generation}
@@ -378,6 +383,23 @@ def _failures(text: str) -> dict[str, Any]:
     return {
         "record": FailureRecord(**said.get("record", {})),
         "ended": Ended(**ended) if ended else None,
+        "ledger": _ledger(said.get("ledger", {})),
+    }
+
+
+def _ledger(said: dict[str, Any]) -> Ledger:
+    months, left = said.get("months", ()), said.get("left")
+    return Ledger(
+        months=tuple(Month(**{**row, **_by_cause(row)}) for row in months),
+        since_s=said.get("since_s"),
+        left=Left(**{**left, "cause": Cause(left["cause"])}) if left else None,
+    )
+
+
+def _by_cause(row: dict[str, Any]) -> dict[str, dict[Cause, float]]:
+    return {
+        name: {Cause(cause): seconds for cause, seconds in row[name].items()}
+        for name in ("lost_s", "down_s")
     }
 
 
