@@ -132,6 +132,9 @@ def test_a_rank_and_a_node_are_lost_and_no_bit_is(stack, launch):
     launch.succeed()
 
     check_three_generations(stack, launch, least=(5, 13), steps=STEPS)
+    spent = stack.rest(f"jobs/{launch.job}/ledger")["total"]
+    assert 0 < spent["productive_s"] < spent["trained_s"]
+    assert {"process", "node"} >= set(spent["down_s"]) > set(), spent
 
 
 @pytest.mark.parametrize("stack", ["600"], indirect=True)
