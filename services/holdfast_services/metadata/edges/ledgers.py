@@ -47,8 +47,8 @@ def _month(month: Month) -> MonthDoc:
         trained_s=month.trained_s,
         productive_s=month.productive_s,
         stalled_s=month.stalled_s,
-        lost_s=month.lost_s,
-        down_s=month.down_s,
+        lost_s={str(cause): seconds for cause, seconds in month.lost_s.items()},
+        down_s={str(cause): seconds for cause, seconds in month.down_s.items()},
         productive_share=month.productive_share,
     )
 
