@@ -6,7 +6,7 @@ Deterministic, so that every metadata process tells every node the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holdfast.core.budget import SLOTS_PER_RANK
@@ -46,6 +46,18 @@ class Places:
     ring: tuple[str, ...]
     domains: Mapping[str, str]
     turns: Mapping[str, int]
+    _placed: dict[tuple[Copies, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def placed(self, asked: Copies, owner: str) -> tuple[str, ...]:
+        """Return where the rule places an owner's shards, itself first.
+
+        Asked for each shard, and worked out once: a ring of a thousand nodes takes time to walk.
+        """
+        found = self._placed.get((asked, owner))
+        if found is None:
+            found = (owner, *asked.targets(owner, self.ring, self.domains))
+            self._placed[asked, owner] = found
+        return found
 
 
 def places(run: Run, live: Mapping[str, Node]) -> Places:
@@ -378,7 +390,7 @@ def _misplaced(
         item = evidence.live.get(key, {}).get(held.shard.id)
         if item is None or key in staying or not run.usable(key):
             continue
-        if host not in (item.owner, *asked.targets(item.owner, where.ring, where.domains)):
+        if host not in where.placed(asked, item.owner):
             yield item
 
 
@@ -462,8 +474,7 @@ def _fetchers(run: Run, item: ShardCopies, where: Places) -> tuple[str, ...]:
         return ()
     asked, domains = attempt.allowed.copies, where.domains
     if item.owner in where.live:
-        placed = (item.owner, *asked.targets(item.owner, where.ring, domains))
-        return tuple(node for node in placed if node not in item.nodes)
+        return tuple(node for node in where.placed(asked, item.owner) if node not in item.nodes)
     chosen: list[str] = []
     for node in where.ring:
         holders = [*item.nodes, *chosen]
