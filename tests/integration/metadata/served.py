@@ -43,8 +43,12 @@ class Served:
 
     def tell(self, node, event):
         """Have an event of a node, whatever its name, in the catalogue."""
-        added = self.service.change(lambda c: c.add_events([event], node, c.now_s()))
-        asyncio.run_coroutine_threadsafe(added, self.loop).result(STARTS_S_MAX)
+        self.change(lambda c: c.add_events([event], node, c.now_s()))
+
+    def change(self, use_case):
+        """Have the service change its catalogue."""
+        done = self.service.change(use_case)
+        asyncio.run_coroutine_threadsafe(done, self.loop).result(STARTS_S_MAX)
 
 
 @contextmanager

@@ -36,9 +36,9 @@ class Linking(MemoryStore):
 
 
 @asynccontextmanager
-async def serving(kit, folder, store=None):
+async def serving(kit, folder, store=None, url=""):
     """A browser's view of the application over a catalogue of its own."""
-    url = f"sqlite:///{folder / 'catalogue.db'}"
+    url = url or f"sqlite:///{folder / 'catalogue.db'}"
     limits = replace(kit.LIMITS, object_tier=store is not None)
     async with kit.running(url, limits) as service:
         objects = ObjectTier(
@@ -111,6 +111,54 @@ def test_a_wrong_question_is_refused_with_a_page(kit, tmp_path):
 
     assert [422, 422, 422, 422, 404] == [answer.status_code for answer in answers]
     assert all("<h1>" in answer.text for answer in answers[:4])
+
+
+def test_a_filter_that_no_text_fits_finds_no_event(kit, tmp_path, postgres_url):
+    """Postgres refuses to be asked for NUL; no event holds one."""
+
+    async def main():
+        async with serving(kit, tmp_path, url=postgres_url) as (_, http):
+            asked = ("/events?job=%00", "/events?node=a%00", "/events?kind=%00", "/?name=%00")
+            return [await http.get(path) for path in asked]
+
+    for page in run(main):
+        assert 200 == page.status_code
+        assert "No event fits." in page.text or "No job fits." in page.text
+
+
+def test_pages_and_assets_are_asked_for_by_head(kit, tmp_path):
+    """Whatever watches a web server asks so."""
+
+    async def main():
+        async with serving(kit, tmp_path) as (_, http):
+            paths = ("/", "/nodes", "/assets/dashboard.css", "/jobs/none")
+            return [(await http.head(path)).status_code for path in paths]
+
+    assert [200, 200, 200, 404] == run(main)
+
+
+def test_an_asset_is_kept_for_a_year_only_under_the_address_of_its_content(kit, tmp_path):
+    """Two services of different versions behind one name: a browser may ask the older one."""
+
+    async def main():
+        async with serving(kit, tmp_path) as (_, http):
+            page = (await http.get("/")).text
+            path = re.search(r'"(/assets/dashboard.css[^"]*)"', page)[1]
+            asked = (path, "/assets/dashboard.css?v=0123456789ab", "/assets/dashboard.css")
+            return [(await http.get(one)).headers["cache-control"] for one in asked]
+
+    mine, other, none = run(main)
+
+    assert "immutable" in mine
+    assert "no-cache" == other == none
+
+
+def test_the_address_of_the_jobs_shows_them(kit, tmp_path):
+    async def main():
+        async with serving(kit, tmp_path) as (_, http):
+            return [(await http.get(path)).headers.get("location") for path in ("/jobs", "/jobs/")]
+
+    assert ["/", "/"] == run(main)
 
 
 def test_a_checkpoint_is_pinned_unpinned_and_deleted_after_it_was_asked(kit, tmp_path):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+from sqlalchemy import text
 from tests.crowd import JOB, Crowd
 from tests.integration.metadata.browser import Browser
 from tests.integration.metadata.served import served
 from tests.servers.axe import axe_source
 
 from holdfast.core.user_events import Event
+from holdfast_services.kit.db import make_engine, write_transaction
+from holdfast_services.metadata.usecases import users
 
+OTHER = "other/job-00000"
 EVIL = "<img src=x onerror=\"document.title='taken'\">"
 CROWD = Crowd(checkpoints=60, jobs=3, nodes=4, events=8)
 HEARS = """
@@ -75,3 +79,33 @@ def test_the_dashboard_in_a_browser(kit, tmp_path, chromium):
         expect_sound(page, axe)
         page.value("document.querySelector('form.ask button').click()")
         page.wait("document.querySelector('.refused')?.textContent.includes('object store')")
+
+        expect_says_what_is_gone(page, here, url)
+
+
+def expect_says_what_is_gone(page, here, url):
+    """F111, P5: a job that was removed while somebody looks, and a catalogue that is away."""
+    page.open(f"{here.url}/jobs/{OTHER}")
+    page.wait("document.getElementById('link').textContent === 'live'")
+    here.change(lambda catalogue: users.remove_job(catalogue, OTHER))
+    page.wait(f"document.querySelector('#live').textContent.includes('no job {OTHER}')")
+
+    rename(url, "events", "away")
+    page.open(f"{here.url}/nodes")
+    page.wait("document.getElementById('link').textContent.startsWith('no connection')")
+    rename(url, "away", "events")
+    page.wait("document.getElementById('link').textContent === 'live'")
+
+    rename(url, "events", "away")
+    page.open(here.url)
+    page.wait("document.querySelector('h1')?.textContent === 'The catalogue does not answer'")
+    rename(url, "away", "events")
+    page.wait("document.querySelector('h1')?.textContent === 'Jobs'")
+
+
+def rename(url, table, name):
+    """Take a table away from the service, or give it back."""
+    engine = make_engine(url, connections_max=1)
+    with write_transaction(engine) as connection:
+        connection.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
+    engine.dispose()

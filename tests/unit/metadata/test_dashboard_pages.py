@@ -100,6 +100,24 @@ def test_what_others_wrote_is_text_on_a_checkpoint_s_page(hostile, checkpoint):
     expect_safe(pages.render("checkpoint.html", view, done=""))
 
 
+def test_notes_are_shown_in_their_own_letters(hostile):
+    r"""What a user has written, and no ``\u00f6`` in it; half a pair of UTF-16 is no text."""
+    row = replace(hostile.run.checkpoints[0], notes='{"gr\\u00f6\\u00dfe": "\\ud800"}')
+
+    view = checkpoint_page(hostile.run, Listed(row=row), None, hostile.world(), ())
+
+    assert '{\n "größe": "\\ud800"\n}' == view.notes
+    assert "größe" in pages.render("checkpoint.html", view, done="").encode().decode()
+
+
+def test_a_message_that_turns_the_direction_of_text_turns_its_own_only():
+    asked = news.news(news.Asked(), [event(message="\u202egood", node="\u202en")], 2.0)
+    html = pages.render("events.html", asked)
+
+    assert "<bdi>\u202egood</bdi>" in html
+    assert "<bdi>\u202en</bdi>" in html
+
+
 def test_what_others_wrote_is_text_on_the_lists(hostile):
     world = hostile.world()
     jobs = overview.overview(overview.Asked(name="img"), [EVIL], world, lambda _: None)

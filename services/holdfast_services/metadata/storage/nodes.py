@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import RowMapping, and_, bindparam, delete, func, insert, select, update
 
 from holdfast.core.inventory import Inventory
-from holdfast.core.text import tellable
+from holdfast.core.text import holds_nul, tellable
 from holdfast.core.user_events import Event
 from holdfast.rpc.codec import from_message, to_message
 from holdfast.v1 import metadata_pb2 as pb
@@ -225,6 +225,8 @@ class NodeStatements(Statements):
             kind: What the kind has in it.
             exactly: See ``job``.
         """
+        if any(map(holds_nul, (job, node, kind))):
+            return ()  # no event has it, and Postgres does not take the question
         e = t.events.c
         sql = select(t.events).order_by(e.id.desc()).limit(limit)
         if before is not None:

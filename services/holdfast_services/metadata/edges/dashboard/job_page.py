@@ -170,12 +170,18 @@ def checkpoint_page(
         job_path=job_path(run.job),
         entry=entry,
         facts=tuple(_facts(run, item, shards, world.now_s)),
-        notes=json.dumps(json.loads(row.notes), indent=1) if row.notes else "",
+        notes=_notes(row.notes),
         map=rank_map(copies, row.world_size),
         bad=tuple(bad[:BAD_SHOWN_MAX]),
         line=forebears(line),
         actions=tuple(_actions(run, item)),
     )
+
+
+def _notes(text: str) -> str:
+    """Return notes for people: letters of all languages, but half a pair stays escaped."""
+    said = json.dumps(json.loads(text), indent=1, ensure_ascii=False) if text else ""
+    return said.encode("utf-8", "backslashreplace").decode()
 
 
 def _facts(

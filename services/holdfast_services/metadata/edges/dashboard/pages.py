@@ -54,15 +54,18 @@ def answer(html: str, status: int = HTTPStatus.OK) -> Response:
     return HTMLResponse(html, status_code=status, headers=dict(HEADERS))
 
 
-def asset(name: str) -> Response:
-    """Return one of ``ASSETS``.
+def asset(name: str, digest: str = "") -> Response:
+    """Return one of ``ASSETS``; kept for a year if ``digest``, of its address, is that of this one.
+
+    A page of another version may ask for what this process has not.
 
     Raises:
         NotFoundError: there is none of that name.
     """
     if name not in ASSETS:
         raise NotFoundError(f"no asset {name[:80]!r}")
-    headers = {"Cache-Control": A_YEAR, "X-Content-Type-Options": "nosniff"}
+    kept = A_YEAR if digest == _digest(name) else "no-cache"
+    headers = {"Cache-Control": kept, "X-Content-Type-Options": "nosniff"}
     return Response(_body(name), media_type=ASSETS[name], headers=headers)
 
 
@@ -72,8 +75,12 @@ def _body(name: str) -> bytes:
 
 
 @lru_cache(len(ASSETS))
+def _digest(name: str) -> str:
+    return hashlib.sha256(_body(name)).hexdigest()[:12]
+
+
 def _asset_path(name: str) -> str:
-    return f"/assets/{name}?v={hashlib.sha256(_body(name)).hexdigest()[:12]}"
+    return f"/assets/{name}?v={_digest(name)}"
 
 
 @lru_cache(1)
@@ -94,7 +101,16 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class PageRoute(APIRoute):
-    """A route whose errors are pages: what people see when the catalogue does not answer."""
+    """A route whose errors are pages: what people see when the catalogue does not answer.
+
+    What is asked for by GET is by HEAD, too.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        """Take what ``APIRoute`` takes."""
+        super().__init__(path, endpoint, **options)
+        if "GET" in self.methods:
+            self.methods.add("HEAD")
 
     def get_route_handler(self) -> Handler:
         """Return the handler with errors of ours, and of what was asked, turned into pages."""

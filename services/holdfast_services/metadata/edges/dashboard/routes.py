@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from holdfast.core.ids import GENERATION_MAX, STEP_MAX, job_name
 from holdfast.errors import NotFoundError
@@ -51,8 +51,13 @@ def dashboard_router(transactor: Transactor, objects: ObjectTier) -> APIRouter:
     router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
     @router.get("/assets/{name}")
-    async def one_asset(name: str) -> Response:
-        return asset(name)
+    async def one_asset(name: str, v: str = "") -> Response:
+        return asset(name, v)
+
+    @router.get("/jobs")
+    @router.get("/jobs/")
+    async def all_jobs() -> Response:
+        return RedirectResponse("/")
 
     _add_overview(router, transactor, objects)
     _add_nodes(router, transactor)
