@@ -109,7 +109,7 @@ class PageRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         """Take what ``APIRoute`` takes."""
         super().__init__(path, endpoint, **options)
-        if "GET" in self.methods:
+        if self.methods and "GET" in self.methods:
             self.methods.add("HEAD")
 
     def get_route_handler(self) -> Handler:
