@@ -8,7 +8,8 @@ from tests.unit.metadata.test_failures import end, train
 from holdfast.core.announcements import Announcement, SaveReason
 from holdfast.core.reports import RankCosts
 from holdfast_services.metadata.domain.accounting import shown
-from holdfast_services.metadata.domain.ledger import Cause, total
+from holdfast_services.metadata.domain.holds import removed
+from holdfast_services.metadata.domain.ledger import Cause, Ledger, total
 
 
 def spent(cluster):
@@ -97,3 +98,15 @@ def test_one_rank_that_has_yet_to_restore_does_not_train(cluster):
     cluster.later(5.0)
 
     assert cluster.run.ledger.since_s is None
+
+
+def test_a_job_of_the_name_of_one_that_was_removed_has_a_ledger_of_its_own(cluster):
+    train(cluster, b"first", seconds=10)
+    end(cluster)
+    cluster.run = removed(cluster.run)
+    assert cluster.run.ledger == Ledger()
+
+    cluster.later(60.0)
+    train(cluster, b"second", seconds=5)
+
+    assert (spent(cluster).trained_s, spent(cluster).down_s) == (5.0, {})

@@ -13,6 +13,7 @@ from holdfast.core.ids import CheckpointId, ShardId
 from holdfast.core.lines import NOTHING, Move
 from holdfast.core.node_view import SupersedeRule
 from holdfast.errors import NotFoundError, PreconditionError
+from holdfast_services.metadata.domain.ledger import Ledger
 from holdfast_services.metadata.domain.model import Checkpoint, Run
 from holdfast_services.metadata.domain.retention import Candidate, Verdict, metric_of, plan
 
@@ -140,6 +141,7 @@ def removed(run: Run) -> Run:
         persisted_step=0,
         persist_owed=False,
         started=(),
+        ledger=Ledger(),
     )
 
 
