@@ -9,12 +9,14 @@ from holdfast.core.ids import ShardId
 from holdfast.core.shard import Shard
 from holdfast_services.metadata.domain.believed_copies import ShardCopies
 from holdfast_services.metadata.domain.holds import Listed
+from holdfast_services.metadata.domain.ledger import Cause, Ledger
 from holdfast_services.metadata.domain.node_view import World
 from holdfast_services.metadata.edges.dashboard import charts, ladder, node_rows, overview, safety
 from holdfast_services.metadata.edges.dashboard.consequences import CONSEQUENCES
 from holdfast_services.metadata.edges.dashboard.facts import facts_of
 from holdfast_services.metadata.edges.dashboard.lineage import decided
 from holdfast_services.metadata.edges.dashboard.rank_map import rank_map
+from holdfast_services.metadata.edges.dashboard.spent import spent
 
 JOB = "gpt/small"
 
@@ -208,6 +210,22 @@ def test_a_restore_is_told_with_its_reason(trained):
 
     assert ("lost", "rank 3 has no source") == (told.state, told.reason)
     assert decided(replace(run, decision=None)) is None
+
+
+def test_where_the_time_went_is_told_of_the_newest_months_and_of_all(trained):
+    day_s = 86400.0
+    ledger = Ledger().begun(0.0, None).ended(400 * day_s, Cause.NODE, 60.0)
+    ledger = ledger.begun(401 * day_s, 399 * day_s).ended(402 * day_s, None, 0.0)
+
+    rows = spent(replace(trained.run, ledger=ledger), trained.world())
+
+    assert [row.month for row in rows] == [
+        "1971-02", "1971-01", "1970-12", "1970-11", "1970-10", "1970-09", "all",
+    ]  # fmt: skip
+    assert (rows[0].lost, rows[0].down) == ("24 h (node)", "24 h (node)")
+    assert (rows[2].lost, rows[2].down, rows[2].share) == ("-", "-", "100.0 %")
+    assert rows[-1].productive == "400.0 days"
+    assert spent(replace(trained.run, ledger=Ledger(), attempt=None), trained.world()) == ()
 
 
 def test_charts_hold_what_is_known_and_invent_nothing(trained):

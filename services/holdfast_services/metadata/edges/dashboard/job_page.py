@@ -22,6 +22,7 @@ from holdfast_services.metadata.edges.dashboard.lineage import Decided, Forebear
 from holdfast_services.metadata.edges.dashboard.news import Item, items
 from holdfast_services.metadata.edges.dashboard.overview import JobRow, job_row
 from holdfast_services.metadata.edges.dashboard.rank_map import RankMap, rank_map
+from holdfast_services.metadata.edges.dashboard.spent import SpentRow, spent
 from holdfast_services.metadata.edges.dashboard.texts import (
     ago,
     checkpoint_path,
@@ -66,6 +67,7 @@ class JobPage:
     decided: Decided | None
     line: tuple[Forebear, ...]
     failures: str
+    spent: tuple[SpentRow, ...]
     events: tuple[Item, ...]
 
 
@@ -99,6 +101,7 @@ def job_page(run: Run, world: World, read: Read, *, first: bool, durable: bool) 
         decided=decided(run),
         line=forebears(read.line),
         failures=_failures(facts),
+        spent=spent(run, world),
         events=items(read.events, world.now_s),
     )
 
