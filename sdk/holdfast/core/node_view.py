@@ -128,6 +128,7 @@ class NodeView:
     none was. The version does not speak of them. ``spares`` are copies on this node of which as
     many as the policy asks for lie elsewhere: a restore that has no room may take theirs.
     ``elements`` are to be made here; ``spare_elements`` names those here that nothing needs.
+    ``awaited_by`` are the nonces of attempts whose restore waits for this node's next report.
     """
 
     version: str
@@ -140,6 +141,7 @@ class NodeView:
     spares: tuple[ShardId, ...] = ()
     elements: tuple[ElementWant, ...] = ()
     spare_elements: tuple[str, ...] = ()
+    awaited_by: tuple[bytes, ...] = ()
 
     @property
     def taken(self) -> tuple[int, int]:

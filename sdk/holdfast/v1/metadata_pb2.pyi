@@ -873,6 +873,7 @@ class NodeView(_message.Message):
     SPARES_FIELD_NUMBER: _builtins.int
     ELEMENTS_FIELD_NUMBER: _builtins.int
     SPARE_ELEMENTS_FIELD_NUMBER: _builtins.int
+    AWAITED_BY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     incarnation_min: _builtins.int
     """Set when the report was refused as old: restart with a higher incarnation."""
@@ -899,6 +900,10 @@ class NodeView(_message.Message):
     def spare_elements(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Elements here, by key, that nothing needs: to be given back if room is wanted."""
 
+    @_builtins.property
+    def awaited_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Attempts, by nonce, whose restore waits for a report that this node makes after it has read so."""
+
     def __init__(
         self,
         *,
@@ -912,10 +917,11 @@ class NodeView(_message.Message):
         spares: _abc.Iterable[_common_pb2.ShardId] | None = ...,
         elements: _abc.Iterable[Global___ElementWant] | None = ...,
         spare_elements: _abc.Iterable[_builtins.str] | None = ...,
+        awaited_by: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["elements", b"elements", "incarnation_min", b"incarnation_min", "nodes", b"nodes", "runs", b"runs", "spare_elements", b"spare_elements", "spares", b"spares", "taken_incarnation", b"taken_incarnation", "taken_sequence", b"taken_sequence", "version", b"version", "wants", b"wants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_by", b"awaited_by", "elements", b"elements", "incarnation_min", b"incarnation_min", "nodes", b"nodes", "runs", b"runs", "spare_elements", b"spare_elements", "spares", b"spares", "taken_incarnation", b"taken_incarnation", "taken_sequence", b"taken_sequence", "version", b"version", "wants", b"wants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

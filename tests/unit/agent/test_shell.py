@@ -10,6 +10,7 @@ from tests.said import tcp
 
 from holdfast.core.ids import Generation, Rank, RunId, ShardId, Step
 from holdfast.core.inventory import HeldState, Peer
+from holdfast.core.node_view import NodeView
 from holdfast.core.shard import Shard
 from holdfast.core.slot_names import SlotName, SlotState
 from holdfast_services.agent.arena import Arena
@@ -136,3 +137,35 @@ async def test_a_seal_that_fails_for_good_is_logged_once_per_reason(agent, monke
 
     logged = [record.message for record in caplog.records if "SealSlot failed" in record.message]
     assert ["bad" in text for text in logged] == [True, False]
+
+
+def view(*attempts, sequence=1):
+    return NodeView(version="1", awaited_by=attempts, taken_sequence=sequence)
+
+
+async def test_an_agent_reports_at_once_and_once_for_each_attempt_that_waits_for_its_word(agent):
+    """4.8: a restore waits for all agents' words, and the next heartbeat may be a second away."""
+    shell, _ = agent
+    reports = []
+    shell.view_arrived(view())
+    shell.on_inventory = reports.append
+
+    asked = []
+    for attempts in ([b"1"], [b"1"], [b"1", b"2"], [b"2"], [], [b"3"]):
+        shell.view_arrived(view(*attempts))
+        asked.append(len(reports))
+
+    assert [1, 1, 2, 2, 2, 3] == asked
+    assert [True] * 3 == reports
+
+
+async def test_an_agent_answers_no_question_of_a_view_that_it_refuses(agent):
+    """M4: what an older view asks for was answered by the report that a newer one knows."""
+    shell, _ = agent
+    reports = []
+    shell.view_arrived(view(sequence=5))
+    shell.on_inventory = reports.append
+
+    shell.view_arrived(view(b"1", sequence=4))
+
+    assert [] == reports

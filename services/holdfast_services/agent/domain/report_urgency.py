@@ -1,10 +1,11 @@
-"""Whether metadata must hear of a change at once, or with the next report. Pure."""
+"""Whether metadata must hear of this node at once, or with the next report. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from holdfast.core.inventory import Inventory
+from holdfast.core.node_view import NodeView
 
 
 def pressing(before: Inventory | None, now: Inventory) -> bool:
@@ -21,3 +22,9 @@ def pressing(before: Inventory | None, now: Inventory) -> bool:
         return True
     kept = replace(now, shards=before.shards, elements=before.elements)
     return kept.lasting() != before.lasting()
+
+
+def asked(before: NodeView | None, now: NodeView | None) -> bool:
+    """Tell whether a view asks for a report that the one before has not asked for."""
+    known = before.awaited_by if before else ()
+    return now is not None and not set(known).issuperset(now.awaited_by)

@@ -1,12 +1,12 @@
 """What a node is told: everything it acts on, from one snapshot of the catalogue.
 
-``World`` is that snapshot. Nothing in a view changes with a heartbeat alone, so a view's version
-changes only when there is something to do.
+``World`` is that snapshot. Nothing in a view changes with a heartbeat alone, unless a restore has
+waited for it, so a view's version changes only when there is something to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.decision import Decision
@@ -14,6 +14,7 @@ from holdfast.core.ids import ShardId
 from holdfast.core.inventory import Peer
 from holdfast.core.node_view import Committed, ElementWant, NodeView, RunView, Want
 from holdfast.core.protection import NO_COPIES
+from holdfast_services.metadata.domain.awaited_reports import awaited_reports
 from holdfast_services.metadata.domain.believed_copies import Evidence, gather
 from holdfast_services.metadata.domain.commit_rule import free_before
 from holdfast_services.metadata.domain.copies_to_fetch import (
@@ -39,7 +40,7 @@ class World:
     """All nodes and runs as of one transaction, with what follows from them for everybody.
 
     ``shortages``: why no step of a run gets all its copies; empty also while a node that was lost
-    may come back.
+    may come back. ``awaited``: the nodes that a run's restore waits for.
     """
 
     now_s: float
@@ -51,6 +52,7 @@ class World:
     elements: Mapping[str, Elements] = field(default_factory=dict)
     shortages: Mapping[str, str] = field(default_factory=dict)
     drained: Mapping[str, Drained] = field(default_factory=dict)
+    awaited: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def live(self) -> Mapping[str, Node]:
@@ -82,6 +84,7 @@ def world(nodes: Mapping[str, Node], runs: tuple[Run, ...], now_s: float, limits
         drained=kept,
         elements={run.id: elements_to_make(run, evidence[run.id], live) for run in runs},
         shortages={run.id: shortage(run, expected) for run in runs},
+        awaited={run.id: awaited_reports(run, nodes, now_s, limits) for run in runs},
     )
 
 
@@ -120,6 +123,11 @@ def node_view(all_of_it: World, name: str) -> NodeView:
         spares=tuple(spared),
         elements=tuple(made),
         spare_elements=tuple(needless),
+        awaited_by=tuple(
+            run.attempt.spec.nonce
+            for run in all_of_it.runs
+            if run.attempt and name in all_of_it.awaited[run.id]
+        ),
         taken_incarnation=mine.inventory.incarnation if mine else 0,
         taken_sequence=mine.inventory.sequence if mine else 0,
     )

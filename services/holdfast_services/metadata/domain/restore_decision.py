@@ -18,6 +18,7 @@ from holdfast.core.shard import Shard
 from holdfast.core.sources import Source
 from holdfast.core.user_events import Event
 from holdfast_services.metadata.domain.attempt_start import made, unbound, wished
+from holdfast_services.metadata.domain.awaited_reports import awaited_reports, unheard
 from holdfast_services.metadata.domain.believed_copies import (
     CheckpointCopies,
     Evidence,
@@ -115,24 +116,15 @@ def settled(run: Run, facts: Facts) -> bool:
         return False
     if not attempt.awaits_nodes(facts.now_s, facts.limits):
         return True
-    hosts = {rank.node for rank in run.ranks}
-    if not _heard(attempt, {*facts.live(), *hosts}, facts):
+    if awaited_reports(run, facts.nodes, facts.now_s, facts.limits):
         return False
     if attempt.spec.start and attempt.start_due:
         return attempt.spec.start.fresh or bool(_candidates(run, facts.evidence.sources))
     candidates = _candidates(run, facts.evidence.live)
     if candidates and candidates[0] >= max(_seen(run, facts)):
         return True
-    return len(run.ranks) == attempt.spec.world_size and _heard(
-        attempt, facts.lately(facts.limits.node_lease_s), facts
-    )
-
-
-def _heard(attempt: Attempt, awaited: Collection[str], facts: Facts) -> bool:
-    return all(
-        name in facts.nodes and facts.nodes[name].reported_at_s >= attempt.started_at_s
-        for name in awaited
-    )
+    lately = facts.lately(facts.limits.node_lease_s)
+    return len(run.ranks) == attempt.spec.world_size and not unheard(attempt, lately, facts.nodes)
 
 
 def _seen(run: Run, facts: Facts) -> Collection[CheckpointId]:
