@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.core.node_view import NodeView
+from holdfast.rpc.codec import from_message
 from holdfast_services.metadata.calls.launches import Launches
 from holdfast_services.metadata.calls.registrations import Registrations
 from holdfast_services.metadata.calls.reports import Reports
@@ -16,7 +18,6 @@ class Service(Transactor):
     def __init__(self, engine, limits):
         super().__init__(engine, limits)
         self.reports = Reports(self)
-        self.report, self.watch = self.reports.report, self.reports.watch
         self.launches = Launches(self)
         self.ask = self.launches.ask
         self.ticker = Ticker(self)
@@ -30,6 +31,12 @@ class Service(Transactor):
     def archive(self, archive):
         self._archive = archive
         self.register = Registrations(self, archive).register
+
+    async def report(self, inventory):
+        return from_message(await self.reports.report(inventory), NodeView)
+
+    async def watch(self, node, version, wait_s):
+        return from_message(await self.reports.watch(node, version, wait_s), NodeView)
 
     async def record(self, node, events):
         await self.change(lambda c: agents.record(c, node, events))

@@ -60,14 +60,12 @@ class MetadataRpc(MetadataServicer):
     async def Report(self, request: pb.Inventory, context: Context) -> pb.NodeView:
         """Take an inventory, answer with the node's view."""
         del context
-        view = await self._reports.report(from_message(request, Inventory))
-        return to_message(view, pb.NodeView)
+        return await self._reports.report(from_message(request, Inventory))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> pb.NodeView:
         """Answer when the node's view has changed, or at the deadline."""
         del context
-        view = await self._reports.watch(request.node, request.version, request.wait_s)
-        return to_message(view, pb.NodeView)
+        return await self._reports.watch(request.node, request.version, request.wait_s)
 
     async def Record(self, request: pb.RecordRequest, context: Context) -> pb.RecordResponse:
         """Take the events of a node."""

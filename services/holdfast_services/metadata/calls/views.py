@@ -1,0 +1,72 @@
+"""The view of each node as it is sent: made once for a snapshot, written once for what it says.
+
+All that one change wakes ask for views of one snapshot, a node's report and its watch for the same
+one, and most changes are nothing to most nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, replace
+
+from holdfast.core.node_view import NodeView
+from holdfast.rpc.codec import to_message
+from holdfast.v1 import metadata_pb2 as pb
+from holdfast_services.metadata.domain.node_view import World, node_view
+from holdfast_services.metadata.transactor import Transactor
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a node was told last, without the number of its inventory, and as a message."""
+
+    view: NodeView
+    message: pb.NodeView
+
+
+class Views:
+    """Makes views for one process. Who asks shares the messages and does not change them."""
+
+    def __init__(self, transactor: Transactor) -> None:
+        self._transactor = transactor
+        self._world: World | None = None
+        self._making: dict[str, asyncio.Task[pb.NodeView]] = {}
+        self._written: dict[str, _Written] = {}
+
+    async def of(self, node: str, since_s: float | None = None) -> pb.NodeView:
+        """Return a node's view, of a snapshot as ``Transactor.world`` gives it.
+
+        Raises:
+            UnavailableError: the database does not answer.
+        """
+        world = await self._transactor.world(since_s)
+        if world is not self._world:
+            self._world, self._making = world, {}
+            self._written = {n: kept for n, kept in self._written.items() if n in world.nodes}
+        making = self._making.get(node)
+        if making is None:
+            work = self._transactor.in_thread(lambda: self._make(world, node))
+            making = self._making[node] = asyncio.create_task(work)
+        return await asyncio.shield(making)
+
+    def _make(self, world: World, node: str) -> pb.NodeView:
+        view = node_view(world, node)
+        # Which inventory it knows changes with each heartbeat, and is nothing to act on.
+        what = replace(view, taken_incarnation=0, taken_sequence=0)
+        written = self._written.get(node)
+        if written is None or written.view != what:
+            written = self._written[node] = _Written(what, versioned(what))
+        message = pb.NodeView()
+        message.CopyFrom(written.message)
+        message.taken_incarnation = view.taken_incarnation
+        message.taken_sequence = view.taken_sequence
+        return message
+
+
+def versioned(view: NodeView) -> pb.NodeView:
+    """Return a view as a message whose version follows from what it says, in any process."""
+    message = to_message(view, pb.NodeView)
+    body = message.SerializeToString(deterministic=True)
+    message.version = hashlib.blake2b(body, digest_size=8).hexdigest()
+    return message

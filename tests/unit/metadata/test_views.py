@@ -1,0 +1,124 @@
+"""Views as they are sent: one for all who ask of a snapshot, written anew only if they differ."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from holdfast.core.node_view import NodeView
+from holdfast.rpc.codec import from_message
+from holdfast_services.metadata.calls import views as module
+from holdfast_services.metadata.calls.views import Views
+
+
+class Snapshots:
+    """What views ask of a transactor: the world that the test gives, work done in a thread."""
+
+    def __init__(self, cluster):
+        self.take(cluster)
+
+    def take(self, cluster):
+        self.now = cluster.world()
+
+    async def world(self, since_s):
+        return self.now
+
+    async def in_thread(self, work):
+        return await asyncio.to_thread(work)
+
+
+@pytest.fixture
+def known(cluster):
+    cluster.join("a", "b")
+    cluster.commit(20, cluster.launch(b"first", "a", "b"), "a", "b")
+    return cluster
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The views that were written as messages, in order."""
+    done = []
+    versioned = module.versioned
+
+    def counted(view):
+        done.append(view)
+        return versioned(view)
+
+    monkeypatch.setattr(module, "versioned", counted)
+    return done
+
+
+async def test_a_message_says_what_the_view_does(known):
+    message = await Views(Snapshots(known)).of("a")
+
+    view = from_message(message, NodeView)
+    assert view.version
+    assert known.view("a") == replace(view, version="")
+
+
+async def test_all_who_ask_of_one_snapshot_share_one_message(known):
+    """A report wakes the watch of its own node: both want the same."""
+    views = Views(Snapshots(known))
+
+    one, other = await asyncio.gather(views.of("a"), views.of("a"))
+
+    assert one is other
+    assert one is await views.of("a")
+    assert one is not await views.of("b")
+
+
+async def test_who_stops_waiting_takes_the_view_from_nobody(known):
+    views = Views(Snapshots(known))
+    gone = asyncio.create_task(views.of("a"))
+    stays = asyncio.create_task(views.of("a"))
+    await asyncio.sleep(0)
+    gone.cancel()
+
+    assert (await stays).runs
+
+
+async def test_a_heartbeat_gives_no_new_version_and_nothing_is_written_again(known, written):
+    """ADR 0009: a version stands for what is said, and the number of the inventory is nothing."""
+    snapshots = Snapshots(known)
+    views = Views(snapshots)
+    before = await views.of("a")
+    known.later(0.5)
+    known.report("a")
+    snapshots.take(known)
+
+    after = await views.of("a")
+
+    assert before.version == after.version
+    assert (before.taken_sequence, after.taken_sequence) == (
+        after.taken_sequence - 1,
+        known.nodes["a"].inventory.sequence,
+    )
+    assert len(written) == 1
+
+
+async def test_a_change_gives_a_version_that_any_process_gives_it(known, written):
+    snapshots = Snapshots(known)
+    views = Views(snapshots)
+    before = await views.of("a")
+    known.join("c")
+    snapshots.take(known)
+
+    after = await views.of("a")
+
+    assert before.version != after.version
+    assert after == await Views(snapshots).of("a")
+    assert len(written) == 3
+
+
+async def test_what_a_node_was_told_is_forgotten_with_the_node(known):
+    snapshots = Snapshots(known)
+    views = Views(snapshots)
+    await views.of("a")
+    await views.of("nobody")
+    del known.nodes["a"]
+    snapshots.take(known)
+    await views.of("b")
+
+    assert views._written.keys() == {"b"}
